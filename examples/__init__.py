@@ -1,0 +1,1 @@
+"""Invariant: everything below is an example; nothing in the product imports it."""

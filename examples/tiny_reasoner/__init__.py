@@ -1,0 +1,1 @@
+"""Invariant: `task` and `vocabulary` load without torch; the other modules remake the weights."""

@@ -1,0 +1,101 @@
+"""Tokens and log-probs are those of Transformers, whatever batch a request sits in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.oracle import (
+    GREEDY,
+    answers,
+    ask,
+    forced_logits,
+    greedy_answer,
+    logprobs_of,
+    random_prompts,
+)
+from tlt.engine.base import Sampling
+
+
+@pytest.mark.parametrize("which", ["folder", "odd_folder"])
+def test_greedy_is_generate(
+    make_engine: MakeEngine, which: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(which)
+    prompts = random_prompts(11)
+    requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
+    done = answers(make_engine(folder, slots=4), requests)
+    for r in requests:
+        assert done[r.id].tokens == greedy_answer(folder, r.prompt, r.max_new_tokens)
+        assert done[r.id].stop == "length"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_logprobs_are_those_of_a_forced_pass(
+    make_engine: MakeEngine, folder: Path, temperature: float, dtype: torch.dtype
+) -> None:
+    sampling = Sampling(temperature=temperature)
+    requests = [ask(i, p, sampling) for i, p in enumerate(random_prompts(7))]
+    done = answers(make_engine(folder, slots=3, dtype=dtype), requests)
+    for r in requests:
+        answer = done[r.id].tokens
+        expected = logprobs_of(forced_logits(folder, r.prompt, answer), answer, temperature or 1.0)
+        assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_half_precision_is_near(make_engine: MakeEngine, folder: Path) -> None:
+    requests = [ask(i, p, Sampling()) for i, p in enumerate(random_prompts(7))]
+    done = answers(make_engine(folder, dtype=torch.bfloat16), requests)
+    errors = torch.cat(
+        [
+            torch.tensor(done[r.id].logprobs)
+            - logprobs_of(forced_logits(folder, r.prompt, done[r.id].tokens), done[r.id].tokens, 1)
+            for r in requests
+        ]
+    )
+    assert errors.abs().mean() < 0.1
+
+
+def test_a_crowd_changes_nothing(make_engine: MakeEngine, folder: Path) -> None:
+    kinds = [
+        Sampling(),
+        GREEDY,
+        Sampling(temperature=0.7),
+        Sampling(temperature=1.3, top_p=0.9),
+        Sampling(top_k=7),
+        Sampling(min_p=0.05),
+    ]
+    prompts = random_prompts(4, shortest=2)
+    requests = [
+        ask(i, prompts[i // 3], kinds[i % len(kinds)], max_new_tokens=5 + i) for i in range(12)
+    ]
+    crowd = answers(make_engine(folder, slots=5), requests)
+    alone = make_engine(folder, slots=1)
+    for r in reversed(requests):
+        again = answers(alone, [r])[r.id]
+        assert again.tokens == crowd[r.id].tokens
+        assert again.logprobs == pytest.approx(crowd[r.id].logprobs, abs=1e-9)
+
+
+def test_a_retry_repeats_and_another_member_does_not(make_engine: MakeEngine, folder: Path) -> None:
+    engine = make_engine(folder)
+    prompt = random_prompts(1, shortest=5)[0]
+    first = answers(engine, [ask(1, prompt, Sampling())])[1].tokens
+    retry = answers(engine, [ask(2, prompt, Sampling(), member=1)])[2].tokens
+    sibling = answers(engine, [ask(3, prompt, Sampling())])[3].tokens
+    reseeded = answers(engine, [ask(1, prompt, Sampling(), seed=8)])[1].tokens
+    assert first == retry
+    assert sibling != first
+    assert reseeded != first
+
+
+def test_siblings_share_a_prefill_and_still_answer_right(
+    make_engine: MakeEngine, folder: Path
+) -> None:
+    prompt = random_prompts(1, shortest=12)[0]
+    requests = [ask(i, prompt, max_new_tokens=3 + 2 * i) for i in range(9)]
+    done = answers(make_engine(folder, slots=3), requests)
+    whole = greedy_answer(folder, prompt, 19)
+    assert [done[i].tokens for i in range(9)] == [whole[: 3 + 2 * i] for i in range(9)]

@@ -1,0 +1,87 @@
+"""Tiny random models and samples; everything is keyed by a seed, so that processes agree."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tlt.config import AlgorithmSpec
+from tlt.learn.policy import PolicyLearner
+from tlt.learn.sample import LearnSample, Minibatch
+
+CPU = torch.device("cpu")
+VOCABULARY = 24
+
+
+def save_llama(folder: Path, seed: int = 0, **changes: Any) -> str:
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        # large enough for log-probs that differ clearly
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig(**settings | changes)).save_pretrained(folder)
+    return str(folder)
+
+
+def spec(**changes: Any) -> AlgorithmSpec:
+    settings: dict[str, Any] = {
+        "steps": 10,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "learning_rate": 1e-2,
+        "microbatch_tokens": 64,
+    }
+    return AlgorithmSpec(**settings | changes)
+
+
+def learner(folder: str, **changes: Any) -> PolicyLearner:
+    return PolicyLearner(folder, spec(**changes), None, CPU)
+
+
+def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[LearnSample]:
+    dice = random.Random(seed)
+    made: list[LearnSample] = []
+    for _ in range(count):
+        length = dice.randint(1, 20)
+        made.append(
+            LearnSample(
+                prompt=tuple(dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 6))),
+                completion=tuple(dice.randrange(VOCABULARY) for _ in range(length)),
+                logprobs=tuple(-3.0 + dice.random() for _ in range(length)),
+                temperature=temperature,
+                advantage=dice.choice([-1.5, -0.5, 0.7, 1.2]),
+            )
+        )
+    return made
+
+
+def whole(chosen: list[LearnSample]) -> Minibatch:
+    """A minibatch all of which lies on one rank."""
+    return share(chosen, chosen)
+
+
+def share(mine: list[LearnSample], everybody: list[LearnSample]) -> Minibatch:
+    return Minibatch(
+        samples=mine,
+        total_tokens=sum(len(sample.completion) for sample in everybody),
+        total_sequences=len(everybody),
+    )
+
+
+def nothing() -> None:
+    """The `between` of a test that counts nothing."""
+
+
+def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -1,0 +1,84 @@
+"""The gradient that reaches the optimiser, against the naive reference."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.learn import reference
+from tests.learn.models import learner, nothing, samples, spec, whole
+from tlt.learn import scores
+from tlt.learn.sample import LearnSample
+
+LOOSE = 1e9
+
+
+def gradient(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str, Tensor]:
+    """After one step from nothing, Adam's first moment is the gradient times (1 - beta)."""
+    changes = {"gradient_clip": LOOSE} | changes
+    learns = learner(folder, **changes)
+    learns.update(0, [whole(chosen)], None, nothing)
+    state = learns.optimiser_state()
+    factor = 1.0 - spec(**changes).betas[0]
+    return {name: state[f"{name}.exp_avg"] / factor for name in learns.weights()}
+
+
+def expected(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str, Tensor]:
+    model = reference.load(folder)
+    algorithm = spec(**changes)
+    with torch.no_grad():
+        old = [reference.logprobs(model, sample)[0] for sample in chosen]
+    frozen = reference.load(folder) if algorithm.kl_coefficient > 0 else None
+    reference.loss(algorithm, model, chosen, old, frozen).backward()
+    return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("averaging", ["token", "sequence"])
+def test_the_gradient_is_that_of_the_naive_loss(model_dir: str, averaging: str):
+    ours = gradient(model_dir, samples(9), averaging=averaging)
+    theirs = expected(model_dir, samples(9), averaging=averaging)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 40, 10_000])
+def test_neither_padding_nor_buckets_change_the_gradient(model_dir: str, budget: int):
+    chosen = samples(9)
+    ours = gradient(model_dir, chosen, microbatch_tokens=budget)
+    for name, tensor in gradient(model_dir, chosen[::-1], microbatch_tokens=77).items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(model_dir: str):
+    plain = gradient(model_dir, samples(6))
+    for name, tensor in gradient(model_dir, samples(6), gradient_checkpointing=True).items():
+        torch.testing.assert_close(plain[name], tensor)
+
+
+def test_a_vocabulary_in_chunks_gives_the_same_gradient(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    at_once = gradient(model_dir, samples(6))
+    monkeypatch.setattr(scores, "CHUNK", 24 * 7)
+    for name, tensor in gradient(model_dir, samples(6)).items():
+        torch.testing.assert_close(at_once[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_temperature_changes_the_gradient_as_in_the_naive_loss(model_dir: str):
+    hot = [replace(sample, temperature=1.7) for sample in samples(4)]
+    mixed = hot + samples(4, seed=1)
+    theirs = expected(model_dir, mixed)
+    for name, tensor in gradient(model_dir, mixed).items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
+
+
+def test_bfloat16_points_the_same_way(model_dir: str):
+    def flat(precision: str) -> Tensor:
+        found = gradient(model_dir, samples(20), precision=precision)
+        return torch.cat([tensor.flatten() for tensor in found.values()])
+
+    similarity = torch.cosine_similarity(flat("float32"), flat("bfloat16"), dim=0)
+    assert similarity > 0.99

@@ -1,0 +1,1 @@
+"""Reinforcement learning of reasoning models, without the wait for the long tail."""

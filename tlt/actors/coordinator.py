@@ -1,0 +1,343 @@
+"""The coordinator's shell: read, decide, execute, acknowledge. All decisions are in `policies`.
+
+Events are consumed and committed in batches: the journal's lines first, then one transaction with
+every effect, the commands, how far the journal reaches, and the acknowledgement.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis.exceptions
+import structlog
+
+from tlt.actors.effects import Caused, Effects
+from tlt.actors.leases import Leases
+from tlt.actors.preparing import prepare
+from tlt.blobs import Blobs
+from tlt.config import JobSpec, SessionSpec
+from tlt.dataset import Prompts, prompts_file
+from tlt.errors import BlobError, JournalError
+from tlt.messages import (
+    AnyEvent,
+    CancelJob,
+    CloseJob,
+    Command,
+    FinishRun,
+    Heartbeat,
+    JobCancelRequested,
+    JobEnded,
+    JobPrepared,
+    JobRecord,
+    JobRefused,
+    JobStarted,
+    JobSubmitted,
+    KeepBest,
+    KeepRollout,
+    PrepareJob,
+    RecordStatus,
+    ReleasePolicy,
+    RolloutFinished,
+    SessionResumed,
+    StartJob,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.policies import coordinator, session
+from tlt.policies.coordinator import Phase, RunState
+from tlt.policies.session import SessionState
+from tlt.store import fence
+from tlt.store.book import Book
+from tlt.store.codec import Codec
+from tlt.store.connection import GONE, Connection, connect, persistently
+from tlt.store.jobs import new_record
+from tlt.store.journal import START, Position
+from tlt.store.keys import COORDINATOR, REWARD, ROLLOUT, Keys
+from tlt.store.stream import Consumer, Entry, Stream
+from tlt.types import Epoch, JobId, WorkerId
+
+_BATCH = 512
+_BLOCK_MS = 500
+_TRIM_SECONDS = 5.0
+_SESSION = "session"
+_events = Codec[AnyEvent](AnyEvent)
+_log = structlog.get_logger("coordinator")
+
+
+class Coordinator:
+    def __init__(self, spec: SessionSpec) -> None:
+        self.spec = spec
+        self.keys = Keys(spec.name)
+        self.connection: Connection = connect(spec.redis_url)
+        self.events = Stream(self.connection, self.keys.events, _events)
+        self.effects = Effects(self.connection, self.keys, self.events)
+        self.epoch = Epoch(0)
+        self.session: Book[SessionState]
+        self.job: Book[RunState] | None = None
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        await self._recover()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._decide_for_ever())
+            tasks.create_task(self._watch_leases())
+            tasks.create_task(self._trim())
+
+    # --- coming up
+
+    async def _recover(self) -> None:
+        self.epoch = Epoch(int(await self.connection.incr(self.keys.epoch)))
+        for group in (COORDINATOR, REWARD):
+            await self.events.ensure_group(group)
+        records = await self.connection.hgetall(self.keys.jobs)
+        self.effects.records = {
+            JobId(job.decode()): msgspec.json.decode(raw, type=JobRecord)
+            for job, raw in records.items()
+        }
+        folder = Path(self.spec.folder) / "session"
+        self.session = Book(folder, await self._committed(_SESSION), SessionState(), session.decide)
+        current = self.session.state.current
+        if current is not None and self.session.state.jobs[current].status == "running":
+            await self._open_run(current, self.session.state.jobs[current].spec)
+        resumed = SessionResumed(epoch=self.epoch, blobs_kept=self._claim_shared_memory())
+        await self._post(resumed)
+
+    async def _committed(self, book: str) -> Position:
+        raw = await self.connection.hget(self.keys.committed, book)
+        return START if raw is None else msgspec.json.decode(raw, type=Position)
+
+    def _claim_shared_memory(self) -> bool:
+        """Whether what lies there is still that of this session."""
+        marker = Path(self.spec.flight) / "session"
+        kept = marker.exists()
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+        return kept
+
+    async def _open_run(self, job: JobId, spec: JobSpec) -> Book[RunState]:
+        folder = self.run_folder(job)
+        self.job = Book(
+            folder, await self._committed(job), coordinator.new_run(job, spec), coordinator.decide
+        )
+        self.effects.prompts = {"train": Prompts(prompts_file(folder, "train"))}
+        if spec.data.eval is not None:
+            self.effects.prompts["eval"] = Prompts(prompts_file(folder, "eval"))
+        self.effects.max_tries = spec.rollout.max_tries
+        await self.effects.prompt_stream(job).ensure_group(ROLLOUT)
+        return self.job
+
+    def run_folder(self, job: JobId) -> Path:
+        return Path(self.spec.runs) / job
+
+    def _blobs(self, job: JobId) -> Blobs:
+        return Blobs(Path(self.spec.flight), self.run_folder(job) / "blobs")
+
+    # --- read, decide, execute, acknowledge
+
+    async def _decide_for_ever(self) -> None:
+        consumer = Consumer(self.events, COORDINATOR, "coordinator")
+        while True:
+            try:
+                entries = await consumer.read(_BATCH, _BLOCK_MS)
+                buried = await consumer.bury_undecodable(self.keys.dead_letters)
+            except GONE as error:
+                _log.warning("redis is gone", error=str(error))
+                await asyncio.sleep(0.2)
+                continue
+            for letter in buried:
+                _log.error("dead letter", entry=letter.id, error=letter.error)
+            if entries:
+                await self._consume(consumer, entries)
+
+    async def _consume(
+        self, consumer: Consumer[AnyEvent], entries: Sequence[Entry[AnyEvent]]
+    ) -> None:
+        caused: list[Caused] = []
+        for entry in entries:
+            await self._decide(entry.message, caused)
+        caused, positions = self._write(caused)
+        ids = [entry.id for entry in entries]
+
+        async def commit() -> None:
+            async with self.connection.pipeline(transaction=True) as transaction:
+                await self.effects.fill(transaction, caused)
+                for book, position in positions.items():
+                    transaction.hset(self.keys.committed, book, msgspec.json.encode(position))
+                consumer.acknowledge(transaction, ids)
+                await transaction.execute()
+
+        await persistently(commit, asyncio.sleep)
+        consumer.forget(ids)
+        self._after_commit(caused)
+
+    async def _decide(self, event: AnyEvent, caused: list[Caused]) -> None:
+        """One event, and those for the other decider that its commands amount to."""
+        waiting: deque[tuple[Book[Any], AnyEvent]] = deque(
+            (book, event) for book in self._addressees(event)
+        )
+        while waiting:
+            book, event = waiting.popleft()
+            for command in book.decide(event, time.time()):
+                caused.append(Caused(command, event, by_session=book is self.session))
+                match command:
+                    case StartJob():
+                        started = _started(command, self.epoch)
+                        waiting.append((await self._open_run(command.job, command.spec), started))
+                    case CancelJob() if self.job is not None:
+                        waiting.append((self.job, JobCancelRequested(job=command.job)))
+                    case FinishRun():
+                        waiting.append((self.session, _ended(command)))
+                    case _:
+                        pass
+
+    def _addressees(self, event: AnyEvent) -> list[Book[Any]]:
+        running = self.job
+        if running is not None and running.state.phase is Phase.ENDED:
+            running = None
+        match event:
+            case JobSubmitted():
+                if event.job not in self.effects.records:
+                    record = new_record(event.job, event.spec, self.spec.runs)
+                    self.effects.records[event.job] = record
+                return [self.session]
+            case JobPrepared() | JobRefused() | JobEnded() | JobCancelRequested():
+                return [self.session]
+            case SessionResumed() | WorkerJoined() | WorkerLost():
+                return [self.session] if running is None else [self.session, running]
+            case _:
+                about_it = running is not None and running.state.job == event.job
+                return [running] if running is not None and about_it else []
+
+    def _write(self, caused: list[Caused]) -> tuple[list[Caused], Mapping[str, Position]]:
+        """Files first: committed blobs and the journals' lines."""
+        positions: dict[str, Position] = {}
+        if self.job is not None:
+            try:
+                self._commit_blobs(self.job.state.job, caused)
+                positions[self.job.state.job] = self.job.write()
+            except (JournalError, BlobError) as error:
+                caused = self._fail_run(self.job, caused, str(error))
+        positions[_SESSION] = self.session.write()
+        return caused, positions
+
+    def _commit_blobs(self, job: JobId, caused: Sequence[Caused]) -> None:
+        blobs = self._blobs(job)
+        for command, event, _ in caused:
+            match command:
+                case KeepBest() if command.policy.weights is not None:
+                    blobs.commit(command.policy.weights)
+                case KeepRollout() if isinstance(event, RolloutFinished):
+                    for tensor in (event.tokens, event.logprobs):
+                        if tensor.blob is not None:
+                            blobs.commit(tensor.blob)
+                            blobs.release(tensor.blob)
+                case _:
+                    pass
+
+    def _fail_run(self, run: Book[RunState], caused: list[Caused], error: str) -> list[Caused]:
+        """Nothing can be written to the run's folder: what was decided just now did not happen."""
+        _log.error("job failed", job=run.state.job, error=error)
+        job = run.state.job
+        closed: list[Command] = [
+            CloseJob(worker=w.info.worker, incarnation=w.info.incarnation, job=job)
+            for w in run.state.workers.values()
+        ]
+        finished = FinishRun(job=job, status="failed", error=error)
+        ended = _ended(finished)
+        kept = [entry for entry in caused if entry.by_session]
+        kept += [Caused(command, ended, by_session=False) for command in (*closed, finished)]
+        kept += [
+            Caused(command, ended, by_session=True)
+            for command in self.session.decide(ended, time.time())
+        ]
+        self.job = None
+        return kept
+
+    def _after_commit(self, caused: Sequence[Caused]) -> None:
+        for command, _, _ in caused:
+            match command:
+                case PrepareJob():
+                    self._prepare(command)
+                case ReleasePolicy():
+                    self._blobs(command.job).release(command.weights)
+                case RecordStatus():
+                    _log.info("job", job=command.job, status=command.status, error=command.error)
+                case _:
+                    pass
+        self.session.snapshot_if_due()
+        if self.job is not None:
+            self.job.snapshot_if_due()
+            if self.job.state.phase is Phase.ENDED:
+                self.job.close()
+                self.job = None
+
+    def _prepare(self, command: PrepareJob) -> None:
+        async def report() -> None:
+            outcome = await prepare(command.job, command.spec, self.run_folder(command.job))
+            await self._post(outcome)
+
+        task = asyncio.create_task(report())
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    async def _post(self, event: AnyEvent) -> None:
+        async def add() -> None:
+            async with self.connection.pipeline(transaction=True) as transaction:
+                self.events.add(transaction, event)
+                await transaction.execute()
+
+        await persistently(add, asyncio.sleep)
+
+    # --- beside it
+
+    async def _watch_leases(self) -> None:
+        leases = Leases(self.spec.lease_seconds)
+        while True:
+            with contextlib.suppress(*GONE):
+                raw = await self.connection.hgetall(self.keys.heartbeats)
+                beats = {
+                    WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
+                    for worker, beat in raw.items()
+                }
+                for lost in leases.observe(beats, time.monotonic()):
+                    # The fence first: what it still writes then counts, or it writes nothing.
+                    await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
+                    await self._post(
+                        WorkerLost(
+                            worker=lost.worker,
+                            incarnation=lost.incarnation,
+                            reason=f"no heartbeat for {lost.silent_seconds:.0f} s",
+                            returning=False,
+                        )
+                    )
+            await asyncio.sleep(self.spec.heartbeat_seconds)
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            with contextlib.suppress(*GONE):
+                await self.events.trim()
+                if self.job is not None:
+                    prompts = self.effects.prompt_stream(self.job.state.job)
+                    with contextlib.suppress(redis.exceptions.ResponseError):
+                        await prompts.trim()
+
+
+def _started(command: StartJob, epoch: Epoch) -> JobStarted:
+    return JobStarted(
+        job=command.job,
+        epoch=epoch,
+        spec=command.spec,
+        train_prompts=command.train_prompts,
+        eval_prompts=command.eval_prompts,
+        workers=command.workers,
+    )
+
+
+def _ended(command: FinishRun) -> JobEnded:
+    return JobEnded(job=command.job, status=command.status, error=command.error)

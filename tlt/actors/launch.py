@@ -1,0 +1,196 @@
+"""A session's keeper: Redis, Ray and the actors live while this process does, and end with it.
+
+Runs as `python -m tlt.actors.launch FOLDER`; a lock on the folder makes it the only one.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import structlog
+
+from tlt.errors import TltError
+from tlt.logs import write_logs_to
+from tlt.messages import Heartbeat
+from tlt.session_files import READY_FILE, Ready, load_session, write_ready
+from tlt.store.connection import check, connect
+from tlt.store.keys import Keys
+from tlt.store.server import EmbeddedRedis
+
+_START_SECONDS = 180.0
+_log = structlog.get_logger("keeper")
+
+
+class Keeper:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = load_session(folder)
+        self.short = short_folder(folder)
+        self.redis: EmbeddedRedis | None = None
+        self._lock: BinaryIO | None = None
+        self._actors: list[Any] = []
+
+    def start(self) -> None:
+        self._take_lock()
+        self.short.mkdir(mode=0o700, exist_ok=True)
+        if self.spec.redis_url.startswith("unix://") and self._owns_redis():
+            self.redis = EmbeddedRedis(self.folder / "redis", self.short / "redis.sock")
+            self.redis.start()
+        asyncio.run(self._check_redis())
+        self._start_ray()
+        self._start_actors()
+        asyncio.run(self._await_workers())
+        write_ready(self.folder, Ready(pid=os.getpid(), error=None))
+
+    def keep(self, stop: threading.Event) -> None:
+        """The embedded Redis is started again if it ends; Ray restarts its actors itself."""
+        while not stop.wait(0.2):
+            if self.redis is not None and not self.redis.running:
+                _log.warning("redis ended, starting it again")
+                with contextlib.suppress(OSError):
+                    self.redis.socket_path.unlink()
+                self.redis.start()
+
+    def stop(self) -> None:
+        (self.folder / READY_FILE).unlink(missing_ok=True)
+        if "ray" in sys.modules:
+            import ray
+
+            # Ray takes half a minute to shut down over living actors.
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+            ray.shutdown()
+        if self.redis is not None:
+            self.redis.stop()
+        shutil.rmtree(self.spec.flight, ignore_errors=True)
+        shutil.rmtree(self.short, ignore_errors=True)
+
+    def _take_lock(self) -> None:
+        self._lock = open(self.folder / "lock", "ab")  # noqa: SIM115
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TltError(f"session '{self.spec.name}' is already up") from error
+
+    def _owns_redis(self) -> bool:
+        return self.spec.redis_url == f"unix://{self.short / 'redis.sock'}"
+
+    async def _check_redis(self) -> None:
+        connection = connect(self.spec.redis_url)
+        try:
+            await check(connection, self.spec.redis_url)
+            # heartbeats of an earlier session's workers are not those of this one
+            await connection.delete(Keys(self.spec.name).heartbeats)
+        finally:
+            await connection.aclose()
+
+    def _start_ray(self) -> None:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        token = self.folder / "ray-token"
+        if not token.exists():
+            token.touch(mode=0o600)
+            token.write_text(os.urandom(32).hex())
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        # Ray asks before it gives CPU actors no GPU; and would report its use over the network
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        ray.init(
+            address="local",
+            num_cpus=self.spec.workers * self.spec.ranks_per_worker,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self.short / "ray"),
+            object_store_memory=80 * 1024 * 1024,
+        )
+
+    def _start_actors(self) -> None:
+        from tlt.actors.ray_actors import CoordinatorActor, RewardActor, WorkerActor
+
+        session = msgspec.msgpack.encode(self.spec)
+        coordinator: Any = CoordinatorActor
+        reward: Any = RewardActor
+        worker: Any = WorkerActor
+        self._actors = [coordinator.remote(session), reward.remote(session)]
+        per_worker = self.spec.ranks_per_worker
+        on_gpu = self.spec.device == "cuda"
+        for index, cores in enumerate(pinned_cores(self.spec.workers, per_worker)):
+            options = {"num_cpus": per_worker, "num_gpus": per_worker if on_gpu else 0}
+            name = f"w{index}"
+            self._actors.append(
+                worker.options(**options).remote(session, name, self.spec.device, cores)
+            )
+
+    async def _await_workers(self) -> None:
+        connection = connect(self.spec.redis_url)
+        deadline = time.monotonic() + _START_SECONDS
+        try:
+            while True:
+                beats = await connection.hgetall(Keys(self.spec.name).heartbeats)
+                up = [msgspec.msgpack.decode(raw, type=Heartbeat) for raw in beats.values()]
+                if sum(bool(beat.rank_pids) for beat in up) >= self.spec.workers:
+                    return
+                if time.monotonic() > deadline:
+                    raise TltError(
+                        f"{len(up)} of {self.spec.workers} workers came up within "
+                        f"{_START_SECONDS:.0f} s; see {self.folder / 'logs'}"
+                    )
+                await asyncio.sleep(0.05)
+        finally:
+            await connection.aclose()
+
+
+def short_folder(folder: Path) -> Path:
+    """For sockets, whose paths must be short."""
+    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=5).hexdigest()
+    return Path(tempfile.gettempdir()) / f"tlt-{os.getuid()}-{name}"
+
+
+def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
+    """For each worker and rank: the cores that it has for itself; none where there are too few."""
+    available = sorted(os.sched_getaffinity(0))
+    each = len(available) // (workers * ranks)
+    return [
+        [
+            available[(worker * ranks + rank) * each : (worker * ranks + rank + 1) * each]
+            for rank in range(ranks)
+        ]
+        for worker in range(workers)
+    ]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    write_logs_to(folder / "logs", "keeper")
+    stop = threading.Event()
+    for signal_ in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal_, lambda *_: stop.set())
+    keeper = Keeper(folder)
+    try:
+        keeper.start()
+        keeper.keep(stop)
+    except Exception as error:  # told to whoever waits for the session, then the end
+        _log.exception("the session cannot go on")
+        complaint = str(error) if isinstance(error, TltError) else repr(error)
+        keeper.stop()
+        write_ready(folder, Ready(pid=os.getpid(), error=complaint))
+        raise SystemExit(1) from error
+    keeper.stop()
+
+
+if __name__ == "__main__":
+    main()

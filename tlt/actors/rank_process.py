@@ -1,0 +1,118 @@
+"""A rank seen from its worker: a child process that computes, and dies with its worker.
+
+The parent-death signal follows the thread that starts the child, so start it from one that lives
+as long as the worker.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tlt.errors import RankError
+from tlt.ranks.frames import FromRank, Progress, Ready, ToRank, pack, read_from_rank
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class RankProcess:
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        progress: Progress,
+        log: Path,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._progress = progress
+        self._log = log
+        self.rendezvous = ""
+
+    @classmethod
+    async def start(
+        cls, name: str, *, device: str, host: str, cores: frozenset[int], logs: Path
+    ) -> "RankProcess":
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create(f"tlt-{name}")
+        os.ftruncate(memory, Progress.SIZE)
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{name}.log"
+
+        def before_exec() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        command = [sys.executable, "-m", "tlt.ranks.main"]
+        command += [str(theirs.fileno()), str(memory), device, host]
+        with theirs, open(log, "ab") as output:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), memory),
+                preexec_fn=before_exec,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
+        progress = Progress(memory)
+        os.close(memory)
+        return cls(process, reader, writer, progress, log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def progress(self) -> tuple[int, int]:
+        return self._progress.read()
+
+    async def ready(self, deadline_seconds: float) -> None:
+        try:
+            first = await asyncio.wait_for(self.receive(), deadline_seconds)
+        except TimeoutError as error:
+            raise RankError(f"not ready after {deadline_seconds:.0f} s") from error
+        if not isinstance(first, Ready):
+            raise RankError(f"began with {type(first).__name__}")
+        self.rendezvous = first.rendezvous
+
+    def send(self, frame: ToRank) -> None:
+        """Frames wait in memory while the rank computes; commands are small and few."""
+        if self._writer.is_closing():
+            raise RankError(self._epitaph())
+        self._writer.write(pack(frame))
+
+    async def receive(self) -> FromRank:
+        try:
+            return await read_from_rank(self._reader)
+        except RankError as error:
+            raise RankError(self._epitaph()) from error
+
+    def kill(self) -> None:
+        self._writer.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+
+    def _epitaph(self) -> str:
+        """How it ended, and the last thing that it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)
+        code = self._process.returncode
+        how = "closed its socket" if code is None else f"ended with {code}"
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        with contextlib.suppress(OSError):
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            if lines and code not in (None, 0) and code > 0:
+                how += f": {lines[-1]}"
+        return f"rank {self._log.stem} {how}"

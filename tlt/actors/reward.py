@@ -1,0 +1,116 @@
+"""The reward's shell: every finished rollout is scored; what cannot be scored gets the fallback."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tlt.config import SessionSpec
+from tlt.dataset import Prompts, prompts_file
+from tlt.messages import AnyEvent, JobRecord, RolloutFinished, RolloutScored
+from tlt.rewards.judge import Judge
+from tlt.store.codec import Codec
+from tlt.store.connection import GONE, Connection, connect, persistently
+from tlt.store.keys import REWARD, Keys
+from tlt.store.stream import Consumer, Entry, Stream
+from tlt.types import JobId, Purpose
+
+_BATCH = 32
+_BLOCK_MS = 500
+_events = Codec[AnyEvent](AnyEvent)
+_log = structlog.get_logger("reward")
+
+
+class Bench:
+    """What scoring one job needs."""
+
+    def __init__(self, record: JobRecord, logs: Path) -> None:
+        self.record = record
+        self.judge = Judge(record.spec.reward, logs / f"reward-{record.job}.log")
+        self._prompts: dict[Purpose, Prompts] = {}
+
+    def prompts(self, purpose: Purpose) -> Prompts:
+        if purpose not in self._prompts:
+            self._prompts[purpose] = Prompts(prompts_file(Path(self.record.folder), purpose))
+        return self._prompts[purpose]
+
+    def close(self) -> None:
+        self.judge.stop()
+        for prompts in self._prompts.values():
+            prompts.close()
+
+
+class Reward:
+    def __init__(self, session: SessionSpec) -> None:
+        self.session = session
+        self.keys = Keys(session.name)
+        self.connection: Connection = connect(session.redis_url)
+        self.events = Stream(self.connection, self.keys.events, _events)
+        self._bench: Bench | None = None
+
+    async def run(self) -> None:
+        await persistently(lambda: self.events.ensure_group(REWARD), asyncio.sleep)
+        consumer = Consumer(self.events, REWARD, "reward")
+        while True:
+            try:
+                entries = await consumer.read(_BATCH, _BLOCK_MS)
+            except GONE:
+                await asyncio.sleep(0.2)
+                continue
+            consumer.forget(entry.id for entry in consumer.undecodable)
+            consumer.undecodable.clear()  # the coordinator buries what it cannot read either
+            if entries:
+                await self._score_batch(consumer, entries)
+
+    async def _score_batch(
+        self, consumer: Consumer[AnyEvent], entries: Sequence[Entry[AnyEvent]]
+    ) -> None:
+        rollouts = [e.message for e in entries if isinstance(e.message, RolloutFinished)]
+        scored = [score for r in rollouts if (score := await self._score(r)) is not None]
+        ids = [entry.id for entry in entries]
+
+        async def commit() -> None:
+            async with self.connection.pipeline(transaction=True) as transaction:
+                for score in scored:
+                    self.events.add(transaction, score)
+                consumer.acknowledge(transaction, ids)
+                await transaction.execute()
+
+        await persistently(commit, asyncio.sleep)
+        consumer.forget(ids)
+
+    async def _score(self, rollout: RolloutFinished) -> RolloutScored | None:
+        bench = await self._bench_for(rollout.job)
+        if bench is None:
+            return None
+        prompt = bench.prompts(rollout.purpose)[rollout.prompt]
+        verdict = await bench.judge.score(rollout.text, prompt.answer, prompt.row)
+        if verdict.error is not None:
+            _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
+        return RolloutScored(
+            job=rollout.job,
+            epoch=rollout.epoch,
+            step=rollout.step,
+            attempt=rollout.attempt,
+            purpose=rollout.purpose,
+            prompt=rollout.prompt,
+            member=rollout.member,
+            length=rollout.length,
+            reward=verdict.reward,
+            error=verdict.error,
+        )
+
+    async def _bench_for(self, job: JobId) -> Bench | None:
+        """None for a job that has ended: nobody waits for its scores."""
+        if self._bench is not None and self._bench.record.job == job:
+            return self._bench
+        raw = await persistently(lambda: self.connection.hget(self.keys.jobs, job), asyncio.sleep)
+        record = None if raw is None else msgspec.json.decode(raw, type=JobRecord)
+        if record is None or record.status != "running":
+            return None
+        if self._bench is not None:
+            self._bench.close()
+        self._bench = Bench(record, Path(self.session.folder) / "logs")
+        return self._bench

@@ -1,0 +1,302 @@
+"""Job and session specs: frozen, loaded and validated once; an unknown key names its near miss."""
+
+import difflib
+import re
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+
+from tlt.errors import ConfigError
+
+
+class _Yaml(yaml.SafeLoader):
+    """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a spec. Subclasses state their own bounds in __post_init__."""
+
+
+def _require(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise ValueError(complaint)
+
+
+class PolicySpec(Section, frozen=True, kw_only=True):
+    path: str
+    max_context: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DataSpec(Section, frozen=True, kw_only=True):
+    train: str
+    eval: str | None = None
+    prompt_key: str = "prompt"
+    answer_key: str | None = "answer"
+    chat_template: bool = False
+    system_prompt: str | None = None
+    eval_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
+
+
+class RewardSpec(Section, frozen=True, kw_only=True):
+    """`kind: function` takes `function: package.module:name` (or file.py:name)."""
+
+    kind: Literal["final_answer", "numeric", "regex", "boxed", "function"]
+    marker: str = "#"
+    pattern: str | None = None
+    tolerance: float = 1e-6
+    function: str | None = None
+    timeout_seconds: float = 10.0
+    on_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
+        _require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
+        _require(
+            self.kind != "function" or self.function is not None,
+            "kind function needs function: package.module:name",
+        )
+
+
+class AlgorithmSpec(Section, frozen=True, kw_only=True):
+    name: Literal["grpo"] = "grpo"
+    steps: int
+    prompts_per_step: int
+    group_size: int
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    minibatches: int = 1
+    microbatch_tokens: int = 8192
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coefficient: float = 0.0
+    averaging: Literal["token", "sequence"] = "token"
+    normalise_advantage: bool = True
+    importance_cap: float = 2.0
+    gradient_clip: float = 1.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    gradient_checkpointing: bool = False
+    allow_filtered_sampling: bool = False
+    checkpoint_every: int = 10
+    eval_every: int = 0
+    keep_best: bool = True
+    collective_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, "steps must be at least 1")
+        _require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
+        _require(
+            self.group_size >= 2,
+            "group_size must be at least 2: GRPO compares the answers of a group with each other",
+        )
+        _require(self.learning_rate > 0, "learning_rate must be above 0")
+        _require(self.minibatches >= 1, "minibatches must be at least 1")
+        _require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
+        _require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
+        _require(self.importance_cap >= 1, "importance_cap must be at least 1")
+        _require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
+        _require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
+        _require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
+        _require(self.clip_high > 0, "clip_high must be above 0")
+        _require(self.gradient_clip > 0, "gradient_clip must be above 0")
+        _require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
+
+
+class RolloutSpec(Section, frozen=True, kw_only=True):
+    engine: Literal["native"] = "native"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_new_tokens: int = 1024
+    slots: int = 16
+    stop: list[str] = []
+    eval_temperature: float = 1.0
+    max_tries: int = 3
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, "temperature must be above 0")
+        _require(self.eval_temperature >= 0, "eval_temperature must be 0 (greedy) or more")
+        _require(self.top_k >= 0, "top_k must be 0 (off) or more")
+        _require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
+        _require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
+        _require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+        _require(self.slots >= 1, "slots must be at least 1")
+        _require(self.max_tries >= 1, "max_tries must be at least 1")
+
+    @property
+    def filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class SpeculationSpec(Section, frozen=True, kw_only=True):
+    mode: Literal["off"] = "off"
+
+
+class DrafterSpec(Section, frozen=True, kw_only=True):
+    train: Literal["off"] = "off"
+
+
+class WorkersSpec(Section, frozen=True, kw_only=True):
+    stuck_seconds: float = 120.0
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        _require(self.stuck_seconds > 0, "stuck_seconds must be above 0")
+        _require(self.max_restarts >= 0, "max_restarts must be 0 or more")
+
+
+class JobSpec(Section, frozen=True, kw_only=True):
+    name: str = "job"
+    policy: PolicySpec
+    data: DataSpec
+    reward: RewardSpec
+    algorithm: AlgorithmSpec
+    rollout: RolloutSpec = RolloutSpec()
+    speculation: SpeculationSpec = SpeculationSpec()
+    drafter: DrafterSpec = DrafterSpec()
+    workers: WorkersSpec = WorkersSpec()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.name != "" and all(c.isalnum() or c in "-_." for c in self.name),
+            "name may hold letters, digits, '-', '_' and '.' only",
+        )
+        _require(
+            not self.rollout.filtered or self.algorithm.allow_filtered_sampling,
+            "training on samples drawn with top_k, top_p or min_p is biased; "
+            "set algorithm.allow_filtered_sampling: true to do it all the same",
+        )
+        _require(
+            self.algorithm.eval_every == 0 or self.data.eval is not None,
+            "algorithm.eval_every needs data.eval",
+        )
+
+
+class SessionSpec(Section, frozen=True, kw_only=True):
+    """What `tlt up` starts; every process of the session is given it."""
+
+    name: str
+    # the session's own: Redis, logs, its journal
+    folder: str
+    # a folder for each job
+    runs: str
+    # shared memory, gone with the session
+    flight: str
+    redis_url: str
+    workers: int = 2
+    ranks_per_worker: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    lease_seconds: float = 15.0
+    heartbeat_seconds: float = 0.5
+
+
+def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
+    """Read a YAML spec; paths in it are relative to its folder."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        raw: Any = yaml.load(text, Loader=_Yaml)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {_one_line(error)}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a spec is a mapping with the sections policy, data, reward, …")
+    for override in overrides or []:
+        _override(raw, override)
+    return parse_job_spec(raw, where=str(path), folder=path.resolve().parent)
+
+
+def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
+    _refuse_unknown_keys(raw, JobSpec, where, ())
+    try:
+        spec = msgspec.convert(raw, JobSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_readable(error)}") from error
+    return _with_absolute_paths(spec, folder)
+
+
+def to_yaml(spec: JobSpec) -> str:
+    return yaml.safe_dump(msgspec.to_builtins(spec), sort_keys=False)
+
+
+def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
+    def absolute(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve())
+
+    replace = msgspec.structs.replace
+    function = spec.reward.function
+    if function is not None and ".py:" in function:
+        file, _, name = function.rpartition(":")
+        function = f"{absolute(file)}:{name}"
+    return replace(
+        spec,
+        policy=replace(spec.policy, path=absolute(spec.policy.path)),
+        data=replace(
+            spec.data,
+            train=absolute(spec.data.train),
+            eval=None if spec.data.eval is None else absolute(spec.data.eval),
+        ),
+        reward=replace(spec.reward, function=function),
+    )
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {override}: write --set section.key=value")
+    *sections, last = key.strip().split(".")
+    place = raw
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {override}: {section} is not a section")
+    try:
+        place[last] = yaml.load(value, Loader=_Yaml)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: {_one_line(error)}") from error
+
+
+def _refuse_unknown_keys(
+    raw: dict[str, Any], section: type[Section], where: str, path: tuple[str, ...]
+) -> None:
+    hints = typing.get_type_hints(section)
+    for key, value in raw.items():
+        dotted = ".".join((*path, str(key)))
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.5)
+            advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(hints)}"
+            raise ConfigError(f"{where}: {dotted}: unknown key; {advice}")
+        hint = hints[key]
+        if isinstance(hint, type) and issubclass(hint, Section) and isinstance(value, dict):
+            _refuse_unknown_keys(typing.cast("dict[str, Any]", value), hint, where, (*path, key))
+
+
+def _readable(error: msgspec.ValidationError) -> str:
+    complaint, separator, place = str(error).rpartition(" - at `$")
+    if not separator:
+        return str(error)
+    dotted = place.rstrip("`").lstrip(".")
+    return f"{dotted}: {complaint}" if dotted else complaint
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

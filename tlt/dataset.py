@@ -1,0 +1,125 @@
+"""Data sets as users have them (JSONL, parquet) and as a job uses them (tokenised, by index).
+
+Every row that is read is whole: what is missing or malformed is an error with its file and line.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tlt.config import DataSpec
+from tlt.errors import DataError
+from tlt.types import PromptIndex, Purpose
+
+Row = dict[str, Any]
+
+
+def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
+    """Each row with the place to name when it is wrong."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    source = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+    empty = True
+    for place, row in source:
+        empty = False
+        prompt = row.get(spec.prompt_key)
+        if prompt is None:
+            keys = ", ".join(sorted(row)) or "none"
+            raise DataError(f"{place}: no key '{spec.prompt_key}' (data.prompt_key); it has {keys}")
+        if not isinstance(prompt, str | list) or not prompt:
+            raise DataError(f"{place}: '{spec.prompt_key}' is neither text nor a list of messages")
+        if spec.answer_key is not None and spec.answer_key not in row:
+            raise DataError(f"{place}: no key '{spec.answer_key}' (data.answer_key)")
+        yield place, row
+    if empty:
+        raise DataError(f"{path}: it has no rows")
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{place}: not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{place}: a row is a JSON object")
+            yield place, row
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path}: parquet needs pyarrow: pip install 'tlt[parquet]'") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+        number = 0
+        for batch in table.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", row
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that is ready: its tokens go to a rank, the row itself to the reward."""
+
+    tokens: tuple[int, ...]
+    row: Row
+    # the row's answer, where the data has one
+    answer: Any = None
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What `tlt.prepare` found."""
+
+    train_prompts: int = 0
+    eval_prompts: int = 0
+    error: str | None = None
+
+
+def prompts_file(folder: Path, purpose: Purpose) -> Path:
+    return folder / "data" / f"{purpose}.jsonl"
+
+
+class Prompts:
+    """The prompts of a job, in a file, by index."""
+
+    _decoder = msgspec.json.Decoder(Prompt)
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._offsets = [0]
+        for line in self._file:
+            self._offsets.append(self._offsets[-1] + len(line))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: PromptIndex) -> Prompt:
+        self._file.seek(self._offsets[index])
+        length = self._offsets[index + 1] - self._offsets[index]
+        return self._decoder.decode(self._file.read(length))
+
+    def close(self) -> None:
+        self._file.close()
+
+    @staticmethod
+    def write(path: Path, prompts: Iterable[Prompt]) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        encoder = msgspec.json.Encoder()
+        count = 0
+        with open(path, "wb") as file:
+            for prompt in prompts:
+                file.write(encoder.encode(prompt) + b"\n")
+                count += 1
+        return count

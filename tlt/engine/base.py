@@ -1,0 +1,93 @@
+"""What every engine promises: requests go in, completions come out, tokens follow the policy.
+
+An engine belongs to one rank and is driven by its loop. `step` advances every running request
+by one decode step (or waits briefly where the engine runs on its own) and returns what ended.
+Between two steps requests may be added or cancelled and the weights swapped.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+
+from tlt.messages import BatchSpan, PolicySpan
+from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    # the same request gives the same tokens, whatever batch it sits in
+    token_identical: bool
+    swap_between_tokens: bool
+    trees: bool
+    ngram: bool
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Temperature first (0 is greedy), then the filters, then the draw."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class NoiseKey(msgspec.Struct, frozen=True, kw_only=True):
+    """With a position and a token id, this alone determines a draw; a retry reuses it."""
+
+    seed: int
+    step: Step
+    purpose: Purpose
+    prompt: PromptIndex
+    member: Member
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    prompt: tuple[int, ...]
+    key: NoiseKey
+    sampling: Sampling
+    max_new_tokens: int
+    stop_tokens: frozenset[int]
+    stop_strings: tuple[str, ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """`tokens` includes the stop token that ended it, if one did."""
+
+    id: int
+    tokens: list[int]
+    # of each sampled token, after temperature and before filters
+    logprobs: list[float]
+    text: str
+    stop: StopReason
+    policies: tuple[PolicySpan, ...]
+    batches: tuple[BatchSpan, ...]
+    decode_seconds: float
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def running(self) -> int:
+        """Requests that were submitted and have neither ended nor been cancelled."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def cancel(self, ids: Sequence[int]) -> None:
+        """Cancelled requests come out of the next step with stop reason `cancelled`."""
+        ...
+
+    def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
+        """From the next token on, sample from these weights (Hugging Face names)."""
+        ...
+
+    def step(self) -> list[Completion]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,16 @@
+"""Whether the newest token completed a stop string, at a cost that doesn't grow with the answer."""
+
+from collections.abc import Callable, Sequence
+
+
+def completes_stop_string(
+    tokens: Sequence[int], stops: Sequence[str], decode_text: Callable[[Sequence[int]], str]
+) -> bool:
+    """An occurrence must involve the last token, so only a tail of the text is looked at."""
+    longest = max(map(len, stops))
+    window = longest + 1
+    while window < len(tokens) and len(decode_text(tokens[-window:-1])) <= longest:
+        # tokens that show no text, or parts of one character
+        window *= 2
+    tail = decode_text(tokens[-window:])
+    return any(stop in tail for stop in stops)

@@ -1,0 +1,92 @@
+"""A model that loads here publishes weights under its folder's names, and its logits are plain."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tlt.config import AlgorithmSpec
+from tlt.errors import ConfigError, UnsupportedModel
+from tlt.learn.paths import fastest_attention
+
+
+def load_model(model_dir: str, spec: AlgorithmSpec, device: torch.device) -> PreTrainedModel:
+    """In float32, without dropout: the log-probs of two passes must be the same."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=fastest_attention(config, spec.precision, device),
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise UnsupportedModel(f"{model_dir}: not a causal language model: {first}") from error
+    # nn.Module's, because Transformers' own `to` is typed as taking no device
+    nn.Module.to(model, device).eval()
+    _require_names(model, Path(model_dir))
+    _require_plain_logits(model, model_dir)
+    return model
+
+
+def decoder(model: PreTrainedModel) -> nn.Module:
+    return model.base_model
+
+
+def head(model: PreTrainedModel) -> nn.Module:
+    found = model.get_output_embeddings()
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """The last hidden states, through the final norm."""
+    return decoder(model)(input_ids=tokens, use_cache=False).last_hidden_state
+
+
+def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None:
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    known = [limit for limit in (positions, max_context) if limit is not None]
+    return min(known, default=None)
+
+
+def _require_names(model: PreTrainedModel, folder: Path) -> None:
+    held: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            held.update(tensors.keys())
+    strange = [name for name, _ in model.named_parameters() if name not in held]
+    if strange:
+        raise UnsupportedModel(
+            f"{folder}: Transformers renames its tensors when it loads them ({strange[0]} is not "
+            "in a safetensors file), so what we publish would not fit the folder"
+        )
+
+
+def _require_plain_logits(model: PreTrainedModel, model_dir: str) -> None:
+    """Scaled or soft-capped logits would be lost, because we bypass the model's own head."""
+    with torch.no_grad():
+        tokens = torch.arange(8, device=model.device)[None] % vocabulary(model)
+        theirs: Tensor = model(input_ids=tokens, use_cache=False).logits
+        ours: Tensor = head(model)(states(model, tokens))
+    if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
+        raise UnsupportedModel(f"{model_dir}: its logits are more than a projection of its states")
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    found = model.get_input_embeddings()
+    assert isinstance(found, nn.Embedding)
+    return found.num_embeddings
+
+
+def require_fit(model: PreTrainedModel, limit: int | None, tokens: Sequence[int]) -> None:
+    """Before anything is computed: on an accelerator a wrong index ends the process."""
+    if limit is not None and len(tokens) > limit:
+        raise ConfigError(f"a sample of {len(tokens)} tokens exceeds the context of {limit}")
+    if max(tokens) >= vocabulary(model) or min(tokens) < 0:
+        raise ConfigError(f"a sample has tokens beyond the vocabulary of {vocabulary(model)}")

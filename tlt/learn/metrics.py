@@ -1,0 +1,79 @@
+"""Every rank returns the same UpdateMetrics: sums are reduced over the group, then divided."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from tlt.learn.collectives import reduce_sum
+from tlt.messages import UpdateMetrics
+
+_SUMS = (
+    "loss",
+    "entropy",
+    "clipped_low",
+    "clipped_high",
+    "sampling_kl",
+    "reference_kl",
+    "importance_truncated",
+    "tokens",
+    "samples",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenFigures:
+    """One entry per completion token of a micro-batch."""
+
+    clipped_low: Tensor
+    clipped_high: Tensor
+    sampling_kl: Tensor
+    reference_kl: Tensor | None
+    importance_truncated: Tensor
+
+
+class Tally:
+    """Adds up on the device, so that reading a figure doesn't stall every micro-batch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self._norms: list[float] = []
+
+    def add(self, loss: Tensor, entropy: Tensor, figures: TokenFigures, samples: int) -> None:
+        drift = figures.reference_kl
+        sums = (
+            loss.detach(),
+            entropy.sum(),
+            figures.clipped_low.sum(),
+            figures.clipped_high.sum(),
+            figures.sampling_kl.sum(),
+            loss.new_zeros(()) if drift is None else drift.detach().sum(),
+            figures.importance_truncated.sum(),
+            loss.new_tensor(entropy.numel()),
+            loss.new_tensor(samples),
+        )
+        self._sums += torch.stack([value.double() for value in sums])
+
+    def stepped(self, norm: float) -> None:
+        self._norms.append(norm)
+
+    def metrics(
+        self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
+    ) -> UpdateMetrics:
+        reduce_sum(self._sums, group)
+        sums = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+        tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
+        return UpdateMetrics(
+            loss=sums["loss"] / steps,
+            gradient_norm=sum(self._norms) / steps,
+            learning_rate=learning_rate if self._norms else 0.0,
+            entropy=sums["entropy"] / tokens,
+            clipped_low=sums["clipped_low"] / tokens,
+            clipped_high=sums["clipped_high"] / tokens,
+            sampling_kl=sums["sampling_kl"] / tokens,
+            reference_kl=sums["reference_kl"] / tokens if has_reference else None,
+            importance_truncated=sums["importance_truncated"] / tokens,
+            tokens=round(sums["tokens"]),
+            samples=round(sums["samples"]),
+        )

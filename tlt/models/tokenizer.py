@@ -1,0 +1,58 @@
+"""Text to tokens and back, as the policy's own folder says."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from tlt.config import DataSpec
+from tlt.errors import ConfigError, DataError
+
+
+class Tokenizer:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise ConfigError(f"{folder}: no tokenizer can be loaded: {first_line}") from error
+
+    def prompt_tokens(self, prompt: Any, spec: DataSpec, place: str) -> tuple[int, ...]:
+        if not spec.chat_template:
+            if not isinstance(prompt, str):
+                raise DataError(f"{place}: a list of messages needs data.chat_template: true")
+            return tuple(self._tokenizer(prompt)["input_ids"])
+        messages: list[Any] = list(prompt) if isinstance(prompt, list) else [_user(prompt)]
+        if spec.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": spec.system_prompt})
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is a program of the model's authors
+            raise DataError(f"{place}: the chat template refuses it: {error}") from error
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def stop_tokens(self) -> frozenset[int]:
+        """The tokenizer's end of text and those that the generation config adds."""
+        found: set[int] = set()
+        if self._tokenizer.eos_token_id is not None:
+            found.add(int(self._tokenizer.eos_token_id))
+        file = Path(self.folder) / "generation_config.json"
+        if file.is_file():
+            listed = json.loads(file.read_text()).get("eos_token_id")
+            if listed is not None:
+                found.update(listed if isinstance(listed, list) else [listed])
+        if not found:
+            raise ConfigError(f"{self.folder}: neither tokenizer nor generation config has an end")
+        return frozenset(found)
+
+
+def _user(prompt: str) -> dict[str, str]:
+    return {"role": "user", "content": prompt}

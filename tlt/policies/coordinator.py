@@ -1,0 +1,595 @@
+"""One job's steps: decide(state, event, now) -> (state, commands). Nobody else changes its state.
+
+A step is a round of rollouts, then an update that takes the policy from one version to the next.
+Delivery may repeat or reorder events: what is out of place changes nothing.
+"""
+
+from enum import StrEnum
+from typing import TypeVar, assert_never
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.messages import (
+    Checkpoint,
+    CheckpointCommitted,
+    CloseJob,
+    FinishRun,
+    ForgetRollouts,
+    IssuePrompts,
+    JobCancelRequested,
+    JobStarted,
+    KeepBest,
+    KeepRollout,
+    LearnFinished,
+    OpenJob,
+    PolicyPublished,
+    PolicyRef,
+    ReleasePolicy,
+    ReplaceRanks,
+    RequeuePrompts,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+    RunCommand,
+    RunEvent,
+    SessionResumed,
+    StartRollout,
+    WorkerFailed,
+    WorkerIdled,
+    WorkerInfo,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.policies import rounds, training
+from tlt.policies.keyed import permuted
+from tlt.policies.rounds import Round
+from tlt.policies.training import Plan
+from tlt.types import (
+    Epoch,
+    Incarnation,
+    JobId,
+    JobStatus,
+    PolicyVersion,
+    PromptIndex,
+    Purpose,
+    Step,
+    WorkerId,
+)
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    EVALUATING = "evaluating"
+    ROLLING = "rolling"
+    LEARNING = "learning"
+    ENDED = "ended"
+
+
+class Duty(StrEnum):
+    IDLE = "idle"
+    ROLLOUT = "rollout"
+    LEARN = "learn"
+    # told to start fresh ranks; takes no duty until it has joined again
+    LEAVING = "leaving"
+
+
+PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
+    Phase.EVALUATING: frozenset({Phase.ROLLING, Phase.LEARNING, Phase.ENDED}),
+    Phase.ROLLING: frozenset({Phase.LEARNING, Phase.ENDED}),
+    # back to the round in hand, where an update only restored what a lost session had published
+    Phase.LEARNING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+DUTIES: dict[Duty, frozenset[Duty]] = {
+    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
+    # a round ends with the last score, which may overtake the last worker's WorkerIdled
+    Duty.ROLLOUT: frozenset({Duty.IDLE, Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
+    Duty.LEARN: frozenset({Duty.IDLE, Duty.LEAVING}),
+    Duty.LEAVING: frozenset(),
+}
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    info: WorkerInfo
+    duty: Duty = Duty.IDLE
+    # the version that this worker's trainer holds; fresh ranks hold the initial one
+    trained: PolicyVersion = PolicyVersion(0)
+
+
+class Best(msgspec.Struct, frozen=True, kw_only=True):
+    version: PolicyVersion
+    mean: float
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    job: JobId
+    epoch: Epoch
+    spec: JobSpec
+    train_prompts: int
+    eval_prompts: int
+    phase: Phase = Phase.STARTING
+    step: Step = Step(0)
+    # the version that rollouts use, and the one that the updates are to reach
+    version: PolicyVersion = PolicyVersion(0)
+    target: PolicyVersion = PolicyVersion(0)
+    policy: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
+    # the one before: a slow worker may still be reading it
+    previous: PolicyRef | None = None
+    workers: dict[WorkerId, WorkerState] = {}
+    # the newest incarnation that was heard of, alive or not: older ones never come back
+    newest: dict[WorkerId, Incarnation] = {}
+    returning: frozenset[WorkerId] = frozenset()
+    losses: int = 0
+    round: Round | None = None
+    # what took the policy from a version to the next, kept until a checkpoint is past it
+    plans: dict[PolicyVersion, Plan] = {}
+    learn_attempt: int = 0
+    checkpoint: Checkpoint | None = None
+    best: Best | None = None
+
+
+class _Draft:
+    """A decision in the making: the state so far and the commands that go with it."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.commands: list[RunCommand] = []
+
+    def set(self, **changes: object) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+    def enter(self, phase: Phase) -> None:
+        if phase not in PHASES[self.state.phase]:
+            raise AssertionError(f"no way from {self.state.phase} to {phase}")
+        self.set(phase=phase)
+
+    def assign(self, worker: WorkerId, duty: Duty, **changes: object) -> None:
+        before = self.state.workers[worker]
+        if duty not in DUTIES[before.duty]:
+            raise AssertionError(f"{worker} cannot go from {before.duty} to {duty}")
+        after = msgspec.structs.replace(before, duty=duty, **changes)
+        self.set(workers={**self.state.workers, worker: after})
+
+    def tell(self, command: RunCommand) -> None:
+        self.commands.append(command)
+
+
+def new_run(job: JobId, spec: JobSpec) -> RunState:
+    return RunState(job=job, epoch=Epoch(0), spec=spec, train_prompts=0, eval_prompts=0)
+
+
+def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list[RunCommand]]:
+    if state.phase is Phase.ENDED:
+        return state, []
+    draft = _Draft(state)
+    match event:
+        case JobStarted():
+            _start(draft, event)
+        case JobCancelRequested():
+            _end(draft, "cancelled", None)
+        case SessionResumed():
+            _resume(draft, event)
+        case WorkerJoined():
+            _join(draft, event.info)
+        case WorkerLost():
+            _lose(draft, event)
+        case WorkerFailed():
+            if _is_current(state, event):
+                _end(draft, "failed", event.error)
+        case RolloutFinished() | RolloutScored() | RolloutDropped():
+            _settle(draft, event)
+        case WorkerIdled():
+            _idle(draft, event)
+        case LearnFinished():
+            _learned(draft, event)
+        case PolicyPublished():
+            _publish(draft, event)
+        case CheckpointCommitted():
+            _checkpoint(draft, event)
+        case _:
+            assert_never(event)
+    return draft.state, draft.commands
+
+
+_FromWorker = TypeVar("_FromWorker", WorkerFailed, RolloutFinished, WorkerIdled, LearnFinished)
+
+
+def _is_current(state: RunState, event: _FromWorker) -> bool:
+    """A worker whose incarnation is over is not heard any more."""
+    worker = state.workers.get(event.worker)
+    return worker is not None and worker.info.incarnation == event.incarnation
+
+
+# --- the job ------------------------------------------------------------------------------------
+
+
+def _start(draft: _Draft, event: JobStarted) -> None:
+    if draft.state.phase is not Phase.STARTING:
+        return
+    draft.set(
+        epoch=event.epoch,
+        train_prompts=event.train_prompts,
+        eval_prompts=event.eval_prompts,
+    )
+    algorithm = event.spec.algorithm
+    if algorithm.prompts_per_step > event.train_prompts:
+        complaint = (
+            f"algorithm.prompts_per_step is {algorithm.prompts_per_step}, "
+            f"but data.train has {event.train_prompts} rows"
+        )
+        _end(draft, "failed", complaint)
+        return
+    for info in event.workers:
+        _join(draft, info)
+    if algorithm.eval_every > 0:
+        _open_eval(draft)
+    else:
+        _open_step(draft)
+
+
+def _end(draft: _Draft, status: JobStatus, error: str | None) -> None:
+    state = draft.state
+    draft.enter(Phase.ENDED)
+    for worker in state.workers.values():
+        draft.tell(
+            CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
+        )
+    for policy in (state.policy, state.previous):
+        _release(draft, policy)
+    draft.tell(FinishRun(job=state.job, status=status, error=error))
+
+
+def _resume(draft: _Draft, event: SessionResumed) -> None:
+    """A new coordinator. The workers of the last session, if they are gone, are lost by name."""
+    draft.set(epoch=event.epoch)
+    state = draft.state
+    if event.blobs_kept or state.policy.weights is None:
+        return
+    saved = state.checkpoint
+    kept = PolicyRef(version=PolicyVersion(0), weights=None)
+    if saved is not None:
+        kept = PolicyRef(version=saved.version, weights=saved.weights)
+    draft.set(policy=kept, previous=None)
+    # The weights are gone, but what made them is not: updates since the checkpoint run again.
+    if kept.version < state.version and state.phase is not Phase.LEARNING:
+        draft.set(target=state.version)
+        draft.enter(Phase.LEARNING)
+        _learn(draft)
+
+
+# --- rounds -------------------------------------------------------------------------------------
+
+
+def _open_step(draft: _Draft) -> None:
+    state = draft.state
+    size = state.spec.algorithm.prompts_per_step
+    per_epoch = state.train_prompts // size
+    epoch, place = divmod(state.step, per_epoch)
+    prompts = tuple(
+        PromptIndex(permuted(place * size + i, state.train_prompts, state.spec.seed, epoch))
+        for i in range(size)
+    )
+    draft.enter(Phase.ROLLING)
+    _open_round(draft, "train", prompts, state.spec.algorithm.group_size)
+
+
+def _open_eval(draft: _Draft) -> None:
+    draft.enter(Phase.EVALUATING)
+    prompts = tuple(PromptIndex(i) for i in range(draft.state.eval_prompts))
+    _open_round(draft, "eval", prompts, 1)
+
+
+def _open_round(
+    draft: _Draft, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+) -> None:
+    state = draft.state
+    draft.set(round=rounds.open_round(state.step, purpose, prompts, members))
+    draft.tell(
+        IssuePrompts(
+            job=state.job,
+            epoch=state.epoch,
+            step=state.step,
+            purpose=purpose,
+            prompts=prompts,
+            members=members,
+        )
+    )
+    _roll_everybody(draft)
+
+
+def _roll_everybody(draft: _Draft) -> None:
+    for worker in draft.state.workers:
+        _roll(draft, worker)
+
+
+def _roll(draft: _Draft, worker: WorkerId) -> None:
+    state, current = draft.state, draft.state.workers[worker]
+    if state.round is None or Duty.ROLLOUT not in DUTIES[current.duty]:
+        return
+    draft.assign(worker, Duty.ROLLOUT)
+    draft.tell(
+        StartRollout(
+            worker=worker,
+            incarnation=current.info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            step=state.round.step,
+            purpose=state.round.purpose,
+            policy=state.policy,
+            requeues=state.round.requeues,
+        )
+    )
+
+
+def _settle(draft: _Draft, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
+    state = draft.state
+    if state.round is None or not rounds.is_about(state.round, event):
+        return
+    if isinstance(event, RolloutFinished) and not _is_current(state, event):
+        return
+    after, changed = rounds.settle(state.round, event)
+    if not changed:
+        return
+    draft.set(round=after)
+    if isinstance(event, RolloutFinished) and event.purpose == "train":
+        draft.tell(
+            KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
+        )
+    if after.settled and state.phase in (Phase.ROLLING, Phase.EVALUATING):
+        _close_round(draft)
+
+
+def _close_round(draft: _Draft) -> None:
+    state = draft.state
+    assert state.round is not None
+    draft.set(round=None)
+    if state.round.purpose == "eval":
+        _judge(draft, state.round)
+        if state.step >= state.spec.algorithm.steps:
+            _end(draft, "done", None)
+        else:
+            _open_step(draft)
+        return
+    plan = training.plan(state.round, state.spec)
+    draft.set(
+        plans={**state.plans, state.version: plan},
+        target=PolicyVersion(state.version + 1),
+    )
+    draft.enter(Phase.LEARNING)
+    _learn(draft)
+
+
+def _judge(draft: _Draft, done: Round) -> None:
+    """Keep the policy that scored best so far."""
+    state, rewards = draft.state, done.rewards()
+    if not rewards:
+        return
+    mean = sum(rewards) / len(rewards)
+    if state.best is not None and mean <= state.best.mean:
+        return
+    draft.set(best=Best(version=state.version, mean=mean))
+    if state.spec.algorithm.keep_best and state.policy.weights is not None:
+        draft.tell(KeepBest(job=state.job, policy=state.policy, mean=mean))
+
+
+def _idle(draft: _Draft, event: WorkerIdled) -> None:
+    state = draft.state
+    if not _is_current(state, event) or state.round is None:
+        return
+    about_this = (event.step, event.purpose) == (state.round.step, state.round.purpose)
+    if state.workers[event.worker].duty is not Duty.ROLLOUT or not about_this:
+        return
+    draft.assign(event.worker, Duty.IDLE)
+    if event.requeues < state.round.requeues:
+        _roll(draft, event.worker)
+
+
+# --- workers ------------------------------------------------------------------------------------
+
+
+def _join(draft: _Draft, info: WorkerInfo) -> None:
+    state = draft.state
+    if info.incarnation <= state.newest.get(info.worker, -1):
+        return
+    known = state.workers.get(info.worker)
+    if known is not None:
+        _drop_worker(draft, known.info)
+    draft.set(
+        newest={**state.newest, info.worker: info.incarnation},
+        workers={**draft.state.workers, info.worker: WorkerState(info=info)},
+        returning=draft.state.returning - {info.worker},
+    )
+    draft.tell(
+        OpenJob(
+            worker=info.worker,
+            incarnation=info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            spec=state.spec,
+        )
+    )
+    if draft.state.phase in (Phase.ROLLING, Phase.EVALUATING):
+        _roll(draft, info.worker)
+    elif draft.state.phase is Phase.LEARNING:
+        _learn(draft)
+
+
+def _lose(draft: _Draft, event: WorkerLost) -> None:
+    state = draft.state
+    known = state.workers.get(event.worker)
+    if event.incarnation > state.newest.get(event.worker, -1):
+        draft.set(newest={**state.newest, event.worker: event.incarnation})
+    if known is None or known.info.incarnation != event.incarnation:
+        if not event.returning:
+            draft.set(returning=state.returning - {event.worker})
+            _learn_if_due(draft)
+        return
+    _drop_worker(draft, known.info)
+    if event.returning:
+        draft.set(returning=draft.state.returning | {event.worker})
+    # Ranks that leave because we told them to are no loss of their own.
+    if known.duty is not Duty.LEAVING:
+        draft.set(losses=state.losses + 1)
+        limit = state.spec.workers.max_restarts
+        if draft.state.losses > limit:
+            complaint = (
+                f"worker {event.worker} was lost, the {draft.state.losses}th loss of this job "
+                f"(workers.max_restarts is {limit}): {event.reason}"
+            )
+            _end(draft, "failed", complaint)
+            return
+    _learn_if_due(draft)
+
+
+def _drop_worker(draft: _Draft, info: WorkerInfo) -> None:
+    """Forget an incarnation; what it held goes back to the queue, and idle workers look again."""
+    state = draft.state
+    known = state.workers[info.worker]
+    draft.set(workers={k: v for k, v in state.workers.items() if k != info.worker})
+    draft.tell(RequeuePrompts(job=state.job, incarnation=info.incarnation))
+    if state.round is not None:
+        again = msgspec.structs.replace(state.round, requeues=state.round.requeues + 1)
+        draft.set(round=again)
+        if state.phase in (Phase.ROLLING, Phase.EVALUATING):
+            _roll_everybody(draft)
+    if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
+        _abandon_attempt(draft, f"{info.worker} was lost during the update")
+
+
+# --- updates ------------------------------------------------------------------------------------
+
+
+def _abandon_attempt(draft: _Draft, reason: str) -> None:
+    """A collective without one of its members: everybody who was in it starts fresh ranks.
+
+    Once the version is out the update has happened: whoever lags is brought up to date by the
+    next one.
+    """
+    state = draft.state
+    if _is_published(state):
+        return
+    for worker, known in state.workers.items():
+        if known.duty is Duty.LEARN or (
+            known.duty is Duty.IDLE and known.trained > _restart_version(state)
+        ):
+            draft.assign(worker, Duty.LEAVING)
+            draft.tell(
+                ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
+            )
+    draft.set(learn_attempt=state.learn_attempt + 1)
+
+
+def _is_published(state: RunState) -> bool:
+    return state.policy.version == state.target
+
+
+def _restart_version(state: RunState) -> PolicyVersion:
+    """Where a trainer without living members starts again."""
+    return PolicyVersion(0) if state.checkpoint is None else state.checkpoint.version
+
+
+def _learn_if_due(draft: _Draft) -> None:
+    if draft.state.phase is Phase.LEARNING:
+        _learn(draft)
+
+
+def _learn(draft: _Draft) -> None:
+    """Start the next update, unless one runs or somebody who will be back is awaited."""
+    state = draft.state
+    waiting = any(w.duty in (Duty.LEARN, Duty.LEAVING) for w in state.workers.values())
+    if waiting or state.returning or not state.workers:
+        return
+    if _is_published(state):
+        _after_update(draft)
+        return
+    newest = max(worker.trained for worker in state.workers.values())
+    if newest >= state.target:
+        return  # trained, and about to be published
+    restore = None
+    if newest not in state.plans:
+        restore = state.checkpoint
+        newest = _restart_version(state)
+    commands = training.learn_commands(
+        job=state.job,
+        epoch=state.epoch,
+        spec=state.spec,
+        attempt=state.learn_attempt,
+        version=newest,
+        plan=state.plans[newest],
+        workers=[(w.info, w.trained) for w in state.workers.values()],
+        restore=restore,
+    )
+    for command in commands:
+        draft.assign(command.worker, Duty.LEARN)
+        draft.tell(command)
+
+
+def _learned(draft: _Draft, event: LearnFinished) -> None:
+    state = draft.state
+    if not _is_current(state, event) or event.attempt != state.learn_attempt:
+        return
+    worker = state.workers[event.worker]
+    if worker.duty is not Duty.LEARN:
+        return
+    draft.assign(event.worker, Duty.IDLE, trained=event.version)
+    _learn_if_due(draft)
+
+
+def _publish(draft: _Draft, event: PolicyPublished) -> None:
+    state = draft.state
+    policy = event.policy
+    if state.phase is not Phase.LEARNING or policy.version != state.target:
+        return
+    if event.attempt != state.learn_attempt or policy == state.policy:
+        return
+    if policy.version > state.version:
+        _release(draft, state.previous)
+        draft.set(previous=state.policy)
+    draft.set(policy=policy, version=policy.version)
+    _learn(draft)
+
+
+def _release(draft: _Draft, policy: PolicyRef | None) -> None:
+    """Weights in a checkpoint stay; those in flight only are let go."""
+    state = draft.state
+    if policy is None or policy.weights is None:
+        return
+    saved = state.checkpoint
+    if saved is None or saved.weights != policy.weights:
+        draft.tell(ReleasePolicy(job=state.job, weights=policy.weights))
+
+
+def _after_update(draft: _Draft) -> None:
+    state = draft.state
+    if state.round is not None:
+        draft.enter(Phase.ROLLING if state.round.purpose == "train" else Phase.EVALUATING)
+        if state.round.settled:
+            _close_round(draft)
+        else:
+            _roll_everybody(draft)
+        return
+    step = Step(state.step + 1)
+    draft.set(step=step)
+    algorithm = state.spec.algorithm
+    last = step >= algorithm.steps
+    if algorithm.eval_every > 0 and (last or step % algorithm.eval_every == 0):
+        _open_eval(draft)
+    elif last:
+        _end(draft, "done", None)
+    else:
+        _open_step(draft)
+
+
+def _checkpoint(draft: _Draft, event: CheckpointCommitted) -> None:
+    state, saved = draft.state, event.checkpoint
+    if state.checkpoint is not None and saved.version <= state.checkpoint.version:
+        return
+    past = [version for version in state.plans if version < saved.version]
+    draft.set(
+        checkpoint=saved,
+        plans={v: plan for v, plan in state.plans.items() if v not in past},
+    )
+    draft.tell(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))

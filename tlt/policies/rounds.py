@@ -1,0 +1,113 @@
+"""A round of rollouts: every member of every group ends scored or dropped, exactly once."""
+
+import msgspec
+
+from tlt.messages import RolloutDropped, RolloutFinished, RolloutScored
+from tlt.types import Attempt, PromptIndex, Purpose, Step
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    attempt: Attempt
+    reward: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of one member; a score may come before the answer that it is for."""
+
+    finished: Attempt | None = None
+    length: int = 0
+    score: Score | None = None
+    dropped: bool = False
+
+    @property
+    def reward(self) -> float | None:
+        """The score of the answer that counts, once both are here."""
+        if self.dropped or self.finished is None or self.score is None:
+            return None
+        return self.score.reward if self.score.attempt == self.finished else None
+
+    @property
+    def settled(self) -> bool:
+        return self.dropped or self.reward is not None
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    members: tuple[Answer, ...]
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    step: Step
+    purpose: Purpose
+    groups: dict[PromptIndex, Group]
+    unsettled: int
+    # how often entries went back to the queue; a worker that idles says up to which it looked
+    requeues: int = 0
+
+    @property
+    def settled(self) -> bool:
+        return self.unsettled == 0
+
+    def rewards(self) -> list[float]:
+        return [
+            answer.reward
+            for group in self.groups.values()
+            for answer in group.members
+            if answer.reward is not None
+        ]
+
+
+def open_round(
+    step: Step, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+) -> Round:
+    blank = Group((Answer(),) * members)
+    return Round(
+        step=step,
+        purpose=purpose,
+        groups=dict.fromkeys(prompts, blank),
+        unsettled=len(prompts) * members,
+    )
+
+
+def is_about(round_: Round, event: RolloutFinished | RolloutScored | RolloutDropped) -> bool:
+    group = round_.groups.get(event.prompt)
+    return (
+        event.step == round_.step
+        and event.purpose == round_.purpose
+        and group is not None
+        and 0 <= event.member < len(group.members)
+    )
+
+
+def settle(
+    round_: Round, event: RolloutFinished | RolloutScored | RolloutDropped
+) -> tuple[Round, bool]:
+    """The round after the event, and whether the event changed it."""
+    before = round_.groups[event.prompt].members[event.member]
+    if before.settled:
+        return round_, False
+    replace = msgspec.structs.replace
+    match event:
+        case RolloutFinished():
+            if before.finished is not None:
+                return round_, False
+            after = replace(before, finished=event.attempt, length=event.length)
+        case RolloutScored():
+            if before.finished is not None and before.finished != event.attempt:
+                return round_, False
+            if before.score is not None and before.score.attempt == event.attempt:
+                return round_, False
+            after = replace(before, score=Score(event.attempt, event.reward))
+        case RolloutDropped():
+            if before.finished is not None:
+                return round_, False
+            after = replace(before, dropped=True)
+    members = round_.groups[event.prompt].members
+    group = Group((*members[: event.member], after, *members[event.member + 1 :]))
+    return (
+        replace(
+            round_,
+            groups={**round_.groups, event.prompt: group},
+            unsettled=round_.unsettled - after.settled,
+        ),
+        True,
+    )

@@ -1,0 +1,160 @@
+"""What a worker and its ranks say to each other: length-prefixed frames over a socket pair.
+
+A frame's tensors are small or refer to blobs. This module is shared with the worker's actor and
+imports nothing that computes.
+"""
+
+import asyncio
+import mmap
+import select
+import socket
+import struct
+from typing import TypeAlias
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.errors import RankError
+from tlt.messages import (
+    Checkpoint,
+    Learn,
+    PolicyRef,
+    PromptIssued,
+    RolloutFinished,
+    UpdateMetrics,
+)
+from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, WorkerId
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Load(Frame, frozen=True, kw_only=True):
+    job: JobId
+    epoch: Epoch
+    spec: JobSpec
+    worker: WorkerId
+    incarnation: Incarnation
+    # where this job's blobs lie, in flight and committed
+    flight: str
+    committed: str
+
+
+class Unload(Frame, frozen=True, kw_only=True):
+    job: JobId
+
+
+class SwapPolicy(Frame, frozen=True, kw_only=True):
+    job: JobId
+    policy: PolicyRef
+
+
+class Decode(Frame, frozen=True, kw_only=True):
+    prompts: tuple[PromptIssued, ...]
+
+
+class Train(Frame, frozen=True, kw_only=True):
+    """`samples` holds this rank's rollouts, by minibatch, in the order of its shares."""
+
+    learn: Learn
+    local_rank: int
+    samples: tuple[tuple[RolloutFinished, ...], ...]
+
+
+class Ready(Frame, frozen=True, kw_only=True):
+    rendezvous: str
+
+
+class Trained(Frame, frozen=True, kw_only=True):
+    learn: Learn
+    version: PolicyVersion
+    seconds: float
+    # from the first rank of all
+    policy: PolicyRef | None
+    metrics: UpdateMetrics | None
+    checkpoint: Checkpoint | None
+
+
+class Refused(Frame, frozen=True, kw_only=True):
+    """The job cannot be run like this; trying again would not help."""
+
+    job: JobId
+    error: str
+
+
+ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Train
+FromRank: TypeAlias = Ready | RolloutFinished | Trained | Refused
+
+_LENGTH = struct.Struct("<Q")
+_encode = msgspec.msgpack.Encoder().encode
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+
+
+def pack(frame: ToRank | FromRank) -> bytes:
+    body = _encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_from_rank(reader: asyncio.StreamReader) -> FromRank:
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return _from_rank.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise RankError("the rank hung up") from error
+
+
+class RankChannel:
+    """The rank's end: it looks for commands between two computations and never waits in one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._buffer = bytearray()
+
+    def send(self, frame: FromRank) -> None:
+        self._socket.sendall(pack(frame))
+
+    def receive(self, *, wait: bool) -> list[ToRank]:
+        """What has arrived, at least one frame if told to wait. EOFError: the worker is gone."""
+        frames = self._frames()
+        while not frames and self._readable(wait):
+            chunk = self._socket.recv(1 << 20)
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+            frames = self._frames()
+        return frames
+
+    def _readable(self, wait: bool) -> bool:
+        return bool(select.select([self._socket], [], [], None if wait else 0)[0])
+
+    def _frames(self) -> list[ToRank]:
+        frames: list[ToRank] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(_to_rank.decode(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return frames
+
+
+class Progress:
+    """Two numbers in memory that a rank shares with its worker: work done, requests running."""
+
+    _LAYOUT = struct.Struct("<QQ")
+    SIZE = _LAYOUT.size
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, self.SIZE)
+        self._done = 0
+
+    def report(self, running: int) -> None:
+        self._done += 1
+        self._LAYOUT.pack_into(self._memory, 0, self._done, running)
+
+    def read(self) -> tuple[int, int]:
+        done, running = self._LAYOUT.unpack_from(self._memory)
+        return done, running

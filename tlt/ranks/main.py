@@ -1,0 +1,153 @@
+"""The compute process: one loop that takes commands at a boundary, computes to the next, reports.
+
+Started by its worker as `python -m tlt.ranks.main SOCKET PROGRESS DEVICE HOST`. It ends when its
+worker does. Whatever it cannot do is either the job's fault (`Refused`) or the end of this process:
+nothing is repaired in here.
+"""
+
+import sys
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from tlt.blobs import Blobs
+from tlt.engine.native import NativeEngine
+from tlt.errors import ConfigError
+from tlt.learn import group as groups
+from tlt.models.folder import load_llama
+from tlt.models.tokenizer import Tokenizer
+from tlt.ranks.frames import (
+    Decode,
+    Load,
+    Progress,
+    RankChannel,
+    Ready,
+    Refused,
+    SwapPolicy,
+    ToRank,
+    Train,
+    Unload,
+)
+from tlt.ranks.learning import LearnDuty
+from tlt.ranks.rollout import RolloutDuty
+from tlt.types import JobId, PolicyVersion
+
+
+class Job:
+    """What a rank holds for the job in hand; the trainer is brought up when it is first needed."""
+
+    def __init__(self, load: Load, device: torch.device, progress: Progress) -> None:
+        spec = load.spec
+        self.id = load.job
+        self._load = load
+        self._device = device
+        self._progress = progress
+        self._blobs = Blobs(Path(load.flight), Path(load.committed))
+        model = load_llama(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
+        tokenizer = Tokenizer(spec.policy.path)
+        positions = model.config.max_positions
+        context = min(positions, spec.policy.max_context or positions)
+        engine = NativeEngine(
+            model,
+            decode_text=tokenizer.decode,
+            slots=spec.rollout.slots,
+            max_context=context,
+            device=device,
+            version=PolicyVersion(0),
+        )
+        self.rollout = RolloutDuty(load, engine, tokenizer.stop_tokens(), context, self._blobs)
+        self._learn: LearnDuty | None = None
+
+    @property
+    def learn(self) -> LearnDuty:
+        if self._learn is None:
+            self._learn = LearnDuty(
+                self._load, self._device, self._blobs, lambda: self._progress.report(1)
+            )
+        return self._learn
+
+    def close(self) -> None:
+        self.rollout.engine.close()
+
+
+class Rank:
+    def __init__(self, channel: RankChannel, progress: Progress, device: torch.device) -> None:
+        self._channel = channel
+        self._progress = progress
+        self._device = device
+        self._job: Job | None = None
+
+    def run(self) -> None:
+        while True:
+            job = self._job
+            running = job is not None and job.rollout.engine.running > 0
+            for command in self._channel.receive(wait=not running):
+                self._obey(command)
+            job = self._job
+            if job is None:
+                continue
+            if job.rollout.engine.running:
+                for rollout in job.rollout.step():
+                    self._channel.send(rollout)
+            self._progress.report(job.rollout.engine.running)
+
+    def _obey(self, command: ToRank) -> None:
+        match command:
+            case Load():
+                self._close()
+                try:
+                    self._job = Job(command, self._device, self._progress)
+                except ConfigError as error:
+                    self._channel.send(Refused(job=command.job, error=str(error)))
+            case Unload():
+                self._close()
+            case SwapPolicy():
+                if job := self._current(command.job):
+                    job.rollout.swap(command.policy)
+            case Decode():
+                if job := self._current(command.prompts[0].job):
+                    job.rollout.submit(command.prompts)
+            case Train():
+                if job := self._current(command.learn.job):
+                    self._train(job, command)
+            case _:
+                assert_never(command)
+
+    def _train(self, job: Job, command: Train) -> None:
+        try:
+            trained = job.learn.train(command)
+        except ConfigError as error:
+            self._channel.send(Refused(job=job.id, error=str(error)))
+            return
+        job.rollout.adopt(trained.version, job.learn.learner.weights())
+        self._channel.send(trained)
+
+    def _current(self, job: JobId) -> Job | None:
+        return self._job if self._job is not None and self._job.id == job else None
+
+    def _close(self) -> None:
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+
+def main() -> None:
+    channel = RankChannel(int(sys.argv[1]))
+    progress = Progress(int(sys.argv[2]))
+    device = torch.device(sys.argv[3])
+    host = sys.argv[4]
+    torch.set_num_threads(1)
+    # The store lives as long as this process: other ranks meet there.
+    store, port = groups.serve(host)
+    channel.send(Ready(rendezvous=f"{host}:{port}"))
+    try:
+        Rank(channel, progress, device).run()
+    except EOFError:
+        return
+    finally:
+        del store
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A rank's half of a rollout: prompts become requests, completions become `RolloutFinished`."""
+
+import numpy as np
+import torch
+
+from tlt.blobs import Blobs
+from tlt.config import JobSpec
+from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
+from tlt.messages import DrafterSpan, OriginSpan, PolicyRef, PromptIssued, RolloutFinished
+from tlt.models.weights import read_weights
+from tlt.ranks.frames import Load
+from tlt.types import PolicyVersion, Purpose
+
+
+class RolloutDuty:
+    def __init__(
+        self, load: Load, engine: Engine, stop_tokens: frozenset[int], context: int, blobs: Blobs
+    ) -> None:
+        self.engine = engine
+        self.version = PolicyVersion(0)
+        self._load = load
+        self._spec = load.spec
+        self._stop_tokens = stop_tokens
+        self._context = context
+        self._blobs = blobs
+        self._issued: dict[int, PromptIssued] = {}
+        self._next_id = 0
+
+    def submit(self, prompts: tuple[PromptIssued, ...]) -> None:
+        requests: list[Request] = []
+        for prompt in prompts:
+            requests.append(self._request(self._next_id, prompt))
+            self._issued[self._next_id] = prompt
+            self._next_id += 1
+        self.engine.submit(requests)
+
+    def step(self) -> list[RolloutFinished]:
+        return [self._finished(completion) for completion in self.engine.step()]
+
+    def swap(self, policy: PolicyRef) -> None:
+        """Versions that are held already cost nothing."""
+        if policy.version == self.version or policy.weights is None:
+            return
+        self.adopt(policy.version, read_weights(self._blobs.path(policy.weights)))
+
+    def adopt(self, version: PolicyVersion, weights: "dict[str, torch.Tensor]") -> None:
+        self.engine.swap_weights(version, weights)
+        self.version = version
+
+    def _request(self, id_: int, prompt: PromptIssued) -> Request:
+        rollout = self._spec.rollout
+        return Request(
+            id=id_,
+            prompt=prompt.tokens,
+            key=NoiseKey(
+                seed=self._spec.seed,
+                step=prompt.step,
+                purpose=prompt.purpose,
+                prompt=prompt.prompt,
+                member=prompt.member,
+            ),
+            sampling=sampling(self._spec, prompt.purpose),
+            max_new_tokens=min(rollout.max_new_tokens, self._context - len(prompt.tokens)),
+            stop_tokens=self._stop_tokens,
+            stop_strings=tuple(rollout.stop),
+        )
+
+    def _finished(self, completion: Completion) -> RolloutFinished:
+        prompt = self._issued.pop(completion.id)
+        drawn = sampling(self._spec, prompt.purpose)
+        length = len(completion.tokens)
+        return RolloutFinished(
+            job=prompt.job,
+            epoch=prompt.epoch,
+            step=prompt.step,
+            attempt=prompt.attempt,
+            worker=self._load.worker,
+            incarnation=self._load.incarnation,
+            purpose=prompt.purpose,
+            prompt=prompt.prompt,
+            member=prompt.member,
+            prompt_tokens=prompt.tokens,
+            tokens=self._blobs.pack(np.asarray(completion.tokens, dtype=np.int32)),
+            logprobs=self._blobs.pack(np.asarray(completion.logprobs, dtype=np.float32)),
+            text=completion.text,
+            temperature=drawn.temperature,
+            top_k=drawn.top_k,
+            top_p=drawn.top_p,
+            min_p=drawn.min_p,
+            policies=completion.policies,
+            drafters=(DrafterSpan(version=None, tokens=length),),
+            origins=(OriginSpan(origin="plain", tokens=length),),
+            batches=completion.batches,
+            decode_seconds=completion.decode_seconds,
+            stop=completion.stop,
+        )
+
+
+def sampling(spec: JobSpec, purpose: Purpose) -> Sampling:
+    rollout = spec.rollout
+    return Sampling(
+        temperature=rollout.temperature if purpose == "train" else rollout.eval_temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+    )

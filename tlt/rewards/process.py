@@ -1,0 +1,71 @@
+"""Users' code runs here, in a process that may be ended: `python -m tlt.rewards.process FD`.
+
+One question in, one answer out; an exception is an answer.
+"""
+
+import math
+import socket
+import struct
+import sys
+from typing import Any
+
+import msgspec
+
+from tlt.config import RewardSpec
+from tlt.errors import ConfigError
+from tlt.rewards.verifiers import Verifier, load_verifier
+
+LENGTH = struct.Struct("<Q")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    completion: str
+    answer: Any
+    row: dict[str, Any]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    reward: float = 0.0
+    error: str | None = None
+    # the verifier itself cannot be had: no answer will ever be scored
+    fatal: bool = False
+
+
+def judge(verifier: Verifier, question: Question) -> Verdict:
+    try:
+        reward = float(verifier(question.completion, question.answer, question.row))
+    except Exception as error:  # whatever the user's code raises
+        return Verdict(error=f"{type(error).__name__}: {error}")
+    if not math.isfinite(reward):
+        return Verdict(error=f"the reward is {reward}")
+    return Verdict(reward=reward)
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    stream = link.makefile("rwb")
+    decoder = msgspec.msgpack.Decoder(Question)
+    spec = msgspec.msgpack.decode(_read(stream), type=RewardSpec)
+    try:
+        verifier = load_verifier(spec)
+    except ConfigError as error:
+        _write(stream, Verdict(error=str(error), fatal=True))
+        return
+    _write(stream, Verdict())
+    while body := _read(stream):
+        _write(stream, judge(verifier, decoder.decode(body)))
+
+
+def _read(stream: Any) -> bytes:
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+
+
+def _write(stream: Any, verdict: Verdict) -> None:
+    body = msgspec.msgpack.encode(verdict)
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A verifier reads an answer and says what it is worth; the built-in ones say 1 or 0."""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tlt.config import RewardSpec
+from tlt.dataset import Row
+from tlt.errors import ConfigError
+
+# (completion, answer, row) -> reward
+Verifier = Callable[[str, Any, Row], float]
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_BOXED = "\\boxed{"
+
+
+def load_verifier(spec: RewardSpec) -> Verifier:
+    match spec.kind:
+        case "final_answer":
+            return lambda text, answer, row: float(_after(text, spec.marker) == _text(answer))
+        case "numeric":
+            return lambda text, answer, row: float(
+                _same_number(_last_number(text), _last_number(_text(answer)), spec.tolerance)
+            )
+        case "regex":
+            pattern = _compiled(spec.pattern or "")
+            return lambda text, answer, row: float(_captured(pattern, text) == _text(answer))
+        case "boxed":
+            return lambda text, answer, row: float(_boxed(text) == _text(answer))
+        case "function":
+            return _users_function(spec.function or "")
+
+
+def _users_function(dotted: str) -> Verifier:
+    """`reward(prompt_row, completion)` as users write it: keyword arguments, by name."""
+    place, _, name = dotted.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
+    module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"reward.function: {place} has no function '{name}'")
+
+    def verify(text: str, answer: Any, row: Row) -> float:
+        return float(function(completion=text, answer=answer, row=row))  # pyright: ignore[reportArgumentType]
+
+    return verify
+
+
+def _module(dotted: str) -> ModuleType:
+    try:
+        return importlib.import_module(dotted)
+    except Exception as error:  # importing runs the user's code
+        raise ConfigError(
+            f"reward.function: {dotted} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _file_module(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None or not path.is_file():
+        raise ConfigError(f"reward.function: {path}: no such file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # the user's code
+        raise ConfigError(
+            f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _text(answer: Any) -> str:
+    return str(answer).strip()
+
+
+def _after(text: str, marker: str) -> str | None:
+    _, found, rest = text.rpartition(marker)
+    return rest.strip() if found else None
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _same_number(left: float | None, right: float | None, tolerance: float) -> bool:
+    if left is None or right is None:
+        return False
+    return abs(left - right) <= tolerance * max(1.0, abs(right))
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"reward.pattern: '{pattern}': {error}") from error
+
+
+def _captured(pattern: re.Pattern[str], text: str) -> str | None:
+    """The last match's first group, or the whole match where there is none."""
+    last = None
+    for found in pattern.finditer(text):
+        last = found
+    if last is None:
+        return None
+    captured = last.group(1) if pattern.groups else last.group(0)
+    return None if captured is None else captured.strip()
+
+
+def _boxed(text: str) -> str | None:
+    start = text.rfind(_BOXED)
+    if start < 0:
+        return None
+    depth = 1
+    begin = start + len(_BOXED)
+    for place in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[begin:place].strip()
+    return None

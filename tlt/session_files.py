@@ -1,0 +1,68 @@
+"""A session's folder: what it was started with, and whether it is up."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from tlt.config import SessionSpec
+from tlt.errors import NoSession
+
+SESSION_FILE = "session.json"
+READY_FILE = "ready.json"
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    error: str | None
+
+
+def home() -> Path:
+    return Path(os.environ.get("TLT_HOME", "~/.tlt")).expanduser()
+
+
+def session_folder(name: str) -> Path:
+    return home() / "sessions" / name
+
+
+def write_session(spec: SessionSpec) -> None:
+    folder = Path(spec.folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _replace(folder / SESSION_FILE, msgspec.json.format(msgspec.json.encode(spec)))
+
+
+def load_session(folder: Path) -> SessionSpec:
+    try:
+        return msgspec.json.decode((folder / SESSION_FILE).read_bytes(), type=SessionSpec)
+    except FileNotFoundError as error:
+        raise NoSession(f"there is no session '{folder.name}': start one with `tlt up`") from error
+
+
+def write_ready(folder: Path, ready: Ready) -> None:
+    _replace(folder / READY_FILE, msgspec.json.encode(ready))
+
+
+def read_ready(folder: Path) -> Ready | None:
+    try:
+        return msgspec.json.decode((folder / READY_FILE).read_bytes(), type=Ready)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def is_up(folder: Path) -> bool:
+    """Its keeper holds the lock as long as it lives, however it ends."""
+    try:
+        with open(folder / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _replace(file: Path, content: bytes) -> None:
+    unfinished = file.with_name(f".{file.name}")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, file)

@@ -1,0 +1,58 @@
+"""The way to Redis: one place that knows its errors, its time-outs and its retries."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis.exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from tlt.errors import StoreError
+
+# redis-py annotates every reply as a union over options that the checker cannot see.
+Connection = Any
+Transaction = Any
+GONE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+_Result = TypeVar("_Result")
+
+
+def connect(url: str) -> Connection:
+    """A client whose calls fail at once; `persistently` is how to outlast a restart.
+
+    redis-py's default socket time-out of five seconds breaks longer blocking reads.
+    """
+    try:
+        return Redis.from_url(
+            url,
+            socket_timeout=30,
+            socket_connect_timeout=5,
+            retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
+        )
+    except ValueError as error:
+        raise StoreError(f"{url}: not a Redis URL: {error}") from error
+
+
+async def check(connection: Connection, url: str) -> None:
+    """One clear error where no Redis answers."""
+    try:
+        await connection.ping()
+        info: dict[str, Any] = await connection.info("server")
+    except (*GONE, redis.exceptions.RedisError) as error:
+        raise StoreError(f"no Redis answers at {url}: {error}") from error
+    version = str(info["redis_version"])
+    if tuple(map(int, version.split(".")[:2])) < (6, 2):
+        raise StoreError(f"the Redis at {url} is {version}; 6.2 or newer is needed")
+
+
+async def persistently(
+    call: Callable[[], Awaitable[_Result]], pause: Callable[[float], Awaitable[None]]
+) -> _Result:
+    """Repeat an idempotent call until Redis is back."""
+    delay = 0.05
+    while True:
+        try:
+            return await call()
+        except GONE:
+            await pause(delay)
+            delay = min(delay * 2, 1.0)

@@ -1,0 +1,57 @@
+"""A worker whose lease ended writes nothing: its transactions fail, whenever it wakes up."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import redis.exceptions
+
+from tlt.errors import TltError
+from tlt.store.connection import Connection, Transaction
+from tlt.store.keys import Keys
+from tlt.types import Incarnation, WorkerId
+
+
+class Fenced(TltError):
+    """Another incarnation took this one's place."""
+
+
+async def admit(
+    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
+) -> None:
+    """From now on only this incarnation and later ones may write."""
+    await connection.hset(keys.fence, worker, incarnation)
+
+
+async def shut_out(
+    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
+) -> None:
+    await connection.hset(keys.fence, worker, incarnation + 1)
+
+
+@asynccontextmanager
+async def transaction(
+    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
+) -> AsyncGenerator[Transaction]:
+    """Fill it in the body; it is executed at its end, or Fenced is raised and nothing happens."""
+    async with connection.pipeline(transaction=True) as pipe:
+        await pipe.watch(keys.fence)
+        _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
+        pipe.multi()
+        yield pipe
+        commands = list(pipe.command_stack)
+        while True:
+            try:
+                await pipe.execute()
+            except redis.exceptions.WatchError:
+                # Somebody's fence moved, hardly ever ours: look, and say the same again.
+                await pipe.watch(keys.fence)
+                _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
+                pipe.multi()
+                pipe.command_stack = list(commands)
+            else:
+                return
+
+
+def _refuse(least: bytes | None, worker: WorkerId, incarnation: Incarnation) -> None:
+    if least is not None and incarnation < int(least):
+        raise Fenced(f"{worker}: incarnation {incarnation} is over, {int(least)} has its place")

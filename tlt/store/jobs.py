@@ -1,0 +1,60 @@
+"""Jobs as users see them: submitted, listed, cancelled. What is acknowledged here is durable."""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from tlt.config import JobSpec, SessionSpec
+from tlt.messages import AnyEvent, JobCancelRequested, JobRecord, JobSubmitted
+from tlt.store.codec import Codec
+from tlt.store.connection import Connection
+from tlt.store.keys import Keys
+from tlt.store.stream import Stream
+from tlt.types import JobId
+
+_events = Codec[AnyEvent](AnyEvent)
+ENDED = frozenset({"done", "failed", "cancelled"})
+
+
+def new_record(job: JobId, spec: JobSpec, runs: str) -> JobRecord:
+    return JobRecord(
+        job=job,
+        status="queued",
+        error=None,
+        submitted=time.time(),
+        folder=str(Path(runs) / job),
+        spec=spec,
+    )
+
+
+class Jobs:
+    def __init__(self, connection: Connection, session: SessionSpec) -> None:
+        self._connection = connection
+        self._keys = Keys(session.name)
+        self._runs = session.runs
+        self._events = Stream(connection, self._keys.events, _events)
+
+    async def submit(self, spec: JobSpec) -> JobRecord:
+        number = await self._connection.incr(self._keys.job_numbers)
+        record = new_record(JobId(f"{spec.name}-{number}"), spec, self._runs)
+        async with self._connection.pipeline(transaction=True) as transaction:
+            transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
+            self._events.add(transaction, JobSubmitted(job=record.job, spec=spec))
+            await transaction.execute()
+        return record
+
+    async def get(self, job: JobId) -> JobRecord | None:
+        raw = await self._connection.hget(self._keys.jobs, job)
+        return None if raw is None else msgspec.json.decode(raw, type=JobRecord)
+
+    async def all(self) -> list[JobRecord]:
+        """In the order of submission."""
+        raw = await self._connection.hvals(self._keys.jobs)
+        records = [msgspec.json.decode(record, type=JobRecord) for record in raw]
+        return sorted(records, key=lambda record: record.submitted)
+
+    async def cancel(self, job: JobId) -> None:
+        async with self._connection.pipeline(transaction=True) as transaction:
+            self._events.add(transaction, JobCancelRequested(job=job))
+            await transaction.execute()

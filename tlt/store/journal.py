@@ -1,0 +1,125 @@
+"""The journal: one writer, every event in the order in which `decide` consumed it.
+
+A line holds the event, what else `decide` was given, and a digest of the commands that came
+out. A torn last line is no entry. Lines beyond what the store names as committed were never
+decided: a successor cuts them off and decides again.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from tlt.errors import JournalError
+from tlt.messages import AnyEvent, Command
+from tlt.types import Digest
+
+FILE_NAME = "journal.jsonl"
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int
+    at: float
+    event: AnyEvent
+    commands: Digest
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """After so many entries and bytes."""
+
+    entries: int = 0
+    bytes: int = 0
+
+
+START = Position()
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(JournalEntry)
+_commands = msgspec.msgpack.Encoder()
+
+
+def digest(commands: Sequence[Command]) -> Digest:
+    return Digest(hashlib.blake2b(_commands.encode(commands), digest_size=12).hexdigest())
+
+
+class Journal:
+    def __init__(self, folder: Path, committed: Position) -> None:
+        self.path = folder / FILE_NAME
+        self.position = committed
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            size = self._file.seek(0, os.SEEK_END)
+            if size < committed.bytes:
+                raise JournalError(
+                    f"{self.path}: {size} bytes, but {committed.bytes} were committed"
+                )
+            self._file.truncate(committed.bytes)
+        except OSError as error:
+            raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+    def append(self, entries: Sequence[tuple[float, AnyEvent, Sequence[Command]]]) -> None:
+        lines = bytearray()
+        for offset, (at, event, commands) in enumerate(entries):
+            entry = JournalEntry(
+                seq=self.position.entries + offset,
+                at=at,
+                event=event,
+                commands=digest(commands),
+            )
+            lines += _encoder.encode(entry) + b"\n"
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
+        self.position = Position(
+            self.position.entries + len(entries), self.position.bytes + len(lines)
+        )
+
+    def roll_back(self, position: Position) -> None:
+        """Cut off what was appended but not committed."""
+        self._file.truncate(position.bytes)
+        self.position = position
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path, start: Position = START) -> Iterator[JournalEntry]:
+    """The whole entries after a position."""
+    for entry, _ in follow(path, start):
+        yield entry
+
+
+def follow(path: Path, start: Position = START) -> Iterator[tuple[JournalEntry, Position]]:
+    """Entries and the position after each, up to where the file ends now."""
+    position = start
+    try:
+        with open(path, "rb") as file:
+            file.seek(start.bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                entry = _decode(path, line, position)
+                position = Position(position.entries + 1, position.bytes + len(line))
+                yield entry, position
+    except FileNotFoundError as error:
+        raise JournalError(f"{path}: there is no journal") from error
+
+
+def _decode(path: Path, line: bytes, position: Position) -> JournalEntry:
+    try:
+        entry = _decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise JournalError(f"{path}: entry {position.entries} cannot be read: {error}") from error
+    if entry.seq != position.entries:
+        raise JournalError(f"{path}: entry {entry.seq} stands where {position.entries} should")
+    return entry
