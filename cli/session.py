@@ -1,9 +1,11 @@
 """Starting a session in the background, finding one, ending one."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,11 +17,14 @@ from tlt.session_files import (
     load_session,
     read_ready,
     session_folder,
+    short_folder,
     write_session,
 )
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 def find_session(name: str) -> SessionSpec:
@@ -29,7 +34,43 @@ def find_session(name: str) -> SessionSpec:
     return load_session(folder)
 
 
-def start_session(spec: SessionSpec) -> int:
+def new_session(
+    name: str,
+    *,
+    workers: int | None,
+    ranks: int,
+    redis_url: str | None,
+    runs: Path,
+    device: str,
+) -> SessionSpec:
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: cpu or cuda")
+    if redis_url is not None and not redis_url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"--redis-url {redis_url}: write redis://, rediss:// or unix://")
+    folder = session_folder(name)
+    runs = runs.expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        runs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=runs):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{error.filename or runs}: {error.strerror}") from error
+    short = short_folder(folder)
+    shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    return SessionSpec(
+        name=name,
+        folder=str(folder),
+        runs=str(runs),
+        flight=str(shared / f"{short.name}-blobs"),
+        redis_url=redis_url or f"unix://{short / 'redis.sock'}",
+        workers=workers or max(1, len(os.sched_getaffinity(0)) // ranks),
+        ranks_per_worker=ranks,
+        device="cuda" if device == "cuda" else "cpu",
+    )
+
+
+def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     """Start the keeper in the background and wait until it is up; returns its process id."""
     folder = Path(spec.folder)
     if is_up(folder):
@@ -45,6 +86,7 @@ def start_session(spec: SessionSpec) -> int:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=_end_with_parent if ends_with_us else None,
             cwd="/",
         )
     deadline = time.monotonic() + _START_SECONDS
@@ -72,3 +114,7 @@ def stop_session(name: str) -> None:
         if time.monotonic() > deadline:
             raise TltError(f"session '{name}' (process {ready.pid}) does not end")
         time.sleep(0.05)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -27,7 +27,8 @@ class Blobs:
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
         ref = BlobRef(
-            digest=Digest(hashlib.blake2b(data, digest_size=20).hexdigest()), bytes=len(data)
+            digest=Digest(hashlib.blake2b(data, digest_size=20).hexdigest()),
+            bytes=memoryview(data).nbytes,
         )
         _write(self.committed if commit else self.flight, ref, data, durable=commit)
         return ref
@@ -41,7 +42,10 @@ class Blobs:
 
     def get(self, ref: BlobRef) -> bytes:
         path = self.path(ref)
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BlobError(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) != ref.bytes:
             raise BlobError(f"{path}: {len(data)} bytes, {ref.bytes} expected")
         if hashlib.blake2b(data, digest_size=20).hexdigest() != ref.digest:

@@ -1,6 +1,7 @@
 """Job and session specs: frozen, loaded and validated once; an unknown key names its near miss."""
 
 import difflib
+import math
 import re
 import typing
 from pathlib import Path
@@ -16,11 +17,16 @@ class _Yaml(yaml.SafeLoader):
     """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number."""
 
 
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class _YamlOut(yaml.SafeDumper):
+    """Quotes the text that _Yaml would read as a number."""
+
+
+for _side in (_Yaml, _YamlOut):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +42,9 @@ class PolicySpec(Section, frozen=True, kw_only=True):
     path: str
     max_context: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        _require(self.max_context is None or self.max_context > 0, "max_context must be above 0")
 
 
 class DataSpec(Section, frozen=True, kw_only=True):
@@ -64,6 +73,9 @@ class RewardSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
+        _require(self.marker != "", "marker must not be empty")
+        _require(self.tolerance >= 0, "tolerance must be 0 or more")
+        _require(math.isfinite(self.on_error), "on_error must be a finite number")
         _require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
         _require(
             self.kind != "function" or self.function is not None,
@@ -112,6 +124,9 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         _require(self.importance_cap >= 1, "importance_cap must be at least 1")
         _require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
         _require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
+        _require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")
+        _require(self.weight_decay >= 0, "weight_decay must be 0 or more")
+        _require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
         _require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
         _require(self.clip_high > 0, "clip_high must be above 0")
         _require(self.gradient_clip > 0, "gradient_clip must be above 0")
@@ -211,12 +226,14 @@ class SessionSpec(Section, frozen=True, kw_only=True):
 def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
     """Read a YAML spec; paths in it are relative to its folder."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
     try:
         raw: Any = yaml.load(text, Loader=_Yaml)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
         raise ConfigError(f"{path}: not valid YAML: {_one_line(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a spec is a mapping with the sections policy, data, reward, …")
@@ -235,7 +252,7 @@ def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
 
 
 def to_yaml(spec: JobSpec) -> str:
-    return yaml.safe_dump(msgspec.to_builtins(spec), sort_keys=False)
+    return yaml.dump(msgspec.to_builtins(spec), Dumper=_YamlOut, sort_keys=False)
 
 
 def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
@@ -271,7 +288,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {section} is not a section")
     try:
         place[last] = yaml.load(value, Loader=_Yaml)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {override}: {_one_line(error)}") from error
 
 

@@ -3,7 +3,6 @@
 Every row that is read is whole: what is missing or malformed is an error with its file and line.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,14 @@ def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = msgspec.json.decode(line)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise DataError(f"{place}: a row is a JSON object")
@@ -66,7 +65,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", row
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 

@@ -441,6 +441,16 @@ class ReleasePolicy(Command, frozen=True, kw_only=True):
     weights: BlobRef
 
 
+class RecordRound(Command, frozen=True, kw_only=True):
+    """A round is over; these are the rewards of the answers that were scored."""
+
+    job: JobId
+    step: Step
+    purpose: Purpose
+    version: PolicyVersion
+    rewards: tuple[float, ...]
+
+
 class KeepBest(Command, frozen=True, kw_only=True):
     """These weights scored best so far: commit them to the run's folder."""
 
@@ -488,6 +498,7 @@ RunCommand: TypeAlias = (
     | KeepRollout
     | ForgetRollouts
     | ReleasePolicy
+    | RecordRound
     | KeepBest
     | FinishRun
 )

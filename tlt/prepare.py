@@ -4,6 +4,7 @@ Runs as a process of its own (`python -m tlt.prepare FOLDER`): reads spec.json i
 folder, writes the tokenised prompts beside it and says on stdout how many, or what is wrong.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,14 @@ def _tokenised(
 
 
 def main() -> None:
+    folder = Path(sys.argv[1])
     try:
-        prepared = prepare(Path(sys.argv[1]))
+        with contextlib.redirect_stdout(sys.stderr):  # importing a user's module may print
+            prepared = prepare(folder)
     except TltError as error:
         prepared = Prepared(error=str(error))
     except OSError as error:
-        prepared = Prepared(error=f"{error.filename}: {error.strerror}")
+        prepared = Prepared(error=f"{error.filename or folder}: {error.strerror}")
     sys.stdout.buffer.write(msgspec.json.encode(prepared))
 
 

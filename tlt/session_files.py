@@ -1,7 +1,9 @@
 """A session's folder: what it was started with, and whether it is up."""
 
 import fcntl
+import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,12 @@ def home() -> Path:
 
 def session_folder(name: str) -> Path:
     return home() / "sessions" / name
+
+
+def short_folder(folder: Path) -> Path:
+    """For sockets, whose paths must be short."""
+    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=5).hexdigest()
+    return Path(tempfile.gettempdir()) / f"tlt-{os.getuid()}-{name}"
 
 
 def write_session(spec: SessionSpec) -> None:

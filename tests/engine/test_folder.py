@@ -60,7 +60,10 @@ def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
 
 
 def write(name: str, text: str) -> Edit:
-    return lambda folder: (folder / name).write_text(text) and None
+    def edit(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return edit
 
 
 def remove(name: str) -> Edit:

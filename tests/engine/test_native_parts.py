@@ -1,12 +1,14 @@
 """The native engine's own parts: noise, stop strings, the timeline."""
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 
 from tlt.engine.base import NoiseKey
 from tlt.engine.native.noise import Noise, key_word
+from tlt.engine.native.segments import cheapest_segments
 from tlt.engine.native.stopping import completes_stop_string
 from tlt.engine.native.timeline import Timeline
 from tlt.types import Member, PromptIndex, Step
@@ -66,7 +68,7 @@ def test_a_stop_string_is_found_exactly_when_it_first_appears() -> None:
     pieces = ["", "a", "b", "ab", "ba", "aab", ""]
     dice = random.Random(3)
 
-    def decode(tokens: list[int]) -> str:
+    def decode(tokens: Sequence[int]) -> str:
         return "".join(pieces[token] for token in tokens)
 
     for _ in range(300):
@@ -92,3 +94,16 @@ def test_a_timeline_tells_any_stretch() -> None:
                 spans = timeline.spans(start, end)
                 assert [v for v, n in spans for _ in range(n)] == values[start:end]
                 assert all(a != b for (a, _), (b, _) in pairwise(spans))
+
+
+def test_segments_cover_the_batch_and_set_a_long_row_apart() -> None:
+    lengths = [30, 41, 35, 2900, 38, 38, 38, 900, 905]
+    segments = cheapest_segments(lengths)
+    assert [i for s in segments for i in range(s.first, s.last)] == list(range(len(lengths)))
+    assert [(s.width, s.level) for s in segments] == [
+        (41, False),
+        (2900, True),
+        (38, True),
+        (905, False),
+    ]
+    assert len(cheapest_segments([50] * 64)) == 1

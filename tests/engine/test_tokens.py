@@ -91,6 +91,16 @@ def test_a_retry_repeats_and_another_member_does_not(make_engine: MakeEngine, fo
     assert reseeded != first
 
 
+def test_long_rows_among_short_ones(make_engine: MakeEngine, folder: Path) -> None:
+    prompts = random_prompts(11, shortest=2, longest=6)
+    for place in (4, 9):
+        prompts.insert(place, random_prompts(1, shortest=170, longest=170)[0])
+    requests = [ask(i, p, max_new_tokens=6) for i, p in enumerate(prompts)]
+    done = answers(make_engine(folder, slots=13, max_context=200), requests)
+    for r in requests:
+        assert done[r.id].tokens == greedy_answer(folder, r.prompt, 6)
+
+
 def test_siblings_share_a_prefill_and_still_answer_right(
     make_engine: MakeEngine, folder: Path
 ) -> None:

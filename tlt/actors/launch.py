@@ -6,13 +6,11 @@ Runs as `python -m tlt.actors.launch FOLDER`; a lock on the folder makes it the 
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +22,7 @@ import structlog
 from tlt.errors import TltError
 from tlt.logs import write_logs_to
 from tlt.messages import Heartbeat
-from tlt.session_files import READY_FILE, Ready, load_session, write_ready
+from tlt.session_files import Ready, load_session, short_folder, write_ready
 from tlt.store.connection import check, connect
 from tlt.store.keys import Keys
 from tlt.store.server import EmbeddedRedis
@@ -64,7 +62,6 @@ class Keeper:
                 self.redis.start()
 
     def stop(self) -> None:
-        (self.folder / READY_FILE).unlink(missing_ok=True)
         if "ray" in sys.modules:
             import ray
 
@@ -81,7 +78,7 @@ class Keeper:
         self._lock = open(self.folder / "lock", "ab")  # noqa: SIM115
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise TltError(f"session '{self.spec.name}' is already up") from error
 
     def _owns_redis(self) -> bool:
@@ -103,13 +100,16 @@ class Keeper:
             token.touch(mode=0o600)
             token.write_text(os.urandom(32).hex())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-        # Ray asks before it gives CPU actors no GPU; and would report its use over the network
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        # Ray would run its workers, and so our ranks, at a lower priority than everything else.
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
         import ray
 
         ray.init(
             address="local",
+            # one host: nothing listens beyond it
+            _node_ip_address="127.0.0.1",
             num_cpus=self.spec.workers * self.spec.ranks_per_worker,
             include_dashboard=False,
             log_to_driver=False,
@@ -154,12 +154,6 @@ class Keeper:
             await connection.aclose()
 
 
-def short_folder(folder: Path) -> Path:
-    """For sockets, whose paths must be short."""
-    name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=5).hexdigest()
-    return Path(tempfile.gettempdir()) / f"tlt-{os.getuid()}-{name}"
-
-
 def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
     """For each worker and rank: the cores that it has for itself; none where there are too few."""
     available = sorted(os.sched_getaffinity(0))
@@ -177,19 +171,24 @@ def main() -> None:
     folder = Path(sys.argv[1])
     write_logs_to(folder / "logs", "keeper")
     stop = threading.Event()
-    for signal_ in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signal_, lambda *_: stop.set())
+    _stop_on_signals(stop)
     keeper = Keeper(folder)
     try:
         keeper.start()
+        _stop_on_signals(stop)  # ray.init put its own handlers there, which exit at once
         keeper.keep(stop)
     except Exception as error:  # told to whoever waits for the session, then the end
         _log.exception("the session cannot go on")
         complaint = str(error) if isinstance(error, TltError) else repr(error)
-        keeper.stop()
         write_ready(folder, Ready(pid=os.getpid(), error=complaint))
         raise SystemExit(1) from error
-    keeper.stop()
+    finally:
+        keeper.stop()
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, lambda *_: stop.set())
 
 
 if __name__ == "__main__":

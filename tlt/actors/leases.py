@@ -18,17 +18,18 @@ class Lost(msgspec.Struct, frozen=True):
 class Leases:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # the last counter seen and when it was new
-        self._seen: dict[WorkerId, tuple[int, float]] = {}
+        # the last pulse seen and when it was new
+        self._seen: dict[WorkerId, tuple[tuple[Incarnation, int] | None, float]] = {}
         self._ended: set[WorkerId] = set()
 
     def observe(self, heartbeats: dict[WorkerId, Heartbeat], now: float) -> list[Lost]:
         """Call it regularly; returns those whose lease has just ended."""
         lost: list[Lost] = []
         for worker, beat in heartbeats.items():
-            counter, since = self._seen.get(worker, (-1, now))
-            if beat.counter != counter:
-                self._seen[worker] = (beat.counter, now)
+            last, since = self._seen.get(worker, (None, now))
+            pulse = (beat.incarnation, beat.counter)
+            if pulse != last:
+                self._seen[worker] = (pulse, now)
                 self._ended.discard(worker)
             elif now - since > self._seconds and worker not in self._ended:
                 self._ended.add(worker)

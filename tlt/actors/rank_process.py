@@ -62,7 +62,7 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=_environment(host),
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
         progress = Progress(memory)
@@ -116,3 +116,11 @@ class RankProcess:
             if lines and code not in (None, 0) and code > 0:
                 how += f": {lines[-1]}"
         return f"rank {self._log.stem} {how}"
+
+
+def _environment(host: str) -> dict[str, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if host == "127.0.0.1":
+        # gloo would look its interface up by the host's name, which need not resolve
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment

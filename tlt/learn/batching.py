@@ -13,6 +13,11 @@ from torch import Tensor
 
 from tlt.learn.sample import LearnSample
 
+# Once a micro-batch has this many tokens, a row that would be padding by more than a fifth opens
+# the next: padding costs more than a launch.
+_SMALL = 1024
+_DENSE = 0.8
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Microbatch:
@@ -41,9 +46,15 @@ def _buckets(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[L
     ordered = sorted(samples, key=_fed, reverse=True)
     start = 0
     while start < len(ordered):
-        rows = max(1, budget // _fed(ordered[start]))
-        yield ordered[start : start + rows]
-        start += rows
+        longest = _fed(ordered[start])
+        end = start + 1
+        while end < len(ordered) and (end - start + 1) * longest <= budget:
+            worth_filling = (end - start) * longest < _SMALL
+            if not worth_filling and _fed(ordered[end]) < _DENSE * longest:
+                break
+            end += 1
+        yield ordered[start:end]
+        start = end
 
 
 def _fed(sample: LearnSample) -> int:

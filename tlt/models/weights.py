@@ -17,4 +17,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    return save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+    """With the metadata that Transformers insists on."""
+    return save(
+        {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()},
+        metadata={"format": "pt"},
+    )

@@ -25,6 +25,7 @@ from tlt.messages import (
     OpenJob,
     PolicyPublished,
     PolicyRef,
+    RecordRound,
     ReleasePolicy,
     ReplaceRanks,
     RequeuePrompts,
@@ -346,6 +347,15 @@ def _close_round(draft: _Draft) -> None:
     state = draft.state
     assert state.round is not None
     draft.set(round=None)
+    draft.tell(
+        RecordRound(
+            job=state.job,
+            step=state.round.step,
+            purpose=state.round.purpose,
+            version=state.version,
+            rewards=tuple(state.round.rewards()),
+        )
+    )
     if state.round.purpose == "eval":
         _judge(draft, state.round)
         if state.step >= state.spec.algorithm.steps:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from tlt.rewards.process import LENGTH, Question, Verdict
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 _START_SECONDS = 60.0
-_verdict = msgspec.msgpack.Decoder(Verdict)
+_verdict = msgspec.json.Decoder(Verdict)
 
 
 class Judge:
@@ -51,6 +52,9 @@ class Judge:
             if isinstance(error, ConfigError):
                 complaint = str(error)
             return Verdict(reward=self._spec.on_error, error=complaint)
+        except asyncio.CancelledError:
+            self.stop()  # its answer would pass for that to the next question
+            raise
         if verdict.error is not None:
             return msgspec.structs.replace(verdict, reward=self._spec.on_error)
         return verdict
@@ -67,6 +71,7 @@ class Judge:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                start_new_session=True,
             )
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         try:
@@ -82,7 +87,8 @@ class Judge:
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what the user's code started, too
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
         self._process = self._reader = self._writer = None
@@ -90,7 +96,7 @@ class Judge:
     async def _ask(self, question: Question | RewardSpec, seconds: float) -> Verdict:
         assert self._reader is not None
         assert self._writer is not None
-        body = msgspec.msgpack.encode(question)
+        body = msgspec.json.encode(question)
         self._writer.write(LENGTH.pack(len(body)) + body)
         async with asyncio.timeout(seconds):
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))

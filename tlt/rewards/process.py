@@ -1,6 +1,7 @@
 """Users' code runs here, in a process that may be ended: `python -m tlt.rewards.process FD`.
 
-One question in, one answer out; an exception is an answer.
+One question in, one answer out; an exception is an answer. In JSON: a row was read from it, and
+its integers may be longer than MessagePack's.
 """
 
 import math
@@ -44,8 +45,8 @@ def judge(verifier: Verifier, question: Question) -> Verdict:
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     stream = link.makefile("rwb")
-    decoder = msgspec.msgpack.Decoder(Question)
-    spec = msgspec.msgpack.decode(_read(stream), type=RewardSpec)
+    decoder = msgspec.json.Decoder(Question)
+    spec = msgspec.json.decode(_read(stream), type=RewardSpec)
     try:
         verifier = load_verifier(spec)
     except ConfigError as error:
@@ -62,7 +63,7 @@ def _read(stream: Any) -> bytes:
 
 
 def _write(stream: Any, verdict: Verdict) -> None:
-    body = msgspec.msgpack.encode(verdict)
+    body = msgspec.json.encode(verdict)
     stream.write(LENGTH.pack(len(body)) + body)
     stream.flush()
 

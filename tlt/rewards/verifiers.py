@@ -56,21 +56,22 @@ def _users_function(dotted: str) -> Verifier:
 def _module(dotted: str) -> ModuleType:
     try:
         return importlib.import_module(dotted)
-    except Exception as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise ConfigError(
             f"reward.function: {dotted} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 
 def _file_module(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"reward_file_{path.stem}"  # a file may be called like a module that others import
+    found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None or not path.is_file():
         raise ConfigError(f"reward.function: {path}: no such file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise ConfigError(
             f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
         ) from error

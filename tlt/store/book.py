@@ -3,6 +3,7 @@
 What was decided but not committed is forgotten with the process that decided it.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +34,11 @@ class Book(Generic[_State]):
         self.journal = Journal(folder, committed)
         self._decide = decide
         self._pending: list[tuple[float, AnyEvent, Sequence[Command]]] = []
-        self.state, self._snapshot_at = _rebuild(folder, committed, blank, decide)
+        try:
+            self.state, self._snapshot_at = _rebuild(folder, committed, blank, decide)
+        except BaseException:
+            self.journal.close()
+            raise
 
     def decide(self, event: AnyEvent, now: float) -> Sequence[Command]:
         self.state, commands = self._decide(self.state, event, now)
@@ -54,8 +59,10 @@ class Book(Generic[_State]):
         state = msgspec.Raw(msgspec.msgpack.encode(self.state))
         snapshot = msgspec.msgpack.encode(Snapshot(self.journal.position, state))
         unfinished = self.folder / ".snapshot-unfinished"
-        unfinished.write_bytes(snapshot)
-        os.replace(unfinished, _snapshot_file(self.folder))
+        # It saves time only, the journal holds everything: on a full disk there is none.
+        with contextlib.suppress(OSError):
+            unfinished.write_bytes(snapshot)
+            os.replace(unfinished, _snapshot_file(self.folder))
 
     def close(self) -> None:
         self.journal.sync()
@@ -79,9 +86,9 @@ def _rebuild(
     folder: Path, committed: Position, blank: _State, decide: Decide[_State]
 ) -> tuple[_State, int]:
     state, start = blank, START
-    file = _snapshot_file(folder)
-    if file.exists():
-        snapshot = msgspec.msgpack.decode(file.read_bytes(), type=Snapshot)
+    # One that is missing, torn or of another version costs time: the whole journal is replayed.
+    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+        snapshot = msgspec.msgpack.decode(_snapshot_file(folder).read_bytes(), type=Snapshot)
         if snapshot.position.entries <= committed.entries:
             state = msgspec.msgpack.decode(snapshot.state, type=type(blank))
             start = snapshot.position

@@ -24,9 +24,10 @@ class Codec(Generic[_Message]):
         version = fields.get(b"v", b"none")
         if version != b"%d" % SCHEMA_VERSION:
             raise StoreError(
-                f"an entry of schema {version.decode()}, this program speaks {SCHEMA_VERSION}"
+                f"an entry of schema {version.decode(errors='replace')}, "
+                f"this program speaks {SCHEMA_VERSION}"
             )
         try:
             return self._decoder.decode(fields[b"m"])
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, ValueError) as error:  # msgspec's own, or text that is not UTF-8
             raise StoreError(f"an entry that cannot be read: {error}") from error

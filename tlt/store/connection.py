@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import redis.exceptions
 from redis.asyncio import Redis
@@ -23,14 +24,16 @@ def connect(url: str) -> Connection:
     redis-py's default socket time-out of five seconds breaks longer blocking reads.
     """
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             url,
             socket_timeout=30,
             socket_connect_timeout=5,
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
         )
-    except ValueError as error:
-        raise StoreError(f"{url}: not a Redis URL: {error}") from error
+        client.connection_pool.make_connection()  # an unknown option shows only here
+    except (ValueError, TypeError, redis.exceptions.RedisError) as error:
+        raise StoreError(f"{_shown(url)}: not a Redis URL: {error}") from error
+    return client
 
 
 async def check(connection: Connection, url: str) -> None:
@@ -39,10 +42,10 @@ async def check(connection: Connection, url: str) -> None:
         await connection.ping()
         info: dict[str, Any] = await connection.info("server")
     except (*GONE, redis.exceptions.RedisError) as error:
-        raise StoreError(f"no Redis answers at {url}: {error}") from error
+        raise StoreError(f"no Redis answers at {_shown(url)}: {error}") from error
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < (6, 2):
-        raise StoreError(f"the Redis at {url} is {version}; 6.2 or newer is needed")
+        raise StoreError(f"the Redis at {_shown(url)} is {version}; 6.2 or newer is needed")
 
 
 async def persistently(
@@ -56,3 +59,12 @@ async def persistently(
         except GONE:
             await pause(delay)
             delay = min(delay * 2, 1.0)
+
+
+def _shown(url: str) -> str:
+    """Without the password: errors end up in logs."""
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return url
+    return url.replace(f":{password}@", ":***@") if password else url

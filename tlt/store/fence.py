@@ -10,6 +10,14 @@ from tlt.store.connection import Connection, Transaction
 from tlt.store.keys import Keys
 from tlt.types import Incarnation, WorkerId
 
+# A fence moves forward only: a late word about an old incarnation lets nobody back in.
+_RAISE = """
+local least = tonumber(redis.call('HGET', KEYS[1], ARGV[1]))
+if not least or least < tonumber(ARGV[2]) then
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
+
 
 class Fenced(TltError):
     """Another incarnation took this one's place."""
@@ -19,13 +27,13 @@ async def admit(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> None:
     """From now on only this incarnation and later ones may write."""
-    await connection.hset(keys.fence, worker, incarnation)
+    await connection.eval(_RAISE, 1, keys.fence, worker, incarnation)
 
 
 async def shut_out(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> None:
-    await connection.hset(keys.fence, worker, incarnation + 1)
+    await connection.eval(_RAISE, 1, keys.fence, worker, incarnation + 1)
 
 
 @asynccontextmanager

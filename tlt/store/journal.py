@@ -52,14 +52,13 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            size = self._file.seek(0, os.SEEK_END)
-            if size < committed.bytes:
-                raise JournalError(
-                    f"{self.path}: {size} bytes, but {committed.bytes} were committed"
-                )
-            self._file.truncate(committed.bytes)
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
+        size = self._file.seek(0, os.SEEK_END)
+        if size < committed.bytes:
+            self._file.close()
+            raise JournalError(f"{self.path}: {size} bytes, but {committed.bytes} were committed")
+        self._file.truncate(committed.bytes)
 
     def append(self, entries: Sequence[tuple[float, AnyEvent, Sequence[Command]]]) -> None:
         lines = bytearray()
@@ -118,7 +117,7 @@ def follow(path: Path, start: Position = START) -> Iterator[tuple[JournalEntry, 
 def _decode(path: Path, line: bytes, position: Position) -> JournalEntry:
     try:
         entry = _decoder.decode(line)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec's own, or text that is not UTF-8
         raise JournalError(f"{path}: entry {position.entries} cannot be read: {error}") from error
     if entry.seq != position.entries:
         raise JournalError(f"{path}: entry {entry.seq} stands where {position.entries} should")

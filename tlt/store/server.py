@@ -59,10 +59,13 @@ class EmbeddedRedis:
     def start(self, deadline_seconds: float = 30.0) -> None:
         if len(str(self.socket_path).encode()) > _LONGEST_SOCKET_PATH:
             raise StoreError(f"{self.socket_path}: too long for the path of a socket")
-        if _answers(self.socket_path):
-            raise StoreError(f"{self.socket_path}: another Redis answers there")
-        self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_taken(self.socket_path):
+            raise StoreError(f"{self.socket_path}: another process listens there")
+        for folder in (self.data, self.socket_path.parent):
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise StoreError(f"{folder}: cannot be made: {error.strerror}") from error
         log = self.data / "redis.log"
         self._process = subprocess.Popen(
             [
@@ -102,6 +105,12 @@ class EmbeddedRedis:
                 self._process.wait()
                 raise StoreError(f"the embedded Redis did not start: {_last_line(log)}")
             time.sleep(0.005)
+
+
+def _is_taken(path: Path) -> bool:
+    """redis-server would take the socket over, even from a server that still loads its file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _answers(path: Path) -> bool:

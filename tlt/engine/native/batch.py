@@ -11,6 +11,7 @@ import torch
 from tlt.engine.base import Request
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.sampling import Sampler
+from tlt.engine.native.segments import cheapest_segments
 from tlt.types import PolicyVersion
 
 
@@ -48,8 +49,7 @@ class Batch:
 
         places = [row.position(step) for row in rows]
         self.rows = rows
-        self.width = max(places) + 1
-        self.level = min(places) == max(places)
+        self.segments = cheapest_segments([place + 1 for place in places])
         self.positions = integers(places)
         self.starts = integers([i * tokens.shape[1] for i in range(len(rows))])
         self.newest = tokens.view(-1).index_select(0, self.starts + self.positions)
@@ -65,7 +65,7 @@ class Batch:
         """Append one token to each row; which rows ended with it?"""
         self.newest = tokens
         self.positions = self.positions + 1
-        self.width += 1
+        self.segments = [segment.grown() for segment in self.segments]
         ended = self.positions >= self._limits
         if self._stops is not None:
             ended |= (tokens[:, None] == self._stops).any(-1)

@@ -38,10 +38,10 @@ class Cache:
         return (first[:, None] + self._head_offsets).view(-1)
 
     def views(
-        self, rows: int, width: int
+        self, rows: slice, width: int
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Per layer the keys, and the values, of the first rows and positions."""
-        keys, values = self._data[:, :rows, :, :width].chunk(2, dim=2)
+        """Per layer the keys, and the values, of these rows' first positions."""
+        keys, values = self._data[:, rows, :, :width].chunk(2, dim=2)
         return keys.unbind(0), values.unbind(0)
 
     def copy(self, source: int, target: int, positions: int) -> None:

@@ -219,7 +219,7 @@ class NativeEngine:
         batch = self._batch or self._new_batch()
         self._versions.record(self._step, self._version)
         self._sizes.record(self._step, len(batch.rows))
-        logits = self._network.decode(batch.newest, batch.positions, batch.width, batch.level)
+        logits = self._network.decode(batch.newest, batch.positions, batch.segments)
         tokens, logprobs = batch.sampler.draw(logits, batch.positions + 1)
         ended = batch.advance(tokens)
         places = batch.starts + batch.positions

@@ -4,11 +4,14 @@ A position is written before anything attends to it, so what an ended row or a p
 behind is never seen.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from tlt.engine.native.cache import Cache
 from tlt.engine.native.scratch import Scratch
+from tlt.engine.native.segments import Segment
 from tlt.engine.native.weights import Layer, Weights
 from tlt.models.llama import LlamaConfig
 
@@ -31,28 +34,26 @@ class Network:
         self._range = torch.arange(positions, device=device)
 
     def decode(
-        self, tokens: torch.Tensor, positions: torch.Tensor, width: int, level: bool
+        self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """Logits after one token in each of the first rows.
-
-        `width` is the number of positions to attend to; `level` says that every row has as many.
-        """
-        rows = tokens.shape[0]
+        """Logits after one token in each of the first rows."""
         x = self._weights.embedding.index_select(0, tokens)
+        rows = torch.arange(len(tokens), device=x.device)
         scratch = self._scratch(positions)
-        queries = scratch.queries.view(rows, self._grouped, self._kv, -1).transpose(1, 2)
-        addresses = self._cache.addresses(torch.arange(rows, device=x.device), positions)
-        mask = None if level else self._mask(positions, width)
-        keys, values = self._cache.views(rows, width)
-        for layer, cached, k, v in zip(
-            self._weights.layers, self._cache.layers, keys, values, strict=True
+        addresses = self._cache.addresses(rows, positions)
+        reads = [self._read(segment, scratch.queries, positions) for segment in segments]
+        for index, (layer, cached) in enumerate(
+            zip(self._weights.layers, self._cache.layers, strict=True)
         ):
             self._project(scratch, layer, x)
             cached.index_copy_(0, addresses, scratch.entries.reshape(-1, self._dim))
-            attended = F.scaled_dot_product_attention(
-                queries, k, v, attn_mask=mask, scale=self._scale
-            )
-            self._absorb(scratch, layer, x, attended)
+            attended = [
+                F.scaled_dot_product_attention(
+                    queries, keys[index], values[index], attn_mask=mask, scale=self._scale
+                ).transpose(1, 2)
+                for queries, keys, values, mask in reads
+            ]
+            self._absorb(scratch, layer, x, attended[0] if len(reads) == 1 else torch.cat(attended))
         return self._logits(x)
 
     def prefill(self, prompts: torch.Tensor, rows: torch.Tensor) -> None:
@@ -74,7 +75,7 @@ class Network:
                 is_causal=True,
                 scale=self._scale,
             )
-            self._absorb(scratch, layer, x, attended)
+            self._absorb(scratch, layer, x, attended.transpose(1, 2))
 
     def _project(self, scratch: Scratch, layer: Layer, x: torch.Tensor) -> None:
         """Queries, keys and values, the first two turned to their positions."""
@@ -86,8 +87,7 @@ class Network:
         self, scratch: Scratch, layer: Layer, x: torch.Tensor, attended: torch.Tensor
     ) -> None:
         """What attention found, then the feed-forward part, are added to x."""
-        attended = attended.transpose(1, 2).reshape(-1, self._heads * self._dim)
-        x.addmm_(attended, layer.out)
+        x.addmm_(attended.reshape(-1, self._heads * self._dim), layer.out)
         self._normalise(x, scratch.normed)
         torch.mm(scratch.normed, layer.gate_up, out=scratch.gate_up)
         gated = F.silu(scratch.gate, inplace=True).mul_(scratch.up)
@@ -109,12 +109,20 @@ class Network:
         normed = F.rms_norm(x, (config.hidden,), weights.norm, config.norm_eps)
         return F.linear(normed, weights.head).to(self._wide)
 
-    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor:
-        mask = torch.zeros(
-            positions.shape[0], 1, 1, width, dtype=self._dtype, device=positions.device
-        )
-        mask.masked_fill_((self._range[:width] > positions[:, None])[:, None, None], float("-inf"))
-        return mask.expand(-1, 1, self._grouped, -1)
+    def _read(
+        self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor | None]:
+        """What a segment's rows attend with and to: queries; per layer keys and values; a mask."""
+        rows = slice(segment.first, segment.last)
+        count = segment.last - segment.first
+        own = queries[rows].view(count, self._grouped, self._kv, self._dim).transpose(1, 2)
+        keys, values = self._cache.views(rows, segment.width)
+        if segment.level:
+            return own, keys, values, None
+        unseen = self._range[: segment.width] > positions[rows, None]
+        mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
+        mask = mask.masked_fill_(unseen, float("-inf"))[:, None, None]
+        return own, keys, values, mask.expand(-1, 1, self._grouped, -1)
 
 
 def _rope(config: LlamaConfig, positions: int, device: torch.device) -> torch.Tensor:

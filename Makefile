@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup demo test check bench clean
+
+setup: $(STAMP)
+
+# torch first: whatever is installed later finds it and brings no other build.
+$(STAMP): pyproject.toml requirements/cpu.lock requirements/setup.sh
+	@PYTHON=$(PYTHON) bash requirements/setup.sh
+	@touch $@
+
+demo: setup
+	@$(BIN)/tlt demo
+
+test: setup
+	@$(BIN)/python -m pytest
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+bench: setup
+	@for script in benchmarks/bench_*.py; do \
+		name=$$(basename $$script .py); \
+		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$${name#bench_}.json || exit 1; \
+	done
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

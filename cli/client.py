@@ -1,0 +1,58 @@
+"""A session seen from a command: its jobs and its workers, over Redis alone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import redis.exceptions
+
+from cli.session import find_session
+from tlt.config import SessionSpec
+from tlt.errors import ConfigError, StoreError
+from tlt.messages import Heartbeat, JobRecord
+from tlt.store.connection import GONE, Connection, connect
+from tlt.store.jobs import Jobs
+from tlt.store.keys import Keys
+from tlt.types import JobId, WorkerId
+
+_Result = TypeVar("_Result")
+
+
+class Client:
+    def __init__(self, session: SessionSpec, connection: Connection) -> None:
+        self.session = session
+        self.jobs = Jobs(connection, session)
+        self._connection = connection
+        self._keys = Keys(session.name)
+
+    async def job(self, name: str) -> JobRecord:
+        record = await self.jobs.get(JobId(name))
+        if record is None:
+            known = ", ".join(record.job for record in await self.jobs.all()) or "none"
+            raise ConfigError(f"there is no job '{name}'; there are: {known}")
+        return record
+
+    async def workers(self) -> dict[WorkerId, Heartbeat]:
+        raw = await self._connection.hgetall(self._keys.heartbeats)
+        beats = {
+            WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
+            for worker, beat in raw.items()
+        }
+        return dict(sorted(beats.items()))
+
+
+def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _Result:
+    """Run an asynchronous use of a session; StoreError where its Redis does not answer."""
+    spec = find_session(session)
+
+    async def run() -> _Result:
+        connection = connect(spec.redis_url)
+        try:
+            return await use(Client(spec, connection))
+        except (*GONE, redis.exceptions.RedisError) as error:
+            raise StoreError(f"no Redis answers at {spec.redis_url}: {error}") from error
+        finally:
+            await connection.aclose()
+
+    return asyncio.run(run())

@@ -1,0 +1,52 @@
+"""tlt demo: a session of its own, the main job, a report, and everything gone but the run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client import with_client
+from cli.following import fold
+from cli.jobs import Set, watch
+from cli.output import complain, say
+from cli.report import report
+from cli.session import new_session, start_session, stop_session
+from tlt.config import JobSpec, load_job_spec
+from tlt.messages import JobRecord
+
+_SESSION = "demo"
+_SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
+
+
+def demo(
+    spec: Annotated[Path, typer.Option("--spec", help="Another job.")] = _SPEC,
+    workers: Annotated[int | None, typer.Option(min=1, help="One per core if not given.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where the job gets its folder.")] = Path("runs"),
+    changes: Set = None,
+) -> None:
+    """Train a tiny reasoner with reinforcement learning, here and now."""
+    loaded = load_job_spec(spec, changes)
+    session = new_session(
+        _SESSION, workers=workers, ranks=1, redis_url=None, runs=runs, device="cpu"
+    )
+    say(f"starting {session.workers} workers, a coordinator, a reward actor and Redis")
+    start_session(session, ends_with_us=True)
+    try:
+        record = _run(loaded)
+    except KeyboardInterrupt:
+        complain("interrupted; the session ends, the run's folder stays")
+        raise typer.Exit(130) from None
+    finally:
+        stop_session(_SESSION)
+    folder = Path(record.folder)
+    if (folder / "journal.jsonl").exists():
+        report(fold(folder), folder)
+    if record.status != "done":
+        complain(f"{record.job} {record.status}" + (f": {record.error}" if record.error else ""))
+        raise typer.Exit(1)
+
+
+def _run(spec: JobSpec) -> JobRecord:
+    record = with_client(_SESSION, lambda client: client.jobs.submit(spec))
+    say(f"submitted {record.job} ({record.folder})")
+    return watch(_SESSION, record)

@@ -1,0 +1,92 @@
+"""tlt export policy: a Hugging Face folder out of a run."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client import with_client
+from cli.following import fold, open_ledger
+from cli.output import say
+from cli.session_commands import SessionName
+from tlt.blobs import Blobs
+from tlt.config import JobSpec
+from tlt.errors import ConfigError, NoSession
+from tlt.policies.ledger import Kept, Snapshot
+
+app = typer.Typer(help="Take something out of a run.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """So that `policy` stays a command of its own while it is the only one."""
+
+
+@app.command()
+def policy(
+    job: Annotated[str, typer.Argument(help="A job of the session, or a run's folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="The one that scored best, not the last one.")
+    ] = False,
+    session: SessionName = "default",
+) -> None:
+    """Write a job's policy as a folder that Transformers and SGLang load."""
+    run = _run_folder(job, session)
+    snapshot = fold(run)
+    kept = snapshot.best if best else snapshot.last
+    if kept is None:
+        raise ConfigError(f"{job}: {'no best' if best else 'no checkpointed'} policy yet")
+    write_policy(run, open_ledger(run).spec, kept, folder)
+    say(f"{folder}: policy of {job}, version {kept.version}{_score(snapshot, kept)}")
+
+
+def write_policy(run: Path, spec: JobSpec, kept: Kept, folder: Path) -> None:
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already")
+    unfinished = folder.with_name(f".{folder.name}-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        base = Path(spec.policy.path)
+        for file in base.iterdir():
+            if file.is_file() and not _holds_weights(file):
+                shutil.copyfile(file, unfinished / file.name)
+        blobs = Blobs(run / "blobs", run / "blobs")
+        (unfinished / "model.safetensors").write_bytes(blobs.get(kept.weights))
+        _state_precision(unfinished / "config.json")
+        os.rename(unfinished, folder)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _holds_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin", ".pt") or file.name.endswith(".index.json")
+
+
+def _state_precision(config: Path) -> None:
+    """The trainer's weights are fp32, whatever the folder it began with said."""
+    content = json.loads(config.read_text())
+    content.pop("torch_dtype", None)
+    content["dtype"] = "float32"
+    config.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _run_folder(job: str, session: str) -> Path:
+    if (Path(job) / "journal.jsonl").exists():
+        return Path(job).resolve()
+    try:
+        return Path(with_client(session, lambda client: client.job(job)).folder)
+    except NoSession as error:
+        raise NoSession(f"{error}; or name a run's folder instead of {job}") from error
+
+
+def _score(snapshot: Snapshot, kept: Kept) -> str:
+    for done in snapshot.evals:
+        if done.version == kept.version:
+            return f", scored {done.mean:.3f} ± {done.stderr:.3f}"
+    return ""

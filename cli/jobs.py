@@ -1,0 +1,166 @@
+"""tlt submit, tlt jobs, tlt logs, tlt cancel. None of them imports torch or ray."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cli.client import Client, with_client
+from cli.following import entries, live_entries, open_ledger
+from cli.narration import Narrator
+from cli.output import complain, console, print_json, say
+from cli.progress import RunProgress
+from cli.session_commands import SessionName
+from tlt.config import load_job_spec
+from tlt.messages import JobRecord
+from tlt.store.jobs import ENDED
+from tlt.store.journal import FILE_NAME
+
+_POLL_SECONDS = 0.2
+
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the spec.")
+]
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(help="The job's YAML file.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow it until it has ended.")] = False,
+    changes: Set = None,
+    session: SessionName = "default",
+    json: Json = False,
+) -> None:
+    """Queue a job."""
+    loaded = load_job_spec(spec, changes)
+    record = with_client(session, lambda client: client.jobs.submit(loaded))
+    if json:
+        print_json({"job": record.job, "folder": record.folder})
+    else:
+        say(f"submitted {record.job} ({record.folder})")
+    if wait:
+        _wait(session, record)
+    elif not json:
+        say(f"next: tlt logs {record.job} -f")
+
+
+def _wait(session: str, record: JobRecord) -> None:
+    try:
+        ended = watch(session, record)
+    except KeyboardInterrupt:
+        complain(f"detached; {record.job} runs on: `tlt logs {record.job} -f`")
+        raise typer.Exit(130) from None
+    if ended.status != "done":
+        complain(f"{record.job} {ended.status}" + (f": {ended.error}" if ended.error else ""))
+        raise typer.Exit(1)
+
+
+def watch(session: str, record: JobRecord) -> JobRecord:
+    """Show a job's progress until it has ended; returns what became of it."""
+    folder, name = Path(record.folder), record.job
+
+    def look() -> JobRecord:
+        return with_client(session, lambda client: client.job(name))
+
+    with RunProgress(name) as progress:
+        while (now := look()).status in ("queued", "preparing"):
+            progress.waiting(now.status)
+            time.sleep(_POLL_SECONDS)
+        if not (folder / FILE_NAME).exists():
+            return now
+        narrator = Narrator(open_ledger(folder))
+        for entry in live_entries(folder):
+            if entry is not None:
+                for line in narrator.tell(entry.event, entry.at):
+                    progress.line(line)
+                continue
+            progress.show(narrator.ledger.snapshot())
+            if now.status in ENDED:
+                break
+            # Looked at before the journal is read once more, so that no last line is missed.
+            now = look()
+    return now
+
+
+def list_jobs(session: SessionName = "default", json: Json = False) -> None:
+    """All jobs of a session, oldest first."""
+    records = with_client(session, lambda client: client.jobs.all())
+    if json:
+        print_json(
+            [
+                {
+                    "job": r.job,
+                    "status": r.status,
+                    "error": r.error,
+                    "submitted": r.submitted,
+                    "folder": r.folder,
+                }
+                for r in records
+            ]
+        )
+        return
+    table = Table("job", "status", "submitted", "folder", "error", box=None)
+    for record in records:
+        submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted))
+        table.add_row(record.job, record.status, submitted, record.folder, record.error or "")
+    console.print(table)
+
+
+def logs(
+    job: Annotated[str, typer.Argument(help="As `tlt jobs` lists it.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it has ended.")] = False,
+    session: SessionName = "default",
+    json: Annotated[bool, typer.Option("--json", help="The journal's entries.")] = False,
+) -> None:
+    """What happened in a job."""
+
+    def look() -> JobRecord:
+        return with_client(session, lambda client: client.job(job))
+
+    record = look()
+    while follow and record.status in ("queued", "preparing"):
+        time.sleep(_POLL_SECONDS)
+        record = look()
+    folder = Path(record.folder)
+    if not (folder / FILE_NAME).exists():
+        say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
+        return
+    narrator = Narrator(open_ledger(folder))
+    for entry in live_entries(folder) if follow else entries(folder):
+        if entry is None:
+            sys.stdout.flush()
+            if record.status in ENDED:
+                return
+            record = look()
+            continue
+        lines = narrator.tell(entry.event, entry.at)
+        if json:
+            print_json(entry)
+        else:
+            for line in lines:
+                say(line)
+
+
+def cancel(
+    job: Annotated[str, typer.Argument(help="As `tlt jobs` lists it.")],
+    session: SessionName = "default",
+) -> None:
+    """End a job; what it has committed stays."""
+
+    async def ask(client: Client) -> JobRecord:
+        record = await client.job(job)
+        if record.status not in ENDED:
+            await client.jobs.cancel(record.job)
+        return record
+
+    record = with_client(session, ask)
+    if record.status in ENDED:
+        say(f"{job} had ended already: {record.status}")
+        return
+    while record.status not in ENDED:
+        time.sleep(0.1)
+        record = with_client(session, lambda client: client.job(job))
+    say(f"{job} {record.status}")

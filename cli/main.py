@@ -1,0 +1,50 @@
+"""The command line. Exit codes: 0 ok, 1 a job failed, 2 wrong usage or input, 3 no session."""
+
+import sys
+from typing import Any
+
+import typer
+
+from cli import config, demo, evaluate, export, jobs, session_commands
+from cli.output import complain
+from tlt.errors import ConfigError, NoSession, TltError
+
+
+class _App(typer.Typer):
+    """Turns our exceptions into one line and an exit code; everything else is a bug and shows."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except NoSession as error:
+            complain(str(error))
+            sys.exit(3)
+        except ConfigError as error:
+            complain(str(error))
+            sys.exit(2)
+        except TltError as error:
+            complain(str(error))
+            sys.exit(1)
+
+
+app = _App(
+    name="tlt",
+    help="Reinforcement learning of reasoning models, without the wait for the long tail.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("demo")(demo.demo)
+app.command("up")(session_commands.up)
+app.command("down")(session_commands.down)
+app.command("status")(session_commands.status)
+app.command("submit")(jobs.submit)
+app.command("jobs")(jobs.list_jobs)
+app.command("logs")(jobs.logs)
+app.command("cancel")(jobs.cancel)
+app.command("eval")(evaluate.evaluate)
+app.add_typer(config.app, name="config")
+app.add_typer(export.app, name="export")
+
+if __name__ == "__main__":
+    app()

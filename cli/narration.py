@@ -1,0 +1,104 @@
+"""A journal told in lines: one for each thing that a person following a job wants to know."""
+
+import time
+
+from cli.output import seconds
+from tlt.messages import (
+    AnyEvent,
+    CheckpointCommitted,
+    Command,
+    FinishRun,
+    IssuePrompts,
+    JobStarted,
+    PolicyPublished,
+    RecordRound,
+    RolloutDropped,
+    RolloutScored,
+    SessionResumed,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.policies.ledger import EvalSummary, Ledger, Snapshot, StepSummary
+
+
+class Narrator:
+    """Feed it a journal's entries in order."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def tell(self, event: AnyEvent, at: float) -> list[str]:
+        commands = self.ledger.add(event, at)
+        lines = [line for line in (self._event(event), *map(self._command, commands)) if line]
+        clock = time.strftime("%H:%M:%S", time.localtime(at))
+        return [f"{clock}  {line}" for line in lines]
+
+    def _event(self, event: AnyEvent) -> str | None:
+        match event:
+            case JobStarted():
+                count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+                return f"{event.job} started: {count}, {len(event.workers)} workers"
+            case WorkerJoined():
+                return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
+            case WorkerLost():
+                return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
+            case WorkerFailed():
+                return f"{event.worker} cannot run it: {event.error}"
+            case SessionResumed():
+                return f"the coordinator took over (epoch {event.epoch})"
+            case RolloutDropped():
+                return f"dropped prompt {event.prompt}.{event.member}: {event.reason}"
+            case RolloutScored() if event.error is not None:
+                return f"not scored, prompt {event.prompt}.{event.member}: {event.error}"
+            case PolicyPublished() if event.metrics is not None:
+                return self._update(event)
+            case CheckpointCommitted():
+                return f"checkpoint of version {event.checkpoint.version}"
+            case _:
+                return None
+
+    def _update(self, event: PolicyPublished) -> str | None:
+        steps = self.ledger.snapshot().steps
+        if not steps or event.metrics is None:
+            return None
+        metrics = event.metrics
+        took = steps[-1].learn_seconds
+        return (
+            f"step {event.step}: version {event.policy.version}, {metrics.samples} samples, "
+            f"gradient {metrics.gradient_norm:.3f}, entropy {metrics.entropy:.3f}, "
+            f"kl {metrics.sampling_kl:.1e}" + (f", {seconds(took)}" if took is not None else "")
+        )
+
+    def _command(self, command: Command) -> str | None:
+        match command:
+            case IssuePrompts():
+                count = len(command.prompts) * command.members
+                what = "evaluation" if command.purpose == "eval" else f"step {command.step}"
+                return f"{what}: {count} rollouts issued"
+            case RecordRound(purpose="eval"):
+                return _eval(self.ledger.snapshot())
+            case RecordRound():
+                return _round(self.ledger.snapshot().steps[-1])
+            case FinishRun():
+                return f"{command.status}" + (f": {command.error}" if command.error else "")
+            case _:
+                return None
+
+
+def _eval(snapshot: Snapshot) -> str:
+    done = snapshot.evals[-1]
+    return f"evaluation of version {done.version}: {accuracy(done)}, {seconds(done.seconds)}"
+
+
+def accuracy(done: EvalSummary) -> str:
+    return f"{done.mean:.3f} ± {done.stderr:.3f} on {done.problems} problems"
+
+
+def _round(step: StepSummary) -> str:
+    length = step.length
+    return (
+        f"step {step.step}: reward {step.reward:.3f}, length p50 {length.p50} p90 {length.p90} "
+        f"max {length.max}, {step.tokens} tokens, {seconds(step.rollout_seconds)}"
+        + (f", {step.dropped} dropped" if step.dropped else "")
+    )

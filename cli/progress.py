@@ -1,0 +1,64 @@
+"""A job's progress: a bar on a terminal, plain lines in a pipe."""
+
+from types import TracebackType
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cli.output import console, say
+from tlt.policies.ledger import Snapshot
+from tlt.types import JobStatus
+
+
+class RunProgress:
+    def __init__(self, job: str) -> None:
+        self._status: JobStatus | None = None
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[detail]}"),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(job, total=None, detail="")
+
+    def __enter__(self) -> "RunProgress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def waiting(self, status: JobStatus) -> None:
+        if status == self._status:
+            return
+        self._status = status
+        if self._bar is not None:
+            self._bar.update(self._task, detail=status)
+        else:
+            say(status)
+
+    def line(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False)
+        else:
+            say(line)
+
+    def show(self, snapshot: Snapshot) -> None:
+        if self._bar is None:
+            return
+        detail = f"{snapshot.phase.value}"
+        if snapshot.expected:
+            detail += f" {snapshot.settled}/{snapshot.expected}"
+        self._bar.update(
+            self._task, total=snapshot.steps_planned, completed=snapshot.step, detail=detail
+        )

@@ -1,0 +1,74 @@
+"""tlt up, tlt down, tlt status."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cli.client import Client, with_client
+from cli.output import console, print_json, say
+from cli.session import find_session, new_session, start_session, stop_session
+from tlt.messages import Heartbeat, JobRecord
+from tlt.types import WorkerId
+
+SessionName = Annotated[str, typer.Option("--session", help="Name of the session.")]
+
+
+def up(
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many; one per core if not given.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Compute processes of each worker.")] = 1,
+    redis_url: Annotated[
+        str | None, typer.Option(help="redis://, rediss:// or unix://; an own one if not given.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where each job gets its folder.")] = Path("runs"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    session: SessionName = "default",
+) -> None:
+    """Start a session in the background."""
+    spec = new_session(
+        session, workers=workers, ranks=ranks, redis_url=redis_url, runs=runs, device=device
+    )
+    pid = start_session(spec)
+    named = "" if session == "default" else f" --session {session}"
+    say(f"session '{session}' is up: {spec.workers} workers, process {pid}")
+    say(f"  redis  {spec.redis_url}")
+    say(f"  runs   {spec.runs}")
+    say(f"  logs   {spec.folder}/logs")
+    say(f"next:    tlt submit configs/tiny-reasoner.yaml --wait{named}")
+    say(f"         tlt status{named}")
+    say(f"         tlt down{named}")
+
+
+def down(session: SessionName = "default") -> None:
+    """End a session; jobs that have not ended go on when it is up again."""
+    stop_session(session)
+    say(f"session '{session}' is down")
+
+
+def status(
+    session: SessionName = "default",
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Workers and jobs of a session."""
+    spec = find_session(session)
+
+    async def look(client: Client) -> tuple[dict[WorkerId, Heartbeat], list[JobRecord]]:
+        return await client.workers(), await client.jobs.all()
+
+    workers, records = with_client(session, look)
+    if json:
+        jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
+        print_json({"session": spec, "workers": workers, "jobs": jobs})
+        return
+    say(f"session '{session}' is up: redis {spec.redis_url}, runs {spec.runs}")
+    table = Table("worker", "incarnation", "running", "job", "process", "ranks", box=None)
+    for name, beat in workers.items():
+        ranks = " ".join(map(str, beat.rank_pids)) or "starting"
+        row = (name, beat.incarnation, beat.running, beat.job or "-", beat.pid, ranks)
+        table.add_row(*map(str, row))
+    console.print(table)
+    waiting = [record for record in records if record.status in ("queued", "preparing", "running")]
+    say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes .venv with the exact versions of cpu.lock. Safe to run again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+"$python" - <<'CHECK'
+import sys
+if not (3, 11) <= sys.version_info[:2] < (3, 13):
+    sys.exit(f"tlt needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.12 …")
+CHECK
+echo "setting up .venv (a minute or two, once)"
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+torch=$(grep '^torch==' requirements/cpu.lock)
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps "$torch"
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
