@@ -27,7 +27,13 @@ def demo(
     """Train a tiny reasoner with reinforcement learning, here and now."""
     loaded = load_job_spec(spec, changes)
     session = new_session(
-        _SESSION, workers=workers, ranks=1, redis_url=None, runs=runs, device="cpu"
+        _SESSION,
+        workers=workers,
+        ranks=1,
+        redis_url=None,
+        runs=runs,
+        device="cpu",
+        lease_seconds=15.0,
     )
     say(f"starting {session.workers} workers, a coordinator, a reward actor and Redis")
     start_session(session, ends_with_us=True)

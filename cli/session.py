@@ -42,6 +42,7 @@ def new_session(
     redis_url: str | None,
     runs: Path,
     device: str,
+    lease_seconds: float,
 ) -> SessionSpec:
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu or cuda")
@@ -67,6 +68,7 @@ def new_session(
         workers=workers or max(1, len(os.sched_getaffinity(0)) // ranks),
         ranks_per_worker=ranks,
         device="cuda" if device == "cuda" else "cpu",
+        lease_seconds=lease_seconds,
     )
 
 

@@ -25,11 +25,20 @@ def up(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where each job gets its folder.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    lease_seconds: Annotated[
+        float, typer.Option(min=1.0, help="A worker silent for longer loses what it holds.")
+    ] = 15.0,
     session: SessionName = "default",
 ) -> None:
     """Start a session in the background."""
     spec = new_session(
-        session, workers=workers, ranks=ranks, redis_url=redis_url, runs=runs, device=device
+        session,
+        workers=workers,
+        ranks=ranks,
+        redis_url=redis_url,
+        runs=runs,
+        device=device,
+        lease_seconds=lease_seconds,
     )
     pid = start_session(spec)
     named = "" if session == "default" else f" --session {session}"

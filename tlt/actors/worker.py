@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
+import structlog
 
 from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
@@ -66,6 +67,7 @@ _PromptKey = tuple[Step, str, PromptIndex, Member]
 _prompts = Codec[PromptIssued](PromptIssued)
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
+_log = structlog.get_logger("worker")
 _heartbeat = msgspec.msgpack.Encoder()
 
 
@@ -109,18 +111,18 @@ class Worker:
                 lambda: self.connection.incr(self.keys.incarnations), asyncio.sleep
             )
             self._incarnation = Incarnation(int(number))
-            began = time.monotonic()
             life = Life(self, self._incarnation)
             try:
                 await life.start()
                 self._life = life
                 await life.run()
             except (Over, RankError, fence.Fenced) as end:
+                _log.warning("incarnation ends", incarnation=self._incarnation, reason=str(end))
                 await life.end(str(end))
             finally:
                 self._life = None
                 life.kill()
-            failures = 0 if time.monotonic() - began > 60 else failures + 1
+            failures = 1 if life.useful else failures + 1
             await asyncio.sleep(min(0.1 * 2 ** (failures - 1), _LONGEST_BACKOFF))
 
     async def _beat(self) -> None:
@@ -155,6 +157,8 @@ class Life:
         self.incarnation = incarnation
         self.ranks: list[RankProcess] = []
         self.job: OpenJob | None = None
+        # whether anything came of it; if not, the next one waits longer before it starts
+        self.useful = False
         connection, keys = worker.connection, worker.keys
         self._events = Stream(connection, keys.events, _events)
         self._outbox = Outbox(connection, keys, self._events, worker.worker, incarnation)
@@ -211,9 +215,7 @@ class Life:
             for task in done:
                 task.result()
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await _cancel_all(running)
 
     async def end(self, reason: str) -> None:
         """What is still in the outbox is true; then nothing more will come from here."""
@@ -435,6 +437,7 @@ class Life:
             return
         held = self._held.pop(_key(rollout), None)
         if held is not None:
+            self.useful = True
             self._outbox.post(rollout, self._queue, held[0])
             self._pull_again.set()
 
@@ -442,6 +445,7 @@ class Life:
         learn = frame.learn
         if learn != self._learning:
             return
+        self.useful = True
         self._trained.append(frame)
         if len(self._trained) < len(self.ranks):
             return
@@ -485,6 +489,17 @@ class Life:
                 still = time.monotonic() - since[index]
                 if still > self.job.spec.workers.stuck_seconds:
                     raise Over(f"rank {index} stood still for {still:.0f} s")
+
+
+async def _cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
+    """Until they are done: a client's own time-out can swallow a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.2)
+        for task in pending:
+            _log.warning("still there after its cancellation", task=repr(task))
 
 
 def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:

@@ -245,8 +245,10 @@ def _end(draft: _Draft, status: JobStatus, error: str | None) -> None:
 
 def _resume(draft: _Draft, event: SessionResumed) -> None:
     """A new coordinator. The workers of the last session, if they are gone, are lost by name."""
-    draft.set(epoch=event.epoch)
     state = draft.state
+    if event.epoch <= state.epoch:
+        return
+    draft.set(epoch=event.epoch)
     if event.blobs_kept or state.policy.weights is None:
         return
     saved = state.checkpoint
@@ -254,11 +256,13 @@ def _resume(draft: _Draft, event: SessionResumed) -> None:
     if saved is not None:
         kept = PolicyRef(version=saved.version, weights=saved.weights)
     draft.set(policy=kept, previous=None)
+    if _is_published(draft.state):
+        return
     # The weights are gone, but what made them is not: updates since the checkpoint run again.
-    if kept.version < state.version and state.phase is not Phase.LEARNING:
-        draft.set(target=state.version)
+    if state.phase is not Phase.LEARNING:
         draft.enter(Phase.LEARNING)
-        _learn(draft)
+    _abandon_attempt(draft, "the published weights were lost")
+    _learn(draft)
 
 
 # --- rounds -------------------------------------------------------------------------------------
@@ -389,12 +393,12 @@ def _idle(draft: _Draft, event: WorkerIdled) -> None:
     state = draft.state
     if not _is_current(state, event) or state.round is None:
         return
-    about_this = (event.step, event.purpose) == (state.round.step, state.round.purpose)
-    if state.workers[event.worker].duty is not Duty.ROLLOUT or not about_this:
+    looked = (event.step, event.purpose, event.requeues)
+    # Where entries went back to the queue since, it has been told to look again.
+    if looked != (state.round.step, state.round.purpose, state.round.requeues):
         return
-    draft.assign(event.worker, Duty.IDLE)
-    if event.requeues < state.round.requeues:
-        _roll(draft, event.worker)
+    if state.workers[event.worker].duty is Duty.ROLLOUT:
+        draft.assign(event.worker, Duty.IDLE)
 
 
 # --- workers ------------------------------------------------------------------------------------
@@ -407,6 +411,8 @@ def _join(draft: _Draft, info: WorkerInfo) -> None:
     known = state.workers.get(info.worker)
     if known is not None:
         _drop_worker(draft, known.info)
+    elif info.worker in state.newest:
+        _requeue(draft, state.newest[info.worker])
     draft.set(
         newest={**state.newest, info.worker: info.incarnation},
         workers={**draft.state.workers, info.worker: WorkerState(info=info)},
@@ -429,12 +435,17 @@ def _join(draft: _Draft, info: WorkerInfo) -> None:
 
 def _lose(draft: _Draft, event: WorkerLost) -> None:
     state = draft.state
+    newest = state.newest.get(event.worker)
+    if newest is not None and event.incarnation < newest:
+        return
+    draft.set(newest={**state.newest, event.worker: event.incarnation})
     known = state.workers.get(event.worker)
-    if event.incarnation > state.newest.get(event.worker, -1):
-        draft.set(newest={**state.newest, event.worker: event.incarnation})
-    if known is None or known.info.incarnation != event.incarnation:
-        if not event.returning:
-            draft.set(returning=state.returning - {event.worker})
+    if known is None:
+        never_joined = newest != event.incarnation
+        if never_joined and newest is not None:
+            _requeue(draft, newest)
+        if never_joined or not event.returning:
+            draft.set(returning=draft.state.returning - {event.worker})
             _learn_if_due(draft)
         return
     _drop_worker(draft, known.info)
@@ -455,18 +466,28 @@ def _lose(draft: _Draft, event: WorkerLost) -> None:
 
 
 def _drop_worker(draft: _Draft, info: WorkerInfo) -> None:
-    """Forget an incarnation; what it held goes back to the queue, and idle workers look again."""
+    """Forget an incarnation."""
     state = draft.state
     known = state.workers[info.worker]
     draft.set(workers={k: v for k, v in state.workers.items() if k != info.worker})
-    draft.tell(RequeuePrompts(job=state.job, incarnation=info.incarnation))
-    if state.round is not None:
-        again = msgspec.structs.replace(state.round, requeues=state.round.requeues + 1)
-        draft.set(round=again)
-        if state.phase in (Phase.ROLLING, Phase.EVALUATING):
-            _roll_everybody(draft)
+    _requeue(draft, info.incarnation)
     if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
         _abandon_attempt(draft, f"{info.worker} was lost during the update")
+
+
+def _requeue(draft: _Draft, incarnation: Incarnation) -> None:
+    """What it held goes back to the queue, and idle workers look again.
+
+    Said again when its worker is next heard of: one that outlived its lease may have taken more.
+    """
+    state = draft.state
+    draft.tell(RequeuePrompts(job=state.job, incarnation=incarnation))
+    if state.round is None:
+        return
+    again = msgspec.structs.replace(state.round, requeues=state.round.requeues + 1)
+    draft.set(round=again)
+    if state.phase in (Phase.ROLLING, Phase.EVALUATING):
+        _roll_everybody(draft)
 
 
 # --- updates ------------------------------------------------------------------------------------
@@ -478,13 +499,14 @@ def _abandon_attempt(draft: _Draft, reason: str) -> None:
     Once the version is out the update has happened: whoever lags is brought up to date by the
     next one.
     """
-    state = draft.state
-    if _is_published(state):
+    state, saved = draft.state, draft.state.checkpoint
+    if saved is not None and saved.version == state.target:
+        _adopt(draft, PolicyRef(version=saved.version, weights=saved.weights))
+    if _is_published(draft.state):
         return
     for worker, known in state.workers.items():
-        if known.duty is Duty.LEARN or (
-            known.duty is Duty.IDLE and known.trained > _restart_version(state)
-        ):
+        ahead = known.trained > _restart_version(state)
+        if known.duty is Duty.LEARN or (known.duty is not Duty.LEAVING and ahead):
             draft.assign(worker, Duty.LEAVING)
             draft.tell(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
@@ -542,7 +564,7 @@ def _learned(draft: _Draft, event: LearnFinished) -> None:
     if not _is_current(state, event) or event.attempt != state.learn_attempt:
         return
     worker = state.workers[event.worker]
-    if worker.duty is not Duty.LEARN:
+    if worker.duty is not Duty.LEARN or event.version <= worker.trained:
         return
     draft.assign(event.worker, Duty.IDLE, trained=event.version)
     _learn_if_due(draft)
@@ -550,25 +572,37 @@ def _learned(draft: _Draft, event: LearnFinished) -> None:
 
 def _publish(draft: _Draft, event: PolicyPublished) -> None:
     state = draft.state
-    policy = event.policy
-    if state.phase is not Phase.LEARNING or policy.version != state.target:
+    awaited = state.phase is Phase.LEARNING and not _is_published(state)
+    current = event.attempt == state.learn_attempt and event.policy.version == state.target
+    if not awaited or not current:
+        # a version that was passed on the way to a newer one, or that came too late
+        _release(draft, event.policy)
         return
-    if event.attempt != state.learn_attempt or policy == state.policy:
-        return
-    if policy.version > state.version:
-        _release(draft, state.previous)
-        draft.set(previous=state.policy)
-    draft.set(policy=policy, version=policy.version)
+    _adopt(draft, event.policy)
     _learn(draft)
 
 
-def _release(draft: _Draft, policy: PolicyRef | None) -> None:
-    """Weights in a checkpoint stay; those in flight only are let go."""
+def _adopt(draft: _Draft, policy: PolicyRef) -> None:
     state = draft.state
+    if policy.version > state.version:
+        draft.set(previous=state.policy)
+    draft.set(policy=policy, version=policy.version)
+    if policy.version > state.version:
+        _release(draft, state.previous)
+
+
+def _release(draft: _Draft, policy: PolicyRef | None) -> None:
+    """Weights in a checkpoint stay; those in flight only are let go.
+
+    An update without samples leaves the weights as they were: versions may share them.
+    """
+    state, saved = draft.state, draft.state.checkpoint
     if policy is None or policy.weights is None:
         return
-    saved = state.checkpoint
-    if saved is None or saved.weights != policy.weights:
+    used = [] if saved is None else [saved.weights]
+    if state.phase is not Phase.ENDED:
+        used += [ref.weights for ref in (state.policy, state.previous) if ref is not None]
+    if policy.weights not in used:
         draft.tell(ReleasePolicy(job=state.job, weights=policy.weights))
 
 
@@ -595,6 +629,8 @@ def _after_update(draft: _Draft) -> None:
 
 def _checkpoint(draft: _Draft, event: CheckpointCommitted) -> None:
     state, saved = draft.state, event.checkpoint
+    if event.attempt != state.learn_attempt:
+        return
     if state.checkpoint is not None and saved.version <= state.checkpoint.version:
         return
     past = [version for version in state.plans if version < saved.version]

@@ -12,19 +12,19 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one member; a score may come before the answer that it is for."""
+    """What is known of one member; scores may come before the answer that one of them is for."""
 
     finished: Attempt | None = None
     length: int = 0
-    score: Score | None = None
+    scores: tuple[Score, ...] = ()
     dropped: bool = False
 
     @property
     def reward(self) -> float | None:
         """The score of the answer that counts, once both are here."""
-        if self.dropped or self.finished is None or self.score is None:
+        if self.dropped:
             return None
-        return self.score.reward if self.score.attempt == self.finished else None
+        return next((s.reward for s in self.scores if s.attempt == self.finished), None)
 
     @property
     def settled(self) -> bool:
@@ -94,9 +94,10 @@ def settle(
         case RolloutScored():
             if before.finished is not None and before.finished != event.attempt:
                 return round_, False
-            if before.score is not None and before.score.attempt == event.attempt:
+            if any(score.attempt == event.attempt for score in before.scores):
                 return round_, False
-            after = replace(before, score=Score(event.attempt, event.reward))
+            score = Score(event.attempt, event.reward)
+            after = replace(before, scores=(*before.scores, score))
         case RolloutDropped():
             if before.finished is not None:
                 return round_, False

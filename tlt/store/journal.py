@@ -58,7 +58,7 @@ class Journal:
         if size < committed.bytes:
             self._file.close()
             raise JournalError(f"{self.path}: {size} bytes, but {committed.bytes} were committed")
-        self._file.truncate(committed.bytes)
+        self.roll_back(committed)
 
     def append(self, entries: Sequence[tuple[float, AnyEvent, Sequence[Command]]]) -> None:
         lines = bytearray()
@@ -82,7 +82,10 @@ class Journal:
 
     def roll_back(self, position: Position) -> None:
         """Cut off what was appended but not committed."""
-        self._file.truncate(position.bytes)
+        try:
+            self._file.truncate(position.bytes)
+        except OSError as error:
+            raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
         self.position = position
 
     def sync(self) -> None:

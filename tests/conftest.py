@@ -1,0 +1,83 @@
+"""Two real Redis servers for the whole run, so that what uses one is tested against both."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tlt.store.connection import Connection, connect
+from tlt.store.keys import Keys
+from tlt.store.server import EmbeddedRedis, find_binary
+
+settings.register_profile("tlt", deadline=None, max_examples=30)
+settings.load_profile("tlt")
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The path of a socket has to be short; that of tmp_path need not be."""
+    folder = Path(tempfile.mkdtemp(prefix="tlt-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def embedded_redis() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
+        server = EmbeddedRedis(Path(folder) / "data", Path(folder) / "redis.sock")
+        server.start()
+        yield server.url
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def tcp_redis() -> Iterator[str]:
+    """A server that somebody else runs, named by its URL."""
+    port = free_port()
+    server = subprocess.Popen(
+        [str(find_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while not _listens(port):
+        assert time.monotonic() < deadline, "the redis-server does not listen"
+        assert server.poll() is None, "the redis-server ended"
+        time.sleep(0.005)
+    yield f"redis://127.0.0.1:{port}/0"
+    server.terminate()
+    server.wait()
+
+
+@pytest.fixture(scope="session", params=["embedded", "url"])
+def redis_url(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue(f"{'tcp' if request.param == 'url' else 'embedded'}_redis")
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys(f"test-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+async def connection(redis_url: str) -> AsyncIterator[Connection]:
+    client = connect(redis_url)
+    yield client
+    await client.aclose()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

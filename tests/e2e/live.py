@@ -1,0 +1,120 @@
+"""A live session as a user has it: the command line in processes of its own, and its files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cli.following import entries, fold
+from tlt.messages import KeepRollout, RolloutDropped
+from tlt.policies.ledger import Ledger, Snapshot
+from tlt.store.journal import JournalEntry
+
+TLT = [sys.executable, "-m", "cli.main"]
+Result = subprocess.CompletedProcess[str]
+
+
+class Live:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.runs = home / "runs"
+        self.environment = {**os.environ, "TLT_HOME": str(home / "tlt"), "COLUMNS": "200"}
+
+    def tlt(self, *arguments: str, code: int = 0, seconds: float = 110.0) -> Result:
+        result = subprocess.run(
+            [*TLT, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert result.returncode == code, f"{arguments}: {result.stdout}\n{result.stderr}"
+        return result
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*TLT, *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.tlt(*arguments, "--json").stdout)
+
+    def submit(self, spec: Path, *changes: str) -> str:
+        sets = [part for change in changes for part in ("--set", change)]
+        return str(self.json("submit", str(spec), *sets)["job"])
+
+    def job(self, name: str) -> dict[str, Any]:
+        return next(job for job in self.json("jobs") if job["job"] == name)
+
+    def ended(self, name: str) -> dict[str, Any]:
+        wait_until(
+            lambda: self.job(name)["status"] in ("done", "failed", "cancelled"), f"{name} to end"
+        )
+        return self.job(name)
+
+    def journal(self, job: str) -> list[JournalEntry]:
+        return list(entries(self.runs / job))
+
+    def fold(self, job: str) -> Snapshot:
+        return fold(self.runs / job)
+
+    def await_phase(self, job: str, phase: str, step: int = 0) -> None:
+        def reached() -> bool:
+            if not (self.runs / job / "journal.jsonl").exists():
+                return False
+            now = self.fold(job)
+            return now.phase.value == phase and now.step >= step
+
+        wait_until(reached, f"{job} to be {phase} at step {step}")
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return self.json("status")["workers"]
+
+    def await_workers(self, count: int) -> None:
+        wait_until(
+            lambda: sum(bool(w["rank_pids"]) for w in self.workers().values()) == count,
+            f"{count} workers with ranks",
+        )
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def kept(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int, int]]:
+    """Which rollouts were counted, as often as they were."""
+    found: list[tuple[int, int, int]] = []
+    for entry in journal:
+        for command in ledger.add(entry.event, entry.at):
+            if isinstance(command, KeepRollout):
+                found.append((command.step, command.prompt, command.member))
+    return found
+
+
+def dropped(journal: Sequence[JournalEntry]) -> int:
+    return sum(isinstance(entry.event, RolloutDropped) for entry in journal)
+
+
+def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, how)
+
+
+def write_spec(folder: Path, spec: dict[str, Any], name: str = "job.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump(spec))
+    return path

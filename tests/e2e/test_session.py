@@ -1,0 +1,134 @@
+"""A session from another shell: every command does what its help says."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli.following import open_ledger
+from tests.e2e.live import Live, wait_until
+from tlt.policies import coordinator
+from tlt.store.book import replay
+from tlt.store.journal import FILE_NAME
+from tlt.types import JobId
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def finished(live: Live, spec: Path) -> str:
+    result = live.tlt("submit", str(spec), "--wait")
+    assert "done" in result.stdout
+    return result.stdout.split()[1]
+
+
+def test_a_job_runs_to_its_end(live: Live, finished: str) -> None:
+    snapshot = live.fold(finished)
+    assert snapshot.status == "done"
+    assert snapshot.version == 2
+    assert [step.rollouts for step in snapshot.steps] == [32, 32]
+    assert [done.step for done in snapshot.evals] == [0, 2]
+    assert live.job(finished)["status"] == "done"
+
+
+def test_the_journal_replays_to_the_same_commands(live: Live, finished: str) -> None:
+    run = live.runs / finished
+    blank = coordinator.new_run(JobId(finished), open_ledger(run).spec)
+    state, position = replay(run / FILE_NAME, blank, coordinator.decide)
+    assert state.phase is coordinator.Phase.ENDED
+    assert position.entries == len(live.journal(finished)) > 100
+
+
+def test_logs_tell_the_steps_and_the_journal(live: Live, finished: str) -> None:
+    told = live.tlt("logs", finished, "-f").stdout
+    assert "step 0: reward" in told
+    assert "step 1: version 2" in told
+    assert told.rstrip().endswith("done")
+    raw = [json.loads(line) for line in live.tlt("logs", finished, "--json").stdout.splitlines()]
+    assert [entry["seq"] for entry in raw] == list(range(len(raw)))
+
+
+def test_an_exported_policy_is_what_transformers_loads(
+    live: Live, finished: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "exported"
+    live.tlt("export", "policy", finished, str(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = AutoTokenizer.from_pretrained(folder)("12+01=", return_tensors="pt")
+    assert model(**tokens).logits.isfinite().all()
+    again = live.tlt("export", "policy", finished, str(folder), code=2)
+    assert "exists already" in again.stderr
+
+
+def test_eval_scores_a_folder_with_the_spec(
+    live: Live, finished: str, spec: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "exported"
+    live.tlt("export", "policy", finished, str(folder))
+    scored = live.json("eval", str(spec), "--policy", str(folder))
+    assert scored["problems"] == 8
+    # the same weights and the same noise give the same answers
+    assert scored["mean"] == pytest.approx(live.fold(finished).evals[-1].mean)
+
+
+def test_queued_jobs_run_one_after_the_other(live: Live, spec: Path) -> None:
+    first, second = live.submit(spec), live.submit(spec)
+    assert live.job(second)["status"] == "queued"
+    assert live.ended(first)["status"] == live.ended(second)["status"] == "done"
+    assert live.journal(first)[-1].at <= live.journal(second)[0].at
+
+
+def test_interrupting_a_wait_detaches(live: Live, long_spec: Path) -> None:
+    waiting = live.start("submit", str(long_spec), "--wait")
+    assert waiting.stdout is not None
+    job = waiting.stdout.readline().split()[1]
+    live.await_phase(job, "rolling")
+    waiting.send_signal(signal.SIGINT)
+    _, complaint = waiting.communicate(timeout=30)
+    assert waiting.returncode == 130
+    assert f"{job} runs on" in complaint
+    assert live.ended(job)["status"] == "done"
+
+
+def test_cancelling_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
+    running = live.submit(long_spec, "algorithm.steps=1000")
+    queued = live.submit(spec)
+    live.await_phase(running, "rolling")
+    live.tlt("cancel", queued)
+    live.tlt("cancel", running)
+    assert live.job(queued)["status"] == live.job(running)["status"] == "cancelled"
+    assert "had ended already" in live.tlt("cancel", running).stdout
+    # and the workers are free for the next one
+    assert live.ended(live.submit(spec))["status"] == "done"
+
+
+def test_light_commands_answer_within_a_second(live: Live) -> None:
+    """They import neither torch nor ray; a busy machine gets three tries."""
+    for command in ("status", "jobs"):
+        times: list[float] = []
+        for _ in range(3):
+            began = time.monotonic()
+            live.tlt(command)
+            times.append(time.monotonic() - began)
+        assert min(times) < 5.0
+    probe = (
+        "import sys, cli.main; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_a_second_up_is_refused(live: Live) -> None:
+    assert "already up" in live.tlt("up", code=2).stderr
+
+
+def test_status_names_workers_and_their_ranks(live: Live) -> None:
+    wait_until(
+        lambda: [len(w["rank_pids"]) for w in live.workers().values()] == [2, 2], "four ranks"
+    )
+    assert "w0" in live.tlt("status").stdout

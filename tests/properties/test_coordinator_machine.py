@@ -1,0 +1,205 @@
+"""Whatever dies, repeats or overtakes, one job's `decide` keeps its books and comes to its end.
+
+What has to hold after every decision is in `tests.simulation.checks`; the world asserts besides
+that a decision repeated at once, or an old event delivered again, changes nothing.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.simulation.specs import small_spec
+from tests.simulation.walk import MOST_DELIVERIES, finish, some_world, step, walk
+from tests.simulation.world import Move, World
+from tlt.messages import WorkerFailed, WorkerLost
+from tlt.policies.coordinator import Duty, Phase
+from tlt.types import Incarnation, WorkerId
+
+seeds = st.integers(0, 2**32 - 1)
+picks = st.integers(0, 999)
+_EXAMPLES = settings().max_examples
+
+
+@settings(max_examples=3 * _EXAMPLES)
+@given(seed=seeds)
+def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
+    walk(Random(seed))
+
+
+class Coordinator(RuleBasedStateMachine):
+    """The same world, with every choice in Hypothesis's hands: it finds short histories."""
+
+    world: World
+
+    @initialize(seed=seeds)
+    def begin(self, seed: int) -> None:
+        self.world = some_world(Random(seed))
+
+    def _one_of(self, moves: list[Move], pick: int) -> None:
+        if moves:
+            self.world.do(moves[pick % len(moves)])
+
+    @rule(pick=picks)
+    def go_on(self, pick: int) -> None:
+        self._one_of(self.world.moves(), pick)
+
+    @rule(times=st.integers(1, 40), seed=seeds)
+    def go_on_for_a_while(self, times: int, seed: int) -> None:
+        chooser = Random(seed)
+        for _ in range(times):
+            if self.world.moves():
+                step(self.world, chooser, faults=0.0, overtaking=0.0)
+
+    @rule(pick=picks)
+    def fail(self, pick: int) -> None:
+        self._one_of(self.world.faults(), pick)
+
+    @precondition(lambda self: self.world.log)
+    @rule(pick=picks)
+    def overtake(self, pick: int) -> None:
+        candidates = self.world.deliverable()
+        self.world.deliver(candidates[pick % len(candidates)])
+
+    @rule(pick=picks)
+    def hear_again(self, pick: int) -> None:
+        world = self.world
+        world.expect_nothing(world.delivered[pick % len(world.delivered)])
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            finish(self.world)
+
+
+Coordinator.TestCase.settings = settings(max_examples=_EXAMPLES // 2, stateful_step_count=30)
+TestCoordinator = Coordinator.TestCase
+
+
+# --- named histories: the walk meets them by chance, these always ---------------------------------
+
+
+def _until(world: World, reached: Phase | Duty, chooser: Random) -> bool:
+    """Without faults, to where a phase is entered or a worker has a duty."""
+    for _ in range(MOST_DELIVERIES):
+        duties = {known.duty for known in world.state.workers.values()}
+        if world.state.phase is reached or (reached in duties and world.state.step > 0):
+            return True
+        if world.ended:
+            return False
+        step(world, chooser, faults=0.0, overtaking=0.0)
+    return False
+
+
+@pytest.mark.parametrize("fault", ["crash", "kill", "stop"])
+@pytest.mark.parametrize("duty", [Duty.IDLE, Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING])
+@given(seed=seeds)
+@settings(max_examples=max(5, _EXAMPLES // 20))
+def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> None:
+    chooser = Random(seed)
+    world = World(small_spec(steps=3, eval_every=1, seed=seed % 7), [1, 2, 1])
+    if duty is Duty.LEAVING and _until(world, Duty.LEARN, chooser):
+        world.do(Move("crash", (chooser.choice(list(world.lives.values())),)))
+    if _until(world, duty, chooser):
+        having = [worker for worker, known in world.state.workers.items() if known.duty is duty]
+        lives = [world.lives[worker] for worker in having if worker in world.lives]
+        if lives:
+            world.do(Move(fault, (chooser.choice(lives),)))
+    finish(world)
+
+
+@pytest.mark.parametrize("fault", ["restart", "reboot", "lose_blobs"])
+@pytest.mark.parametrize("phase", [Phase.ROLLING, Phase.EVALUATING, Phase.LEARNING])
+@given(seed=seeds, checkpoint_every=st.integers(1, 4), further=st.integers(0, 12))
+@settings(max_examples=max(5, _EXAMPLES // 20))
+def test_a_new_coordinator_goes_on(
+    phase: Phase, fault: str, seed: int, checkpoint_every: int, further: int
+) -> None:
+    """Updates since the checkpoint run again, and give what they gave before."""
+    chooser = Random(seed)
+    spec = small_spec(steps=4, eval_every=2, checkpoint_every=checkpoint_every, seed=seed % 7)
+    world = World(spec, [1, 2])
+    while world.state.version < 1 + seed % 3:
+        step(world, chooser, faults=0.0, overtaking=0.0)
+    if _until(world, phase, chooser):
+        for _ in range(further):
+            step(world, chooser, faults=0.0, overtaking=0.0)
+    world.do(Move(fault))
+    finish(world)
+    if fault == "reboot":
+        assert not world.flight, "weights that nobody will ever use again"
+
+
+@given(seed=seeds)
+@settings(max_examples=max(5, _EXAMPLES // 5))
+def test_order_and_repetition_do_not_change_the_weights(seed: int) -> None:
+    """Without losses, overtaking and repeated events lead to the same rounds and weights."""
+    spec = small_spec(steps=3, eval_every=1, seed=seed % 7)
+    plain, shuffled = World(spec, [1, 1]), World(spec, [1, 1])
+    finish(plain)
+    chooser = Random(seed)
+    while not shuffled.ended:
+        step(shuffled, chooser, faults=0.0, overtaking=0.5)
+        if shuffled.log and chooser.random() < 0.2:
+            shuffled.repeat()
+    assert shuffled.status == "done"
+    assert shuffled.checks.contents == plain.checks.contents
+    assert shuffled.checks.finished.keys() == plain.checks.finished.keys()
+
+
+@given(seed=seeds, limit=st.integers(0, 3))
+@settings(max_examples=max(5, _EXAMPLES // 10))
+def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
+    chooser = Random(seed)
+    world = World(small_spec(steps=4, max_restarts=limit), [1, 1])
+    while world.state.losses <= limit:
+        assert not world.ended
+        lives = list(world.lives.values())
+        if lives and chooser.random() < 0.1:
+            world.crash(chooser.choice(lives))
+        step(world, chooser, faults=0.0, overtaking=0.0)
+        if world.ended:
+            break
+    assert world.status == ("failed" if world.state.losses > limit else "done")
+
+
+def test_a_refusal_counts_only_from_a_living_incarnation() -> None:
+    world = World(small_spec(), [1, 1])
+    failed = WorkerFailed(
+        job=world.state.job, worker=WorkerId("w0"), incarnation=Incarnation(0), error="no such file"
+    )
+    world.expect_nothing(failed)
+    world.post("w0", WorkerFailed(**{**_fields(failed), "incarnation": Incarnation(1)}))
+    world.run_out(100)
+    assert world.status == "failed"
+
+
+def test_a_later_incarnation_that_never_joined_ends_the_one_before() -> None:
+    """Its actor was restarted and lost again: nobody else says that the first one is over."""
+    world = World(small_spec(), [1, 1])
+    lost = WorkerLost(
+        worker=WorkerId("w0"), incarnation=Incarnation(9), reason="test", returning=False
+    )
+    world.post("w0", lost)
+    world.deliver(len(world.log) - 1)
+    assert WorkerId("w0") not in world.state.workers
+
+
+def test_a_worker_that_fails_to_come_back_is_not_awaited() -> None:
+    """It was lost on its way to an update; the others go on without it."""
+    world = World(small_spec(steps=1), [1, 1])
+    chooser = Random(0)
+    assert _until(world, Phase.LEARNING, chooser)
+    world.crash(world.lives[WorkerId("w0")])
+    for _ in range(20):
+        world.fail_to_start(WorkerId("w0"))
+        for move in world.moves():
+            if move.kind != "start" and move in world.moves():
+                world.do(move)
+    assert world.ended
+    assert world.status == "done"
+
+
+def _fields(event: WorkerFailed) -> dict[str, object]:
+    return {name: getattr(event, name) for name in event.__struct_fields__}

@@ -1,0 +1,238 @@
+"""The small pure parts that `decide` is made of."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.simulation.life import Life
+from tests.simulation.world import JOB, answer
+from tlt.messages import PromptIssued, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.policies import rounds
+from tlt.policies.advantage import group_advantages
+from tlt.policies.keyed import permuted
+from tlt.policies.rounds import Round
+from tlt.policies.sharding import Sample, shares
+from tlt.types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+
+keys = st.lists(st.integers(-(2**40), 2**40), max_size=3)
+lengths = st.lists(st.integers(1, 5000), max_size=60)
+
+
+# --- keyed --------------------------------------------------------------------------------------
+
+
+@given(size=st.integers(1, 300), key=keys)
+def test_permuted_is_a_bijection(size: int, key: list[int]) -> None:
+    assert sorted(permuted(i, size, *key) for i in range(size)) == list(range(size))
+
+
+def test_permuted_depends_on_its_key() -> None:
+    orders = {tuple(permuted(i, 64, key) for i in range(64)) for key in range(20)}
+    assert len(orders) == 20
+
+
+# --- sharding -----------------------------------------------------------------------------------
+
+
+def _samples(lengths: list[int]) -> list[Sample]:
+    return [
+        Sample(PromptIndex(i // 4), Member(i % 4), float(i), length)
+        for i, length in enumerate(lengths)
+    ]
+
+
+@given(
+    lengths=lengths,
+    workers=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    minibatches=st.integers(1, 5),
+    key=keys,
+)
+def test_every_sample_is_on_one_rank_of_one_minibatch(
+    lengths: list[int], workers: list[int], minibatches: int, key: list[int]
+) -> None:
+    samples = _samples(lengths)
+    parts = shares(samples, workers, minibatches, *key)
+    refs = [r for part in parts for share in part for rank in share.ranks for r in rank]
+    got = Counter((r.prompt, r.member, r.advantage) for r in refs)
+    assert got == Counter((s.prompt, s.member, s.advantage) for s in samples)
+    count = max(1, min(minibatches, len(samples)))
+    for part, size in zip(parts, workers, strict=True):
+        assert len(part) == count
+        assert all(len(share.ranks) == size for share in part)
+    by_name = {(s.prompt, s.member): s.length for s in samples}
+    for index in range(count):
+        totals = {(p[index].total_tokens, p[index].total_sequences) for p in parts}
+        batch = [r for part in parts for rank in part[index].ranks for r in rank]
+        assert totals == {(sum(by_name[r.prompt, r.member] for r in batch), len(batch))}
+
+
+@given(lengths=lengths, ranks=st.integers(1, 8), minibatches=st.integers(1, 4))
+def test_ranks_and_minibatches_are_balanced(
+    lengths: list[int], ranks: int, minibatches: int
+) -> None:
+    """No rank has more than another by more than one sample, no minibatch by more than one."""
+    samples = _samples(lengths)
+    (part,) = shares(samples, [ranks], minibatches, 1)
+    by_name = {(s.prompt, s.member): s.length for s in samples}
+    sizes = [share.total_sequences for share in part]
+    assert max(sizes) - min(sizes) <= 1
+    for share in part:
+        loads = [sum(by_name[r.prompt, r.member] for r in rank) for rank in share.ranks]
+        longest = max(
+            (by_name[r.prompt, r.member] for rank in share.ranks for r in rank), default=0
+        )
+        assert max(loads) - min(loads) <= longest
+
+
+@given(lengths=lengths, data=st.data())
+def test_shares_do_not_depend_on_the_order_of_samples(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    samples = _samples(lengths)
+    shuffled = data.draw(st.permutations(samples))
+    assert shares(samples, [2, 1], 2, 7) == shares(shuffled, [2, 1], 2, 7)
+
+
+# --- advantages ---------------------------------------------------------------------------------
+
+
+@given(
+    rewards=st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), max_size=16),
+    normalise=st.booleans(),
+)
+def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normalise: bool) -> None:
+    advantages = group_advantages(rewards, normalise)
+    assert (advantages is None) == (len(set(rewards)) < 2)
+    if advantages is None:
+        return
+    assert math.fsum(advantages) == pytest.approx(0, abs=1e-6)
+    ranked = [a for _, a in sorted(zip(rewards, advantages, strict=True))]
+    assert ranked == sorted(ranked)
+    if normalise:
+        square = math.fsum(a * a for a in advantages) / len(advantages)
+        assert square == pytest.approx(1, rel=0.02)
+
+
+# --- rounds -------------------------------------------------------------------------------------
+
+RoundEvent = RolloutFinished | RolloutScored | RolloutDropped
+_MEMBERS = [(PromptIndex(p), Member(m)) for p in range(2) for m in range(2)]
+
+
+def _finished(prompt: PromptIndex, member: Member, attempt: int) -> RolloutFinished:
+    issued = PromptIssued(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(attempt),
+        purpose="train",
+        prompt=prompt,
+        member=member,
+        tokens=(1,),
+    )
+    return answer(Life(WorkerId("w"), Incarnation(1), 1), issued)
+
+
+def _scored(done: RolloutFinished, reward: float) -> RolloutScored:
+    return RolloutScored(
+        job=JOB,
+        epoch=done.epoch,
+        step=done.step,
+        attempt=done.attempt,
+        purpose=done.purpose,
+        prompt=done.prompt,
+        member=done.member,
+        length=done.length,
+        reward=reward,
+    )
+
+
+def _dropped(prompt: PromptIndex, member: Member) -> RolloutDropped:
+    return RolloutDropped(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(2),
+        purpose="train",
+        prompt=prompt,
+        member=member,
+        reason="test",
+    )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[RoundEvent]:
+    """Of each member: an answer that counts and scores of several attempts, or that it is lost."""
+    events: list[RoundEvent] = []
+    for prompt, member in _MEMBERS:
+        if draw(st.booleans()):
+            events.append(_dropped(prompt, member))
+            continue
+        counts = draw(st.integers(0, 2))
+        events.append(_finished(prompt, member, counts))
+        for attempt in {counts, draw(st.integers(0, 2))}:
+            events.append(_scored(_finished(prompt, member, attempt), float(attempt)))
+    return events
+
+
+def _fold(events: list[RoundEvent]) -> Round:
+    state = rounds.open_round(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
+    for event in events:
+        assert rounds.is_about(state, event)
+        state, changed = rounds.settle(state, event)
+        again, changed_again = rounds.settle(state, event)
+        assert again == state
+        assert not changed_again
+        assert state.unsettled == sum(
+            not a.settled for group in state.groups.values() for a in group.members
+        )
+        assert changed or events.count(event) > 1 or isinstance(event, RolloutScored)
+    return state
+
+
+@given(events=histories(), data=st.data())
+def test_a_round_ends_the_same_in_every_order(
+    events: list[RoundEvent], data: st.DataObject
+) -> None:
+    """And however often an event is repeated."""
+    repeated = data.draw(st.lists(st.sampled_from(events), max_size=6))
+    shuffled = data.draw(st.permutations(events + repeated))
+    plain, other = _fold(events), _fold(shuffled)
+    assert plain.settled
+    assert other.settled
+    assert plain.rewards() == other.rewards()
+
+
+@given(events=histories(), data=st.data())
+def test_a_round_is_settled_only_with_everything(
+    events: list[RoundEvent], data: st.DataObject
+) -> None:
+    missing = data.draw(st.sampled_from(events))
+    needed = not isinstance(missing, RolloutScored) or any(
+        isinstance(e, RolloutFinished)
+        and (e.prompt, e.member, e.attempt) == (missing.prompt, missing.member, missing.attempt)
+        for e in events
+    )
+    assume(needed)
+    assert not _fold([event for event in events if event is not missing]).settled
+
+
+def test_what_was_answered_is_not_dropped_any_more() -> None:
+    done = _finished(PromptIndex(0), Member(0), 0)
+    late = _dropped(PromptIndex(0), Member(0))
+    assert _fold([done]) == _settled(_settled(_fold([]), done), late)
+
+
+def test_what_was_dropped_is_not_answered_any_more() -> None:
+    late = _finished(PromptIndex(0), Member(0), 2)
+    lost = _dropped(PromptIndex(0), Member(0))
+    state = _settled(_fold([lost]), late)
+    assert state == _fold([lost])
+    assert _settled(state, _scored(late, 1.0)).rewards() == []
+
+
+def _settled(state: Round, event: RoundEvent) -> Round:
+    return rounds.settle(state, event)[0]

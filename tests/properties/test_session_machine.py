@@ -1,0 +1,199 @@
+"""Jobs run one at a time, in the order of submission, and each of them ends exactly once."""
+
+from collections import deque
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.simulation.specs import small_spec
+from tlt.messages import (
+    CancelJob,
+    JobCancelRequested,
+    JobEnded,
+    JobPrepared,
+    JobRefused,
+    JobSubmitted,
+    PrepareJob,
+    RecordStatus,
+    SessionCommand,
+    SessionEvent,
+    SessionResumed,
+    StartJob,
+    WorkerInfo,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.policies.session import STATUSES, SessionState, decide
+from tlt.types import Epoch, Incarnation, JobId, JobStatus, WorkerId
+
+picks = st.integers(0, 999)
+_ENDS: tuple[JobStatus, ...] = ("done", "failed", "cancelled")
+_EXAMPLES = settings().max_examples
+
+
+class Session(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = SessionState()
+        self.submitted: list[JobId] = []
+        self.statuses: dict[JobId, JobStatus] = {}
+        self.prepared: list[JobId] = []
+        self.started: list[JobId] = []
+        # what the shell has in hand
+        self.preparing: deque[JobId] = deque()
+        self.running: JobId | None = None
+        self.cancelling: set[JobId] = set()
+        self.delivered: list[SessionEvent] = []
+        self.workers: dict[WorkerId, Incarnation] = {}
+        self.number = 0
+        self.epoch = 0
+
+    # --- what happens
+
+    @rule()
+    def submit(self) -> None:
+        job = JobId(f"job{len(self.submitted)}")
+        self.submitted.append(job)
+        self.statuses[job] = "queued"
+        self._hear(JobSubmitted(job=job, spec=small_spec()))
+
+    @precondition(lambda self: self.submitted)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        """In whichever state it is; what has ended stays as it is."""
+        job = self.submitted[pick % len(self.submitted)]
+        before = self.statuses[job]
+        self._hear(JobCancelRequested(job=job))
+        if before in ("queued", "preparing"):
+            assert self.statuses[job] == "cancelled"
+        else:
+            assert self.statuses[job] == before
+
+    @precondition(lambda self: self.preparing)
+    @rule(refused=st.booleans())
+    def finish_preparing(self, refused: bool) -> None:
+        job = self.preparing.popleft()
+        if refused:
+            self._hear(JobRefused(job=job, error="no data"))
+        else:
+            self._hear(JobPrepared(job=job, train_prompts=4, eval_prompts=2))
+
+    @precondition(lambda self: self.running is not None)
+    @rule(status=st.sampled_from(_ENDS))
+    def end(self, status: JobStatus) -> None:
+        assert self.running is not None
+        job, self.running = self.running, None
+        self._hear(JobEnded(job=job, status=status, error=None))
+        assert self.statuses[job] == status
+
+    @rule()
+    def resume(self) -> None:
+        """A new coordinator: what the old one was preparing nobody prepares any more."""
+        self.preparing.clear()
+        self.epoch += 1
+        self._hear(SessionResumed(epoch=Epoch(self.epoch), blobs_kept=True))
+        current = self.state.current
+        if current is not None and self.statuses[current] == "preparing":
+            assert list(self.preparing) == [current]
+
+    @rule(pick=st.integers(0, 2))
+    def join(self, pick: int) -> None:
+        worker = WorkerId(f"w{pick}")
+        self.number += 1
+        self.workers[worker] = Incarnation(self.number)
+        self._hear(WorkerJoined(info=self._info(worker)))
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=picks, returning=st.booleans())
+    def lose(self, pick: int, returning: bool) -> None:
+        worker = sorted(self.workers)[pick % len(self.workers)]
+        incarnation = self.workers.pop(worker)
+        lost = WorkerLost(
+            worker=worker, incarnation=incarnation, reason="test", returning=returning
+        )
+        self._hear(lost)
+
+    @precondition(lambda self: self.delivered)
+    @rule(pick=picks)
+    def hear_again(self, pick: int) -> None:
+        """A repetition changes nothing; the start of a coordinator is no repetition."""
+        event = self.delivered[pick % len(self.delivered)]
+        if isinstance(event, SessionResumed):
+            return
+        state, commands = decide(self.state, event, 0.0)
+        assert state == self.state
+        assert all(isinstance(command, CancelJob) for command in commands)
+
+    # --- what comes of it
+
+    def _info(self, worker: WorkerId) -> WorkerInfo:
+        incarnation = self.workers[worker]
+        return WorkerInfo(
+            worker=worker, incarnation=incarnation, ranks=1, host="host", rendezvous="host:1"
+        )
+
+    def _hear(self, event: SessionEvent) -> None:
+        self.delivered.append(event)
+        self.state, commands = decide(self.state, event, 0.0)
+        for command in commands:
+            self._execute(command)
+
+    def _execute(self, command: SessionCommand) -> None:
+        match command:
+            case RecordStatus():
+                assert command.status in STATUSES[self.statuses[command.job]]
+                self.statuses[command.job] = command.status
+            case PrepareJob():
+                if command.job not in self.prepared:
+                    self.prepared.append(command.job)
+                self.preparing.append(command.job)
+            case StartJob():
+                assert self.running is None
+                assert command.job not in self.started
+                self.started.append(command.job)
+                self.running = command.job
+                infos = {info.worker: info.incarnation for info in command.workers}
+                assert infos == self.workers
+            case CancelJob():
+                assert self.running == command.job
+
+    # --- what holds all the time
+
+    @invariant()
+    def at_most_one_is_in_hand(self) -> None:
+        busy = [job for job, s in self.statuses.items() if s in ("preparing", "running")]
+        assert len(busy) <= 1
+        assert busy == ([] if self.state.current is None else [self.state.current])
+
+    @invariant()
+    def in_the_order_of_submission(self) -> None:
+        places = [self.submitted.index(job) for job in self.prepared]
+        assert places == sorted(places)
+        started = [self.submitted.index(job) for job in self.started]
+        assert started == sorted(started)
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        if "queued" in self.statuses.values():
+            assert self.state.current is not None
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        open_ = {j: s for j, s in self.statuses.items() if s not in _ENDS}
+        assert {j: entry.status for j, entry in self.state.jobs.items()} == open_
+        assert {w: i.incarnation for w, i in self.state.workers.items()} == self.workers
+
+    def teardown(self) -> None:
+        """Prepare and run whatever is left: all jobs end."""
+        self.resume()
+        for _ in range(2 * len(self.submitted) + 1):
+            if self.preparing:
+                self.finish_preparing(refused=False)
+            if self.running is not None:
+                self.end("done")
+        assert all(status in _ENDS for status in self.statuses.values())
+
+
+Session.TestCase.settings = settings(max_examples=_EXAMPLES // 2, stateful_step_count=40)
+TestSession = Session.TestCase

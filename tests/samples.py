@@ -1,0 +1,93 @@
+"""Messages made from their annotations, so that a new type or field has its samples at once."""
+
+import typing
+from typing import Any
+
+import msgspec.inspect
+from hypothesis import strategies as st
+from msgspec.inspect import Type
+
+from tlt.config import (
+    AlgorithmSpec,
+    DataSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+)
+from tlt.messages import PromptIssued
+from tlt.types import Attempt, Epoch, JobId, Member, PromptIndex, Step
+
+JOB = JobId("job-1")
+SPEC = JobSpec(
+    policy=PolicySpec(path="/model"),
+    data=DataSpec(train="/train.jsonl", eval="/eval.jsonl"),
+    reward=RewardSpec(kind="numeric"),
+    algorithm=AlgorithmSpec(steps=2, prompts_per_step=4, group_size=2),
+)
+_OTHER_SPEC = JobSpec(
+    name="1e5",
+    policy=PolicySpec(path="/other", max_context=512, dtype="bfloat16"),
+    data=DataSpec(train="/train.parquet", answer_key=None, system_prompt="a: b\n#"),
+    reward=RewardSpec(kind="regex", pattern=r"1e-4", marker="2e3", tolerance=0.5),
+    algorithm=AlgorithmSpec(
+        steps=9,
+        prompts_per_step=1,
+        group_size=8,
+        learning_rate=1e-4,
+        allow_filtered_sampling=True,
+    ),
+    rollout=RolloutSpec(stop=["1e5", "yes", "\n"], top_p=0.9),
+    seed=7,
+)
+specs = st.sampled_from([SPEC, _OTHER_SPEC])
+
+
+def prompt(index: int, *, attempt: int = 0, member: int = 0) -> PromptIssued:
+    return PromptIssued(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(attempt),
+        purpose="train",
+        prompt=PromptIndex(index),
+        member=Member(member),
+        tokens=(1, 2, index),
+    )
+
+
+def members(union: Any) -> tuple[type[msgspec.Struct], ...]:
+    """The types of a closed union."""
+    return tuple(dict.fromkeys(typing.get_args(union)))
+
+
+def messages(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    return _strategy(msgspec.inspect.type_info(kind))
+
+
+def _strategy(info: Type) -> st.SearchStrategy[Any]:
+    match info:
+        case msgspec.inspect.StructType(cls=cls) if cls is JobSpec:
+            return specs
+        case msgspec.inspect.StructType(cls=cls, fields=fields):
+            return st.builds(cls, **{f.name: _strategy(f.type) for f in fields})
+        case msgspec.inspect.UnionType(types=types):
+            return st.one_of(*map(_strategy, types))
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return st.lists(_strategy(item), max_size=3).map(tuple)
+        case msgspec.inspect.LiteralType(values=values):
+            return st.sampled_from(values)
+        case msgspec.inspect.IntType():
+            return st.integers(-(2**63), 2**63 - 1)
+        case msgspec.inspect.FloatType():
+            return st.floats(allow_nan=False, allow_infinity=False)
+        case msgspec.inspect.StrType():
+            return st.text(max_size=8)
+        case msgspec.inspect.BytesType():
+            return st.binary(max_size=8)
+        case msgspec.inspect.BoolType():
+            return st.booleans()
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case _:
+            raise AssertionError(f"no samples for {info}")

@@ -1,0 +1,41 @@
+"""Small job specs for the simulation."""
+
+from tlt.config import (
+    AlgorithmSpec,
+    DataSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+    WorkersSpec,
+)
+
+
+def small_spec(
+    *,
+    steps: int = 2,
+    prompts: int = 2,
+    group: int = 2,
+    minibatches: int = 1,
+    checkpoint_every: int = 2,
+    eval_every: int = 0,
+    max_tries: int = 3,
+    max_restarts: int = 1_000_000,
+    seed: int = 0,
+) -> JobSpec:
+    return JobSpec(
+        policy=PolicySpec(path="policy"),
+        data=DataSpec(train="train.jsonl", eval="eval.jsonl"),
+        reward=RewardSpec(kind="final_answer"),
+        algorithm=AlgorithmSpec(
+            steps=steps,
+            prompts_per_step=prompts,
+            group_size=group,
+            minibatches=minibatches,
+            checkpoint_every=checkpoint_every,
+            eval_every=eval_every,
+        ),
+        rollout=RolloutSpec(max_tries=max_tries, slots=2),
+        workers=WorkersSpec(max_restarts=max_restarts),
+        seed=seed,
+    )

@@ -1,0 +1,57 @@
+"""A walk through the world: whoever chooses is given what could happen next."""
+
+from random import Random
+
+from tests.simulation.specs import small_spec
+from tests.simulation.world import Decide, World
+from tlt.policies import coordinator
+
+# far more than any of these jobs needs once nothing goes wrong
+MOST_DELIVERIES = 3000
+
+
+def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
+    spec = small_spec(
+        steps=chooser.randint(1, 4),
+        prompts=chooser.randint(1, 2),
+        group=chooser.randint(2, 3),
+        minibatches=chooser.randint(1, 2),
+        checkpoint_every=chooser.randint(1, 4),
+        eval_every=chooser.choice([0, 0, 1, 2]),
+        max_tries=chooser.randint(1, 3),
+        seed=chooser.randint(0, 6),
+    )
+    return World(spec, [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))], decide)
+
+
+def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
+    """Faults, repetitions and overtaking for a while; then none, and the job has to end."""
+    world = some_world(chooser, decide)
+    faults = chooser.choice([0.0, 0.02, 0.05, 0.15])
+    overtaking = chooser.choice([0.0, 0.3])
+    for _ in range(chooser.randint(20, 400)):
+        if world.ended:
+            break
+        step(world, chooser, faults, overtaking)
+    finish(world)
+    return world
+
+
+def step(world: World, chooser: Random, faults: float, overtaking: float) -> None:
+    moves = world.moves()
+    failing = not moves or chooser.random() < faults
+    move = chooser.choice(world.faults() if failing else moves)
+    if move.kind == "deliver" and chooser.random() < overtaking:
+        world.deliver(chooser.choice(world.deliverable()))
+    else:
+        world.do(move)
+    if chooser.random() < 0.1:
+        world.expect_nothing(chooser.choice(world.delivered))
+
+
+def finish(world: World) -> None:
+    world.calm()
+    world.run_out(MOST_DELIVERIES)
+    assert world.status == "done"
+    assert world.replay() == world.state
+    world.checks.at_the_end()

@@ -1,0 +1,70 @@
+"""The stream of prompts in a session of the test's own, and a way to lose what Redis answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.samples import JOB
+from tlt.messages import PromptIssued
+from tlt.store.codec import Codec
+from tlt.store.connection import Connection
+from tlt.store.keys import ROLLOUT, Keys
+from tlt.store.stream import Stream
+
+CODEC = Codec[PromptIssued](PromptIssued)
+
+
+@pytest.fixture
+async def stream(connection: Connection, keys: Keys) -> Stream[PromptIssued]:
+    stream = Stream(connection, keys.prompts(JOB), CODEC)
+    await stream.ensure_group(ROLLOUT)
+    return stream
+
+
+class Proxy:
+    """Passes bytes on, until it is told to swallow the next reply."""
+
+    def __init__(self, redis_url: str, path: Path) -> None:
+        self._upstream = urlsplit(redis_url)
+        self._path = path
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.url = f"unix://{path}"
+        self.swallowing = False
+        self.swallowed = asyncio.Event()
+
+    async def serve(self) -> asyncio.Server:
+        return await asyncio.start_unix_server(self._connected, str(self._path))
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._upstream.scheme == "unix":
+            redis = await asyncio.open_unix_connection(self._upstream.path)
+        else:
+            redis = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
+        questions = asyncio.create_task(self._pass_on(reader, redis[1], replies=False))
+        self._tasks.add(questions)
+        await self._pass_on(redis[0], writer, replies=True)
+        await questions
+        self._tasks.discard(questions)
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool
+    ) -> None:
+        while data := await source.read(65536):
+            if replies and self.swallowing:
+                self.swallowing = False
+                self.swallowed.set()
+                continue
+            sink.write(data)
+        sink.close()
+        await sink.wait_closed()
+
+
+@pytest.fixture
+async def proxy(redis_url: str, short_folder: Path) -> AsyncIterator[Proxy]:
+    proxy = Proxy(redis_url, short_folder / "proxy.sock")
+    server = await proxy.serve()
+    yield proxy
+    server.close()

@@ -1,0 +1,172 @@
+"""Invariant: effect, events and acknowledgement happen together or not at all; nothing unreadable
+stops a consumer, and what a dead one held finds an heir."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.samples import JOB, prompt
+from tests.store.conftest import CODEC
+from tests.store.test_streams import indices, pending, put
+from tlt.messages import AnyEvent, JobCancelRequested, PromptIssued
+from tlt.store.codec import Codec
+from tlt.store.connection import Connection
+from tlt.store.keys import ROLLOUT, Keys
+from tlt.store.requeue import requeue
+from tlt.store.stream import Consumer, Stream
+
+EVENTS = Codec[AnyEvent](AnyEvent)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_effect_events_and_acknowledgement_are_one(
+    fails: bool, connection: Connection, stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    events = Stream(connection, keys.events, EVENTS)
+    await put(stream, 1)
+    consumer = Consumer(stream, ROLLOUT, "w")
+    (entry,) = await consumer.read(10, 10)
+
+    async def commit() -> None:
+        async with connection.pipeline(transaction=True) as transaction:
+            transaction.hset(keys.committed, "book", 1)
+            events.add(transaction, JobCancelRequested(job=JOB))
+            consumer.acknowledge(transaction, [entry.id])
+            if fails:
+                raise ZeroDivisionError
+            await transaction.execute()
+
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            await commit()
+    else:
+        await commit()
+    counts = (
+        await connection.hlen(keys.committed),
+        await connection.xlen(keys.events),
+        1 - await pending(stream),
+    )
+    assert counts == ((0, 0, 0) if fails else (1, 1, 1))
+
+
+@pytest.mark.parametrize("count", [3, 1001])
+async def test_heir_reads_what_a_dead_consumer_held(
+    count: int, stream: Stream[PromptIssued]
+) -> None:
+    await put(stream, *range(count + 1))
+    dead, heir = Consumer(stream, ROLLOUT, "dead"), Consumer(stream, ROLLOUT, "heir")
+    assert len(await dead.read(count, 10)) == count
+    assert indices(await heir.read(1, 10)) == [count]
+    assert await stream.adopt(ROLLOUT, "dead", "heir") == count
+    assert await stream.held_by(ROLLOUT, "dead") == []
+    heir.look_back()
+    assert indices(await heir.read(1, 10)) == list(range(count))
+    assert await stream.adopt(ROLLOUT, "dead", "heir") == 0
+
+
+# --- requeue
+
+
+async def _requeue(stream: Stream[PromptIssued], keys: Keys, tries: int = 3) -> list[int]:
+    async with stream.connection.pipeline(transaction=True) as transaction:
+        given_up = await requeue(
+            stream,
+            transaction,
+            group=ROLLOUT,
+            dead="dead",
+            max_tries=tries,
+            dead_letters=keys.dead_letters,
+        )
+        await transaction.execute()
+    return [lost.prompt for lost in given_up]
+
+
+async def _dead_letters(stream: Stream[PromptIssued], keys: Keys) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in await stream.connection.xrange(keys.dead_letters)]
+
+
+@pytest.mark.parametrize("count", [2, 501])
+async def test_what_a_dead_worker_held_goes_to_the_end_of_the_queue(
+    count: int, stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    await put(stream, *range(count + 1))
+    await Consumer(stream, ROLLOUT, "dead").read(count, 10)
+    assert await _requeue(stream, keys) == []
+    assert await pending(stream) == 0
+    entries = await Consumer(stream, ROLLOUT, "w").read(count + 1, 10)
+    assert indices(entries) == [count, *range(count)]
+    assert [entry.message.attempt for entry in entries] == [0] + [1] * count
+    assert msgspec.structs.replace(entries[1].message, attempt=0) == prompt(0)
+
+
+async def test_after_max_tries_it_is_given_up(stream: Stream[PromptIssued], keys: Keys) -> None:
+    await put(stream, 7)
+    for given_up in ([], [], [7], []):
+        await Consumer(stream, ROLLOUT, "dead").read(10, 1)
+        assert await _requeue(stream, keys, tries=3) == given_up
+    assert await pending(stream) == 0
+    (letter,) = await _dead_letters(stream, keys)
+    assert CODEC.decode(letter) == prompt(7, attempt=2)
+    assert letter[b"error"] == b"its worker was lost 3 times"
+    assert letter[b"source"] == stream.key.encode()
+
+
+async def test_requeue_without_its_transaction_changes_nothing(
+    stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    await put(stream, 1)
+    (entry,) = await Consumer(stream, ROLLOUT, "dead").read(10, 10)
+    async with stream.connection.pipeline(transaction=True) as transaction:
+        await requeue(
+            stream, transaction, group=ROLLOUT, dead="dead", max_tries=1, dead_letters="letters"
+        )
+    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "dead")] == [entry.id]
+    assert await stream.connection.xlen(stream.key) == 1
+
+
+# --- entries that cannot be read
+
+
+BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
+    "another schema": ({b"v": b"999", b"m": b"\x80"}, "an entry of schema 999"),
+    "no schema": ({b"m": b"\x80"}, "an entry of schema none"),
+    "schema of bytes": ({b"v": b"\xff\xfe", b"m": b"\x80"}, "an entry of schema"),
+    "no message": ({b"v": b"1"}, "cannot be read"),
+    "no MessagePack": ({b"v": b"1", b"m": b"\xc1"}, "cannot be read"),
+    "no UTF-8": ({b"v": b"1", b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
+    "another message": ({**EVENTS.encode(JobCancelRequested(job=JOB))}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_unreadable_entries_become_dead_letters(
+    bad: str, stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    fields, complaint = BAD[bad]
+    await put(stream, 1)
+    await stream.connection.xadd(stream.key, fields)
+    await put(stream, 2)
+    consumer = Consumer(stream, ROLLOUT, "w")
+    assert indices(await consumer.read(10, 10)) == [1, 2]
+    (buried,) = await consumer.bury_undecodable(keys.dead_letters)
+    assert complaint in buried.error
+    assert await consumer.bury_undecodable(keys.dead_letters) == []
+    (letter,) = await _dead_letters(stream, keys)
+    extra: dict[bytes, Any] = {b"source": stream.key.encode(), b"error": buried.error.encode()}
+    assert letter == {**fields, **extra}
+    assert await pending(stream) == 2
+    consumer.look_back()
+    assert await consumer.read(10, 1) == []
+
+
+async def test_unreadable_entries_of_a_dead_worker_become_dead_letters(
+    stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    await stream.connection.xadd(stream.key, {b"v": b"\xff", b"m": b""})
+    await put(stream, 1)
+    await Consumer(stream, ROLLOUT, "dead").read(10, 10)
+    assert await _requeue(stream, keys) == []
+    assert len(await _dead_letters(stream, keys)) == 1
+    assert await pending(stream) == 0
+    assert indices(await Consumer(stream, ROLLOUT, "w").read(10, 10)) == [1]

@@ -1,0 +1,137 @@
+"""Invariant: whatever is wrong with the way to Redis is said once, in one line."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import free_port
+from tests.waiting import wait_until
+from tlt.errors import StoreError
+from tlt.store.connection import GONE, check, connect, persistently
+from tlt.store.server import EmbeddedRedis
+
+
+async def test_living_server_passes(redis_url: str) -> None:
+    async with connect(redis_url) as client:
+        await check(client, redis_url)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "unix"])
+async def test_dead_url_is_named(scheme: str, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}/0" if scheme == "redis" else f"{tmp_path}/none.sock"
+    url = f"{scheme}://{address}"
+    async with connect(url) as client:
+        with pytest.raises(StoreError) as error:
+            await check(client, url)
+    assert str(error.value).startswith(f"no Redis answers at {url}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("password", ["secret", "s%40c:ret"])
+async def test_password_is_not_shown(password: str) -> None:
+    url = f"redis://user:{password}@127.0.0.1:{free_port()}/0"
+    async with connect(url) as client:
+        with pytest.raises(StoreError, match=r"redis://user:\*\*\*@127.0.0.1:\d+/0") as error:
+            await check(client, url)
+    assert password not in str(error.value)
+
+
+async def test_wrong_password_is_said(tcp_redis: str) -> None:
+    url = tcp_redis.replace("//", "//user:secret@")
+    async with connect(url) as client:
+        with pytest.raises(StoreError, match=r"redis://user:\*\*\*@.*invalid username-password"):
+            await check(client, url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:6379",
+        "http://localhost",
+        "redis://localhost:port/0",
+        "redis://localhost:99999/0",
+        "redis://[::1/0",
+        "redis://localhost/0?socket_timeout=soon",
+        "redis://localhost/0?unheard_of=1",
+        "redis://localhost/0?protocol=9",
+    ],
+)
+def test_malformed_url_is_named(url: str) -> None:
+    with pytest.raises(StoreError) as error:
+        connect(url)
+    assert str(error.value).startswith(f"{url}: not a Redis URL: ")
+
+
+async def test_persistent_call_outlasts_a_restart(short_folder: Path) -> None:
+    server = EmbeddedRedis(short_folder / "data", short_folder / "redis.sock")
+    server.start()
+    failures = 0
+
+    async def pause(seconds: float) -> None:
+        nonlocal failures
+        failures += 1
+        await asyncio.sleep(seconds)
+
+    async with connect(server.url) as client:
+        await client.set("key", 1)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await wait_until(lambda: not server.running, message="it outlived SIGKILL")
+        with pytest.raises(GONE):
+            await client.get("key")
+        call = asyncio.create_task(persistently(lambda: client.incr("key"), pause))
+        await wait_until(lambda: failures >= 2, message="the call was not repeated")
+        assert not call.done()
+        server.start()
+        assert await asyncio.wait_for(call, 20) == 2
+    server.stop()
+
+
+async def test_persistent_call_passes_other_errors_on() -> None:
+    async def refuse() -> None:
+        raise StoreError("no")
+
+    with pytest.raises(StoreError, match="no"):
+        await persistently(refuse, asyncio.sleep)
+
+
+@pytest.fixture
+def tls_redis(short_folder: Path) -> Iterator[str]:
+    binary = shutil.which("redis-server")
+    if binary is None or shutil.which("openssl") is None:
+        pytest.skip("TLS needs a redis-server of its own and openssl on PATH")
+    key, certificate = short_folder / "key.pem", short_folder / "certificate.pem"
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
+    request += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    subprocess.run(
+        [*request.split(), "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    port = free_port()
+    options = f"--port 0 --tls-port {port} --bind 127.0.0.1 --tls-auth-clients no".split()
+    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--save", ""]
+    server = subprocess.Popen([binary, *options], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    with server:
+        if not any("Ready to accept connections" in line for line in server.stdout):
+            pytest.skip(f"{binary} is built without TLS")
+        yield f"rediss://localhost:{port}/0?ssl_ca_certs={certificate}"
+        server.terminate()
+        server.stdout.read()
+
+
+async def test_tls(tls_redis: str) -> None:
+    async with connect(tls_redis) as client:
+        await check(client, tls_redis)
+    untrusting = tls_redis.partition("?")[0]
+    async with connect(untrusting) as client:
+        with pytest.raises(StoreError, match=r"no Redis answers at rediss://.*certificate"):
+            await check(client, untrusting)

@@ -1,0 +1,102 @@
+"""Invariant: a worker whose lease ended writes nothing, whenever it wakes up; others wait for it
+never, and a fence never moves back."""
+
+import asyncio
+
+import pytest
+
+from tlt.store.connection import Connection
+from tlt.store.fence import Fenced, admit, shut_out, transaction
+from tlt.store.keys import Keys
+from tlt.types import Incarnation, WorkerId
+
+WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
+
+
+async def _write(connection: Connection, keys: Keys, incarnation: int) -> None:
+    async with transaction(connection, keys, WORKER, Incarnation(incarnation)) as pipe:
+        pipe.rpush(keys.jobs, incarnation)
+
+
+async def _written(connection: Connection, keys: Keys) -> list[int]:
+    return [int(value) for value in await connection.lrange(keys.jobs, 0, -1)]
+
+
+async def test_newer_incarnation_fences_the_older(connection: Connection, keys: Keys) -> None:
+    await _write(connection, keys, 4)
+    await admit(connection, keys, WORKER, Incarnation(4))
+    await _write(connection, keys, 4)
+    await admit(connection, keys, WORKER, Incarnation(6))
+    await _write(connection, keys, 6)
+    for incarnation in (4, 5):
+        with pytest.raises(Fenced, match=f"incarnation {incarnation} is over, 6 has its place"):
+            await _write(connection, keys, incarnation)
+    assert await _written(connection, keys) == [4, 4, 6]
+
+
+async def test_shut_out_worker_writes_nothing(connection: Connection, keys: Keys) -> None:
+    await admit(connection, keys, WORKER, Incarnation(4))
+    await shut_out(connection, keys, WORKER, Incarnation(4))
+    with pytest.raises(Fenced):
+        await _write(connection, keys, 4)
+    await _write(connection, keys, 5)
+    assert await _written(connection, keys) == [5]
+
+
+@pytest.mark.parametrize("late", [admit, shut_out])
+async def test_fence_never_moves_back(
+    late: "type[admit]", connection: Connection, keys: Keys
+) -> None:
+    await admit(connection, keys, WORKER, Incarnation(17))
+    await late(connection, keys, WORKER, Incarnation(9))
+    with pytest.raises(Fenced):
+        await _write(connection, keys, 16)
+    await _write(connection, keys, 17)
+
+
+async def test_fence_that_moves_before_the_end_stops_the_transaction(
+    connection: Connection, keys: Keys
+) -> None:
+    await admit(connection, keys, WORKER, Incarnation(4))
+
+    async def be_overtaken() -> None:
+        async with transaction(connection, keys, WORKER, Incarnation(4)) as pipe:
+            pipe.rpush(keys.jobs, 4)
+            await shut_out(connection, keys, WORKER, Incarnation(4))
+
+    with pytest.raises(Fenced):
+        await be_overtaken()
+    assert await _written(connection, keys) == []
+
+
+async def test_other_workers_fences_only_make_it_try_again(
+    connection: Connection, keys: Keys
+) -> None:
+    await admit(connection, keys, WORKER, Incarnation(4))
+    async with transaction(connection, keys, WORKER, Incarnation(4)) as pipe:
+        pipe.rpush(keys.jobs, 1)
+        pipe.rpush(keys.jobs, 2)
+        await shut_out(connection, keys, OTHER, Incarnation(3))
+    assert await _written(connection, keys) == [1, 2]
+
+
+async def test_every_transaction_among_moving_fences_counts_once(
+    connection: Connection, keys: Keys
+) -> None:
+    async def move() -> None:
+        for incarnation in range(40):
+            await admit(connection, keys, OTHER, Incarnation(incarnation))
+
+    await asyncio.gather(move(), *(_write(connection, keys, n) for n in range(40)))
+    assert sorted(await _written(connection, keys)) == list(range(40))
+
+
+async def test_error_in_the_body_changes_nothing(connection: Connection, keys: Keys) -> None:
+    async def fail() -> None:
+        async with transaction(connection, keys, WORKER, Incarnation(1)) as pipe:
+            pipe.rpush(keys.jobs, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await _written(connection, keys) == []

@@ -1,0 +1,154 @@
+"""Invariant: the journal holds whole entries in order, up to where the store says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.samples import JOB, SPEC
+from tlt.errors import JournalError
+from tlt.messages import AnyEvent, Command, JobCancelRequested, JobSubmitted, PrepareJob
+from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follow, read
+from tlt.types import JobId
+
+EVENTS: list[AnyEvent] = [
+    JobSubmitted(job=JOB, spec=SPEC),
+    JobCancelRequested(job=JOB),
+    JobCancelRequested(job=JobId("a job\nof two lines: ü")),
+]
+COMMANDS: list[Command] = [PrepareJob(job=JOB, spec=SPEC)]
+
+
+def _write(folder: Path, count: int = 3) -> Position:
+    journal = Journal(folder, START)
+    for number in range(count):
+        journal.append([(number + 0.5, EVENTS[number % 3], COMMANDS)])
+    journal.sync()
+    journal.close()
+    return journal.position
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    position = _write(tmp_path / "run")
+    path = tmp_path / "run" / FILE_NAME
+    entries = list(read(path))
+    assert [entry.event for entry in entries] == EVENTS
+    assert [(entry.seq, entry.at) for entry in entries] == [(0, 0.5), (1, 1.5), (2, 2.5)]
+    assert {entry.commands for entry in entries} == {digest(COMMANDS)}
+    assert digest(COMMANDS) != digest([])
+    followed = list(follow(path))
+    assert followed[-1][1] == position == Position(3, path.stat().st_size)
+    assert [entry.seq for entry in read(path, followed[0][1])] == [1, 2]
+
+
+def test_a_batch_is_numbered_on(tmp_path: Path) -> None:
+    position = _write(tmp_path)
+    journal = Journal(tmp_path, position)
+    journal.append([(9.0, event, []) for event in EVENTS])
+    journal.close()
+    assert [entry.seq for entry in read(tmp_path / FILE_NAME)] == list(range(6))
+
+
+def test_torn_last_line_is_no_entry(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for length in (last + 1, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert [entry.seq for entry in read(path)] == [0, 1]
+
+
+def test_what_was_not_committed_is_cut_off(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / FILE_NAME
+    committed = next(follow(path))[1]
+    journal = Journal(tmp_path, committed)
+    assert [entry.event for entry in read(path)] == EVENTS[:1]
+    journal.append([(7.0, EVENTS[2], [])])
+    journal.close()
+    assert [(entry.seq, entry.event) for entry in read(path)] == [(0, EVENTS[0]), (1, EVENTS[2])]
+
+
+def test_roll_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, _write(tmp_path))
+    before = journal.position
+    journal.append([(7.0, EVENTS[0], [])])
+    journal.roll_back(before)
+    journal.append([(8.0, EVENTS[1], [])])
+    journal.close()
+    assert [entry.at for entry in read(journal.path)] == [0.5, 1.5, 2.5, 8.0]
+
+
+def test_shrunken_file(tmp_path: Path) -> None:
+    position = _write(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-1])
+    complaint = rf"{path}: {position.bytes - 1} bytes, but {position.bytes} were committed"
+    with pytest.raises(JournalError, match=complaint):
+        Journal(tmp_path, position)
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError) as error:
+        Journal(tmp_path / "file" / "run", START)
+    path = tmp_path / "file" / "run" / FILE_NAME
+    assert str(error.value) == f"{path}: cannot be written: Not a directory"
+
+
+def test_journal_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="there is no journal"):
+        list(read(tmp_path / FILE_NAME))
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"{}\n", "entry 3 cannot be read"),
+        (b"\n", "entry 3 cannot be read"),
+        (b'{"seq":3,"at":1,"event":"\xff"}\n', "entry 3 cannot be read"),
+        (None, "entry 0 stands where 3 should"),
+    ],
+)
+def test_spoilt_line_is_named(line: bytes | None, complaint: str, tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole + (line or whole.partition(b"\n")[0] + b"\n"))
+    with pytest.raises(JournalError, match=complaint):
+        list(read(path))
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from tests.store.test_journal import EVENTS
+from tlt.errors import JournalError
+from tlt.store.journal import START, Journal, read
+
+journal = Journal(Path(sys.argv[1]), START)
+journal.append([(0.0, EVENTS[1], [])])
+before = journal.position
+resource.setrlimit(resource.RLIMIT_FSIZE, (before.bytes + 50, resource.RLIM_INFINITY))
+try:
+    journal.append([(1.0, event, []) for event in EVENTS])
+except JournalError as error:
+    print(error)
+assert journal.position == before
+assert journal.path.stat().st_size > before.bytes, "nothing was torn: the test shows nothing"
+journal.roll_back(before)
+assert journal.path.stat().st_size == before.bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+journal.append([(2.0, EVENTS[2], [])])
+assert [(entry.seq, entry.at) for entry in read(journal.path)] == [(0, 0.0), (1, 2.0)]
+"""
+
+
+def test_full_disk_leaves_nothing_torn_after_roll_back(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == f"{tmp_path / FILE_NAME}: cannot be written: File too large\n"
+    assert done.returncode == 0, done.stderr

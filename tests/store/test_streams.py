@@ -1,0 +1,208 @@
+"""Invariant: an entry is delivered until it is acknowledged, and to a live consumer once."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.samples import JOB, prompt
+from tests.store.conftest import CODEC, Proxy
+from tests.waiting import wait_until
+from tlt.messages import PromptIssued
+from tlt.store.connection import GONE, Connection, connect
+from tlt.store.keys import ROLLOUT, Keys
+from tlt.store.stream import Consumer, Entry, Stream
+
+
+async def put(stream: Stream[PromptIssued], *indices: int) -> None:
+    async with stream.connection.pipeline(transaction=True) as transaction:
+        for index in indices:
+            stream.add(transaction, prompt(index))
+        await transaction.execute()
+
+
+async def settle(consumer: Consumer[PromptIssued], entries: Sequence[Entry[PromptIssued]]) -> None:
+    ids = [entry.id for entry in entries]
+    async with consumer.stream.connection.pipeline(transaction=True) as transaction:
+        consumer.acknowledge(transaction, ids)
+        await transaction.execute()
+    consumer.forget(ids)
+
+
+async def pending(stream: Stream[PromptIssued], group: str = ROLLOUT) -> int:
+    return (await stream.connection.xpending(stream.key, group))["pending"]
+
+
+def indices(entries: Sequence[Entry[PromptIssued]]) -> list[int]:
+    return [entry.message.prompt for entry in entries]
+
+
+async def test_own_pending_entries_come_before_new_ones(stream: Stream[PromptIssued]) -> None:
+    await put(stream, 1, 2)
+    assert indices(await Consumer(stream, ROLLOUT, "w").read(10, 10)) == [1, 2]
+    await put(stream, 3)
+    successor = Consumer(stream, ROLLOUT, "w")
+    assert indices(await successor.read(1, 10)) == [1, 2]
+    assert indices(await successor.read(10, 10)) == [3]
+    assert await successor.read(10, 10) == []
+
+
+async def test_acknowledged_entries_never_come_back(stream: Stream[PromptIssued]) -> None:
+    await put(stream, 1, 2)
+    consumer = Consumer(stream, ROLLOUT, "w")
+    entries = await consumer.read(10, 10)
+    await settle(consumer, entries[:1])
+    assert indices(await Consumer(stream, ROLLOUT, "w").read(10, 10)) == [2]
+    assert await pending(stream) == 1
+
+
+async def test_held_entries_are_not_given_to_a_live_consumer_again(
+    stream: Stream[PromptIssued],
+) -> None:
+    consumer = Consumer(stream, ROLLOUT, "w")
+    await put(stream, 1, 2)
+    assert indices(await consumer.read(10, 10)) == [1, 2]
+    consumer.look_back()
+    await put(stream, 3)
+    assert indices(await consumer.read(10, 10)) == [3]
+
+
+async def test_consumers_of_a_group_share_its_entries_and_groups_do_not(
+    stream: Stream[PromptIssued],
+) -> None:
+    await stream.ensure_group("other")
+    await stream.ensure_group("other")
+    await put(stream, 1, 2, 3)
+    first, second = (Consumer(stream, ROLLOUT, name) for name in "ab")
+    assert indices(await first.read(2, 10)) == [1, 2]
+    assert indices(await second.read(2, 10)) == [3]
+    assert indices(await Consumer(stream, "other", "a").read(9, 10)) == [1, 2, 3]
+    assert sorted(await stream.consumers(ROLLOUT)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_both_protocols_answer_alike(protocol: int, redis_url: str, keys: Keys) -> None:
+    client = connect(f"{redis_url}?protocol={protocol}")
+    stream = Stream(client, keys.prompts(JOB), CODEC)
+    await stream.ensure_group(ROLLOUT)
+    consumer = Consumer(stream, ROLLOUT, "w")
+    assert await consumer.read(10, 1) == []
+    await put(stream, 1, 2)
+    entries = await consumer.read(10, 10)
+    assert indices(entries) == [1, 2]
+    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "w")] == [e.id for e in entries]
+    assert await stream.adopt(ROLLOUT, "w", "v") == 2
+    assert await stream.consumers(ROLLOUT) == ["v", "w"]
+    await settle(consumer, entries)
+    await stream.trim()
+    assert await client.xlen(stream.key) == 0
+    await client.aclose()
+
+
+# --- what a lost connection leaves behind
+
+
+async def test_killed_blocking_read_loses_nothing(
+    connection: Connection, stream: Stream[PromptIssued], redis_url: str
+) -> None:
+    async with connect(redis_url) as client:
+        consumer = Consumer(Stream(client, stream.key, CODEC), ROLLOUT, "w")
+        await put(stream, 1)
+        assert indices(await consumer.read(10, 10)) == [1]
+        number = await client.client_id()
+        reading = asyncio.create_task(consumer.read(10, 20_000))
+        await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
+        await connection.client_kill_filter(_id=number)
+        with pytest.raises(GONE):
+            await reading
+        await put(stream, 2)
+        assert indices(await consumer.read(10, 1000)) == [2]
+
+
+async def _blocks(connection: Connection, number: int) -> bool:
+    clients = await connection.client_list()
+    return any(c["id"] == str(number) and "b" in c["flags"] for c in clients)
+
+
+async def test_reply_lost_with_its_connection_is_looked_back_for(
+    connection: Connection, stream: Stream[PromptIssued], proxy: Proxy
+) -> None:
+    async with connect(proxy.url) as client:
+        consumer = Consumer(Stream(client, stream.key, CODEC), ROLLOUT, "w")
+        await put(stream, 1)
+        assert indices(await consumer.read(10, 10)) == [1]
+        number = await client.client_id()
+        proxy.swallowing = True
+        await put(stream, 2, 3)
+        reading = asyncio.create_task(consumer.read(10, 20_000))
+        await proxy.swallowed.wait()
+        assert await pending(stream) == 3
+        await connection.client_kill_filter(_id=number)
+        with pytest.raises(GONE):
+            await reading
+        await put(stream, 4)
+        assert indices(await consumer.read(10, 10)) == [2, 3]
+        assert indices(await consumer.read(10, 10)) == [4]
+
+
+async def test_cancelled_read_loses_nothing(stream: Stream[PromptIssued], proxy: Proxy) -> None:
+    async with connect(proxy.url) as client:
+        consumer = Consumer(Stream(client, stream.key, CODEC), ROLLOUT, "w")
+        assert await consumer.read(10, 1) == []
+        proxy.swallowing = True
+        await put(stream, 1)
+        reading = asyncio.create_task(consumer.read(10, 20_000))
+        await proxy.swallowed.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert indices(await consumer.read(10, 10)) == [1]
+
+
+async def test_reading_under_constant_cancellation_sees_everything_once(
+    stream: Stream[PromptIssued], redis_url: str
+) -> None:
+    seen: list[int] = []
+    async with connect(redis_url) as client:
+        consumer = Consumer(Stream(client, stream.key, CODEC), ROLLOUT, "w")
+        for start in range(0, 100, 5):
+            await put(stream, *range(start, start + 5))
+            for hasty in (True, True, False):
+                try:
+                    async with asyncio.timeout(0.001 if hasty else None):
+                        entries = await consumer.read(2, 1)
+                except TimeoutError:
+                    continue
+                seen += indices(entries)
+                await settle(consumer, entries[:1])
+        while entries := await consumer.read(10, 1):
+            seen += indices(entries)
+    assert sorted(seen) == list(range(100))
+
+
+# --- ends
+
+
+async def test_stream_that_is_gone_reads_as_empty(
+    connection: Connection, stream: Stream[PromptIssued], redis_url: str
+) -> None:
+    async with connect(redis_url) as client:
+        consumer = Consumer(Stream(client, stream.key, CODEC), ROLLOUT, "w")
+        assert await consumer.read(10, 1) == []
+        number = await client.client_id()
+        reading = asyncio.create_task(consumer.read(10, 20_000))
+        await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
+        await connection.delete(stream.key)
+        await put(stream, 1)  # older servers look only now
+        assert await reading == []
+        assert await consumer.read(10, 1) == []
+
+
+async def test_deleted_entry_that_is_pending_is_passed_over(stream: Stream[PromptIssued]) -> None:
+    await put(stream, 1, 2)
+    entries = await Consumer(stream, ROLLOUT, "w").read(10, 10)
+    await stream.connection.xdel(stream.key, entries[0].id)
+    successor = Consumer(stream, ROLLOUT, "w")
+    assert indices(await successor.read(10, 10)) == [2]
+    assert successor.undecodable == []
+    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "w")] == [entries[1].id]

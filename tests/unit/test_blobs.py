@@ -1,0 +1,156 @@
+"""Invariant: a blob is whole and is what its name says, or there is an error."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tlt.blobs import INLINE_BYTES, Blobs
+from tlt.errors import BlobError
+from tlt.messages import BlobRef, Tensor
+from tlt.types import Digest
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "flight", tmp_path / "committed")
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_is_put_is_got(commit: bool, blobs: Blobs) -> None:
+    ref = blobs.put(b"some bytes", commit=commit)
+    assert blobs.get(ref) == b"some bytes"
+    assert blobs.path(ref) == (blobs.committed if commit else blobs.flight) / ref.digest
+    assert blobs.put(bytearray(b"some bytes"), commit=commit) == ref
+    assert blobs.put(b"other bytes", commit=commit) != ref
+
+
+def test_view_of_wider_items_counts_in_bytes(blobs: Blobs) -> None:
+    array = np.arange(100, dtype=np.float32)
+    ref = blobs.put(memoryview(array), commit=False)
+    assert ref.bytes == 400
+    assert blobs.get(ref) == array.tobytes()
+
+
+def test_committed_blob_stays_when_flight_is_released(blobs: Blobs) -> None:
+    ref = blobs.put(b"weights", commit=False)
+    path = blobs.commit(ref)
+    assert path.read_bytes() == b"weights"
+    blobs.release(ref)
+    blobs.release(ref)
+    assert list(blobs.flight.iterdir()) == []
+    assert blobs.path(ref) == path
+    assert blobs.commit(ref) == path
+
+
+def test_released_blob_is_gone(blobs: Blobs) -> None:
+    ref = blobs.put(b"weights", commit=False)
+    blobs.release(ref)
+    complaint = f"blob {ref.digest} is neither in {blobs.flight} nor in {blobs.committed}"
+    for use in (blobs.get, blobs.path, blobs.commit):
+        with pytest.raises(BlobError, match=complaint):
+            use(ref)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [(b"weighs!", "checksum"), (b"weigh", "5 bytes, 7 expected"), (b"", "0 bytes, 7 expected")],
+)
+def test_spoilt_blob_is_refused(content: bytes, complaint: str, blobs: Blobs) -> None:
+    ref = blobs.put(b"weights", commit=False)
+    (blobs.flight / ref.digest).write_bytes(content)
+    for use in (blobs.get, blobs.commit):
+        with pytest.raises(BlobError, match=complaint):
+            use(ref)
+    assert not (blobs.committed / ref.digest).exists()
+
+
+def test_blob_that_cannot_be_read(blobs: Blobs) -> None:
+    ref = BlobRef(digest=Digest("00"), bytes=1)
+    (blobs.flight / "00").mkdir(parents=True)
+    with pytest.raises(BlobError, match="00: cannot be read: Is a directory"):
+        blobs.get(ref)
+
+
+def test_nothing_but_whole_files_lies_there(blobs: Blobs) -> None:
+    refs = [blobs.put(bytes([n]) * 1000, commit=n % 2 == 0) for n in range(6)]
+    names = {path.name for folder in (blobs.flight, blobs.committed) for path in folder.iterdir()}
+    assert names == {ref.digest for ref in refs}
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    blobs = Blobs(tmp_path / "file" / "flight", tmp_path)
+    with pytest.raises(BlobError, match="cannot be written: Not a directory"):
+        blobs.put(b"x", commit=False)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from tlt.blobs import Blobs
+from tlt.errors import BlobError
+
+blobs = Blobs(Path(sys.argv[1]), Path(sys.argv[1]) / "committed")
+flying = blobs.put(bytes(200_000), commit=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+for put in (lambda: blobs.put(b"x" * 200_000, commit=True), lambda: blobs.commit(flying)):
+    try:
+        put()
+    except BlobError as error:
+        print(str(error).partition(": ")[2])
+assert list(blobs.committed.iterdir()) == []
+"""
+
+
+def test_full_disk_leaves_no_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == "cannot be written: File too large\n" * 2
+    assert done.returncode == 0, done.stderr
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.int64).reshape(3, 4),
+        np.float32(2.5),
+        np.zeros((0, 3), dtype=np.float16),
+        np.arange(10, dtype=np.int32)[::2],
+        np.array([True, False]),
+    ],
+    ids=["matrix", "scalar", "empty", "strided", "bool"],
+)
+def test_tensors_keep_shape_and_type(array: Any, blobs: Blobs) -> None:
+    array = np.asarray(array)
+    back = blobs.unpack(blobs.pack(array))
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert np.array_equal(back, array)
+
+
+@pytest.mark.parametrize(("size", "inline"), [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)])
+def test_small_tensors_are_inline_and_larger_ones_a_file(
+    size: int, inline: bool, blobs: Blobs
+) -> None:
+    array = (np.arange(size) % 251).astype(np.uint8)
+    tensor = blobs.pack(array)
+    assert (tensor.data is not None) == inline
+    assert (tensor.blob is None) == inline
+    assert blobs.flight.exists() == (not inline)
+    assert np.array_equal(blobs.unpack(tensor), array)
+
+
+def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
+    tensor = blobs.pack(np.arange(6, dtype=np.int32))
+    with pytest.raises(BlobError, match=r"24 bytes are no int32 of shape \(5,\)"):
+        blobs.unpack(msgspec.structs.replace(tensor, shape=(5,)))
+    with pytest.raises(BlobError, match="neither bytes nor a blob"):
+        blobs.unpack(Tensor(dtype="int32", shape=(6,)))

@@ -1,0 +1,177 @@
+"""Invariant: a row that is read is whole; what is wrong is named with its file and line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tlt.config import DataSpec
+from tlt.dataset import Prompt, Prompts, prompts_file, rows
+from tlt.errors import DataError
+from tlt.types import PromptIndex
+
+GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
+
+
+def read(path: Path, **changes: Any) -> list[tuple[str, dict[str, Any]]]:
+    return list(rows(path, DataSpec(train="", **changes)))
+
+
+def complaint(path: Path, **changes: Any) -> str:
+    with pytest.raises(DataError) as error:
+        read(path, **changes)
+    return str(error.value)
+
+
+def jsonl(folder: Path, content: bytes) -> Path:
+    path = folder / "train.jsonl"
+    path.write_bytes(content)
+    return path
+
+
+def test_rows_and_their_places(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, GOOD + b"\n  \n" + '{"prompt":"ü","answer":[1]}'.encode())
+    assert read(path) == [
+        (f"{path}:1", {"prompt": "1+1=", "answer": "2"}),
+        (f"{path}:4", {"prompt": "ü", "answer": [1]}),
+    ]
+
+
+def test_windows_line_ends(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, GOOD.replace(b"\n", b"\r\n") * 2)
+    assert [place for place, _ in read(path)] == [f"{path}:1", f"{path}:2"]
+
+
+def test_keys_of_the_users_own(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, b'{"question": [{"role": "user", "content": "?"}]}')
+    assert len(read(path, prompt_key="question", answer_key=None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"prompt": \n', "not valid JSON: "),
+        (b'{"prompt": "x", "answer": NaN}\n', "not valid JSON: "),
+        (b'{"prompt": "\xff", "answer": "2"}\n', "not valid JSON: "),
+        (b"[" * 100_000 + b"\n", "not valid JSON: "),
+        (b"[1]\n", "a row is a JSON object"),
+        (b"{}\n", "no key 'prompt' (data.prompt_key); it has none"),
+        (b'{"text": 1, "a": 2}\n', "no key 'prompt' (data.prompt_key); it has a, text"),
+        (b'{"prompt": null, "answer": 1}\n', "no key 'prompt' (data.prompt_key)"),
+        (b'{"prompt": 3, "answer": 1}\n', "'prompt' is neither text nor a list of messages"),
+        (b'{"prompt": "", "answer": 1}\n', "'prompt' is neither text nor a list of messages"),
+        (b'{"prompt": "x"}\n', "no key 'answer' (data.answer_key)"),
+    ],
+)
+def test_wrong_row_is_named_with_its_line(line: bytes, expected: str, tmp_path: Path) -> None:
+    path = jsonl(tmp_path, GOOD + b"\n" + line + GOOD)
+    assert complaint(path).startswith(f"{path}:3: {expected}")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_empty_file(content: bytes, tmp_path: Path) -> None:
+    path = jsonl(tmp_path, content)
+    assert complaint(path) == f"{path}: it has no rows"
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path / "none.parquet", tmp_path):
+        assert complaint(path) == f"{path}: no such file"
+
+
+# --- parquet
+
+
+def parquet(folder: Path, columns: dict[str, list[Any]]) -> Path:
+    path = folder / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
+    return path
+
+
+def test_parquet_rows_and_their_places(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
+    assert read(path)[2] == (f"{path}: row 3", {"prompt": "c", "answer": 3})
+
+
+def test_parquet_row_without_a_prompt(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": ["a", "b", None], "answer": [1, 2, 3]})
+    assert complaint(path).startswith(f"{path}: row 3: no key 'prompt'")
+
+
+def test_parquet_without_rows(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": [], "answer": []})
+    assert complaint(path) == f"{path}: it has no rows"
+
+
+@pytest.mark.parametrize("spoil", ["text", "empty", "end", "pages"])
+def test_broken_parquet(spoil: str, tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": [f"prompt {n}" for n in range(500)], "answer": [1] * 500})
+    whole = path.read_bytes()
+    middle = len(whole) // 4
+    spoilt = {
+        "text": b"prompt,answer\n",
+        "empty": b"",
+        "end": whole[:-20],
+        "pages": whole[:4] + b"\xff" * middle + whole[4 + middle :],
+    }
+    path.write_bytes(spoilt[spoil])
+    assert complaint(path).startswith(f"{path}: cannot be read: ")
+
+
+# --- prompts by index
+
+
+PROMPTS = [
+    Prompt(tokens=(1, 2), row={"prompt": "a\nb", "nested": {"x": [1.5, None]}}, answer="ü"),
+    Prompt(tokens=(), row={"prompt": "", "long": 10**30}),
+    Prompt(tokens=(3,) * 500, row={}, answer=[1]),
+]
+
+
+def test_prompts_are_found_by_index(tmp_path: Path) -> None:
+    path = prompts_file(tmp_path, "train")
+    assert Prompts.write(path, iter(PROMPTS)) == 3
+    prompts = Prompts(path)
+    assert len(prompts) == 3
+    for index in (2, 0, 1, 2):
+        assert prompts[PromptIndex(index)] == PROMPTS[index]
+    with pytest.raises(IndexError):
+        prompts[PromptIndex(3)]
+    prompts.close()
+
+
+def test_what_is_read_can_be_written(tmp_path: Path) -> None:
+    row = {"prompt": "x", "answer": 10**30, "text": "\u2028\x00", "float": 1e300}
+    path = jsonl(tmp_path, json.dumps(row).encode() + b"\n")
+    ((_, found),) = read(path)
+    Prompts.write(tmp_path / "out.jsonl", [Prompt(tokens=(1,), row=found, answer=found["answer"])])
+    prompts = Prompts(tmp_path / "out.jsonl")
+    assert prompts[PromptIndex(0)].row == row
+    prompts.close()
+
+
+def test_training_data_need_no_pyarrow(tmp_path: Path) -> None:
+    """It is an optional dependency."""
+    path = jsonl(tmp_path, GOOD)
+    (tmp_path / "x.parquet").touch()
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; from pathlib import Path\n"
+        "from tlt.config import DataSpec; from tlt.dataset import rows\n"
+        "spec = DataSpec(train='')\n"
+        "print(len(list(rows(Path(sys.argv[1]), spec))))\n"
+        "try: list(rows(Path(sys.argv[2]), spec))\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), str(tmp_path / "x.parquet")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    advice = "parquet needs pyarrow: pip install 'tlt[parquet]'"
+    assert done.stdout == f"1\n{tmp_path}/x.parquet: {advice}\n"
