@@ -11,7 +11,7 @@ from cli.session import find_session
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, StoreError
 from tlt.messages import Heartbeat, JobRecord
-from tlt.store.connection import GONE, Connection, connect
+from tlt.store.connection import GONE, Connection, connect, shown
 from tlt.store.jobs import Jobs
 from tlt.store.keys import Keys
 from tlt.types import JobId, WorkerId
@@ -51,7 +51,7 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
         try:
             return await use(Client(spec, connection))
         except (*GONE, redis.exceptions.RedisError) as error:
-            raise StoreError(f"no Redis answers at {spec.redis_url}: {error}") from error
+            raise StoreError(f"no Redis answers at {shown(spec.redis_url)}: {error}") from error
         finally:
             await connection.aclose()
 

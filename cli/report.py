@@ -1,6 +1,6 @@
 """What a run amounted to: a table of seconds, a plot, and summary.json in the run's folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     """Show it and write it beside the journal."""
     summary = summarise(snapshot)
     (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
-    console.print(_seconds_table(snapshot))
+    for table in _seconds_tables(snapshot):
+        console.print(table)
     _say_curves(snapshot)
     if snapshot.steps:
         plot = folder / "progress.png"
@@ -72,21 +73,23 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     return summary
 
 
-def _seconds_table(snapshot: Snapshot) -> Table:
-    """Where the time went, for the job as a whole and for each worker."""
-    table = Table("", title=f"seconds of {snapshot.job}", title_justify="left", box=None)
-    columns = [*sorted(snapshot.phases), "total"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    phases = [snapshot.phases.get(phase, 0.0) for phase in columns[:-1]]
-    table.add_row("job, by phase", *(f"{value:.1f}" for value in (*phases, sum(phases))))
-    duties = sorted({duty for spent in snapshot.workers.values() for duty in spent})
-    by_worker = [
-        f"{worker}: " + ", ".join(f"{duty} {spent.get(duty, 0.0):.1f}" for duty in duties)
-        for worker, spent in sorted(snapshot.workers.items())
-    ]
-    for line in by_worker:
-        table.add_row(line)
+def _seconds_tables(snapshot: Snapshot) -> tuple[Table, Table]:
+    """Where the time went: of the job by phase, of each worker by duty."""
+    by_phase = _seconds_table("phase", {"job": snapshot.phases})
+    by_duty = _seconds_table(
+        "duty", {str(worker): spent for worker, spent in sorted(snapshot.workers.items())}
+    )
+    return by_phase, by_duty
+
+
+def _seconds_table(by: str, spent: Mapping[str, Mapping[str, float]]) -> Table:
+    columns = sorted({column for row in spent.values() for column in row})
+    table = Table(f"seconds by {by}", *columns, "total", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, row in spent.items():
+        values = [row.get(column, 0.0) for column in columns]
+        table.add_row(name, *(f"{value:.1f}" for value in (*values, sum(values))))
     return table
 
 

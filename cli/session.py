@@ -1,6 +1,5 @@
 """Starting a session in the background, finding one, ending one."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, TltError
+from tlt.processes import ends_with_parent
 from tlt.session_files import (
     READY_FILE,
     is_up,
@@ -23,8 +23,6 @@ from tlt.session_files import (
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def find_session(name: str) -> SessionSpec:
@@ -88,7 +86,7 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=_end_with_parent if ends_with_us else None,
+            preexec_fn=ends_with_parent(signal.SIGTERM) if ends_with_us else None,
             cwd="/",
         )
     deadline = time.monotonic() + _START_SECONDS
@@ -116,7 +114,3 @@ def stop_session(name: str) -> None:
         if time.monotonic() > deadline:
             raise TltError(f"session '{name}' (process {ready.pid}) does not end")
         time.sleep(0.05)
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

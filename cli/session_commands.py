@@ -10,6 +10,7 @@ from cli.client import Client, with_client
 from cli.output import console, print_json, say
 from cli.session import find_session, new_session, start_session, stop_session
 from tlt.messages import Heartbeat, JobRecord
+from tlt.store.connection import shown
 from tlt.types import WorkerId
 
 SessionName = Annotated[str, typer.Option("--session", help="Name of the session.")]
@@ -43,7 +44,7 @@ def up(
     pid = start_session(spec)
     named = "" if session == "default" else f" --session {session}"
     say(f"session '{session}' is up: {spec.workers} workers, process {pid}")
-    say(f"  redis  {spec.redis_url}")
+    say(f"  redis  {shown(spec.redis_url)}")
     say(f"  runs   {spec.runs}")
     say(f"  logs   {spec.folder}/logs")
     say(f"next:    tlt submit configs/tiny-reasoner.yaml --wait{named}")
@@ -72,7 +73,7 @@ def status(
         jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
         print_json({"session": spec, "workers": workers, "jobs": jobs})
         return
-    say(f"session '{session}' is up: redis {spec.redis_url}, runs {spec.runs}")
+    say(f"session '{session}' is up: redis {shown(spec.redis_url)}, runs {spec.runs}")
     table = Table("worker", "incarnation", "running", "job", "process", "ranks", box=None)
     for name, beat in workers.items():
         ranks = " ".join(map(str, beat.rank_pids)) or "starting"

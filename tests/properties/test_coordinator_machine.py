@@ -128,7 +128,7 @@ def test_a_new_coordinator_goes_on(
     world.do(Move(fault))
     finish(world)
     if fault == "reboot":
-        assert not world.flight, "weights that nobody will ever use again"
+        assert world.flight <= world.committed, "weights that nobody will ever use again"
 
 
 @given(seed=seeds)
@@ -192,10 +192,11 @@ def test_a_worker_that_fails_to_come_back_is_not_awaited() -> None:
     chooser = Random(0)
     assert _until(world, Phase.LEARNING, chooser)
     world.crash(world.lives[WorkerId("w0")])
-    for _ in range(20):
-        world.fail_to_start(WorkerId("w0"))
+    for turn in range(100):
+        if turn % 10 == 0:
+            world.fail_to_start(WorkerId("w0"))
         for move in world.moves():
-            if move.kind != "start" and move in world.moves():
+            if move != Move("start", ("w0",)) and move in world.moves():
                 world.do(move)
     assert world.ended
     assert world.status == "done"

@@ -50,21 +50,6 @@ async def test_effect_events_and_acknowledgement_are_one(
     assert counts == ((0, 0, 0) if fails else (1, 1, 1))
 
 
-@pytest.mark.parametrize("count", [3, 1001])
-async def test_heir_reads_what_a_dead_consumer_held(
-    count: int, stream: Stream[PromptIssued]
-) -> None:
-    await put(stream, *range(count + 1))
-    dead, heir = Consumer(stream, ROLLOUT, "dead"), Consumer(stream, ROLLOUT, "heir")
-    assert len(await dead.read(count, 10)) == count
-    assert indices(await heir.read(1, 10)) == [count]
-    assert await stream.adopt(ROLLOUT, "dead", "heir") == count
-    assert await stream.held_by(ROLLOUT, "dead") == []
-    heir.look_back()
-    assert indices(await heir.read(1, 10)) == list(range(count))
-    assert await stream.adopt(ROLLOUT, "dead", "heir") == 0
-
-
 # --- requeue
 
 

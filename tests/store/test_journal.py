@@ -71,16 +71,6 @@ def test_what_was_not_committed_is_cut_off(tmp_path: Path) -> None:
     assert [(entry.seq, entry.event) for entry in read(path)] == [(0, EVENTS[0]), (1, EVENTS[2])]
 
 
-def test_roll_back(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, _write(tmp_path))
-    before = journal.position
-    journal.append([(7.0, EVENTS[0], [])])
-    journal.roll_back(before)
-    journal.append([(8.0, EVENTS[1], [])])
-    journal.close()
-    assert [entry.at for entry in read(journal.path)] == [0.5, 1.5, 2.5, 8.0]
-
-
 def test_shrunken_file(tmp_path: Path) -> None:
     position = _write(tmp_path)
     path = tmp_path / FILE_NAME
@@ -137,8 +127,6 @@ try:
 except JournalError as error:
     print(error)
 assert journal.position == before
-assert journal.path.stat().st_size > before.bytes, "nothing was torn: the test shows nothing"
-journal.roll_back(before)
 assert journal.path.stat().st_size == before.bytes
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.append([(2.0, EVENTS[2], [])])
@@ -146,7 +134,7 @@ assert [(entry.seq, entry.at) for entry in read(journal.path)] == [(0, 0.0), (1,
 """
 
 
-def test_full_disk_leaves_nothing_torn_after_roll_back(tmp_path: Path) -> None:
+def test_full_disk_leaves_nothing_torn(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
     )

@@ -58,8 +58,8 @@ from tlt.store.connection import GONE, Connection, connect, persistently
 from tlt.store.jobs import new_record
 from tlt.store.journal import START, Position
 from tlt.store.keys import COORDINATOR, REWARD, ROLLOUT, Keys
-from tlt.store.stream import Consumer, Entry, Stream
-from tlt.types import Epoch, JobId, WorkerId
+from tlt.store.stream import Consumer, Stream
+from tlt.types import EntryId, Epoch, JobId, WorkerId
 
 _BATCH = 512
 _BLOCK_MS = 500
@@ -104,20 +104,20 @@ class Coordinator:
         current = self.session.state.current
         if current is not None and self.session.state.jobs[current].status == "running":
             await self._open_run(current, self.session.state.jobs[current].spec)
-        resumed = SessionResumed(epoch=self.epoch, blobs_kept=self._claim_shared_memory())
-        await self._post(resumed)
+        # Before any event: those that wait may be about what the shared memory no longer holds.
+        resumed = SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists())
+        await self._commit([resumed], None)
+        self._marker.parent.mkdir(parents=True, exist_ok=True)
+        self._marker.touch()
 
     async def _committed(self, book: str) -> Position:
         raw = await self.connection.hget(self.keys.committed, book)
         return START if raw is None else msgspec.json.decode(raw, type=Position)
 
-    def _claim_shared_memory(self) -> bool:
-        """Whether what lies there is still that of this session."""
-        marker = Path(self.spec.flight) / "session"
-        kept = marker.exists()
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-        return kept
+    @property
+    def _marker(self) -> Path:
+        """It is there as long as the shared memory is that of this session."""
+        return Path(self.spec.flight) / "session"
 
     async def _open_run(self, job: JobId, spec: JobSpec) -> Book[RunState]:
         folder = self.run_folder(job)
@@ -152,27 +152,33 @@ class Coordinator:
             for letter in buried:
                 _log.error("dead letter", entry=letter.id, error=letter.error)
             if entries:
-                await self._consume(consumer, entries)
+                ids = [entry.id for entry in entries]
+                await self._commit([entry.message for entry in entries], (consumer, ids))
 
-    async def _consume(
-        self, consumer: Consumer[AnyEvent], entries: Sequence[Entry[AnyEvent]]
+    async def _commit(
+        self,
+        events: Sequence[AnyEvent],
+        delivered: tuple[Consumer[AnyEvent], list[EntryId]] | None,
     ) -> None:
         caused: list[Caused] = []
-        for entry in entries:
-            await self._decide(entry.message, caused)
+        for event in events:
+            await self._decide(event, caused)
         caused, positions = self._write(caused)
-        ids = [entry.id for entry in entries]
 
         async def commit() -> None:
             async with self.connection.pipeline(transaction=True) as transaction:
                 await self.effects.fill(transaction, caused)
                 for book, position in positions.items():
                     transaction.hset(self.keys.committed, book, msgspec.json.encode(position))
-                consumer.acknowledge(transaction, ids)
+                if delivered is not None:
+                    consumer, ids = delivered
+                    consumer.acknowledge(transaction, ids)
                 await transaction.execute()
 
         await persistently(commit, asyncio.sleep)
-        consumer.forget(ids)
+        if delivered is not None:
+            consumer, ids = delivered
+            consumer.forget(ids)
         self._after_commit(caused)
 
     async def _decide(self, event: AnyEvent, caused: list[Caused]) -> None:

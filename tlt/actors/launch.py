@@ -28,6 +28,8 @@ from tlt.store.keys import Keys
 from tlt.store.server import EmbeddedRedis
 
 _START_SECONDS = 180.0
+# A session is on one host: nothing of it listens beyond.
+_HOST = "127.0.0.1"
 _log = structlog.get_logger("keeper")
 
 
@@ -108,8 +110,7 @@ class Keeper:
 
         ray.init(
             address="local",
-            # one host: nothing listens beyond it
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=_HOST,
             num_cpus=self.spec.workers * self.spec.ranks_per_worker,
             include_dashboard=False,
             log_to_driver=False,
@@ -131,9 +132,7 @@ class Keeper:
         for index, cores in enumerate(pinned_cores(self.spec.workers, per_worker)):
             options = {"num_cpus": per_worker, "num_gpus": per_worker if on_gpu else 0}
             name = f"w{index}"
-            self._actors.append(
-                worker.options(**options).remote(session, name, self.spec.device, cores)
-            )
+            self._actors.append(worker.options(**options).remote(session, name, _HOST, cores))
 
     async def _await_workers(self) -> None:
         connection = connect(self.spec.redis_url)

@@ -1,6 +1,7 @@
 """Preparing a job: in a process of its own, because it loads a tokenizer and runs users' code."""
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dataset import Prepared
 from tlt.messages import JobPrepared, JobRefused
+from tlt.processes import ends_with_parent
 from tlt.types import JobId
 
 SPEC_FILE = "spec.json"
@@ -25,6 +27,7 @@ async def prepare(job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobR
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        preexec_fn=ends_with_parent(signal.SIGKILL),
     )
     output, complaint = await child.communicate()
     try:

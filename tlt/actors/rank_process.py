@@ -6,7 +6,6 @@ as long as the worker.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -15,10 +14,8 @@ import sys
 from pathlib import Path
 
 from tlt.errors import RankError
+from tlt.processes import ends_with_parent
 from tlt.ranks.frames import FromRank, Progress, Ready, ToRank, pack, read_from_rank
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 class RankProcess:
@@ -47,8 +44,10 @@ class RankProcess:
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
 
+        end_with_worker = ends_with_parent(signal.SIGKILL)
+
         def before_exec() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_worker()
             if cores:
                 os.sched_setaffinity(0, cores)
 

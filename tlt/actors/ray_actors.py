@@ -66,10 +66,9 @@ class RewardActor:
 
 @ray.remote(max_restarts=-1)
 class WorkerActor:
-    def __init__(self, session: bytes, name: str, device: str, cores: list[list[int]]) -> None:
+    def __init__(self, session: bytes, name: str, host: str, cores: list[list[int]]) -> None:
         spec = _decode(session)
-        devices = [f"cuda:{i}" if device == "cuda" else "cpu" for i in range(len(cores))]
-        host = ray.util.get_node_ip_address()
+        devices = [f"cuda:{i}" if spec.device == "cuda" else "cpu" for i in range(len(cores))]
 
         async def run() -> None:
             await Worker(

@@ -15,7 +15,7 @@ from tlt.store.codec import Codec
 from tlt.store.connection import GONE, Connection, connect, persistently
 from tlt.store.keys import REWARD, Keys
 from tlt.store.stream import Consumer, Entry, Stream
-from tlt.types import JobId, Purpose
+from tlt.types import EntryId, JobId, Purpose
 
 _BATCH = 32
 _BLOCK_MS = 500
@@ -59,17 +59,21 @@ class Reward:
             except GONE:
                 await asyncio.sleep(0.2)
                 continue
-            consumer.forget(entry.id for entry in consumer.undecodable)
-            consumer.undecodable.clear()  # the coordinator buries what it cannot read either
-            if entries:
-                await self._score_batch(consumer, entries)
+            # The coordinator cannot read them either, and buries them.
+            unread = [entry.id for entry in consumer.undecodable]
+            consumer.undecodable.clear()
+            if entries or unread:
+                await self._score_batch(consumer, entries, unread)
 
     async def _score_batch(
-        self, consumer: Consumer[AnyEvent], entries: Sequence[Entry[AnyEvent]]
+        self,
+        consumer: Consumer[AnyEvent],
+        entries: Sequence[Entry[AnyEvent]],
+        unread: Sequence[EntryId],
     ) -> None:
         rollouts = [e.message for e in entries if isinstance(e.message, RolloutFinished)]
         scored = [score for r in rollouts if (score := await self._score(r)) is not None]
-        ids = [entry.id for entry in entries]
+        ids = [*(entry.id for entry in entries), *unread]
 
         async def commit() -> None:
             async with self.connection.pipeline(transaction=True) as transaction:

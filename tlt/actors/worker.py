@@ -276,6 +276,8 @@ class Life:
                 assert_never(command)
 
     def _open(self, command: OpenJob) -> None:
+        if command == self.job:
+            return  # said twice: what it opened is running
         session = self.worker.session
         self.job = command
         stream = Stream(self.worker.connection, self.worker.keys.prompts(command.job), _prompts)
@@ -473,12 +475,19 @@ class Life:
             )
         )
 
+    async def _look_at_fence(self) -> None:
+        """Who has nothing to report would not find out otherwise that its lease is over."""
+        worker = self.worker
+        with contextlib.suppress(*GONE):
+            await fence.check(worker.connection, worker.keys, worker.worker, self.incarnation)
+
     async def _watch(self) -> None:
         """A rank that has work but makes no progress is as good as dead."""
         seen = [-1] * len(self.ranks)
         since = [time.monotonic()] * len(self.ranks)
         while True:
             await asyncio.sleep(self.worker.session.heartbeat_seconds)
+            await self._look_at_fence()
             holding = {rank for _, rank in self._held.values()}
             for index, rank in enumerate(self.ranks):
                 done, _ = rank.progress()

@@ -411,6 +411,8 @@ def _join(draft: _Draft, info: WorkerInfo) -> None:
     known = state.workers.get(info.worker)
     if known is not None:
         _drop_worker(draft, known.info)
+        if _too_many_losses(draft, known, f"{info.worker} started again"):
+            return
     elif info.worker in state.newest:
         _requeue(draft, state.newest[info.worker])
     draft.set(
@@ -451,18 +453,23 @@ def _lose(draft: _Draft, event: WorkerLost) -> None:
     _drop_worker(draft, known.info)
     if event.returning:
         draft.set(returning=draft.state.returning | {event.worker})
-    # Ranks that leave because we told them to are no loss of their own.
-    if known.duty is not Duty.LEAVING:
-        draft.set(losses=state.losses + 1)
-        limit = state.spec.workers.max_restarts
-        if draft.state.losses > limit:
-            complaint = (
-                f"worker {event.worker} was lost, the {draft.state.losses}th loss of this job "
-                f"(workers.max_restarts is {limit}): {event.reason}"
-            )
-            _end(draft, "failed", complaint)
-            return
-    _learn_if_due(draft)
+    if not _too_many_losses(draft, known, event.reason):
+        _learn_if_due(draft)
+
+
+def _too_many_losses(draft: _Draft, lost: WorkerState, reason: str) -> bool:
+    """Count one, and fail the job past its limit. Ranks that we told to leave are no loss."""
+    if lost.duty is Duty.LEAVING:
+        return False
+    losses, limit = draft.state.losses + 1, draft.state.spec.workers.max_restarts
+    draft.set(losses=losses)
+    if losses > limit:
+        complaint = (
+            f"worker {lost.info.worker} was lost, loss number {losses} of this job "
+            f"(workers.max_restarts is {limit}): {reason}"
+        )
+        _end(draft, "failed", complaint)
+    return losses > limit
 
 
 def _drop_worker(draft: _Draft, info: WorkerInfo) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -15,10 +14,9 @@ import msgspec
 
 from tlt.config import RewardSpec
 from tlt.errors import ConfigError
+from tlt.processes import ends_with_parent
 from tlt.rewards.process import LENGTH, Question, Verdict
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 _START_SECONDS = 60.0
 _verdict = msgspec.json.Decoder(Verdict)
 
@@ -67,7 +65,7 @@ class Judge:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tlt.rewards.process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=_die_with_parent,
+                preexec_fn=ends_with_parent(signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -101,7 +99,3 @@ class Judge:
         async with asyncio.timeout(seconds):
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             return _verdict.decode(await self._reader.readexactly(length))
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

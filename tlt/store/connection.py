@@ -14,7 +14,12 @@ from tlt.errors import StoreError
 # redis-py annotates every reply as a union over options that the checker cannot see.
 Connection = Any
 Transaction = Any
-GONE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+GONE = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    ConnectionError,
+    TimeoutError,
+)
 _Result = TypeVar("_Result")
 
 
@@ -32,7 +37,7 @@ def connect(url: str) -> Connection:
         )
         client.connection_pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        raise StoreError(f"{_shown(url)}: not a Redis URL: {error}") from error
+        raise StoreError(f"{shown(url)}: not a Redis URL: {error}") from error
     return client
 
 
@@ -42,10 +47,10 @@ async def check(connection: Connection, url: str) -> None:
         await connection.ping()
         info: dict[str, Any] = await connection.info("server")
     except (*GONE, redis.exceptions.RedisError) as error:
-        raise StoreError(f"no Redis answers at {_shown(url)}: {error}") from error
+        raise StoreError(f"no Redis answers at {shown(url)}: {error}") from error
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < (6, 2):
-        raise StoreError(f"the Redis at {_shown(url)} is {version}; 6.2 or newer is needed")
+        raise StoreError(f"the Redis at {shown(url)} is {version}; 6.2 or newer is needed")
 
 
 async def persistently(
@@ -61,7 +66,7 @@ async def persistently(
             delay = min(delay * 2, 1.0)
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """Without the password: errors end up in logs."""
     try:
         password = urlsplit(url).password

@@ -36,6 +36,13 @@ async def shut_out(
     await connection.eval(_RAISE, 1, keys.fence, worker, incarnation + 1)
 
 
+async def check(
+    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
+) -> None:
+    """Raises Fenced where this incarnation is over."""
+    _refuse(await connection.hget(keys.fence, worker), worker, incarnation)
+
+
 @asynccontextmanager
 async def transaction(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation

@@ -58,7 +58,7 @@ class Journal:
         if size < committed.bytes:
             self._file.close()
             raise JournalError(f"{self.path}: {size} bytes, but {committed.bytes} were committed")
-        self.roll_back(committed)
+        self._roll_back(committed)
 
     def append(self, entries: Sequence[tuple[float, AnyEvent, Sequence[Command]]]) -> None:
         lines = bytearray()
@@ -75,12 +75,13 @@ class Journal:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
+            self._roll_back(self.position)
             raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
         self.position = Position(
             self.position.entries + len(entries), self.position.bytes + len(lines)
         )
 
-    def roll_back(self, position: Position) -> None:
+    def _roll_back(self, position: Position) -> None:
         """Cut off what was appended but not committed."""
         try:
             self._file.truncate(position.bytes)

@@ -3,7 +3,6 @@
 It never outlives whoever started it, and what it acknowledged lies in its append-only file.
 """
 
-import ctypes
 import shutil
 import signal
 import socket
@@ -13,11 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tlt.errors import StoreError
+from tlt.processes import ends_with_parent
 
-_PR_SET_PDEATHSIG = 1
 # a Unix socket's path has to fit into 108 bytes
 _LONGEST_SOCKET_PATH = 107
-_libc = ctypes.CDLL(None)
 
 
 def find_binary() -> Path:
@@ -56,7 +54,7 @@ class EmbeddedRedis:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, deadline_seconds: float = 30.0) -> None:
+    def start(self, deadline_seconds: float = 120.0) -> None:
         if len(str(self.socket_path).encode()) > _LONGEST_SOCKET_PATH:
             raise StoreError(f"{self.socket_path}: too long for the path of a socket")
         if _is_taken(self.socket_path):
@@ -76,7 +74,7 @@ class EmbeddedRedis:
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction"),
             ],
-            preexec_fn=_die_with_parent,
+            preexec_fn=ends_with_parent(signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -130,7 +128,3 @@ def _last_line(log: Path) -> str:
         return log.read_text(errors="replace").strip().splitlines()[-1]
     except (OSError, IndexError):
         return "it left no log"
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

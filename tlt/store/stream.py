@@ -49,9 +49,14 @@ class Stream(Generic[_Message]):
         held: list[tuple[EntryId, Fields]] = []
         start = "-"
         while True:
-            page = await self.connection.xpending_range(
-                self.key, group, min=start, max="+", count=500, consumername=consumer
-            )
+            try:
+                page = await self.connection.xpending_range(
+                    self.key, group, min=start, max="+", count=500, consumername=consumer
+                )
+            except redis.exceptions.ResponseError as error:
+                if "NOGROUP" in str(error):
+                    return []  # the stream was deleted: its job has ended
+                raise
             for row in page:
                 id_ = row["message_id"]
                 for _, fields in await self.connection.xrange(self.key, min=id_, max=id_):
@@ -59,21 +64,6 @@ class Stream(Generic[_Message]):
             if len(page) < 500:
                 return held
             start = f"({page[-1]['message_id'].decode()}"
-
-    async def adopt(self, group: str, dead: str, heir: str) -> int:
-        """Make the heir own what a dead consumer held; it reads it as its own pending entries."""
-        taken = 0
-        while True:
-            page = await self.connection.xpending_range(
-                self.key, group, min="-", max="+", count=500, consumername=dead
-            )
-            if not page:
-                return taken
-            ids = [row["message_id"] for row in page]
-            await self.connection.xclaim(
-                self.key, group, heir, min_idle_time=0, message_ids=ids, justid=True
-            )
-            taken += len(ids)
 
     async def consumers(self, group: str) -> list[str]:
         rows = await self.connection.xinfo_consumers(self.key, group)
@@ -121,7 +111,7 @@ class Consumer(Generic[_Message]):
         self._look_back = True
 
     def look_back(self) -> None:
-        """Read pending entries again: some were adopted, or a reply was lost."""
+        """Read pending entries again: a reply was lost."""
         self._look_back = True
 
     async def read(self, count: int, block_ms: int) -> list[Entry[_Message]]:

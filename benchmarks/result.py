@@ -1,0 +1,84 @@
+"""A benchmark's result: what was claimed, what was seen, on what machine, at which commit."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """It holds where the value is at least the bar, or at most, if less is better."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float
+    less_is_better: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.value <= self.bar if self.less_is_better else self.value >= self.bar
+
+
+def write_result(
+    name: str, claims: list[Claim], details: dict[str, Any], seconds: float, out: Path | None
+) -> None:
+    result = {
+        "name": name,
+        "commit": _commit(),
+        "host": _host(),
+        "seconds": round(seconds, 1),
+        "claims": [{**msgspec.to_builtins(claim), "holds": claim.holds} for claim in claims],
+        "details": details,
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    table = Table("claim", "value", "bar", "holds", title=name, title_justify="left", box=None)
+    for claim in claims:
+        sign = "≤" if claim.less_is_better else "≥"
+        value = f"{claim.value:.4g} {claim.unit}"
+        table.add_row(claim.name, value, f"{sign} {claim.bar:g}", "yes" if claim.holds else "NO")
+    Console().print(table)
+    sys.exit(0 if all(claim.holds for claim in claims) else 1)
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
+
+
+def _host() -> dict[str, str | int | None]:
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": _gpu(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _gpu() -> str | None:
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
