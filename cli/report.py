@@ -69,7 +69,7 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     if len(snapshot.evals) > 1:
         first, last = snapshot.evals[0], snapshot.evals[-1]
         gain = f"{100 * (last.mean - first.mean):+.1f} points"
-        say(f"held-out accuracy: {accuracy(first)} before, {accuracy(last)} after: {gain}")
+        say(f"held-out reward: {accuracy(first)} before, {accuracy(last)} after: {gain}")
     return summary
 
 

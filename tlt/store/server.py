@@ -74,7 +74,8 @@ class EmbeddedRedis:
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction"),
             ],
-            preexec_fn=ends_with_parent(signal.SIGTERM),
+            # SIGTERM would not do: Redis stays where it cannot write its file any more
+            preexec_fn=ends_with_parent(signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
