@@ -67,13 +67,9 @@ def main() -> None:
 
 
 def _make(clone: Path, target: str, home: Path) -> None:
-    """With no cache and nothing of the caller's virtual environment."""
-    kept = {
-        key: os.environ[key]
-        for key in ("PATH", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE")
-        if key in os.environ
-    }
-    environment = {**kept, "HOME": str(home), "PIP_NO_CACHE_DIR": "1"}
+    """With an empty home, no cache and no session of the caller's."""
+    environment = {key: value for key, value in os.environ.items() if key != "TLT_HOME"}
+    environment |= {"HOME": str(home), "PIP_NO_CACHE_DIR": "1"}
     subprocess.run(["make", target], cwd=clone, env=environment, check=True)
 
 
