@@ -101,4 +101,5 @@ def _round(step: StepSummary) -> str:
         f"step {step.step}: reward {step.reward:.3f}, length p50 {length.p50} p90 {length.p90} "
         f"max {length.max}, {step.tokens} tokens, {seconds(step.rollout_seconds)}"
         + (f", {step.dropped} dropped" if step.dropped else "")
+        + (f", {step.unscored} not scored" if step.unscored else "")
     )

@@ -1,22 +1,57 @@
-"""Logs: JSON lines, one file per process, in the session's folder."""
+"""Logs: JSON lines, a file per process in the session's folder, and in a run's while it lasts."""
 
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 
 
+class _Files:
+    """What structlog writes to: the session's file, and the run's while there is one."""
+
+    def __init__(self, folder: Path, process: str) -> None:
+        self.process = process
+        self._session = _open(folder, process)
+        self._run: TextIO | None = None
+
+    def serve(self, run: Path | None) -> None:
+        if self._run is not None:
+            self._run.close()
+        self._run = None if run is None else _open(run / "logs", self.process)
+
+    def write(self, line: str) -> None:
+        self._session.write(line)
+        if self._run is not None:
+            self._run.write(line)
+
+    def flush(self) -> None:
+        """Both are line-buffered."""
+
+
+_files: _Files | None = None
+
+
 def write_logs_to(folder: Path, process: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    global _files
+    _files = _Files(folder, process)
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.dict_tracebacks,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.WriteLoggerFactory(
-            file=open(folder / f"{process}.jsonl", "a", buffering=1)  # noqa: SIM115
-        ),
+        logger_factory=structlog.WriteLoggerFactory(file=_files),  # pyright: ignore[reportArgumentType]
         cache_logger_on_first_use=True,
     )
+
+
+def serve_run(run: Path | None) -> None:
+    """From now on this process works for a run, or for none."""
+    if _files is not None:
+        _files.serve(run)
+
+
+def _open(folder: Path, process: str) -> TextIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return open(folder / f"{process}.jsonl", "a", buffering=1)

@@ -23,6 +23,7 @@ from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError, JournalError
+from tlt.logs import serve_run
 from tlt.messages import (
     AnyEvent,
     CancelJob,
@@ -121,6 +122,7 @@ class Coordinator:
 
     async def _open_run(self, job: JobId, spec: JobSpec) -> Book[RunState]:
         folder = self.run_folder(job)
+        serve_run(folder)
         self.job = Book(
             folder, await self._committed(job), coordinator.new_run(job, spec), coordinator.decide
         )
@@ -281,6 +283,7 @@ class Coordinator:
             if self.job.state.phase is Phase.ENDED:
                 self.job.close()
                 self.job = None
+                serve_run(None)
 
     def _prepare(self, command: PrepareJob) -> None:
         async def report() -> None:

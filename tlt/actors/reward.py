@@ -9,6 +9,7 @@ import structlog
 
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
+from tlt.logs import serve_run
 from tlt.messages import AnyEvent, JobRecord, RolloutFinished, RolloutScored
 from tlt.rewards.judge import Judge
 from tlt.store.codec import Codec
@@ -28,7 +29,7 @@ class Bench:
 
     def __init__(self, record: JobRecord, logs: Path) -> None:
         self.record = record
-        self.judge = Judge(record.spec.reward, logs / f"reward-{record.job}.log")
+        self.judge = Judge(record.spec.reward, logs / "reward-function.log")
         self._prompts: dict[Purpose, Prompts] = {}
 
     def prompts(self, purpose: Purpose) -> Prompts:
@@ -116,5 +117,7 @@ class Reward:
             return None
         if self._bench is not None:
             self._bench.close()
-        self._bench = Bench(record, Path(self.session.folder) / "logs")
+        serve_run(Path(record.folder))
+        _log.info("scores", job=job)
+        self._bench = Bench(record, Path(record.folder) / "logs")
         return self._bench

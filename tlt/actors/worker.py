@@ -19,6 +19,7 @@ from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
 from tlt.config import SessionSpec
 from tlt.errors import RankError
+from tlt.logs import serve_run
 from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
@@ -279,6 +280,9 @@ class Life:
         if command == self.job:
             return  # said twice: what it opened is running
         session = self.worker.session
+        run = Path(session.runs) / command.job
+        serve_run(run)
+        _log.info("opens", job=command.job, incarnation=self.incarnation)
         self.job = command
         stream = Stream(self.worker.connection, self.worker.keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self.incarnation))
@@ -290,7 +294,7 @@ class Life:
             worker=self.worker.worker,
             incarnation=self.incarnation,
             flight=session.flight,
-            committed=str(Path(session.runs) / command.job / "blobs"),
+            committed=str(run / "blobs"),
         )
         for rank in self.ranks:
             rank.send(load)
@@ -300,6 +304,8 @@ class Life:
             return
         if self._learning is not None:
             raise Over("the job ended during an update")
+        _log.info("closes", job=job)
+        serve_run(None)
         self.job = None
         self._assignment = None
         self._learning = None

@@ -1,0 +1,89 @@
+"""A session that goes away in the middle of a job, and what is left of it when it comes back."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.live import Live, kill, wait_until, write_spec
+from tlt.config import SessionSpec
+from tlt.session_files import is_up, load_session, short_folder
+
+pytestmark = pytest.mark.timeout(240)
+STEPS = 4
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Live]:
+    """A session of the test's own, because it ends it."""
+    session = Live(tmp_path)
+    _up(session)
+    yield session
+    if is_up(_folder(session)):
+        session.tlt("down")
+
+
+def _up(session: Live) -> None:
+    session.tlt("up", "--workers", "1", "--runs", str(session.runs))
+
+
+def _folder(session: Live) -> Path:
+    return session.home / "tlt" / "sessions" / "default"
+
+
+def _spec(session: Live) -> SessionSpec:
+    return load_session(_folder(session))
+
+
+def _processes(session: Live) -> list[str]:
+    """Every process that was started for this session has its folder in its environment."""
+    found: list[str] = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                environment = (process / "environ").read_bytes()
+                command = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(session.home).encode() in environment and command:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def _long_job(session: Live, raw: dict[str, Any]) -> str:
+    algorithm = {**raw["algorithm"], "steps": STEPS, "checkpoint_every": 2, "eval_every": 2}
+    spec = {**raw, "algorithm": algorithm, "rollout": {"max_new_tokens": 200, "slots": 4}}
+    job = session.submit(write_spec(session.home, spec))
+    # past a checkpoint, with an update since that no checkpoint holds
+    session.await_phase(job, "rolling", step=3)
+    return job
+
+
+def _goes_on(session: Live, job: str) -> None:
+    _up(session)
+    assert session.ended(job)["status"] == "done", session.job(job)["error"]
+    snapshot = session.fold(job)
+    assert snapshot.version == STEPS
+    assert [step.rollouts for step in snapshot.steps] == [32] * STEPS
+
+
+def test_down_leaves_nothing_and_up_goes_on(own: Live, raw_spec: dict[str, Any]) -> None:
+    job = _long_job(own, raw_spec)
+    spec = _spec(own)
+    own.tlt("down")
+    assert _processes(own) == []
+    assert not Path(spec.flight).exists()
+    assert not short_folder(_folder(own)).exists()
+    _goes_on(own, job)
+
+
+def test_the_keeper_is_killed_and_up_goes_on(own: Live, raw_spec: dict[str, Any]) -> None:
+    job = _long_job(own, raw_spec)
+    keeper = json.loads((_folder(own) / "ready.json").read_text())["pid"]
+    kill(keeper, signal.SIGKILL)
+    wait_until(lambda: _processes(own) == [], "everything to end with its keeper")
+    _goes_on(own, job)
