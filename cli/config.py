@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.output import say
+from cli.spec import load_runnable
 from tlt.config import load_job_spec, to_yaml
 from tlt.dataset import rows
 
@@ -24,8 +25,8 @@ def show(spec: _Spec, changes: _Set = None) -> None:
 
 @app.command()
 def check(spec: _Spec, changes: _Set = None) -> None:
-    """The spec, and every row of its data."""
-    loaded = load_job_spec(spec, changes)
+    """The spec, that what it names is there, and every row of its data."""
+    loaded = load_runnable(spec, changes)
     data = loaded.data
     for name, file in (("train", data.train), ("eval", data.eval)):
         if file is not None:

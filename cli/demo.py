@@ -11,7 +11,8 @@ from cli.jobs import Set, watch
 from cli.output import complain, say
 from cli.report import report
 from cli.session import new_session, start_session, stop_session
-from tlt.config import JobSpec, load_job_spec
+from cli.spec import load_runnable
+from tlt.config import JobSpec
 from tlt.messages import JobRecord
 
 _SESSION = "demo"
@@ -25,7 +26,7 @@ def demo(
     changes: Set = None,
 ) -> None:
     """Train a tiny reasoner with reinforcement learning, here and now."""
-    loaded = load_job_spec(spec, changes)
+    loaded = load_runnable(spec, changes)
     session = new_session(
         _SESSION,
         workers=workers,

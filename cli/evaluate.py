@@ -9,7 +9,8 @@ import typer
 
 from cli.jobs import Json, Set
 from cli.output import print_json, say
-from tlt.config import JobSpec, load_job_spec
+from cli.spec import load_runnable
+from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.errors import ConfigError
 from tlt.rewards.judge import Judge
@@ -27,7 +28,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a policy on the spec's data.eval."""
-    loaded = load_job_spec(spec, changes)
+    loaded = load_runnable(spec, changes)
     if loaded.data.eval is None:
         raise ConfigError(f"{spec}: data.eval: an evaluation needs held-out data")
     model = str(policy.resolve()) if policy is not None else loaded.policy.path

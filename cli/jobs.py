@@ -14,7 +14,7 @@ from cli.narration import Narrator
 from cli.output import complain, console, print_json, say
 from cli.progress import RunProgress
 from cli.session_commands import SessionName
-from tlt.config import load_job_spec
+from cli.spec import load_runnable
 from tlt.messages import JobRecord
 from tlt.store.jobs import ENDED
 from tlt.store.journal import FILE_NAME
@@ -35,7 +35,7 @@ def submit(
     json: Json = False,
 ) -> None:
     """Queue a job."""
-    loaded = load_job_spec(spec, changes)
+    loaded = load_runnable(spec, changes)
     record = with_client(session, lambda client: client.jobs.submit(loaded))
     if json:
         print_json({"job": record.job, "folder": record.folder})

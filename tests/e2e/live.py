@@ -118,3 +118,18 @@ def write_spec(folder: Path, spec: dict[str, Any], name: str = "job.yaml") -> Pa
     path = folder / name
     path.write_text(yaml.safe_dump(spec))
     return path
+
+
+def processes_of(session: Live) -> list[str]:
+    """Every process that was started for this session has its folder in its environment."""
+    found: list[str] = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                environment = (process / "environ").read_bytes()
+                command = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(session.home).encode() in environment and command:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found

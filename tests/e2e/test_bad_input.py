@@ -34,6 +34,8 @@ def alone(tmp_path: Path) -> Live:
         ("rollout.slots=many", "rollout.slots: Expected `int`, got `str`"),
         ("algorithm.group_size=1", "algorithm: group_size must be at least 2"),
         ("rollout.top_k=5", "algorithm.allow_filtered_sampling"),
+        ("policy.path=/no/model", "policy.path: /no/model: no such folder"),
+        ("data.train=/no/data.jsonl", "data.train: /no/data.jsonl: no such file"),
     ],
 )
 def test_a_wrong_spec(live: Live, spec: Path, change: str, complaint: str) -> None:
@@ -110,7 +112,6 @@ def refusals(
     for name, text in files.items():
         (folder / f"{name}.jsonl").write_text(text)
     changes: dict[str, Change] = {
-        "missing model": _with("policy.path", str(folder / "nowhere")),
         "other family": _with("policy.path", str(folder / "gpt2")),
         "missing function": lambda raw: {
             **raw,
@@ -130,7 +131,6 @@ def refusals(
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("missing model", "nowhere: there is no such model folder"),
         ("other family", "GPT2LMHeadModel"),
         ("missing function", "reward.function: no.such.module cannot be imported"),
         ("empty", "empty.jsonl: it has no rows"),

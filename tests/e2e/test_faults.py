@@ -42,18 +42,17 @@ def test_a_rank_dies_while_it_decodes(live: Live, long_spec: Path) -> None:
     assert live.fold(job).losses == 1
 
 
-@pytest.mark.parametrize("step", [0, 1])
-def test_a_rank_dies_in_an_update(live: Live, slow_update_spec: Path, step: int) -> None:
+def test_a_rank_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
     """Everybody's collective fails; fresh ranks restore the checkpoint and do it again."""
     rank = _a_rank(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1")
-    live.await_phase(job, "learning", step)
+    live.await_phase(job, "learning", step=1)
     kill(rank)
     assert_nothing_lost_or_doubled(live, job)
     assert live.fold(job).losses >= 1
 
 
-def test_updates_since_the_checkpoint_are_made_again(live: Live, slow_update_spec: Path) -> None:
+def test_updates_since_the_last_checkpoint_are_made_again(live: Live, slow_update_spec: Path) -> None:
     rank = _a_rank(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=2")
     live.await_phase(job, "learning", step=1)

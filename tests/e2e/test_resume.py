@@ -1,7 +1,6 @@
 """A session that goes away in the middle of a job, and what is left of it when it comes back."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live import Live, kill, wait_until, write_spec
+from tests.e2e.live import Live, kill, processes_of, wait_until, write_spec
 from tlt.config import SessionSpec
 from tlt.session_files import is_up, load_session, short_folder
 
@@ -39,21 +38,6 @@ def _spec(session: Live) -> SessionSpec:
     return load_session(_folder(session))
 
 
-def _processes(session: Live) -> list[str]:
-    """Every process that was started for this session has its folder in its environment."""
-    found: list[str] = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                environment = (process / "environ").read_bytes()
-                command = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(session.home).encode() in environment and command:
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
 def _long_job(session: Live, raw: dict[str, Any]) -> str:
     algorithm = {**raw["algorithm"], "steps": STEPS, "checkpoint_every": 2, "eval_every": 2}
     spec = {**raw, "algorithm": algorithm, "rollout": {"max_new_tokens": 200, "slots": 4}}
@@ -75,7 +59,7 @@ def test_down_leaves_nothing_and_up_goes_on(own: Live, raw_spec: dict[str, Any])
     job = _long_job(own, raw_spec)
     spec = _spec(own)
     own.tlt("down")
-    assert _processes(own) == []
+    assert processes_of(own) == []
     assert not Path(spec.flight).exists()
     assert not short_folder(_folder(own)).exists()
     _goes_on(own, job)
@@ -85,5 +69,5 @@ def test_the_keeper_is_killed_and_up_goes_on(own: Live, raw_spec: dict[str, Any]
     job = _long_job(own, raw_spec)
     keeper = json.loads((_folder(own) / "ready.json").read_text())["pid"]
     kill(keeper, signal.SIGKILL)
-    wait_until(lambda: _processes(own) == [], "everything to end with its keeper")
+    wait_until(lambda: processes_of(own) == [], "everything to end with its keeper")
     _goes_on(own, job)

@@ -1,0 +1,25 @@
+"""Every spec that ships loads; those whose data ships read it whole."""
+
+from pathlib import Path
+
+import pytest
+
+from tlt.config import load_job_spec
+from tlt.dataset import rows
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPECS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.name)
+def test_it_loads(spec: Path) -> None:
+    loaded = load_job_spec(spec)
+    if Path(loaded.data.train).is_relative_to(ROOT / "examples"):
+        assert Path(loaded.policy.path).is_dir()
+        for file in (loaded.data.train, loaded.data.eval):
+            assert file is not None
+            assert sum(1 for _ in rows(Path(file), loaded.data)) >= 256
+
+
+def test_there_are_some() -> None:
+    assert {"tiny-reasoner.yaml", "qwen2.5-0.5b-gsm8k.yaml", "job.yaml"} <= {s.name for s in SPECS}
