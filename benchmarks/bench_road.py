@@ -81,10 +81,10 @@ def _transformers_score(folder: Path, problems: int) -> tuple[float, float]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
     data = (_ROOT / "examples" / "tiny_reasoner" / "data" / "eval.jsonl").read_text()
-    rows = [json.loads(line) for line in data.splitlines()][:problems]
+    rows = [json.loads(line) for line in data.splitlines()][: min(problems, 256)]
     scores: list[float] = []
-    for start in range(0, len(rows), 64):
-        batch = rows[start : start + 64]
+    for start in range(0, len(rows), 128):
+        batch = rows[start : start + 128]
         inputs = tokenizer([row["prompt"] for row in batch], return_tensors="pt", padding=True)
         inputs.pop("token_type_ids", None)
         tokens = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=760)

@@ -110,7 +110,15 @@ def stop_session(name: str) -> None:
         raise NoSession(f"no session '{name}' is up")
     os.kill(ready.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
-    while is_up(folder):
+    while is_up(folder) or _runs(ready.pid):
         if time.monotonic() > deadline:
             raise TltError(f"session '{name}' (process {ready.pid}) does not end")
         time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """A zombie that nobody has waited for yet has ended."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

@@ -33,11 +33,15 @@ def live(home: Path) -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def policy(home: Path) -> Path:
-    """A random model that talks for as long as it may."""
     return write_policy(home / "policy", layers=2)
 
 
 def write_policy(folder: Path, layers: int) -> Path:
+    """A random model that talks for as long as it may.
+
+    One dimension carries a constant that no layer touches, and the end's logit is far below zero
+    because of it.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -47,12 +51,21 @@ def write_policy(folder: Path, layers: int) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=512,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=BOS,
         eos_token_id=EOS,
         pad_token_id=PAD,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[EOS] = 0.0
+        model.lm_head.weight[EOS, 0] = -10.0
+    model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 

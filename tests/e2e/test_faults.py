@@ -52,7 +52,9 @@ def test_a_rank_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
     assert live.fold(job).losses >= 1
 
 
-def test_updates_since_the_last_checkpoint_are_made_again(live: Live, slow_update_spec: Path) -> None:
+def test_updates_since_the_last_checkpoint_are_made_again(
+    live: Live, slow_update_spec: Path
+) -> None:
     rank = _a_rank(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=2")
     live.await_phase(job, "learning", step=1)

@@ -22,7 +22,7 @@ from tlt.actors.preparing import prepare
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
-from tlt.errors import BlobError, JournalError
+from tlt.errors import BlobError, JournalError, TltError
 from tlt.logs import serve_run
 from tlt.messages import (
     AnyEvent,
@@ -70,6 +70,10 @@ _events = Codec[AnyEvent](AnyEvent)
 _log = structlog.get_logger("coordinator")
 
 
+class Superseded(TltError):
+    """Whoever decided in the meantime has the say; this process ends."""
+
+
 class Coordinator:
     def __init__(self, spec: SessionSpec) -> None:
         self.spec = spec
@@ -77,6 +81,7 @@ class Coordinator:
         self.connection: Connection = connect(spec.redis_url)
         self.events = Stream(self.connection, self.keys.events, _events)
         self.effects = Effects(self.connection, self.keys, self.events)
+        self.consumer = Consumer(self.events, COORDINATOR, "coordinator")
         self.epoch = Epoch(0)
         self.session: Book[SessionState]
         self.job: Book[RunState] | None = None
@@ -107,7 +112,7 @@ class Coordinator:
             await self._open_run(current, self.session.state.jobs[current].spec)
         # Before any event: those that wait may be about what the shared memory no longer holds.
         resumed = SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists())
-        await self._commit([resumed], None)
+        await self._commit([resumed], [])
         self._marker.parent.mkdir(parents=True, exist_ok=True)
         self._marker.touch()
 
@@ -142,11 +147,10 @@ class Coordinator:
     # --- read, decide, execute, acknowledge
 
     async def _decide_for_ever(self) -> None:
-        consumer = Consumer(self.events, COORDINATOR, "coordinator")
         while True:
             try:
-                entries = await consumer.read(_BATCH, _BLOCK_MS)
-                buried = await consumer.bury_undecodable(self.keys.dead_letters)
+                entries = await self.consumer.read(_BATCH, _BLOCK_MS)
+                buried = await self.consumer.bury_undecodable(self.keys.dead_letters)
             except GONE as error:
                 _log.warning("redis is gone", error=str(error))
                 await asyncio.sleep(0.2)
@@ -155,12 +159,12 @@ class Coordinator:
                 _log.error("dead letter", entry=letter.id, error=letter.error)
             if entries:
                 ids = [entry.id for entry in entries]
-                await self._commit([entry.message for entry in entries], (consumer, ids))
+                await self._commit([entry.message for entry in entries], ids)
 
     async def _commit(
         self,
         events: Sequence[AnyEvent],
-        delivered: tuple[Consumer[AnyEvent], list[EntryId]] | None,
+        entries: Sequence[EntryId],
     ) -> None:
         caused: list[Caused] = []
         for event in events:
@@ -169,18 +173,18 @@ class Coordinator:
 
         async def commit() -> None:
             async with self.connection.pipeline(transaction=True) as transaction:
+                await transaction.watch(self.keys.epoch)
+                if int(await transaction.get(self.keys.epoch)) != self.epoch:
+                    raise Superseded(f"epoch {self.epoch} is over: another coordinator is at work")
+                transaction.multi()
                 await self.effects.fill(transaction, caused)
                 for book, position in positions.items():
                     transaction.hset(self.keys.committed, book, msgspec.json.encode(position))
-                if delivered is not None:
-                    consumer, ids = delivered
-                    consumer.acknowledge(transaction, ids)
+                self.consumer.acknowledge(transaction, entries)
                 await transaction.execute()
 
         await persistently(commit, asyncio.sleep)
-        if delivered is not None:
-            consumer, ids = delivered
-            consumer.forget(ids)
+        self.consumer.forget(entries)
         self._after_commit(caused)
 
     async def _decide(self, event: AnyEvent, caused: list[Caused]) -> None:
@@ -329,6 +333,8 @@ class Coordinator:
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
+            # A predecessor that takes long to die may have been given entries under our name.
+            self.consumer.look_back()
             with contextlib.suppress(*GONE):
                 await self.events.trim()
                 if self.job is not None:

@@ -1,6 +1,7 @@
 """The reward's shell: every finished rollout is scored; what cannot be scored gets the fallback."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tlt.types import EntryId, JobId, Purpose
 
 _BATCH = 32
 _BLOCK_MS = 500
+_LOOK_BACK_SECONDS = 5.0
 _events = Codec[AnyEvent](AnyEvent)
 _log = structlog.get_logger("reward")
 
@@ -54,7 +56,12 @@ class Reward:
     async def run(self) -> None:
         await persistently(lambda: self.events.ensure_group(REWARD), asyncio.sleep)
         consumer = Consumer(self.events, REWARD, "reward")
+        looked_back = 0.0
         while True:
+            # A predecessor that takes long to die may have been given entries under our name.
+            if time.monotonic() - looked_back > _LOOK_BACK_SECONDS:
+                consumer.look_back()
+                looked_back = time.monotonic()
             try:
                 entries = await consumer.read(_BATCH, _BLOCK_MS)
             except GONE:

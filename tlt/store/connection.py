@@ -17,6 +17,8 @@ Transaction = Any
 GONE = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
+    # what redis-py makes of a lost connection that was watching a key
+    redis.exceptions.WatchError,
     ConnectionError,
     TimeoutError,
 )
