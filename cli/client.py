@@ -16,6 +16,7 @@ from tlt.store.jobs import Jobs
 from tlt.store.keys import Keys
 from tlt.types import JobId, WorkerId
 
+_PATIENCE_SECONDS = 5.0
 _Result = TypeVar("_Result")
 
 
@@ -47,7 +48,7 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
     spec = find_session(session)
 
     async def run() -> _Result:
-        connection = connect(spec.redis_url)
+        connection = connect(spec.redis_url, seconds=_PATIENCE_SECONDS)
         try:
             return await use(Client(spec, connection))
         except (*GONE, redis.exceptions.RedisError) as error:

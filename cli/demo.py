@@ -10,7 +10,7 @@ from cli.following import fold
 from cli.jobs import Set, watch
 from cli.output import complain, say
 from cli.report import report
-from cli.session import new_session, start_session, stop_session
+from cli.session import forget_session, new_session, start_session, stop_session
 from cli.spec import load_runnable
 from tlt.config import JobSpec
 from tlt.messages import JobRecord
@@ -36,6 +36,7 @@ def demo(
         device="cpu",
         lease_seconds=15.0,
     )
+    forget_session(session)  # a demo that was cut short is not gone on with
     say(f"starting {session.workers} workers, a coordinator, a reward actor and Redis")
     start_session(session, ends_with_us=True)
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,8 @@ def evaluate(
     if loaded.data.eval is None:
         raise ConfigError(f"{spec}: data.eval: an evaluation needs held-out data")
     model = str(policy.resolve()) if policy is not None else loaded.policy.path
-    table = [row for _, row in rows(Path(loaded.data.eval), loaded.data)][: loaded.data.eval_limit]
+    file = Path(loaded.data.eval)
+    table = [row for _, row in islice(rows(file, loaded.data), loaded.data.eval_limit)]
     completions = _decode(loaded, model, table)
     rewards = asyncio.run(_score(loaded, [c.text for c in completions], table))
     mean = math.fsum(rewards) / len(rewards)
@@ -47,10 +49,11 @@ def evaluate(
 def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "list[Completion]":
     import torch
 
-    from tlt.engine.base import NoiseKey, Request, Sampling
+    from tlt.engine.base import NoiseKey, Request
     from tlt.engine.native import NativeEngine
     from tlt.models.folder import load_llama
     from tlt.models.tokenizer import Tokenizer
+    from tlt.ranks.rollout import sampling
     from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
     torch.set_num_threads(1)
@@ -68,7 +71,9 @@ def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "lis
     )
     requests: list[Request] = []
     for index, row in enumerate(table):
-        prompt = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, f"row {index + 1}")
+        prompt = tokenizer.prompt_tokens(
+            row[spec.data.prompt_key], spec.data, f"data.eval, row {index + 1}"
+        )
         requests.append(
             Request(
                 id=index,
@@ -80,7 +85,7 @@ def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "lis
                     prompt=PromptIndex(index),
                     member=Member(0),
                 ),
-                sampling=Sampling(temperature=spec.rollout.eval_temperature),
+                sampling=sampling(spec, "eval"),
                 max_new_tokens=min(spec.rollout.max_new_tokens, context - len(prompt)),
                 stop_tokens=tokenizer.stop_tokens(),
                 stop_strings=tuple(spec.rollout.stop),

@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from cli.client import Client, with_client
 from cli.following import entries, live_entries, open_ledger
 from cli.narration import Narrator
-from cli.output import complain, console, print_json, say
+from cli.output import complain, print_json, print_table, say
 from cli.progress import RunProgress
 from cli.session_commands import SessionName
 from cli.spec import load_runnable
+from tlt.errors import StoreError
 from tlt.messages import JobRecord
 from tlt.store.jobs import ENDED
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 30.0
 
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Set = Annotated[
@@ -63,7 +64,7 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     folder, name = Path(record.folder), record.job
 
     def look() -> JobRecord:
-        return with_client(session, lambda client: client.job(name))
+        return _patiently(session, name)
 
     with RunProgress(name) as progress:
         while (now := look()).status in ("queued", "preparing"):
@@ -85,6 +86,18 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     return now
 
 
+def _patiently(session: str, job: str) -> JobRecord:
+    """A Redis that died is back within a moment."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return with_client(session, lambda client: client.job(job))
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
 def list_jobs(session: SessionName = "default", json: Json = False) -> None:
     """All jobs of a session, oldest first."""
     records = with_client(session, lambda client: client.jobs.all())
@@ -102,11 +115,19 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
             ]
         )
         return
-    table = Table("job", "status", "submitted", "folder", "error", box=None)
-    for record in records:
-        submitted = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted))
-        table.add_row(record.job, record.status, submitted, record.folder, record.error or "")
-    console.print(table)
+    print_table(
+        ("job", "status", "submitted", "folder", "error"),
+        [
+            (
+                record.job,
+                record.status,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted)),
+                record.folder,
+                record.error or "",
+            )
+            for record in records
+        ],
+    )
 
 
 def logs(
@@ -118,7 +139,7 @@ def logs(
     """What happened in a job."""
 
     def look() -> JobRecord:
-        return with_client(session, lambda client: client.job(job))
+        return _patiently(session, job)
 
     record = look()
     while follow and record.status in ("queued", "preparing"):
@@ -126,6 +147,8 @@ def logs(
         record = look()
     folder = Path(record.folder)
     if not (folder / FILE_NAME).exists():
+        if json:
+            return  # no entries
         say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
         return
     narrator = Narrator(open_ledger(folder))

@@ -7,7 +7,7 @@ import typer
 
 from cli import config, demo, evaluate, export, jobs, session_commands
 from cli.output import complain
-from tlt.errors import ConfigError, NoSession, TltError
+from tlt.errors import ConfigError, NoSession, StoreError, TltError
 
 
 class _App(typer.Typer):
@@ -19,7 +19,7 @@ class _App(typer.Typer):
         except NoSession as error:
             complain(str(error))
             sys.exit(3)
-        except ConfigError as error:
+        except (ConfigError, StoreError) as error:
             complain(str(error))
             sys.exit(2)
         except TltError as error:

@@ -1,10 +1,12 @@
 """How the commands speak: tables for people, JSON for programs, one line for an error."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -27,3 +29,15 @@ def seconds(value: float) -> str:
     if value < 60:
         return f"{value:.1f} s"
     return f"{int(value) // 60} min {int(value) % 60:02d} s"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns for people; a line a row, with tabs, for a pipe."""
+    if not console.is_terminal:
+        for row in (columns, *rows):
+            say("\t".join(row))
+        return
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,6 +1,7 @@
 """Starting a session in the background, finding one, ending one."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def new_session(
     device: str,
     lease_seconds: float,
 ) -> SessionSpec:
+    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        raise ConfigError(f"--session {name}: letters, digits, '-', '_' and '.' only")
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu or cuda")
     if redis_url is not None and not redis_url.startswith(("redis://", "rediss://", "unix://")):
@@ -70,11 +73,20 @@ def new_session(
     )
 
 
+def forget_session(spec: SessionSpec) -> None:
+    """Its jobs and its Redis; runs stay."""
+    folder = Path(spec.folder)
+    if is_up(folder):
+        raise _already_up(spec.name)
+    for part in ("redis", "session", "logs"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+
+
 def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     """Start the keeper in the background and wait until it is up; returns its process id."""
     folder = Path(spec.folder)
     if is_up(folder):
-        raise ConfigError(f"session '{spec.name}' is already up; `tlt down` ends it")
+        raise _already_up(spec.name)
     write_session(spec)
     (folder / READY_FILE).unlink(missing_ok=True)
     logs = folder / "logs"
@@ -96,11 +108,18 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
             if ready.error is not None:
                 raise ConfigError(f"the session did not start: {ready.error}")
             return keeper.pid
+        if keeper.poll() is not None and is_up(folder):
+            raise _already_up(spec.name)
         if keeper.poll() is not None:
             raise TltError(f"the session did not start; see {logs}")
         time.sleep(0.05)
     keeper.terminate()
     raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")
+
+
+def _already_up(name: str) -> ConfigError:
+    named = "" if name == "default" else f" --session {name}"
+    return ConfigError(f"session '{name}' is already up; `tlt down{named}` ends it")
 
 
 def stop_session(name: str) -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
-from rich.table import Table
 
 from cli.client import Client, with_client
-from cli.output import console, print_json, say
+from cli.output import print_json, print_table, say
 from cli.session import find_session, new_session, start_session, stop_session
 from tlt.messages import Heartbeat, JobRecord
 from tlt.store.connection import shown
@@ -71,14 +71,28 @@ def status(
     workers, records = with_client(session, look)
     if json:
         jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
-        print_json({"session": spec, "workers": workers, "jobs": jobs})
+        print_json(
+            {
+                "session": msgspec.structs.replace(spec, redis_url=shown(spec.redis_url)),
+                "workers": workers,
+                "jobs": jobs,
+            }
+        )
         return
     say(f"session '{session}' is up: redis {shown(spec.redis_url)}, runs {spec.runs}")
-    table = Table("worker", "incarnation", "running", "job", "process", "ranks", box=None)
-    for name, beat in workers.items():
-        ranks = " ".join(map(str, beat.rank_pids)) or "starting"
-        row = (name, beat.incarnation, beat.running, beat.job or "-", beat.pid, ranks)
-        table.add_row(*map(str, row))
-    console.print(table)
+    print_table(
+        ("worker", "incarnation", "running", "job", "process", "ranks"),
+        [
+            (
+                name,
+                str(beat.incarnation),
+                str(beat.running),
+                beat.job or "-",
+                str(beat.pid),
+                " ".join(map(str, beat.rank_pids)) or "starting",
+            )
+            for name, beat in workers.items()
+        ],
+    )
     waiting = [record for record in records if record.status in ("queued", "preparing", "running")]
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")

@@ -173,7 +173,7 @@ class WorkersSpec(Section, frozen=True, kw_only=True):
     max_restarts: int = 5
 
     def __post_init__(self) -> None:
-        _require(self.stuck_seconds > 0, "stuck_seconds must be above 0")
+        _require(0 < self.stuck_seconds < math.inf, "stuck_seconds must be above 0 and finite")
         _require(self.max_restarts >= 0, "max_restarts must be 0 or more")
 
 
@@ -190,6 +190,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**63, "seed must lie in [0, 2^63)")
         _require(
             self.name != "" and all(c.isalnum() or c in "-_." for c in self.name),
             "name may hold letters, digits, '-', '_' and '.' only",
@@ -257,13 +258,19 @@ def to_yaml(spec: JobSpec) -> str:
 
 def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     def absolute(path: str) -> str:
-        return str((folder / Path(path).expanduser()).resolve())
+        try:
+            return str((folder / Path(path).expanduser()).resolve())
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"{path!r} is no path: {error}") from error
 
     replace = msgspec.structs.replace
     function = spec.reward.function
-    if function is not None and ".py:" in function:
-        file, _, name = function.rpartition(":")
-        function = f"{absolute(file)}:{name}"
+    if function is not None:
+        module, _, name = function.rpartition(":")
+        # a module beside the spec is found there, wherever the reward's process runs
+        file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+        if module.endswith(".py") or (folder / file).is_file():
+            function = f"{absolute(file)}:{name}"
     return replace(
         spec,
         policy=replace(spec.policy, path=absolute(spec.policy.path)),

@@ -1,5 +1,6 @@
 """Logs: JSON lines, a file per process in the session's folder, and in a run's while it lasts."""
 
+import contextlib
 from pathlib import Path
 from typing import TextIO
 
@@ -15,14 +16,18 @@ class _Files:
         self._run: TextIO | None = None
 
     def serve(self, run: Path | None) -> None:
-        if self._run is not None:
-            self._run.close()
-        self._run = None if run is None else _open(run / "logs", self.process)
+        with contextlib.suppress(OSError):
+            if self._run is not None:
+                self._run.close()
+            self._run = None
+            self._run = None if run is None else _open(run / "logs", self.process)
 
     def write(self, line: str) -> None:
-        self._session.write(line)
-        if self._run is not None:
-            self._run.write(line)
+        """A full disk costs log lines, never a service."""
+        for file in (self._session, self._run):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.write(line)
 
     def flush(self) -> None:
         """Both are line-buffered."""

@@ -167,6 +167,8 @@ class JobEvent(Event, frozen=True, kw_only=True):
 class JobSubmitted(Event, frozen=True, kw_only=True):
     job: JobId
     spec: JobSpec
+    # the run's own, wherever later sessions put theirs
+    folder: str
 
 
 class JobCancelRequested(Event, frozen=True, kw_only=True):
@@ -204,6 +206,8 @@ class WorkerLost(Event, frozen=True, kw_only=True):
     incarnation: Incarnation
     reason: str
     returning: bool
+    # it went down with its session, which is no failure of the job's
+    with_session: bool = False
 
 
 class WorkerFailed(Event, frozen=True, kw_only=True):
@@ -219,6 +223,7 @@ class JobStarted(Event, frozen=True, kw_only=True):
     job: JobId
     epoch: Epoch
     spec: JobSpec
+    folder: str
     train_prompts: int
     eval_prompts: int
     workers: tuple[WorkerInfo, ...]
@@ -362,6 +367,7 @@ class OpenJob(ToWorker, frozen=True, kw_only=True):
     job: JobId
     epoch: Epoch
     spec: JobSpec
+    folder: str
 
 
 class CloseJob(ToWorker, frozen=True, kw_only=True):
@@ -468,11 +474,13 @@ class FinishRun(Command, frozen=True, kw_only=True):
 class PrepareJob(Command, frozen=True, kw_only=True):
     job: JobId
     spec: JobSpec
+    folder: str
 
 
 class StartJob(Command, frozen=True, kw_only=True):
     job: JobId
     spec: JobSpec
+    folder: str
     train_prompts: int
     eval_prompts: int
     workers: tuple[WorkerInfo, ...]

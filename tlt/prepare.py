@@ -41,6 +41,8 @@ def _tokenised(
         if most is not None and number >= most:
             return
         tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place)
+        if not tokens:
+            raise DataError(f"{place}: the prompt has no tokens")
         if len(tokens) >= limit:
             raise DataError(
                 f"{place}: the prompt has {len(tokens)} tokens, which leaves no room in a "

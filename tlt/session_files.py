@@ -62,7 +62,7 @@ def is_up(folder: Path) -> bool:
     """Its keeper holds the lock as long as it lives, however it ends."""
     try:
         with open(folder / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

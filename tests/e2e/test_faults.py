@@ -64,8 +64,10 @@ def test_updates_since_the_last_checkpoint_are_made_again(
 
 
 def test_a_rank_dies_while_its_worker_has_nothing_to_do(live: Live, spec: Path) -> None:
+    before = live.workers()["w1"]["incarnation"]
     kill(_a_rank(live))
-    wait_until(lambda: bool(live.workers()["w1"]["rank_pids"]), "w1 to have ranks again")
+    wait_until(lambda: live.workers()["w1"]["incarnation"] > before, "a new incarnation")
+    live.await_workers(2)
     assert live.ended(live.submit(spec))["status"] == "done"
 
 

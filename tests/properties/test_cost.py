@@ -35,7 +35,13 @@ def _started(prompts: int, group: int) -> RunState:
         worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
     )
     event = JobStarted(
-        job=JOB, epoch=Epoch(1), spec=spec, train_prompts=prompts, eval_prompts=0, workers=(info,)
+        folder="/runs",
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        train_prompts=prompts,
+        eval_prompts=0,
+        workers=(info,),
     )
     return decide(new_run(JOB, spec), event, 0.0)[0]
 

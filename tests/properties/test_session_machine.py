@@ -56,7 +56,7 @@ class Session(RuleBasedStateMachine):
         job = JobId(f"job{len(self.submitted)}")
         self.submitted.append(job)
         self.statuses[job] = "queued"
-        self._hear(JobSubmitted(job=job, spec=small_spec()))
+        self._hear(JobSubmitted(job=job, spec=small_spec(), folder="/runs"))
 
     @precondition(lambda self: self.submitted)
     @rule(pick=picks)

@@ -130,6 +130,7 @@ class World:
         self.post(
             "coordinator",
             JobStarted(
+                folder="/runs",
                 job=JOB,
                 epoch=self.epoch,
                 spec=spec,

@@ -40,7 +40,7 @@ def _events(turns: int) -> list[AnyEvent]:
         )
         events += [
             WorkerJoined(info=info),
-            JobSubmitted(job=job, spec=SPEC),
+            JobSubmitted(job=job, spec=SPEC, folder="/runs"),
             JobPrepared(job=job, train_prompts=8, eval_prompts=turn),
             JobCancelRequested(job=JobId(f"job-{turn - 1}")),
             JobEnded(job=job, status="done", error=None)

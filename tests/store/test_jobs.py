@@ -24,7 +24,7 @@ def jobs(connection: Connection, keys: Keys, redis_url: str, tmp_path: Path) -> 
     session = SessionSpec(
         name=keys.session,
         folder=str(tmp_path / "session"),
-        runs="/runs",
+        runs=str(tmp_path),
         flight="/flight",
         redis_url=redis_url,
     )
@@ -42,9 +42,11 @@ async def test_submitted_job_is_recorded_and_announced(
 ) -> None:
     record = await jobs.submit(SPEC)
     assert (record.job, record.status, record.error) == ("job-1", "queued", None)
-    assert (record.folder, record.spec) == ("/runs/job-1", SPEC)
+    assert (Path(record.folder).name, record.spec) == ("job-1", SPEC)
     assert await jobs.get(record.job) == record
-    assert await _heard(connection, keys) == [JobSubmitted(job=record.job, spec=SPEC)]
+    assert await _heard(connection, keys) == [
+        JobSubmitted(job=record.job, spec=SPEC, folder=record.folder)
+    ]
 
 
 async def test_jobs_are_listed_in_the_order_of_submission(jobs: Jobs) -> None:
@@ -78,6 +80,17 @@ async def test_unknown_job_is_none(jobs: Jobs) -> None:
 
 
 async def test_sessions_do_not_see_each_other(jobs: Jobs, connection: Connection) -> None:
-    other = SessionSpec(name="other", folder="/", runs="/", flight="/", redis_url="unix:///x")
+    other = SessionSpec(
+        name="other", folder="/", runs=str(tmp_path), flight="/", redis_url="unix:///x"
+    )
     await jobs.submit(SPEC)
     assert await Jobs(connection, other).all() == []
+
+
+async def test_sessions_that_share_a_folder_of_runs_share_no_run(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    (tmp_path / "job-1").mkdir()
+    record = await jobs.submit(SPEC)
+    assert record.job == "job-2"
+    assert Path(record.folder) == tmp_path / "job-2"

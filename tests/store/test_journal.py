@@ -13,11 +13,11 @@ from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follo
 from tlt.types import JobId
 
 EVENTS: list[AnyEvent] = [
-    JobSubmitted(job=JOB, spec=SPEC),
+    JobSubmitted(job=JOB, spec=SPEC, folder="/runs"),
     JobCancelRequested(job=JOB),
     JobCancelRequested(job=JobId("a job\nof two lines: ü")),
 ]
-COMMANDS: list[Command] = [PrepareJob(job=JOB, spec=SPEC)]
+COMMANDS: list[Command] = [PrepareJob(job=JOB, spec=SPEC, folder="/runs")]
 
 
 def _write(folder: Path, count: int = 3) -> Position:

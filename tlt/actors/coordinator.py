@@ -85,7 +85,7 @@ class Coordinator:
         self.epoch = Epoch(0)
         self.session: Book[SessionState]
         self.job: Book[RunState] | None = None
-        self._preparing: set[asyncio.Task[None]] = set()
+        self._preparing: dict[JobId, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         await self._recover()
@@ -107,14 +107,37 @@ class Coordinator:
         }
         folder = Path(self.spec.folder) / "session"
         self.session = Book(folder, await self._committed(_SESSION), SessionState(), session.decide)
+        resumed: list[AnyEvent] = []
         current = self.session.state.current
         if current is not None and self.session.state.jobs[current].status == "running":
-            await self._open_run(current, self.session.state.jobs[current].spec)
+            try:
+                await self._open_run(current, self.session.state.jobs[current].spec)
+            except (JournalError, OSError) as error:
+                resumed.append(JobEnded(job=current, status="failed", error=str(error)))
         # Before any event: those that wait may be about what the shared memory no longer holds.
-        resumed = SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists())
-        await self._commit([resumed], [])
+        resumed.append(SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists()))
+        resumed += await self._lost_with_session()
+        await self._commit(resumed, [])
         self._marker.parent.mkdir(parents=True, exist_ok=True)
         self._marker.touch()
+
+    async def _lost_with_session(self) -> list[AnyEvent]:
+        """Workers of a session that is gone: nobody beats for them, and nobody will."""
+        beating = {key.decode() for key in await self.connection.hkeys(self.keys.heartbeats)}
+        lost: list[AnyEvent] = []
+        for worker, info in self.session.state.workers.items():
+            if worker not in beating:
+                await fence.shut_out(self.connection, self.keys, worker, info.incarnation)
+                lost.append(
+                    WorkerLost(
+                        worker=worker,
+                        incarnation=info.incarnation,
+                        reason="its session went down",
+                        returning=False,
+                        with_session=True,
+                    )
+                )
+        return lost
 
     async def _committed(self, book: str) -> Position:
         raw = await self.connection.hget(self.keys.committed, book)
@@ -139,7 +162,7 @@ class Coordinator:
         return self.job
 
     def run_folder(self, job: JobId) -> Path:
-        return Path(self.spec.runs) / job
+        return Path(self.effects.records[job].folder)
 
     def _blobs(self, job: JobId) -> Blobs:
         return Blobs(Path(self.spec.flight), self.run_folder(job) / "blobs")
@@ -198,14 +221,20 @@ class Coordinator:
                 caused.append(Caused(command, event, by_session=book is self.session))
                 match command:
                     case StartJob():
-                        started = _started(command, self.epoch)
-                        waiting.append((await self._open_run(command.job, command.spec), started))
+                        waiting.append(await self._begin(command))
                     case CancelJob() if self.job is not None:
                         waiting.append((self.job, JobCancelRequested(job=command.job)))
                     case FinishRun():
                         waiting.append((self.session, _ended(command)))
                     case _:
                         pass
+
+    async def _begin(self, command: StartJob) -> tuple[Book[Any], AnyEvent]:
+        try:
+            run = await self._open_run(command.job, command.spec)
+        except (JournalError, OSError) as error:
+            return self.session, JobEnded(job=command.job, status="failed", error=str(error))
+        return run, _started(command, self.epoch)
 
     def _addressees(self, event: AnyEvent) -> list[Book[Any]]:
         running = self.job
@@ -214,7 +243,7 @@ class Coordinator:
         match event:
             case JobSubmitted():
                 if event.job not in self.effects.records:
-                    record = new_record(event.job, event.spec, self.spec.runs)
+                    record = new_record(event.job, event.spec, event.folder)
                     self.effects.records[event.job] = record
                 return [self.session]
             case JobPrepared() | JobRefused() | JobEnded() | JobCancelRequested():
@@ -267,7 +296,9 @@ class Coordinator:
             Caused(command, ended, by_session=True)
             for command in self.session.decide(ended, time.time())
         ]
+        run.abandon()
         self.job = None
+        serve_run(None)
         return kept
 
     def _after_commit(self, caused: Sequence[Caused]) -> None:
@@ -278,6 +309,8 @@ class Coordinator:
                 case ReleasePolicy():
                     self._blobs(command.job).release(command.weights)
                 case RecordStatus():
+                    if command.status == "cancelled" and command.job in self._preparing:
+                        self._preparing[command.job].cancel()
                     _log.info("job", job=command.job, status=command.status, error=command.error)
                 case _:
                     pass
@@ -295,8 +328,8 @@ class Coordinator:
             await self._post(outcome)
 
         task = asyncio.create_task(report())
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
+        self._preparing[command.job] = task
+        task.add_done_callback(lambda _: self._preparing.pop(command.job, None))
 
     async def _post(self, event: AnyEvent) -> None:
         async def add() -> None:
@@ -348,6 +381,7 @@ def _started(command: StartJob, epoch: Epoch) -> JobStarted:
         job=command.job,
         epoch=epoch,
         spec=command.spec,
+        folder=command.folder,
         train_prompts=command.train_prompts,
         eval_prompts=command.eval_prompts,
         workers=command.workers,

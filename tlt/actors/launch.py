@@ -28,6 +28,7 @@ from tlt.store.keys import Keys
 from tlt.store.server import EmbeddedRedis
 
 _START_SECONDS = 180.0
+_LOCK_SECONDS = 1.0
 # A session is on one host: nothing of it listens beyond.
 _HOST = "127.0.0.1"
 _log = structlog.get_logger("keeper")
@@ -43,7 +44,6 @@ class Keeper:
         self._actors: list[Any] = []
 
     def start(self) -> None:
-        self._take_lock()
         self.short.mkdir(mode=0o700, exist_ok=True)
         if self.spec.redis_url.startswith("unix://") and self._owns_redis():
             self.redis = EmbeddedRedis(self.folder / "redis", self.short / "redis.sock")
@@ -76,12 +76,18 @@ class Keeper:
         shutil.rmtree(self.spec.flight, ignore_errors=True)
         shutil.rmtree(self.short, ignore_errors=True)
 
-    def _take_lock(self) -> None:
+    def take_lock(self) -> None:
         self._lock = open(self.folder / "lock", "ab")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TltError(f"session '{self.spec.name}' is already up") from error
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                # Somebody who only asks whether it is held holds it for an instant.
+                if time.monotonic() > deadline:
+                    raise TltError(f"session '{self.spec.name}' is already up") from error
+                time.sleep(0.01)
 
     def _owns_redis(self) -> bool:
         return self.spec.redis_url == f"unix://{self.short / 'redis.sock'}"
@@ -172,6 +178,10 @@ def main() -> None:
     stop = threading.Event()
     _stop_on_signals(stop)
     keeper = Keeper(folder)
+    try:
+        keeper.take_lock()
+    except TltError as error:  # the folder is another's: touch nothing in it
+        raise SystemExit(f"tlt: {error}") from error
     try:
         keeper.start()
         _stop_on_signals(stop)  # ray.init put its own handlers there, which exit at once

@@ -29,7 +29,11 @@ async def prepare(job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobR
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=ends_with_parent(signal.SIGKILL),
     )
-    output, complaint = await child.communicate()
+    try:
+        output, complaint = await child.communicate()
+    finally:
+        if child.returncode is None:  # cancelled: a user's module may never end its import
+            child.kill()
     try:
         prepared = msgspec.json.decode(output, type=Prepared)
     except msgspec.DecodeError:

@@ -116,12 +116,12 @@ class Reward:
 
     async def _bench_for(self, job: JobId) -> Bench | None:
         """None for a job that has ended: nobody waits for its scores."""
-        if self._bench is not None and self._bench.record.job == job:
-            return self._bench
         raw = await persistently(lambda: self.connection.hget(self.keys.jobs, job), asyncio.sleep)
         record = None if raw is None else msgspec.json.decode(raw, type=JobRecord)
         if record is None or record.status != "running":
             return None
+        if self._bench is not None and self._bench.record.job == job:
+            return self._bench
         if self._bench is not None:
             self._bench.close()
         serve_run(Path(record.folder))

@@ -168,6 +168,7 @@ class Life:
         # which entry each prompt in hand came from, and which rank has it
         self._held: dict[_PromptKey, tuple[EntryId, int]] = {}
         self._learning: Learn | None = None
+        self._last_update: Learn | None = None
         self._trained: list[Trained] = []
         self._pull_again = asyncio.Event()
 
@@ -280,7 +281,7 @@ class Life:
         if command == self.job:
             return  # said twice: what it opened is running
         session = self.worker.session
-        run = Path(session.runs) / command.job
+        run = Path(command.folder)
         serve_run(run)
         _log.info("opens", job=command.job, incarnation=self.incarnation)
         self.job = command
@@ -321,8 +322,10 @@ class Life:
         self._pull_again.set()
 
     async def _learn(self, command: Learn) -> None:
+        if command == self._last_update:
+            return  # said twice: made once
         self._assignment = None
-        self._learning = command
+        self._learning = self._last_update = command
         self._trained = []
         rollouts = await persistently(lambda: self._fetch(command), asyncio.sleep)
         for index, rank in enumerate(self.ranks):

@@ -1,19 +1,22 @@
 """Named tensors in safetensors files, which is all that ever leaves a rank as a blob."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
+from tlt.blobs import Blobs
 from tlt.errors import BlobError
+from tlt.messages import BlobRef
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(blobs: Blobs, ref: BlobRef) -> dict[str, torch.Tensor]:
+    """Only what has the checksum that is its name."""
     try:
-        return load_file(path)
-    except Exception as error:  # safetensors has an exception of its own and passes on others
-        raise BlobError(f"{path}: cannot be read as safetensors: {error}") from error
+        return load(blobs.get(ref))
+    except SafetensorError as error:
+        raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
 
 
 def to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -109,6 +109,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     epoch: Epoch
     spec: JobSpec
+    folder: str = ""
     train_prompts: int
     eval_prompts: int
     phase: Phase = Phase.STARTING
@@ -212,6 +213,7 @@ def _start(draft: _Draft, event: JobStarted) -> None:
         return
     draft.set(
         epoch=event.epoch,
+        folder=event.folder,
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
     )
@@ -427,6 +429,7 @@ def _join(draft: _Draft, info: WorkerInfo) -> None:
             job=state.job,
             epoch=state.epoch,
             spec=state.spec,
+            folder=state.folder,
         )
     )
     if draft.state.phase in (Phase.ROLLING, Phase.EVALUATING):
@@ -453,7 +456,7 @@ def _lose(draft: _Draft, event: WorkerLost) -> None:
     _drop_worker(draft, known.info)
     if event.returning:
         draft.set(returning=draft.state.returning | {event.worker})
-    if not _too_many_losses(draft, known, event.reason):
+    if event.with_session or not _too_many_losses(draft, known, event.reason):
         _learn_if_due(draft)
 
 

@@ -36,6 +36,7 @@ STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
+    folder: str
     status: JobStatus = "queued"
 
 
@@ -75,7 +76,7 @@ def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
         case SessionResumed():
             # What a dead coordinator had begun to prepare is prepared again.
             again = [
-                PrepareJob(job=job, spec=entry.spec)
+                PrepareJob(job=job, spec=entry.spec, folder=entry.folder)
                 for job, entry in state.jobs.items()
                 if entry.status == "preparing"
             ]
@@ -98,7 +99,7 @@ def _submit(state: SessionState, event: JobSubmitted) -> Decision:
         return state, []
     state = msgspec.structs.replace(
         state,
-        jobs={**state.jobs, event.job: Job(spec=event.spec)},
+        jobs={**state.jobs, event.job: Job(spec=event.spec, folder=event.folder)},
         seen=state.seen | {event.job},
     )
     return _next(state, [])
@@ -111,6 +112,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
     start = StartJob(
         job=event.job,
         spec=state.jobs[event.job].spec,
+        folder=state.jobs[event.job].folder,
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
         workers=tuple(state.workers.values()),
@@ -138,7 +140,7 @@ def _next(state: SessionState, commands: list[SessionCommand]) -> Decision:
         return state, commands
     job, entry = next(iter(state.jobs.items()))
     state, recorded = _record(state, job, "preparing", None)
-    return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec)]
+    return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
 
 
 def _record(

@@ -90,8 +90,8 @@ class LearnDuty:
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self.learner.load_weights(read_weights(self._blobs.path(checkpoint.weights)))
-        optimiser = read_weights(self._blobs.path(checkpoint.optimiser))
+        self.learner.load_weights(read_weights(self._blobs, checkpoint.weights))
+        optimiser = read_weights(self._blobs, checkpoint.optimiser)
         self.learner.load_optimiser_state(optimiser)
 
     def _publish(self, version: PolicyVersion, saved: Checkpoint | None) -> PolicyRef:

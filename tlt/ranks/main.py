@@ -107,12 +107,18 @@ class Rank:
                     job.rollout.swap(command.policy)
             case Decode():
                 if job := self._current(command.prompts[0].job):
-                    job.rollout.submit(command.prompts)
+                    self._decode(job, command)
             case Train():
                 if job := self._current(command.learn.job):
                     self._train(job, command)
             case _:
                 assert_never(command)
+
+    def _decode(self, job: Job, command: Decode) -> None:
+        try:
+            job.rollout.submit(command.prompts)
+        except ConfigError as error:
+            self._channel.send(Refused(job=job.id, error=str(error)))
 
     def _train(self, job: Job, command: Train) -> None:
         try:

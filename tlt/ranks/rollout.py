@@ -41,7 +41,7 @@ class RolloutDuty:
         """Versions that are held already cost nothing."""
         if policy.version == self.version or policy.weights is None:
             return
-        self.adopt(policy.version, read_weights(self._blobs.path(policy.weights)))
+        self.adopt(policy.version, read_weights(self._blobs, policy.weights))
 
     def adopt(self, version: PolicyVersion, weights: "dict[str, torch.Tensor]") -> None:
         self.engine.swap_weights(version, weights)

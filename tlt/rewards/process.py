@@ -36,7 +36,7 @@ def judge(verifier: Verifier, question: Question) -> Verdict:
     try:
         reward = float(verifier(question.completion, question.answer, question.row))
     except Exception as error:  # whatever the user's code raises
-        return Verdict(error=f"{type(error).__name__}: {error}")
+        return Verdict(error=" ".join(f"{type(error).__name__}: {error}".split()))
     if not math.isfinite(reward):
         return Verdict(error=f"the reward is {reward}")
     return Verdict(reward=reward)

@@ -38,7 +38,7 @@ def load_verifier(spec: RewardSpec) -> Verifier:
 
 
 def _users_function(dotted: str) -> Verifier:
-    """`reward(prompt_row, completion)` as users write it: keyword arguments, by name."""
+    """As users write it: `def reward(completion, answer, row)`, given by name."""
     place, _, name = dotted.rpartition(":")
     if not place or not name:
         raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
@@ -69,6 +69,7 @@ def _file_module(path: Path) -> ModuleType:
         raise ConfigError(f"reward.function: {path}: no such file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))  # for the files beside it
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code

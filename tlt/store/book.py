@@ -64,6 +64,10 @@ class Book(Generic[_State]):
             unfinished.write_bytes(snapshot)
             os.replace(unfinished, _snapshot_file(self.folder))
 
+    def abandon(self) -> None:
+        """Nothing can be written there."""
+        self.journal.close()
+
     def close(self) -> None:
         self.journal.sync()
         self.journal.close()

@@ -25,7 +25,7 @@ GONE = (
 _Result = TypeVar("_Result")
 
 
-def connect(url: str) -> Connection:
+def connect(url: str, seconds: float = 30.0) -> Connection:
     """A client whose calls fail at once; `persistently` is how to outlast a restart.
 
     redis-py's default socket time-out of five seconds breaks longer blocking reads.
@@ -33,7 +33,7 @@ def connect(url: str) -> Connection:
     try:
         client = Redis.from_url(
             url,
-            socket_timeout=30,
+            socket_timeout=seconds,
             socket_connect_timeout=5,
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
         )

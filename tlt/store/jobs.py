@@ -1,11 +1,13 @@
 """Jobs as users see them: submitted, listed, cancelled. What is acknowledged here is durable."""
 
+import os
 import time
 from pathlib import Path
 
 import msgspec
 
 from tlt.config import JobSpec, SessionSpec
+from tlt.errors import ConfigError
 from tlt.messages import AnyEvent, JobCancelRequested, JobRecord, JobSubmitted
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
@@ -17,13 +19,13 @@ _events = Codec[AnyEvent](AnyEvent)
 ENDED = frozenset({"done", "failed", "cancelled"})
 
 
-def new_record(job: JobId, spec: JobSpec, runs: str) -> JobRecord:
+def new_record(job: JobId, spec: JobSpec, folder: str) -> JobRecord:
     return JobRecord(
         job=job,
         status="queued",
         error=None,
         submitted=time.time(),
-        folder=str(Path(runs) / job),
+        folder=folder,
         spec=spec,
     )
 
@@ -36,13 +38,31 @@ class Jobs:
         self._events = Stream(connection, self._keys.events, _events)
 
     async def submit(self, spec: JobSpec) -> JobRecord:
-        number = await self._connection.incr(self._keys.job_numbers)
-        record = new_record(JobId(f"{spec.name}-{number}"), spec, self._runs)
+        record = await self._new_folder(spec)
         async with self._connection.pipeline(transaction=True) as transaction:
             transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
-            self._events.add(transaction, JobSubmitted(job=record.job, spec=spec))
+            self._events.add(
+                transaction, JobSubmitted(job=record.job, spec=spec, folder=record.folder)
+            )
             await transaction.execute()
         return record
+
+    async def _new_folder(self, spec: JobSpec) -> JobRecord:
+        """A name whose folder is nobody's yet: sessions may share the folder of runs."""
+        while True:
+            number = await self._connection.incr(self._keys.job_numbers)
+            record = new_record(
+                JobId(f"{spec.name}-{number}"),
+                spec,
+                str(Path(self._runs) / f"{spec.name}-{number}"),
+            )
+            try:
+                os.makedirs(record.folder)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise ConfigError(f"{record.folder}: {error.strerror}") from error
+            return record
 
     async def get(self, job: JobId) -> JobRecord | None:
         raw = await self._connection.hget(self._keys.jobs, job)
