@@ -79,7 +79,9 @@ async def test_unknown_job_is_none(jobs: Jobs) -> None:
     assert await jobs.get(JobId("nobody-1")) is None
 
 
-async def test_sessions_do_not_see_each_other(jobs: Jobs, connection: Connection) -> None:
+async def test_sessions_do_not_see_each_other(
+    jobs: Jobs, connection: Connection, tmp_path: Path
+) -> None:
     other = SessionSpec(
         name="other", folder="/", runs=str(tmp_path), flight="/", redis_url="unix:///x"
     )
