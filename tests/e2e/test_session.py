@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cli.following import open_ledger
 from tests.e2e.live import Live, wait_until
 from tlt.policies import coordinator
+from tlt.policies.run_state import Phase
 from tlt.store.book import replay
 from tlt.store.journal import FILE_NAME
 from tlt.types import JobId
@@ -39,7 +40,7 @@ def test_the_journal_replays_to_the_same_commands(live: Live, finished: str) -> 
     run = live.runs / finished
     blank = coordinator.new_run(JobId(finished), open_ledger(run).spec)
     state, position = replay(run / FILE_NAME, blank, coordinator.decide)
-    assert state.phase is coordinator.Phase.ENDED
+    assert state.phase is Phase.ENDED
     assert position.entries == len(live.journal(finished)) > 100
 
 

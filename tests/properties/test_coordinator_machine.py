@@ -15,7 +15,7 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import MOST_DELIVERIES, finish, some_world, step, walk
 from tests.simulation.world import Move, World
 from tlt.messages import WorkerFailed, WorkerLost
-from tlt.policies.coordinator import Duty, Phase
+from tlt.policies.run_state import Duty, Phase
 from tlt.types import Incarnation, WorkerId
 
 seeds = st.integers(0, 2**32 - 1)

@@ -23,7 +23,8 @@ from tlt.messages import (
     WorkerIdled,
     WorkerInfo,
 )
-from tlt.policies.coordinator import Phase, RunState, decide, new_run
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.run_state import Phase, RunState
 from tlt.types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 
 WORKER = WorkerId("w0")

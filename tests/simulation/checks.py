@@ -19,7 +19,7 @@ from tlt.messages import (
     StartRollout,
     ToWorker,
 )
-from tlt.policies.coordinator import DUTIES, Duty, Phase, RunState
+from tlt.policies.run_state import DUTIES, Duty, Phase, RunState
 from tlt.policies.training import Plan
 from tlt.types import Incarnation
 

@@ -52,8 +52,8 @@ from tlt.messages import (
     WorkerLost,
 )
 from tlt.policies import coordinator
-from tlt.policies.coordinator import Phase, RunState
 from tlt.policies.keyed import mix
+from tlt.policies.run_state import Phase, RunState
 from tlt.store.journal import JournalEntry, digest
 from tlt.types import (
     Attempt,

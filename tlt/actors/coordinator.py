@@ -50,7 +50,7 @@ from tlt.messages import (
     WorkerLost,
 )
 from tlt.policies import coordinator, session
-from tlt.policies.coordinator import Phase, RunState
+from tlt.policies.run_state import Phase, RunState
 from tlt.policies.session import SessionState
 from tlt.store import fence
 from tlt.store.book import Book

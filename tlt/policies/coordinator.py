@@ -4,14 +4,12 @@ A step is a round of rollouts, then an update that takes the policy from one ver
 Delivery may repeat or reorder events: what is out of place changes nothing.
 """
 
-from enum import StrEnum
 from typing import TypeVar, assert_never
 
 import msgspec
 
 from tlt.config import JobSpec
 from tlt.messages import (
-    Checkpoint,
     CheckpointCommitted,
     CloseJob,
     FinishRun,
@@ -45,7 +43,7 @@ from tlt.messages import (
 from tlt.policies import rounds, training
 from tlt.policies.keyed import permuted
 from tlt.policies.rounds import Round
-from tlt.policies.training import Plan
+from tlt.policies.run_state import DUTIES, Best, Draft, Duty, Phase, RunState, WorkerState
 from tlt.types import (
     Epoch,
     Incarnation,
@@ -59,106 +57,6 @@ from tlt.types import (
 )
 
 
-class Phase(StrEnum):
-    STARTING = "starting"
-    EVALUATING = "evaluating"
-    ROLLING = "rolling"
-    LEARNING = "learning"
-    ENDED = "ended"
-
-
-class Duty(StrEnum):
-    IDLE = "idle"
-    ROLLOUT = "rollout"
-    LEARN = "learn"
-    # told to start fresh ranks; takes no duty until it has joined again
-    LEAVING = "leaving"
-
-
-PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
-    Phase.EVALUATING: frozenset({Phase.ROLLING, Phase.LEARNING, Phase.ENDED}),
-    Phase.ROLLING: frozenset({Phase.LEARNING, Phase.ENDED}),
-    # back to the round in hand, where an update only restored what a lost session had published
-    Phase.LEARNING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
-
-DUTIES: dict[Duty, frozenset[Duty]] = {
-    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
-    # a round ends with the last score, which may overtake the last worker's WorkerIdled
-    Duty.ROLLOUT: frozenset({Duty.IDLE, Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
-    Duty.LEARN: frozenset({Duty.IDLE, Duty.LEAVING}),
-    Duty.LEAVING: frozenset(),
-}
-
-
-class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    info: WorkerInfo
-    duty: Duty = Duty.IDLE
-    # the version that this worker's trainer holds; fresh ranks hold the initial one
-    trained: PolicyVersion = PolicyVersion(0)
-
-
-class Best(msgspec.Struct, frozen=True, kw_only=True):
-    version: PolicyVersion
-    mean: float
-
-
-class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    job: JobId
-    epoch: Epoch
-    spec: JobSpec
-    folder: str = ""
-    train_prompts: int
-    eval_prompts: int
-    phase: Phase = Phase.STARTING
-    step: Step = Step(0)
-    # the version that rollouts use, and the one that the updates are to reach
-    version: PolicyVersion = PolicyVersion(0)
-    target: PolicyVersion = PolicyVersion(0)
-    policy: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
-    # the one before: a slow worker may still be reading it
-    previous: PolicyRef | None = None
-    workers: dict[WorkerId, WorkerState] = {}
-    # the newest incarnation that was heard of, alive or not: older ones never come back
-    newest: dict[WorkerId, Incarnation] = {}
-    returning: frozenset[WorkerId] = frozenset()
-    losses: int = 0
-    round: Round | None = None
-    # what took the policy from a version to the next, kept until a checkpoint is past it
-    plans: dict[PolicyVersion, Plan] = {}
-    learn_attempt: int = 0
-    checkpoint: Checkpoint | None = None
-    best: Best | None = None
-
-
-class _Draft:
-    """A decision in the making: the state so far and the commands that go with it."""
-
-    def __init__(self, state: RunState) -> None:
-        self.state = state
-        self.commands: list[RunCommand] = []
-
-    def set(self, **changes: object) -> None:
-        self.state = msgspec.structs.replace(self.state, **changes)
-
-    def enter(self, phase: Phase) -> None:
-        if phase not in PHASES[self.state.phase]:
-            raise AssertionError(f"no way from {self.state.phase} to {phase}")
-        self.set(phase=phase)
-
-    def assign(self, worker: WorkerId, duty: Duty, **changes: object) -> None:
-        before = self.state.workers[worker]
-        if duty not in DUTIES[before.duty]:
-            raise AssertionError(f"{worker} cannot go from {before.duty} to {duty}")
-        after = msgspec.structs.replace(before, duty=duty, **changes)
-        self.set(workers={**self.state.workers, worker: after})
-
-    def tell(self, command: RunCommand) -> None:
-        self.commands.append(command)
-
-
 def new_run(job: JobId, spec: JobSpec) -> RunState:
     return RunState(job=job, epoch=Epoch(0), spec=spec, train_prompts=0, eval_prompts=0)
 
@@ -166,7 +64,7 @@ def new_run(job: JobId, spec: JobSpec) -> RunState:
 def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list[RunCommand]]:
     if state.phase is Phase.ENDED:
         return state, []
-    draft = _Draft(state)
+    draft = Draft(state)
     match event:
         case JobStarted():
             _start(draft, event)
@@ -208,7 +106,7 @@ def _is_current(state: RunState, event: _FromWorker) -> bool:
 # --- the job ------------------------------------------------------------------------------------
 
 
-def _start(draft: _Draft, event: JobStarted) -> None:
+def _start(draft: Draft, event: JobStarted) -> None:
     if draft.state.phase is not Phase.STARTING:
         return
     draft.set(
@@ -233,7 +131,7 @@ def _start(draft: _Draft, event: JobStarted) -> None:
         _open_step(draft)
 
 
-def _end(draft: _Draft, status: JobStatus, error: str | None) -> None:
+def _end(draft: Draft, status: JobStatus, error: str | None) -> None:
     state = draft.state
     draft.enter(Phase.ENDED)
     for worker in state.workers.values():
@@ -245,7 +143,7 @@ def _end(draft: _Draft, status: JobStatus, error: str | None) -> None:
     draft.tell(FinishRun(job=state.job, status=status, error=error))
 
 
-def _resume(draft: _Draft, event: SessionResumed) -> None:
+def _resume(draft: Draft, event: SessionResumed) -> None:
     """A new coordinator. The workers of the last session, if they are gone, are lost by name."""
     state = draft.state
     if event.epoch <= state.epoch:
@@ -270,7 +168,7 @@ def _resume(draft: _Draft, event: SessionResumed) -> None:
 # --- rounds -------------------------------------------------------------------------------------
 
 
-def _open_step(draft: _Draft) -> None:
+def _open_step(draft: Draft) -> None:
     state = draft.state
     size = state.spec.algorithm.prompts_per_step
     per_epoch = state.train_prompts // size
@@ -283,14 +181,14 @@ def _open_step(draft: _Draft) -> None:
     _open_round(draft, "train", prompts, state.spec.algorithm.group_size)
 
 
-def _open_eval(draft: _Draft) -> None:
+def _open_eval(draft: Draft) -> None:
     draft.enter(Phase.EVALUATING)
     prompts = tuple(PromptIndex(i) for i in range(draft.state.eval_prompts))
     _open_round(draft, "eval", prompts, 1)
 
 
 def _open_round(
-    draft: _Draft, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+    draft: Draft, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> None:
     state = draft.state
     draft.set(round=rounds.open_round(state.step, purpose, prompts, members))
@@ -307,12 +205,12 @@ def _open_round(
     _roll_everybody(draft)
 
 
-def _roll_everybody(draft: _Draft) -> None:
+def _roll_everybody(draft: Draft) -> None:
     for worker in draft.state.workers:
         _roll(draft, worker)
 
 
-def _roll(draft: _Draft, worker: WorkerId) -> None:
+def _roll(draft: Draft, worker: WorkerId) -> None:
     state, current = draft.state, draft.state.workers[worker]
     if state.round is None or Duty.ROLLOUT not in DUTIES[current.duty]:
         return
@@ -331,7 +229,7 @@ def _roll(draft: _Draft, worker: WorkerId) -> None:
     )
 
 
-def _settle(draft: _Draft, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
+def _settle(draft: Draft, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
     state = draft.state
     if state.round is None or not rounds.is_about(state.round, event):
         return
@@ -349,7 +247,7 @@ def _settle(draft: _Draft, event: RolloutFinished | RolloutScored | RolloutDropp
         _close_round(draft)
 
 
-def _close_round(draft: _Draft) -> None:
+def _close_round(draft: Draft) -> None:
     state = draft.state
     assert state.round is not None
     draft.set(round=None)
@@ -378,7 +276,7 @@ def _close_round(draft: _Draft) -> None:
     _learn(draft)
 
 
-def _judge(draft: _Draft, done: Round) -> None:
+def _judge(draft: Draft, done: Round) -> None:
     """Keep the policy that scored best so far."""
     state, rewards = draft.state, done.rewards()
     if not rewards:
@@ -391,7 +289,7 @@ def _judge(draft: _Draft, done: Round) -> None:
         draft.tell(KeepBest(job=state.job, policy=state.policy, mean=mean))
 
 
-def _idle(draft: _Draft, event: WorkerIdled) -> None:
+def _idle(draft: Draft, event: WorkerIdled) -> None:
     state = draft.state
     if not _is_current(state, event) or state.round is None:
         return
@@ -406,7 +304,7 @@ def _idle(draft: _Draft, event: WorkerIdled) -> None:
 # --- workers ------------------------------------------------------------------------------------
 
 
-def _join(draft: _Draft, info: WorkerInfo) -> None:
+def _join(draft: Draft, info: WorkerInfo) -> None:
     state = draft.state
     if info.incarnation <= state.newest.get(info.worker, -1):
         return
@@ -438,7 +336,7 @@ def _join(draft: _Draft, info: WorkerInfo) -> None:
         _learn(draft)
 
 
-def _lose(draft: _Draft, event: WorkerLost) -> None:
+def _lose(draft: Draft, event: WorkerLost) -> None:
     state = draft.state
     newest = state.newest.get(event.worker)
     if newest is not None and event.incarnation < newest:
@@ -460,7 +358,7 @@ def _lose(draft: _Draft, event: WorkerLost) -> None:
         _learn_if_due(draft)
 
 
-def _too_many_losses(draft: _Draft, lost: WorkerState, reason: str) -> bool:
+def _too_many_losses(draft: Draft, lost: WorkerState, reason: str) -> bool:
     """Count one, and fail the job past its limit. Ranks that we told to leave are no loss."""
     if lost.duty is Duty.LEAVING:
         return False
@@ -475,7 +373,7 @@ def _too_many_losses(draft: _Draft, lost: WorkerState, reason: str) -> bool:
     return losses > limit
 
 
-def _drop_worker(draft: _Draft, info: WorkerInfo) -> None:
+def _drop_worker(draft: Draft, info: WorkerInfo) -> None:
     """Forget an incarnation."""
     state = draft.state
     known = state.workers[info.worker]
@@ -485,7 +383,7 @@ def _drop_worker(draft: _Draft, info: WorkerInfo) -> None:
         _abandon_attempt(draft, f"{info.worker} was lost during the update")
 
 
-def _requeue(draft: _Draft, incarnation: Incarnation) -> None:
+def _requeue(draft: Draft, incarnation: Incarnation) -> None:
     """What it held goes back to the queue, and idle workers look again.
 
     Said again when its worker is next heard of: one that outlived its lease may have taken more.
@@ -503,7 +401,7 @@ def _requeue(draft: _Draft, incarnation: Incarnation) -> None:
 # --- updates ------------------------------------------------------------------------------------
 
 
-def _abandon_attempt(draft: _Draft, reason: str) -> None:
+def _abandon_attempt(draft: Draft, reason: str) -> None:
     """A collective without one of its members: everybody who was in it starts fresh ranks.
 
     Once the version is out the update has happened: whoever lags is brought up to date by the
@@ -533,12 +431,12 @@ def _restart_version(state: RunState) -> PolicyVersion:
     return PolicyVersion(0) if state.checkpoint is None else state.checkpoint.version
 
 
-def _learn_if_due(draft: _Draft) -> None:
+def _learn_if_due(draft: Draft) -> None:
     if draft.state.phase is Phase.LEARNING:
         _learn(draft)
 
 
-def _learn(draft: _Draft) -> None:
+def _learn(draft: Draft) -> None:
     """Start the next update, unless one runs or somebody who will be back is awaited."""
     state = draft.state
     waiting = any(w.duty in (Duty.LEARN, Duty.LEAVING) for w in state.workers.values())
@@ -569,7 +467,7 @@ def _learn(draft: _Draft) -> None:
         draft.tell(command)
 
 
-def _learned(draft: _Draft, event: LearnFinished) -> None:
+def _learned(draft: Draft, event: LearnFinished) -> None:
     state = draft.state
     if not _is_current(state, event) or event.attempt != state.learn_attempt:
         return
@@ -580,7 +478,7 @@ def _learned(draft: _Draft, event: LearnFinished) -> None:
     _learn_if_due(draft)
 
 
-def _publish(draft: _Draft, event: PolicyPublished) -> None:
+def _publish(draft: Draft, event: PolicyPublished) -> None:
     state = draft.state
     awaited = state.phase is Phase.LEARNING and not _is_published(state)
     current = event.attempt == state.learn_attempt and event.policy.version == state.target
@@ -592,7 +490,7 @@ def _publish(draft: _Draft, event: PolicyPublished) -> None:
     _learn(draft)
 
 
-def _adopt(draft: _Draft, policy: PolicyRef) -> None:
+def _adopt(draft: Draft, policy: PolicyRef) -> None:
     state = draft.state
     if policy.version > state.version:
         draft.set(previous=state.policy)
@@ -601,7 +499,7 @@ def _adopt(draft: _Draft, policy: PolicyRef) -> None:
         _release(draft, state.previous)
 
 
-def _release(draft: _Draft, policy: PolicyRef | None) -> None:
+def _release(draft: Draft, policy: PolicyRef | None) -> None:
     """Weights in a checkpoint stay; those in flight only are let go.
 
     An update without samples leaves the weights as they were: versions may share them.
@@ -616,7 +514,7 @@ def _release(draft: _Draft, policy: PolicyRef | None) -> None:
         draft.tell(ReleasePolicy(job=state.job, weights=policy.weights))
 
 
-def _after_update(draft: _Draft) -> None:
+def _after_update(draft: Draft) -> None:
     state = draft.state
     if state.round is not None:
         draft.enter(Phase.ROLLING if state.round.purpose == "train" else Phase.EVALUATING)
@@ -637,7 +535,7 @@ def _after_update(draft: _Draft) -> None:
         _open_step(draft)
 
 
-def _checkpoint(draft: _Draft, event: CheckpointCommitted) -> None:
+def _checkpoint(draft: Draft, event: CheckpointCommitted) -> None:
     state, saved = draft.state, event.checkpoint
     if event.attempt != state.learn_attempt:
         return

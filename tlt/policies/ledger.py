@@ -29,7 +29,7 @@ from tlt.messages import (
     UpdateMetrics,
 )
 from tlt.policies import coordinator
-from tlt.policies.coordinator import Phase, RunState
+from tlt.policies.run_state import Phase, RunState
 from tlt.types import JobId, JobStatus, PolicyVersion, Step, WorkerId
 
 
