@@ -21,7 +21,7 @@ test: setup
 check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@$(BIN)/pyright --project pyproject.toml
 	@$(BIN)/lint-imports
 
 bench: setup
