@@ -69,7 +69,8 @@ def _file_module(path: Path) -> ModuleType:
         raise ConfigError(f"reward.function: {path}: no such file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))  # for the files beside it
+    # for the files beside it; last, because one of them may be called like a module of Python's
+    sys.path.append(str(path.parent))
     try:
         found.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code
