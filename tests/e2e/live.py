@@ -46,6 +46,8 @@ class Live:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # a shell's background jobs ignore it, and so would their children
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def json(self, *arguments: str) -> Any:

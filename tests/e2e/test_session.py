@@ -89,13 +89,14 @@ def test_interrupting_a_wait_detaches(live: Live, long_spec: Path) -> None:
     assert waiting.stdout is not None
     job = waiting.stdout.readline().split()[1]
     live.await_phase(job, "rolling")
-    waiting.send_signal(signal.SIGINT)
-    _, complaint = waiting.communicate(timeout=30)
-    assert waiting.returncode == 130
-    assert f"{job} runs on" in complaint
-    step = live.fold(job).step
-    live.await_phase(job, "rolling", step=step + 1)
-    live.tlt("cancel", job)
+    try:
+        waiting.send_signal(signal.SIGINT)
+        _, complaint = waiting.communicate(timeout=30)
+        assert waiting.returncode == 130
+        assert f"{job} runs on" in complaint
+        live.await_phase(job, "rolling", step=live.fold(job).step + 1)
+    finally:
+        live.tlt("cancel", job)
 
 
 def test_cancelling_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
