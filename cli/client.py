@@ -1,6 +1,7 @@
 """A session seen from a command: its jobs and its workers, over Redis alone."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -43,6 +44,19 @@ class Client:
         return dict(sorted(beats.items()))
 
 
+async def _answers(connection: Connection) -> None:
+    """A Redis that is just being started again reads its file first."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            await connection.ping()
+            return
+        except GONE:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
 def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _Result:
     """Run an asynchronous use of a session; StoreError where its Redis does not answer."""
     spec = find_session(session)
@@ -50,6 +64,7 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
     async def run() -> _Result:
         connection = connect(spec.redis_url, seconds=_PATIENCE_SECONDS)
         try:
+            await _answers(connection)
             return await use(Client(spec, connection))
         except (*GONE, redis.exceptions.RedisError) as error:
             raise StoreError(f"no Redis answers at {shown(spec.redis_url)}: {error}") from error
