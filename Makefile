@@ -25,9 +25,8 @@ check: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for script in benchmarks/bench_*.py; do \
-		name=$$(basename $$script .py); \
-		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$${name#bench_}.json || exit 1; \
+	@for name in road second_task engine learner; do \
+		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$$name.json || exit 1; \
 	done
 
 clean:

@@ -51,18 +51,18 @@ def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "lis
 
     from tlt.engine.base import NoiseKey, Request
     from tlt.engine.native import NativeEngine
-    from tlt.models.folder import load_llama
+    from tlt.models.folder import load_decoder
     from tlt.models.tokenizer import Tokenizer
     from tlt.ranks.rollout import sampling
     from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
     torch.set_num_threads(1)
     tokenizer = Tokenizer(model)
-    llama = load_llama(Path(model), getattr(torch, spec.policy.dtype))
-    positions = llama.config.max_positions
+    policy = load_decoder(Path(model), getattr(torch, spec.policy.dtype))
+    positions = policy.config.max_positions
     context = min(positions, spec.policy.max_context or positions)
     engine = NativeEngine(
-        llama,
+        policy,
         decode_text=tokenizer.decode,
         slots=spec.rollout.slots,
         max_context=context,

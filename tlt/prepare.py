@@ -14,7 +14,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dataset import Prepared, Prompt, Prompts, prompts_file, rows
 from tlt.errors import DataError, TltError
-from tlt.models.folder import read_config
+from tlt.models.config_file import read_config
 from tlt.models.tokenizer import Tokenizer
 from tlt.rewards.verifiers import load_verifier
 

@@ -1,4 +1,4 @@
-"""Random Llama models on disk, and every engine that must pass this suite."""
+"""Random models on disk, and every engine that must pass this suite."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.engine.oracle import show
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.models.folder import load_llama
+from tlt.models.folder import load_decoder
 from tlt.types import PolicyVersion
 
 SHAPE: dict[str, Any] = {
@@ -31,12 +40,62 @@ SHAPE: dict[str, Any] = {
 MakeEngine = Callable[..., Engine]
 
 
-def save_model(folder: Path, seed: int, **changes: Any) -> Path:
+_CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+# Wherever these models may differ from one another, some of them do.
+POLICIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "untied, one key-value head, heads wider than the model": {
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "rms_norm_eps": 0.1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "biases everywhere": {"attention_bias": True, "mlp_bias": True},
+    "rope linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
+    "rope llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 100.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "qwen2": {"family": "qwen2", "num_key_value_heads": 4},
+    "qwen2 with yarn": {
+        "family": "qwen2",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen3": {"family": "qwen3", "head_dim": 24},
+    "qwen3 with biases": {
+        "family": "qwen3",
+        "head_dim": 16,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def save_model(folder: Path, seed: int, family: str = "llama", **changes: Any) -> Path:
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **changes}))
+    config, model_class = _CLASSES[family]
+    model = model_class(config(**{**SHAPE, **changes}))
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return folder
 
@@ -57,23 +116,17 @@ def next_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("next"), seed=2)
 
 
-@pytest.fixture(scope="session")
-def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything the other way: untied, one key-value head, heads wider than the model."""
-    return save_model(
-        tmp_path_factory.mktemp("odd"),
-        seed=3,
-        tie_word_embeddings=False,
-        num_key_value_heads=1,
-        head_dim=24,
-        rms_norm_eps=0.1,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )
+@pytest.fixture(scope="session", params=POLICIES)
+def policy_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each kind that we run."""
+    return save_model(tmp_path_factory.mktemp("kind"), seed=3, **POLICIES[request.param])
 
 
 @pytest.fixture(params=["native"])
 def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
+    """A test that `needs` what an engine doesn't declare is skipped for it."""
     engines: list[Engine] = []
+    needs = [need for mark in request.node.iter_markers("needs") for need in mark.args]
 
     def make(
         folder: Path,
@@ -81,16 +134,21 @@ def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
         max_context: int = 128,
         dtype: torch.dtype = torch.float64,
         decode_text: Callable[[Sequence[int]], str] = show,
+        captured: Sequence[int] = (),
     ) -> Engine:
         engine = NativeEngine(
-            load_llama(folder, dtype),
+            load_decoder(folder, dtype),
             decode_text,
             slots,
             max_context,
             torch.device("cpu"),
             PolicyVersion(0),
+            captured,
         )
         engines.append(engine)
+        for need in needs:
+            if not getattr(engine.capabilities, need):
+                pytest.skip(f"{request.param} does not declare {need}")
         return engine
 
     yield make

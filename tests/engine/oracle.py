@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.types import Member, PromptIndex, Step
@@ -14,8 +14,8 @@ GREEDY = Sampling(temperature=0)
 
 
 @lru_cache
-def transformers_model(folder: Path, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+def transformers_model(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 def greedy_answer(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:

@@ -12,9 +12,11 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from tests.engine.chi_square import hardest_to_see, p_value, power
 from tests.engine.conftest import MakeEngine
 from tests.engine.oracle import answers, ask, forced_logits, logprobs_of
 from tlt.engine.base import Engine, Sampling
+from tlt.engine.native.noise import Noise
 
 PROMPT = (3, 14, 15, 92, 65)
 
@@ -26,21 +28,38 @@ def drawn(engine: Engine, sampling: Sampling, members: int) -> torch.Tensor:
     return torch.tensor(tokens).bincount(minlength=97)
 
 
+def first_token(folder: Path, temperature: float) -> torch.Tensor:
+    return (forced_logits(folder, PROMPT, [0])[0] / temperature).softmax(-1)
+
+
+DRAWS = 50_000
+SIGNIFICANCE = 0.01
+
+
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_frequencies_match_the_softmax(
     make_engine: MakeEngine, folder: Path, temperature: float
 ) -> None:
-    members = 6000
-    counts = drawn(make_engine(folder, slots=64), Sampling(temperature=temperature), members)
-    expected = (forced_logits(folder, PROMPT, [0])[0] / temperature).softmax(-1) * members
-    common = expected >= 5
-    counts = torch.cat([counts[common], counts[~common].sum()[None]])
-    expected = torch.cat([expected[common], expected[~common].sum()[None]])
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    freedom = torch.tensor(len(expected) - 1.0)
-    assert len(expected) > 10
-    assert torch.special.gammaincc(freedom / 2, chi_square / 2) > 0.01
+    counts = drawn(make_engine(folder, slots=64), Sampling(temperature=temperature), DRAWS)
+    assert p_value(counts, first_token(folder, temperature)) > SIGNIFICANCE
+
+
+def test_a_small_bias_would_be_seen(
+    make_engine: MakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert power(DRAWS, 0.02, bins=97, significance=SIGNIFICANCE) >= 0.95
+    fair = first_token(folder, 1.0)
+    biased = hardest_to_see(fair, 0.02)
+    assert (biased - fair).abs().sum() / 2 == pytest.approx(0.02, rel=0.05)
+    plain = Noise.gumbel
+
+    def loaded(self: Noise, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return plain(self, keys, positions) + (biased / fair).log()
+
+    monkeypatch.setattr(Noise, "gumbel", loaded)
+    counts = drawn(make_engine(folder, slots=64), Sampling(), DRAWS)
+    assert p_value(counts, biased) > SIGNIFICANCE
+    assert p_value(counts, fair) < SIGNIFICANCE
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from tests.engine.conftest import save_model
 from tlt.errors import ConfigError, UnsupportedModel
-from tlt.models.folder import load_llama
+from tlt.models.folder import load_decoder
+from tlt.models.rope import PlainRope
 
 Edit = Callable[[Path], None]
 
@@ -20,25 +21,25 @@ Edit = Callable[[Path], None]
 def test_shards_read_like_one_file(folder: Path, tmp_path: Path) -> None:
     LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    whole, sharded = load_llama(folder), load_llama(tmp_path)
+    whole, sharded = load_decoder(folder), load_decoder(tmp_path)
     assert whole.config == sharded.config
     assert whole.weights.keys() == sharded.weights.keys()
     assert all(torch.equal(w, sharded.weights[name]) for name, w in whole.weights.items())
 
 
 def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:
-    assert {w.dtype for w in load_llama(folder).weights.values()} == {torch.float32}
-    halves = load_llama(folder, torch.bfloat16).weights
+    assert {w.dtype for w in load_decoder(folder).weights.values()} == {torch.float32}
+    halves = load_decoder(folder, torch.bfloat16).weights
     assert {w.dtype for w in halves.values()} == {torch.bfloat16}
 
 
 def test_rope_is_read_as_either_version_of_transformers_writes_it(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 77.0}
     save_model(tmp_path, seed=1, rope_parameters=rope)
-    new = load_llama(tmp_path).config
+    new = load_decoder(tmp_path).config
     edit_config(rope_parameters=None, rope_theta=77.0, rope_scaling=None)(tmp_path)
-    assert new.rope_theta == 77.0
-    assert load_llama(tmp_path).config == new
+    assert new.rope == PlainRope(theta=77.0)
+    assert load_decoder(tmp_path).config == new
 
 
 def edit_config(**changes: Any) -> Edit:
@@ -81,18 +82,30 @@ BIAS = "model.layers.0.self_attn.q_proj.bias"
 @pytest.mark.parametrize(
     ("edit", "kind", "complaint"),
     [
-        (edit_config(architectures=["Qwen3ForCausalLM"]), UnsupportedModel, "Qwen3ForCausalLM"),
+        (edit_config(architectures=["Gemma2ForCausalLM"]), UnsupportedModel, "Gemma2ForCausalLM"),
         (
-            edit_config(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}),
+            edit_config(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 8}),
             UnsupportedModel,
-            "rope of type 'llama3'",
+            "rope of type 'longrope'",
         ),
         (
-            edit_config(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
+            edit_config(rope_parameters=None, rope_scaling={"type": "linear"}),
             UnsupportedModel,
-            "rope of type 'linear'",
+            "'linear' lacks a factor",
         ),
-        (edit_config(attention_bias=True), UnsupportedModel, "biases"),
+        (
+            edit_config(rope_parameters={"rope_type": "llama3", "factor": 8}),
+            UnsupportedModel,
+            "'llama3' lacks a frequency factor",
+        ),
+        (edit_config(partial_rotary_factor=0.5), UnsupportedModel, "over 0.5 of each head"),
+        (
+            edit_config(architectures=["Qwen2ForCausalLM"], use_sliding_window=True),
+            UnsupportedModel,
+            "a sliding window",
+        ),
+        (edit_config(attention_bias=True), UnsupportedModel, r"q_proj\.bias is missing"),
+        (edit_config(architectures=["Qwen3ForCausalLM"]), UnsupportedModel, "q_norm"),
         (edit_config(hidden_act="gelu"), UnsupportedModel, "activation 'gelu'"),
         (edit_config(quantization_config={"bits": 4}), UnsupportedModel, "quantised"),
         (edit_config(num_key_value_heads=3), UnsupportedModel, "3 key-value heads"),
@@ -126,7 +139,7 @@ def test_what_we_would_compute_wrongly_is_refused(
     save_model(tmp_path, seed=1)
     edit(tmp_path)
     with pytest.raises(kind, match=complaint) as caught:
-        load_llama(tmp_path)
+        load_decoder(tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -136,9 +149,9 @@ def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
         tmp_path
     )
     with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel.*we run LlamaForCausalLM"):
-        load_llama(tmp_path)
+        load_decoder(tmp_path)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such model folder"):
-        load_llama(tmp_path / "nowhere")
+        load_decoder(tmp_path / "nowhere")

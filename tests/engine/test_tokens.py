@@ -18,17 +18,24 @@ from tests.engine.oracle import (
 from tlt.engine.base import Sampling
 
 
-@pytest.mark.parametrize("which", ["folder", "odd_folder"])
-def test_greedy_is_generate(
-    make_engine: MakeEngine, which: str, request: pytest.FixtureRequest
-) -> None:
-    folder: Path = request.getfixturevalue(which)
+def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> None:
     prompts = random_prompts(11)
     requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
-    done = answers(make_engine(folder, slots=4), requests)
+    done = answers(make_engine(policy_folder, slots=4), requests)
     for r in requests:
-        assert done[r.id].tokens == greedy_answer(folder, r.prompt, r.max_new_tokens)
+        assert done[r.id].tokens == greedy_answer(policy_folder, r.prompt, r.max_new_tokens)
         assert done[r.id].stop == "length"
+
+
+def test_every_kind_of_policy_has_the_logprobs_of_a_forced_pass(
+    make_engine: MakeEngine, policy_folder: Path
+) -> None:
+    requests = [ask(i, p, Sampling()) for i, p in enumerate(random_prompts(5))]
+    done = answers(make_engine(policy_folder, slots=3, dtype=torch.float32), requests)
+    for r in requests:
+        answer = done[r.id].tokens
+        expected = logprobs_of(forced_logits(policy_folder, r.prompt, answer), answer, 1.0)
+        assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -58,6 +65,7 @@ def test_half_precision_is_near(make_engine: MakeEngine, folder: Path) -> None:
     assert errors.abs().mean() < 0.1
 
 
+@pytest.mark.needs("token_identical")
 def test_a_crowd_changes_nothing(make_engine: MakeEngine, folder: Path) -> None:
     kinds = [
         Sampling(),
@@ -79,6 +87,7 @@ def test_a_crowd_changes_nothing(make_engine: MakeEngine, folder: Path) -> None:
         assert again.logprobs == pytest.approx(crowd[r.id].logprobs, abs=1e-9)
 
 
+@pytest.mark.needs("token_identical")
 def test_a_retry_repeats_and_another_member_does_not(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder)
     prompt = random_prompts(1, shortest=5)[0]

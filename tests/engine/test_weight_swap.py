@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.engine.conftest import MakeEngine
+from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.oracle import (
     ask,
     finish,
@@ -18,8 +18,10 @@ from tests.engine.oracle import (
 )
 from tlt.engine.base import Sampling
 from tlt.errors import ConfigError
-from tlt.models.folder import load_llama
+from tlt.models.folder import load_decoder
 from tlt.types import PolicyVersion
+
+pytestmark = pytest.mark.needs("swap_between_tokens")
 
 PROMPT = random_prompts(1, shortest=9)[0]
 
@@ -29,7 +31,7 @@ PROMPT = random_prompts(1, shortest=9)[0]
 def test_later_tokens_use_the_new_weights(
     make_engine: MakeEngine, folder: Path, next_folder: Path, sampling: Sampling, kind: str
 ) -> None:
-    weights = dict(load_llama(next_folder, torch.float64).weights)
+    weights = dict(load_decoder(next_folder, torch.float64).weights)
     if kind == "inference":
         with torch.inference_mode():
             weights = {name: weight.clone() for name, weight in weights.items()}
@@ -65,14 +67,15 @@ def test_later_tokens_use_the_new_weights(
 
 
 def test_weights_that_do_not_fit_change_nothing(
-    make_engine: MakeEngine, folder: Path, next_folder: Path, odd_folder: Path
+    make_engine: MakeEngine, folder: Path, next_folder: Path, tmp_path: Path
 ) -> None:
     engine = make_engine(folder)
-    lacking = dict(load_llama(next_folder, torch.float64).weights)
+    lacking = dict(load_decoder(next_folder, torch.float64).weights)
     del lacking["model.norm.weight"]
     with pytest.raises(ConfigError, match=r"version 1 .* model\.norm\.weight is missing"):
         engine.swap_weights(PolicyVersion(1), lacking)
+    wide = load_decoder(save_model(tmp_path, seed=3, head_dim=24))
     with pytest.raises(ConfigError, match=r"config\.json implies"):
-        engine.swap_weights(PolicyVersion(1), load_llama(odd_folder).weights)
+        engine.swap_weights(PolicyVersion(1), wide.weights)
     engine.submit([ask(0, PROMPT, max_new_tokens=8)])
     assert finish(engine)[0].tokens == greedy_answer(folder, PROMPT, 8)

@@ -19,6 +19,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # the same request gives the same tokens, whatever batch it sits in
     token_identical: bool
     swap_between_tokens: bool
+    # `states` holds what the engine was told to capture
+    hidden_states: bool
     trees: bool
     ngram: bool
 
@@ -89,5 +91,13 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Completion]: ...
+
+    def states(self, id: int) -> torch.Tensor:
+        """[positions, captured layers, hidden] of a request that decodes or has just come out.
+
+        One entry for each of its tokens, from the prompt's first on, but the newest: that one was
+        drawn, and not yet fed. A view, which the next step overwrites.
+        """
+        ...
 
     def close(self) -> None: ...

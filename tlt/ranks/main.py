@@ -15,7 +15,7 @@ from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.learn import group as groups
-from tlt.models.folder import load_llama
+from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.frames import (
     Decode,
@@ -44,7 +44,7 @@ class Job:
         self._device = device
         self._progress = progress
         self._blobs = Blobs(Path(load.flight), Path(load.committed))
-        model = load_llama(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
+        model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
         tokenizer = Tokenizer(spec.policy.path)
         positions = model.config.max_positions
         context = min(positions, spec.policy.max_context or positions)

@@ -12,7 +12,6 @@ from tlt.engine.base import Request
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.sampling import Sampler
 from tlt.engine.native.segments import cheapest_segments
-from tlt.types import PolicyVersion
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,8 +20,6 @@ class Row:
     # the decode step that made, or will make, its first token
     first_step: int
     started: float
-    # the policy that the prompt's cache entries come from
-    prefilled_by: PolicyVersion
     # the position of the last token that it may have
     limit: int
     # kept on the host only where stop strings are looked for

@@ -5,14 +5,14 @@ Finite, because a masked position still meets the soft-max's zero: zero times Na
 
 import torch
 
-from tlt.models.llama import LlamaConfig
+from tlt.models.decoder import DecoderConfig
 
 
 class Cache:
     def __init__(
         self,
-        config: LlamaConfig,
-        slots: int,
+        config: DecoderConfig,
+        rows: int,
         positions: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -21,16 +21,14 @@ class Cache:
         self._heads = 2 * config.kv_heads
         # per position first the keys of all heads, then the values
         self._data = torch.zeros(
-            config.layers,
-            slots,
-            self._heads,
-            positions,
-            config.head_dim,
-            dtype=dtype,
-            device=device,
+            config.layers, rows, self._heads, positions, config.head_dim, dtype=dtype, device=device
         )
         self.layers = self._data.view(config.layers, -1, config.head_dim).unbind(0)
         self._head_offsets = torch.arange(self._heads, device=device) * positions
+
+    @property
+    def bytes(self) -> int:
+        return self._data.nbytes
 
     def addresses(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where in `layers[i]` the entries of these positions go, head by head."""

@@ -1,6 +1,6 @@
 """Every submitted request comes out of `step` exactly once.
 
-Running rows are the first ones of the cache, without gaps: a row that ends is filled from the
+Running rows are the first ones of the slots, without gaps: a row that ends is filled from the
 queue, in order of arrival, or else by the last row. A prompt's last token is decoded, not
 prefilled, so that all first tokens come out of a decode step like the others.
 """
@@ -13,31 +13,31 @@ import torch
 
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.native.batch import Batch, Row
-from tlt.engine.native.cache import Cache
 from tlt.engine.native.network import Network
 from tlt.engine.native.noise import Noise
+from tlt.engine.native.slots import Slots
+from tlt.engine.native.staging import CHUNK, PLACES, Staging
 from tlt.engine.native.stopping import completes_stop_string
 from tlt.engine.native.timeline import Timeline
 from tlt.engine.native.weights import Weights
 from tlt.errors import ConfigError
 from tlt.messages import BatchSpan, PolicySpan
-from tlt.models.llama import EMBEDDING, Llama, mismatch
+from tlt.models.decoder import EMBEDDING, Decoder, mismatch
 from tlt.types import PolicyVersion, StopReason
-
-# padded tokens in one prefill; what bounds its memory
-_PREFILL_TOKENS = 4096
 
 
 class NativeEngine:
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         decode_text: Callable[[Sequence[int]], str],
         slots: int,
         max_context: int,
         device: torch.device,
         version: PolicyVersion,
+        captured: Sequence[int] = (),
     ) -> None:
+        """`captured`: at which layers' entrances to keep the states; see `States`."""
         config, dtype = model.config, model.weights[EMBEDDING].dtype
         if max_context > config.max_positions:
             raise ConfigError(
@@ -45,24 +45,32 @@ class NativeEngine:
             )
         self._config = config
         self._decode_text = decode_text
-        self._slots = slots
+        self._count = slots
         self._max_context = max_context
         self._device = device
         self._version = version
         self._weights = Weights(config, dtype, device)
         self._weights.load(model.weights)
-        self._cache = Cache(config, slots, max_context, dtype, device)
-        self._network = Network(config, self._weights, self._cache, max_context)
-        self._noise = Noise(config.vocabulary, device)
-        self._tokens = torch.zeros(slots, max_context, dtype=torch.long, device=device)
-        self._logprobs = torch.zeros(
-            slots, max_context, dtype=torch.promote_types(dtype, torch.float32), device=device
+        staged = range(slots, slots + min(slots, PLACES))
+        self._slots = Slots(config, staged.stop, max_context, captured, dtype, device)
+        self._network = Network(
+            config,
+            self._weights,
+            self._slots.cache,
+            self._slots.states,
+            max_context,
+            max(slots, CHUNK),
         )
+        self._staging = Staging(self._network, staged)
+        self._staging_due = False
+        self._noise = Noise(config.vocabulary, device)
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
         self._batch: Batch | None = None
         self._cancelled: set[int] = set()
         self._ids: set[int] = set()
+        # rows whose completion was just returned: their slots are intact until the next step
+        self._ended: dict[int, tuple[int, int]] = {}
         self._step = 0
         self._versions = Timeline[PolicyVersion]()
         self._sizes = Timeline[int]()
@@ -70,12 +78,20 @@ class NativeEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            token_identical=True, swap_between_tokens=True, trees=False, ngram=False
+            token_identical=True,
+            swap_between_tokens=True,
+            hidden_states=True,
+            trees=False,
+            ngram=False,
         )
 
     @property
     def slots(self) -> int:
-        return self._slots
+        return self._count
+
+    @property
+    def memory(self) -> int:
+        return self._slots.bytes + self._network.bytes
 
     @property
     def running(self) -> int:
@@ -90,6 +106,7 @@ class NativeEngine:
             self._check(request)
         self._ids.update(ids)
         self._queue.extend(requests)
+        self._staging_due = True
 
     def cancel(self, ids: Sequence[int]) -> None:
         self._cancelled |= self._ids.intersection(ids)
@@ -100,10 +117,22 @@ class NativeEngine:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
         self._weights.load(weights)
         self._version = version
+        self._staging.forget()
+        self._staging_due = True
+
+    def states(self, id: int) -> torch.Tensor:
+        if id in self._ended:
+            return self._slots.states.of(*self._ended[id])
+        for index, row in enumerate(self._rows):
+            if row is not None and row.request.id == id:
+                return self._slots.states.of(index, row.position(self._step))
+        raise KeyError(id)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
+        self._ended.clear()
         dropped = self._drop_cancelled()
+        self._stage()
         self._admit()
         self._close_gaps()
         return dropped + self._decode()
@@ -141,65 +170,36 @@ class NativeEngine:
         self._cancelled.clear()
         return ended
 
+    def _stage(self) -> None:
+        if self._staging_due:
+            self._staging_due = self._staging.advance(request.prompt for request in self._queue)
+
     def _admit(self) -> None:
-        """Fill free rows; a prompt that a row already holds is copied instead of computed."""
-        fresh: list[int] = []
-        copies: list[tuple[int, int]] = []
         gaps = [index for index, row in enumerate(self._rows) if row is None]
-        while self._queue and (gaps or len(self._rows) < self._slots):
-            row = self._row(self._queue.popleft())
-            twin = self._twin(row)
+        while self._queue and (gaps or len(self._rows) < self._count):
+            prompt = self._queue[0].prompt
+            staged = self._staging.row_of(prompt)
+            if staged is None and len(prompt) > 1:
+                return
             if gaps:
                 index = gaps.pop(0)
-                self._rows[index] = row
             else:
                 index = len(self._rows)
-                self._rows.append(row)
-            prompt = row.request.prompt
-            self._tokens[index, : len(prompt)] = torch.tensor(prompt)
-            if twin is None:
-                fresh.append(index)
-            else:
-                copies.append((twin, index))
+                self._rows.append(None)
+            if staged is not None:
+                self._slots.copy(staged, index, len(prompt) - 1)
+            self._slots.tokens[index, : len(prompt)] = torch.tensor(prompt)
+            self._rows[index] = self._row(self._queue.popleft())
             self._batch = None
-        self._prefill(fresh)
-        for twin, index in copies:
-            self._cache.copy(twin, index, self._prefix(index))
+            self._staging_due = True
 
     def _row(self, request: Request) -> Row:
         return Row(
             request=request,
             first_step=self._step,
             started=perf_counter(),
-            prefilled_by=self._version,
             limit=min(len(request.prompt) + request.max_new_tokens, self._max_context) - 1,
         )
-
-    def _twin(self, newcomer: Row) -> int | None:
-        for index, row in enumerate(self._rows):
-            if (
-                row is not None
-                and row.prefilled_by == newcomer.prefilled_by
-                and row.request.prompt == newcomer.request.prompt
-            ):
-                return index
-        return None
-
-    def _prefix(self, index: int) -> int:
-        """How many positions of the prompt belong into the cache before decoding."""
-        row = self._rows[index]
-        assert row is not None
-        return len(row.request.prompt) - 1
-
-    def _prefill(self, fresh: list[int]) -> None:
-        """Prompts of similar length together, padded to the longest."""
-        waiting = sorted((i for i in fresh if self._prefix(i) > 0), key=self._prefix)
-        while waiting:
-            longest = self._prefix(waiting[-1])
-            together = waiting[-max(1, _PREFILL_TOKENS // longest) :]
-            del waiting[-len(together) :]
-            rows = torch.tensor(together, device=self._device)
-            self._network.prefill(self._tokens.index_select(0, rows)[:, :longest], rows)
 
     def _close_gaps(self) -> None:
         while None in self._rows:
@@ -208,9 +208,7 @@ class NativeEngine:
                 continue
             gap, source = self._rows.index(None), len(self._rows)
             known = last.position(self._step) + 1
-            self._cache.copy(source, gap, known - 1)
-            self._tokens[gap, :known] = self._tokens[source, :known]
-            self._logprobs[gap, :known] = self._logprobs[source, :known]
+            self._slots.copy(source, gap, known)
             self._rows[gap] = last
 
     def _decode(self) -> list[Completion]:
@@ -223,8 +221,8 @@ class NativeEngine:
         tokens, logprobs = batch.sampler.draw(logits, batch.positions + 1)
         ended = batch.advance(tokens)
         places = batch.starts + batch.positions
-        self._tokens.view(-1).index_copy_(0, places, tokens)
-        self._logprobs.view(-1).index_copy_(0, places, logprobs)
+        self._slots.tokens.view(-1).index_copy_(0, places, tokens)
+        self._slots.logprobs.view(-1).index_copy_(0, places, logprobs)
         self._step += 1
         return self._collect(batch, ended)
 
@@ -233,7 +231,7 @@ class NativeEngine:
         oldest = min(row.first_step for row in rows)
         self._versions.forget(oldest)
         self._sizes.forget(oldest)
-        self._batch = Batch(rows, self._step, self._tokens, self._noise, self._logprobs)
+        self._batch = Batch(rows, self._step, self._slots.tokens, self._noise, self._slots.logprobs)
         return self._batch
 
     def _collect(self, batch: Batch, ended: torch.Tensor) -> list[Completion]:
@@ -255,9 +253,11 @@ class NativeEngine:
         self._rows[index] = None
         self._batch = None
         self._ids.remove(row.request.id)
-        answer = slice(len(row.request.prompt), row.position(self._step) + 1)
-        tokens: list[int] = self._tokens[index, answer].tolist()
-        logprobs: list[float] = self._logprobs[index, answer].tolist()
+        position = row.position(self._step)
+        self._ended[row.request.id] = index, position
+        answer = slice(len(row.request.prompt), position + 1)
+        tokens: list[int] = self._slots.tokens[index, answer].tolist()
+        logprobs: list[float] = self._slots.logprobs[index, answer].tolist()
         versions = self._versions.spans(row.first_step, self._step)
         sizes = self._sizes.spans(row.first_step, self._step)
         return Completion(

@@ -1,133 +1,201 @@
 """The policy's forward pass over cached rows: writes each position's entries, then attends.
 
-A position is written before anything attends to it, so what an ended row or a padded prompt left
-behind is never seen.
+A position is written before anything attends to it, so what an ended row left behind is never seen.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from tlt.engine.native.cache import Cache
-from tlt.engine.native.scratch import Scratch
+from tlt.engine.native.scratch import Buffers, Scratch
 from tlt.engine.native.segments import Segment
-from tlt.engine.native.weights import Layer, Weights
-from tlt.models.llama import LlamaConfig
+from tlt.engine.native.states import States
+from tlt.engine.native.weights import Layer, Linear, Weights
+from tlt.models.decoder import DecoderConfig
+from tlt.models.rope import rotations
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of one row; what comes before them is cached."""
+
+    row: int
+    first: int
+    tokens: Sequence[int]
+
+
+class _Reads(NamedTuple):
+    """What some rows attend with and to: queries; per layer keys and values; a mask."""
+
+    queries: torch.Tensor
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    mask: torch.Tensor | None
 
 
 class Network:
-    def __init__(self, config: LlamaConfig, weights: Weights, cache: Cache, positions: int) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        cache: Cache,
+        states: States,
+        positions: int,
+        most_tokens: int,
+    ) -> None:
+        """No pass is over more than `most_tokens`."""
         self._config = config
         self._weights = weights
         self._cache = cache
+        self._states = states
         self._heads, self._kv, self._dim = config.heads, config.kv_heads, config.head_dim
         self._grouped = config.heads // config.kv_heads
         self._scale = config.head_dim**-0.5
         self._dtype, device = weights.embedding.dtype, weights.embedding.device
-        # half formats have no complex numbers: rope and norms run in float32 there
-        self._wide = torch.promote_types(self._dtype, torch.float32)
-        self._floor = torch.tensor(
-            (config.hidden * config.norm_eps) ** 0.5, dtype=self._wide, device=device
+        self._buffers = Buffers(config, most_tokens, self._dtype, device)
+        wide = self._buffers.wide
+
+        def floor(width: int) -> torch.Tensor:
+            return torch.tensor((width * config.norm_eps) ** 0.5, dtype=wide, device=device)
+
+        self._floor, self._head_floor = floor(config.hidden), floor(config.head_dim)
+        self._rope = rotations(config.rope, config.head_dim, positions, device).to(
+            wide.to_complex()
         )
-        self._rope = _rope(config, positions, device).to(self._wide.to_complex())
-        self._range = torch.arange(positions, device=device)
+        self._range = torch.arange(max(positions, most_tokens), device=device)
+
+    @property
+    def bytes(self) -> int:
+        return self._buffers.bytes
 
     def decode(
         self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
         """Logits after one token in each of the first rows."""
-        x = self._weights.embedding.index_select(0, tokens)
-        rows = torch.arange(len(tokens), device=x.device)
-        scratch = self._scratch(positions)
+        rows = self._range[: len(tokens)]
+        scratch = self._scratch(tokens, positions)
         addresses = self._cache.addresses(rows, positions)
+        places = self._states.places(rows, positions)
         reads = [self._read(segment, scratch.queries, positions) for segment in segments]
-        for index, (layer, cached) in enumerate(
-            zip(self._weights.layers, self._cache.layers, strict=True)
-        ):
-            self._project(scratch, layer, x)
-            cached.index_copy_(0, addresses, scratch.entries.reshape(-1, self._dim))
+        for index, layer in enumerate(self._weights.layers):
+            self._enter(scratch, index, layer, addresses, places)
             attended = [
                 F.scaled_dot_product_attention(
-                    queries, keys[index], values[index], attn_mask=mask, scale=self._scale
+                    read.queries,
+                    read.keys[index],
+                    read.values[index],
+                    attn_mask=read.mask,
+                    scale=self._scale,
                 ).transpose(1, 2)
-                for queries, keys, values, mask in reads
+                for read in reads
             ]
-            self._absorb(scratch, layer, x, attended[0] if len(reads) == 1 else torch.cat(attended))
-        return self._logits(x)
+            self._absorb(scratch, layer, attended[0] if len(reads) == 1 else torch.cat(attended))
+        normed = self._final_norm(scratch.x)
+        self._states.keep(self._config.layers, places, normed)
+        return F.linear(normed, self._weights.head).to(self._buffers.wide)
 
-    def prefill(self, prompts: torch.Tensor, rows: torch.Tensor) -> None:
-        """Cache whole prompts [prompts, length], each in its row; padding does no harm."""
-        count, length = prompts.shape
-        positions = self._range[:length].repeat(count)
-        x = self._weights.embedding.index_select(0, prompts.reshape(-1))
-        scratch = self._scratch(positions)
-        heads = scratch.heads.view(count, length, -1, self._dim).transpose(1, 2)
-        queries, keys, values = heads.split([self._heads, self._kv, self._kv], dim=1)
-        addresses = self._cache.addresses(rows.repeat_interleave(length), positions)
-        for layer, cached in zip(self._weights.layers, self._cache.layers, strict=True):
-            self._project(scratch, layer, x)
-            cached.index_copy_(0, addresses, scratch.entries.reshape(-1, self._dim))
-            attended = F.scaled_dot_product_attention(
-                queries,
-                keys.repeat(1, self._grouped, 1, 1),
-                values.repeat(1, self._grouped, 1, 1),
-                is_causal=True,
-                scale=self._scale,
-            )
-            self._absorb(scratch, layer, x, attended.transpose(1, 2))
+    def prefill(self, pieces: Sequence[Piece]) -> None:
+        """Cache these tokens, which nothing is drawn from."""
+        device = self._range.device
+        tokens = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
+        spans = [self._range[p.first : p.first + len(p.tokens)] for p in pieces]
+        positions = torch.cat(spans)
+        rows = torch.cat([s.new_full((len(s),), p.row) for p, s in zip(pieces, spans, strict=True)])
+        scratch = self._scratch(tokens, positions)
+        addresses = self._cache.addresses(rows, positions)
+        places = self._states.places(rows, positions)
+        own = scratch.queries.transpose(0, 1)[None].split([len(s) for s in spans], dim=2)
+        reads = [self._look_back(*pair) for pair in zip(pieces, own, strict=True)]
+        for index, layer in enumerate(self._weights.layers):
+            self._enter(scratch, index, layer, addresses, places)
+            attended = [
+                F.scaled_dot_product_attention(
+                    read.queries,
+                    read.keys[index].repeat(1, self._grouped, 1, 1),
+                    read.values[index].repeat(1, self._grouped, 1, 1),
+                    attn_mask=read.mask,
+                    is_causal=read.mask is None,
+                    scale=self._scale,
+                )
+                for read in reads
+            ]
+            self._absorb(scratch, layer, torch.cat(attended, dim=2)[0].transpose(0, 1))
+        if self._states.wants(self._config.layers):
+            self._states.keep(self._config.layers, places, self._final_norm(scratch.x))
 
-    def _project(self, scratch: Scratch, layer: Layer, x: torch.Tensor) -> None:
-        """Queries, keys and values, the first two turned to their positions."""
-        self._normalise(x, scratch.normed)
-        torch.mm(scratch.normed, layer.qkv, out=scratch.qkv)
-        scratch.rotate()
-
-    def _absorb(
-        self, scratch: Scratch, layer: Layer, x: torch.Tensor, attended: torch.Tensor
+    def _enter(
+        self,
+        scratch: Scratch,
+        index: int,
+        layer: Layer,
+        addresses: torch.Tensor,
+        places: torch.Tensor,
     ) -> None:
+        """Queries, keys and values, the first two turned to their positions, the others cached."""
+        self._states.keep(index, places, scratch.x)
+        self._normalise(scratch)
+        _project(scratch.normed, layer.qkv, scratch.qkv)
+        if layer.head_norms is not None:
+            heads = scratch.turned
+            length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=self._buffers.wide)
+            torch.div(heads, length.hypot_(self._head_floor), out=heads).mul_(layer.head_norms)
+        scratch.rotate()
+        entries = scratch.entries.reshape(-1, self._dim)
+        self._cache.layers[index].index_copy_(0, addresses, entries)
+
+    def _absorb(self, scratch: Scratch, layer: Layer, attended: torch.Tensor) -> None:
         """What attention found, then the feed-forward part, are added to x."""
-        x.addmm_(attended.reshape(-1, self._heads * self._dim), layer.out)
-        self._normalise(x, scratch.normed)
-        torch.mm(scratch.normed, layer.gate_up, out=scratch.gate_up)
-        gated = F.silu(scratch.gate, inplace=True).mul_(scratch.up)
-        x.addmm_(gated, layer.down)
+        _add(scratch.x, attended.reshape(-1, self._heads * self._dim), layer.out)
+        self._normalise(scratch)
+        _project(scratch.normed, layer.gate_up, scratch.gate_up)
+        _add(scratch.x, F.silu(scratch.gate, inplace=True).mul_(scratch.up), layer.down)
 
-    def _normalise(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _normalise(self, scratch: Scratch) -> None:
         """RMSNorm without its constant factors, which the weights hold: x / sqrt(|x|² + floor²)."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._wide)
-        torch.div(x, length.hypot_(self._floor), out=out)
+        x, length = scratch.x, scratch.length
+        torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=length.dtype, out=length)
+        torch.div(x, length.hypot_(self._floor), out=scratch.normed)
 
-    def _scratch(self, positions: torch.Tensor) -> Scratch:
-        turn = self._rope.index_select(0, positions)
-        still = torch.ones_like(turn).repeat(1, self._kv)
-        turn = torch.cat([turn.repeat(1, self._heads + self._kv), still], dim=1)
-        return Scratch(self._config, len(positions), turn, self._weights.embedding)
+    def _scratch(self, tokens: torch.Tensor, positions: torch.Tensor) -> Scratch:
+        scratch = Scratch(self._config, self._buffers, self._rope.index_select(0, positions))
+        torch.index_select(self._weights.embedding, 0, tokens, out=scratch.x)
+        return scratch
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        weights, config = self._weights, self._config
-        normed = F.rms_norm(x, (config.hidden,), weights.norm, config.norm_eps)
-        return F.linear(normed, weights.head).to(self._wide)
+    def _final_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (self._config.hidden,), self._weights.norm, self._config.norm_eps)
 
-    def _read(
-        self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor | None]:
-        """What a segment's rows attend with and to: queries; per layer keys and values; a mask."""
+    def _read(self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor) -> _Reads:
         rows = slice(segment.first, segment.last)
         count = segment.last - segment.first
         own = queries[rows].view(count, self._grouped, self._kv, self._dim).transpose(1, 2)
         keys, values = self._cache.views(rows, segment.width)
         if segment.level:
-            return own, keys, values, None
+            return _Reads(own, keys, values, None)
         unseen = self._range[: segment.width] > positions[rows, None]
         mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
         mask = mask.masked_fill_(unseen, float("-inf"))[:, None, None]
-        return own, keys, values, mask.expand(-1, 1, self._grouped, -1)
+        return _Reads(own, keys, values, mask.expand(-1, 1, self._grouped, -1))
+
+    def _look_back(self, piece: Piece, queries: torch.Tensor) -> _Reads:
+        width = piece.first + len(piece.tokens)
+        keys, values = self._cache.views(slice(piece.row, piece.row + 1), width)
+        if piece.first == 0:
+            return _Reads(queries, keys, values, None)
+        return _Reads(
+            queries, keys, values, self._range[:width] <= self._range[piece.first : width, None]
+        )
 
 
-def _rope(config: LlamaConfig, positions: int, device: torch.device) -> torch.Tensor:
-    """[positions, head_dim / 2] unit numbers, from angles in float32 as Transformers has them."""
-    exponents = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    angles = torch.outer(torch.arange(positions, device=device).float(), frequencies)
-    return torch.polar(torch.ones_like(angles), angles)
+def _project(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    if linear.bias is None:
+        torch.mm(x, linear.matrix, out=out)
+    else:
+        torch.addmm(linear.bias, x, linear.matrix, out=out)
+
+
+def _add(x: torch.Tensor, y: torch.Tensor, linear: Linear) -> None:
+    x.addmm_(y, linear.matrix)
+    if linear.bias is not None:
+        x.add_(linear.bias)

@@ -11,35 +11,42 @@ from typing import NamedTuple
 
 import torch
 
-from tlt.models.llama import EMBEDDING, FINAL_NORM, HEAD, LlamaConfig
+from tlt.models.decoder import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
+
+
+class Linear(NamedTuple):
+    # to multiply from the right: a view [in, out] of a buffer [out, in]
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class Layer(NamedTuple):
-    """Matrices to multiply from the right: views [in, out] of buffers [out, in]."""
-
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    # [query and key heads, width of a head]
+    head_norms: torch.Tensor | None
 
 
 class Weights:
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         def buffer(*shape: int) -> torch.Tensor:
             return torch.empty(*shape, dtype=dtype, device=device)
 
-        def matrix(outputs: int, inputs: int) -> torch.Tensor:
-            return buffer(outputs, inputs).t()
+        def linear(outputs: int, inputs: int, biased: bool) -> Linear:
+            return Linear(buffer(outputs, inputs).t(), buffer(outputs) if biased else None)
 
         self._config = config
         heads, kv_heads = config.heads, config.kv_heads
         hidden, dim = config.hidden, config.head_dim
         self.layers = [
             Layer(
-                qkv=matrix((heads + 2 * kv_heads) * dim, hidden),
-                out=matrix(hidden, heads * dim),
-                gate_up=matrix(2 * config.intermediate, hidden),
-                down=matrix(hidden, config.intermediate),
+                qkv=linear((heads + 2 * kv_heads) * dim, hidden, config.qkv_bias),
+                out=linear(hidden, heads * dim, config.out_bias),
+                gate_up=linear(2 * config.intermediate, hidden, config.mlp_bias),
+                down=linear(hidden, config.intermediate, config.mlp_bias),
+                head_norms=buffer(heads + kv_heads, dim) if config.head_norms else None,
             )
             for _ in range(config.layers)
         ]
@@ -57,27 +64,56 @@ class Weights:
             self.head.copy_(weights[HEAD])
 
     def _load_layer(self, layer: Layer, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
-        config = self._config
-        device, hidden, dim = layer.qkv.device, config.hidden, config.head_dim
+        device, hidden = self.embedding.device, self._config.hidden
         # products of rounded weights are rounded once, when they are stored
-        wide = torch.promote_types(layer.qkv.dtype, torch.float32)
+        wide = torch.promote_types(self.embedding.dtype, torch.float32)
 
-        def weight(name: str) -> torch.Tensor:
-            return weights[f"{prefix}{name}.weight"].to(device, wide)
+        def weight(name: str, kind: str = "weight") -> torch.Tensor:
+            return weights[f"{prefix}{name}.{kind}"].to(device, wide)
 
-        def paired(rows: torch.Tensor) -> torch.Tensor:
-            """[..., dim, hidden] with halves -> with pairs."""
-            return rows.unflatten(-2, (2, dim // 2)).transpose(-3, -2).flatten(-3, -2)
+        def fill(linear: Linear, matrix: torch.Tensor, *biased: torch.Tensor) -> None:
+            linear.matrix.t().copy_(matrix)
+            if linear.bias is not None:
+                linear.bias.copy_(torch.cat(biased))
 
-        grouped = (config.kv_heads, config.heads // config.kv_heads, dim)
+        def biases(linear: Linear, *names: str) -> list[torch.Tensor]:
+            return [] if linear.bias is None else [weight(name, "bias") for name in names]
+
+        q, k, v = (weight(f"self_attn.{name}_proj") for name in "qkv")
         # RMSNorm is x / |x| times the root of the width; `Network` only divides
         norm = weight("input_layernorm") * hidden**0.5
-        q = paired((weight("self_attn.q_proj") * norm).unflatten(0, grouped)).transpose(0, 1)
-        k = paired((weight("self_attn.k_proj") * norm).unflatten(0, (-1, dim)))
-        v = weight("self_attn.v_proj") * norm
-        layer.qkv.t().copy_(torch.cat([q.reshape(-1, hidden), k.reshape(-1, hidden), v]))
-        out = weight("self_attn.o_proj").unflatten(1, grouped).transpose(1, 2)
-        layer.out.t().copy_(out.reshape(hidden, -1))
+        fused = torch.cat([self._queries(q), self._keys(k), v]) * norm
+        parts = biases(layer.qkv, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        if parts:
+            parts = [self._queries(parts[0]), self._keys(parts[1]), parts[2]]
+        fill(layer.qkv, fused, *parts)
+        out = self._grouped(weight("self_attn.o_proj").t()).t()
+        fill(layer.out, out, *biases(layer.out, "self_attn.o_proj"))
         norm = weight("post_attention_layernorm") * hidden**0.5
-        layer.gate_up.t().copy_(torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]) * norm)
-        layer.down.t().copy_(weight("mlp.down_proj"))
+        gate_up = torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]) * norm
+        fill(layer.gate_up, gate_up, *biases(layer.gate_up, "mlp.gate_proj", "mlp.up_proj"))
+        fill(layer.down, weight("mlp.down_proj"), *biases(layer.down, "mlp.down_proj"))
+        if layer.head_norms is not None:
+            self._load_head_norms(
+                layer.head_norms, weight("self_attn.q_norm"), weight("self_attn.k_norm")
+            )
+
+    def _load_head_norms(self, norms: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+        config = self._config
+        root = config.head_dim**0.5
+        norms[: config.heads] = self._keys(q) * root
+        norms[config.heads :] = self._keys(k) * root
+
+    def _queries(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._grouped(self._keys(rows))
+
+    def _keys(self, rows: torch.Tensor) -> torch.Tensor:
+        """[heads * dim, ...] with the halves of each head -> with its pairs."""
+        pairs = rows.unflatten(0, (-1, 2, self._config.head_dim // 2))
+        return pairs.transpose(1, 2).flatten(0, 2)
+
+    def _grouped(self, rows: torch.Tensor) -> torch.Tensor:
+        """[heads * dim, ...] with the heads of a group together -> a stride apart."""
+        config = self._config
+        groups = rows.unflatten(0, (config.kv_heads, -1, config.head_dim))
+        return groups.transpose(0, 1).flatten(0, 2)

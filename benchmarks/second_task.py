@@ -1,6 +1,6 @@
 """A task that nobody tuned for: examples/brief_sums, as its README says to run it.
 
-`python -m benchmarks.bench_second_task --out F.json`
+`python -m benchmarks.second_task --out F.json`
 """
 
 import argparse

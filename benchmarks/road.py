@@ -1,7 +1,7 @@
 """The whole road, as a newcomer takes it: a fresh clone, an empty home, `make demo`.
 
 Then Transformers loads the exported policy and answers the same problems with its own sampler.
-`python -m benchmarks.bench_road --out F.json`
+`python -m benchmarks.road --out F.json`
 """
 
 import argparse

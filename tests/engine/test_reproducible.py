@@ -1,0 +1,56 @@
+"""A rollout depends on its key and on the weights, never on what is decoded beside it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.conftest import MakeEngine
+from tests.engine.oracle import answers, ask, forced_logits, random_prompts
+from tlt.engine.base import Request, Sampling
+from tlt.engine.native.noise import Noise, key_word
+
+pytestmark = pytest.mark.needs("token_identical")
+
+SLOTS = (1, 4, 32)
+TIE = 1e-4
+
+
+def rollouts(count: int, tokens: int) -> list[Request]:
+    prompts = random_prompts(count // 8, shortest=1, longest=12)
+    return [ask(i, prompts[i // 8], Sampling(), 2 + i % (tokens - 1)) for i in range(count)]
+
+
+def test_in_float64_all_rollouts_are_identical(make_engine: MakeEngine, folder: Path) -> None:
+    requests = rollouts(240, tokens=24)
+    first, *others = [answers(make_engine(folder, slots=n), requests) for n in SLOTS]
+    for other in others:
+        assert all(other[r.id].tokens == first[r.id].tokens for r in requests)
+
+
+def test_in_float32_rollouts_differ_by_ties_alone(make_engine: MakeEngine, folder: Path) -> None:
+    requests = rollouts(1000, tokens=12)
+    first, *others = [
+        answers(make_engine(folder, slots=n, dtype=torch.float32), requests) for n in SLOTS
+    ]
+    for other in others:
+        different = [r for r in requests if other[r.id].tokens != first[r.id].tokens]
+        assert len(different) <= len(requests) // 1000
+        for r in different:
+            assert _gap_at_the_fork(folder, r, first[r.id].tokens, other[r.id].tokens) < TIE
+
+
+def test_ties_are_rare(folder: Path) -> None:
+    """So a difference that isn't one would be seen."""
+    gaps = [_gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
+    assert torch.tensor(gaps).median() > 100 * TIE
+
+
+def _gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[int]) -> float:
+    """Between the two best perturbed logits where two answers part."""
+    fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    logits = forced_logits(folder, request.prompt, one[: fork + 1])[fork]
+    key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
+    noise = Noise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
+    best = (logits + noise).topk(2).values
+    return (best[0] - best[1]).item()
