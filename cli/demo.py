@@ -22,11 +22,13 @@ _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml
 def demo(
     spec: Annotated[Path, typer.Option("--spec", help="Another job.")] = _SPEC,
     workers: Annotated[int | None, typer.Option(min=1, help="One per core if not given.")] = None,
+    engine: Annotated[str | None, typer.Option(help="native or sglang.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the job gets its folder.")] = Path("runs"),
     changes: Set = None,
 ) -> None:
     """Train a tiny reasoner with reinforcement learning, here and now."""
-    loaded = load_runnable(spec, changes)
+    chosen = [] if engine is None else [f"rollout.engine={engine}"]
+    loaded = load_runnable(spec, [*(changes or []), *chosen])
     session = new_session(
         _SESSION,
         workers=workers,

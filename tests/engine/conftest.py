@@ -17,7 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.engine.oracle import show
+from tests.engine.oracle import drain, show
+from tests.engine.servers import Servers
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
 from tlt.models.folder import load_decoder
@@ -55,7 +56,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
-    "biases everywhere": {"attention_bias": True, "mlp_bias": True},
+    "biases in attention": {"attention_bias": True},
     "rope linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
     "rope llama3": {
         "rope_parameters": {
@@ -122,7 +123,14 @@ def policy_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return save_model(tmp_path_factory.mktemp("kind"), seed=3, **POLICIES[request.param])
 
 
-@pytest.fixture(params=["native"])
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    started = Servers(tmp_path_factory.mktemp("sglang"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=["native", "sglang"])
 def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
     """A test that `needs` what an engine doesn't declare is skipped for it."""
     engines: list[Engine] = []
@@ -134,17 +142,12 @@ def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
         max_context: int = 128,
         dtype: torch.dtype = torch.float64,
         decode_text: Callable[[Sequence[int]], str] = show,
-        captured: Sequence[int] = (),
     ) -> Engine:
-        engine = NativeEngine(
-            load_decoder(folder, dtype),
-            decode_text,
-            slots,
-            max_context,
-            torch.device("cpu"),
-            PolicyVersion(0),
-            captured,
-        )
+        if request.param == "native":
+            engine = _native(folder, slots, max_context, dtype, decode_text)
+        else:
+            servers: Servers = request.getfixturevalue("servers")
+            engine = servers.engine(folder, slots, max_context, dtype, decode_text)
         engines.append(engine)
         for need in needs:
             if not getattr(engine.capabilities, need):
@@ -153,4 +156,17 @@ def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
 
     yield make
     for engine in engines:
-        engine.close()
+        drain(engine)
+
+
+def _native(
+    folder: Path,
+    slots: int,
+    max_context: int,
+    dtype: torch.dtype,
+    decode_text: Callable[[Sequence[int]], str],
+) -> Engine:
+    model = load_decoder(folder, dtype)
+    device, version = torch.device("cpu"), PolicyVersion(0)
+    captured = range(1, model.config.layers + 1)
+    return NativeEngine(model, decode_text, slots, max_context, device, version, captured)

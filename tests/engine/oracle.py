@@ -91,3 +91,10 @@ def answers(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion
 
 def show(tokens: Sequence[int]) -> str:
     return "".join(f"<{token}>" for token in tokens)
+
+
+def drain(engine: Engine) -> None:
+    """Whatever a test left behind is cancelled."""
+    engine.cancel(range(100_000))
+    while engine.running or engine.step():
+        pass

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.oracle import answers, ask, finish, greedy_answer, random_prompts, show
-from tlt.engine.base import Request, Sampling
+from tlt.engine.base import Request
 from tlt.errors import ConfigError
 
 PROMPT = random_prompts(1, shortest=8)[0]
@@ -64,27 +65,27 @@ def test_cancelled_requests_come_out_of_the_next_step(
     make_engine: MakeEngine, folder: Path
 ) -> None:
     engine = make_engine(folder, slots=2)
-    engine.submit(
-        [ask(i, p, Sampling(), max_new_tokens=30) for i, p in enumerate(random_prompts(4))]
-    )
-    for _ in range(5):
+    prompts = random_prompts(4)
+    # the last ones wait for a slot wherever there are only two
+    engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(prompts)])
+    for _ in range(3):
         assert engine.step() == []
     assert engine.running == 4
     engine.cancel([0, 3, 99])
     assert engine.running == 2
     out = {c.id: c for c in engine.step()}
-    assert {i: (c.stop, len(c.tokens)) for i, c in out.items()} == {
-        0: ("cancelled", 5),
-        3: ("cancelled", 0),
-    }
-    assert len(out[0].logprobs) == 5
+    assert {i: c.stop for i, c in out.items()} == {0: "cancelled", 3: "cancelled"}
+    for i, c in out.items():
+        assert len(c.tokens) == len(c.logprobs) < 100
+        assert c.tokens == greedy_answer(folder, prompts[i], 100)[: len(c.tokens)]
     rest = finish(engine)
     assert {i: (c.stop, len(c.tokens)) for i, c in rest.items()} == {
-        1: ("length", 30),
-        2: ("length", 30),
+        1: ("length", 100),
+        2: ("length", 100),
     }
-    alone = ask(0, random_prompts(4)[0], Sampling(), max_new_tokens=5)
-    assert answers(engine, [alone])[0].tokens == out[0].tokens
+    # nothing of them stays behind
+    alone = ask(0, prompts[0], max_new_tokens=5)
+    assert answers(engine, [alone])[0].tokens == greedy_answer(folder, prompts[0], 5)
 
 
 def test_more_slots_than_positions(make_engine: MakeEngine, folder: Path) -> None:
@@ -125,7 +126,28 @@ def test_the_spans_add_up(make_engine: MakeEngine, folder: Path) -> None:
     for c in done.values():
         assert sum(span.tokens for span in c.batches) == len(c.tokens) == len(c.logprobs)
         assert [(s.version, s.tokens) for s in c.policies] == [(0, len(c.tokens))]
+        assert all(span.size >= 1 for span in c.batches)
         assert c.decode_seconds > 0
+
+
+@pytest.mark.needs("token_identical")
+def test_spans_tell_how_many_ran_beside(make_engine: MakeEngine, folder: Path) -> None:
+    requests = [ask(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))]
+    done = answers(make_engine(folder, slots=3), requests)
     # 3 and 4 take the slots of 0 (after 3 steps) and 1 (after 7)
     assert [(s.size, s.tokens) for s in done[2].batches] == [(3, 11)]
     assert [(s.size, s.tokens) for s in done[4].batches] == [(3, 4), (2, 7), (1, 8)]
+
+
+def test_a_higher_priority_starts_first(make_engine: MakeEngine, folder: Path) -> None:
+    engine = make_engine(folder, slots=1)
+    prompts = random_prompts(4)
+    requests = [
+        replace(ask(i, p, max_new_tokens=3), priority=level)
+        for i, (p, level) in enumerate(zip(prompts, (0, 0, 2, 1), strict=True))
+    ]
+    engine.submit(requests)
+    order: list[int] = []
+    while engine.running:
+        order += [completion.id for completion in engine.step()]
+    assert order == [2, 3, 0, 1]

@@ -9,8 +9,8 @@ import torch
 from tlt.engine.base import NoiseKey
 from tlt.engine.native.noise import Noise, key_word
 from tlt.engine.native.segments import cheapest_segments
-from tlt.engine.native.stopping import completes_stop_string
 from tlt.engine.native.timeline import Timeline
+from tlt.engine.stopping import completes_stop_string
 from tlt.types import Member, PromptIndex, Step
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.conftest import MakeEngine
+from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.oracle import (
     GREEDY,
     answers,
@@ -16,6 +16,7 @@ from tests.engine.oracle import (
     random_prompts,
 )
 from tlt.engine.base import Sampling
+from tlt.errors import UnsupportedModel
 
 
 def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> None:
@@ -25,6 +26,16 @@ def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> Non
     for r in requests:
         assert done[r.id].tokens == greedy_answer(policy_folder, r.prompt, r.max_new_tokens)
         assert done[r.id].stop == "length"
+
+
+def test_biases_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, seed=3, attention_bias=True, mlp_bias=True)
+    prompt = random_prompts(1, shortest=9)[0]
+    try:
+        engine = make_engine(folder)
+    except UnsupportedModel:
+        return  # said at once, where it would otherwise be computed wrongly
+    assert answers(engine, [ask(0, prompt)])[0].tokens == greedy_answer(folder, prompt, 20)
 
 
 def test_every_kind_of_policy_has_the_logprobs_of_a_forced_pass(

@@ -24,6 +24,7 @@ from tlt.types import PolicyVersion
 pytestmark = pytest.mark.needs("swap_between_tokens")
 
 PROMPT = random_prompts(1, shortest=9)[0]
+LENGTH = 100
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling()])
@@ -38,19 +39,22 @@ def test_later_tokens_use_the_new_weights(
     if kind == "parameter":
         weights = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     engine = make_engine(folder)
-    engine.submit([ask(0, PROMPT, sampling, max_new_tokens=18)])
-    for _ in range(6):
+    engine.submit([ask(0, PROMPT, sampling, max_new_tokens=LENGTH)])
+    for _ in range(3):
         engine.step()
     engine.swap_weights(PolicyVersion(4), weights)
     # asked with the same prompt, but of the new policy: it must not inherit the old cache
     engine.submit([ask(1, PROMPT, sampling, max_new_tokens=8)])
     done = finish(engine)
     answer = done[0].tokens
-    assert [(s.version, s.tokens) for s in done[0].policies] == [(0, 6), (4, 12)]
+    before, after = done[0].policies
+    assert (before.version, after.version) == (0, 4)
+    assert 0 < before.tokens < LENGTH
+    assert before.tokens + after.tokens == len(answer) == LENGTH
     assert [(s.version, s.tokens) for s in done[1].policies] == [(4, 8)]
 
     ids = torch.tensor([[*PROMPT, *answer]])
-    swap = len(PROMPT) + 6 - 1
+    swap = len(PROMPT) + before.tokens - 1
     cache = DynamicCache()
     with torch.inference_mode():
         old = transformers_model(folder)(ids[:, :swap], past_key_values=cache).logits[0]
@@ -59,7 +63,7 @@ def test_later_tokens_use_the_new_weights(
     assert done[0].logprobs == pytest.approx(logprobs_of(logits, answer, 1).tolist(), abs=1e-4)
     if sampling.temperature == 0:
         assert answer == logits.argmax(-1).tolist()
-        assert answer != greedy_answer(folder, PROMPT, 18)
+        assert answer != greedy_answer(folder, PROMPT, LENGTH)
         assert done[1].tokens == greedy_answer(next_folder, PROMPT, 8)
     fresh = forced_logits(next_folder, PROMPT, done[1].tokens)
     expected = logprobs_of(fresh, done[1].tokens, 1).tolist()

@@ -52,6 +52,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     stop_tokens: frozenset[int]
     stop_strings: tuple[str, ...] = ()
+    # higher ones start first
+    priority: int = 0
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

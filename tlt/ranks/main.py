@@ -12,11 +12,10 @@ from typing import assert_never
 import torch
 
 from tlt.blobs import Blobs
-from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.learn import group as groups
-from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.ranks.engines import context_of, start_engine
 from tlt.ranks.frames import (
     Decode,
     Load,
@@ -31,7 +30,7 @@ from tlt.ranks.frames import (
 )
 from tlt.ranks.learning import LearnDuty
 from tlt.ranks.rollout import RolloutDuty
-from tlt.types import JobId, PolicyVersion
+from tlt.types import JobId
 
 
 class Job:
@@ -44,19 +43,11 @@ class Job:
         self._device = device
         self._progress = progress
         self._blobs = Blobs(Path(load.flight), Path(load.committed))
-        model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
         tokenizer = Tokenizer(spec.policy.path)
-        positions = model.config.max_positions
-        context = min(positions, spec.policy.max_context or positions)
-        engine = NativeEngine(
-            model,
-            decode_text=tokenizer.decode,
-            slots=spec.rollout.slots,
-            max_context=context,
-            device=device,
-            version=PolicyVersion(0),
+        engine = start_engine(load, tokenizer, device)
+        self.rollout = RolloutDuty(
+            load, engine, tokenizer.stop_tokens(), context_of(load), self._blobs
         )
-        self.rollout = RolloutDuty(load, engine, tokenizer.stop_tokens(), context, self._blobs)
         self._learn: LearnDuty | None = None
 
     @property

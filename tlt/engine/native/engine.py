@@ -1,8 +1,8 @@
 """Every submitted request comes out of `step` exactly once.
 
 Running rows are the first ones of the slots, without gaps: a row that ends is filled from the
-queue, in order of arrival, or else by the last row. A prompt's last token is decoded, not
-prefilled, so that all first tokens come out of a decode step like the others.
+queue, in order of priority and arrival, or else by the last row. A prompt's last token is
+decoded, not prefilled, so that all first tokens come out of a decode step like the others.
 """
 
 from collections import deque
@@ -17,9 +17,10 @@ from tlt.engine.native.network import Network
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.staging import CHUNK, PLACES, Staging
-from tlt.engine.native.stopping import completes_stop_string
 from tlt.engine.native.timeline import Timeline
 from tlt.engine.native.weights import Weights
+from tlt.engine.requests import check_requests
+from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.messages import BatchSpan, PolicySpan
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
@@ -99,13 +100,10 @@ class NativeEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """All of them, or none if one is refused."""
-        ids = [request.id for request in requests]
-        if len({*ids} | self._ids) < len(ids) + len(self._ids):
-            raise ConfigError("two requests of the same id cannot run at once")
-        for request in requests:
-            self._check(request)
-        self._ids.update(ids)
-        self._queue.extend(requests)
+        check_requests(requests, self._ids, self._config.vocabulary, self._max_context)
+        self._ids.update(request.id for request in requests)
+        waiting = [*self._queue, *requests]
+        self._queue = deque(sorted(waiting, key=lambda request: -request.priority))
         self._staging_due = True
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -140,21 +138,6 @@ class NativeEngine:
     def close(self) -> None:
         """Nothing of the engine may be used afterwards."""
         vars(self).clear()
-
-    def _check(self, request: Request) -> None:
-        prompt, most = request.prompt, self._max_context - 1
-        if not 1 <= len(prompt) <= most:
-            raise ConfigError(
-                f"request {request.id}: a prompt of {len(prompt)} tokens doesn't fit: "
-                f"1 to {most} leave room for an answer"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._config.vocabulary:
-            raise ConfigError(
-                f"request {request.id}: the prompt holds a token outside the model's "
-                f"vocabulary of {self._config.vocabulary}"
-            )
-        if request.max_new_tokens < 1:
-            raise ConfigError(f"request {request.id}: max_new_tokens must be at least 1")
 
     def _drop_cancelled(self) -> list[Completion]:
         if not self._cancelled:

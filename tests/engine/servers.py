@@ -1,0 +1,61 @@
+"""Starting SGLang takes seconds, so tests of one model share a server, each with its own engine."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.server import Server
+from tlt.engine.sglang.start import start_server
+from tlt.engine.sglang.tap import Tap
+from tlt.models.decoder import DecoderConfig
+from tlt.models.folder import load_decoder
+from tlt.types import PolicyVersion
+
+_SLOTS, _CONTEXT = 32, 2048
+# alive at once
+_MOST = 2
+
+
+class Servers:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: dict[tuple[Path, torch.dtype], tuple[Server, Tap]] = {}
+
+    def engine(
+        self,
+        model: Path,
+        slots: int,
+        max_context: int,
+        dtype: torch.dtype,
+        decode_text: Callable[[Sequence[int]], str],
+    ) -> SglangEngine:
+        """With the weights of the model's folder, whatever an earlier test swapped in."""
+        dtype = torch.float32 if dtype == torch.float64 else dtype
+        policy = load_decoder(model, dtype)
+        server, tap = self._started.get((model, dtype)) or self._start(model, dtype, policy.config)
+        version = PolicyVersion(0)
+        engine = SglangEngine(server, policy.config, tap, decode_text, slots, max_context, version)
+        engine.swap_weights(version, policy.weights)
+        return engine
+
+    def close(self) -> None:
+        for server, _ in self._started.values():
+            server.close()
+
+    def _start(self, model: Path, dtype: torch.dtype, config: DecoderConfig) -> tuple[Server, Tap]:
+        if len(self._started) == _MOST:
+            oldest, _ = self._started.pop(next(iter(self._started)))
+            oldest.close()
+        self._started[model, dtype] = started = start_server(
+            model,
+            slots=_SLOTS,
+            max_context=min(_CONTEXT, config.max_positions),
+            device=torch.device("cpu"),
+            dtype=dtype,
+            version=PolicyVersion(0),
+            folder=self._folder,
+            captured=range(1, config.layers + 1),
+        )
+        return started

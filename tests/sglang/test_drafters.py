@@ -1,0 +1,192 @@
+"""Both layouts load into SGLang, propose what our modules do, and change no answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+
+from tests.engine.chi_square import p_value
+from tests.engine.oracle import (
+    GREEDY,
+    answers,
+    ask,
+    forced_logits,
+    greedy_answer,
+    logprobs_of,
+    random_prompts,
+)
+from tests.sglang import drafting
+from tlt.engine.base import Request, Sampling
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.plugin import Proposal
+from tlt.engine.sglang.server import Server
+from tlt.engine.sglang.start import start_server
+from tlt.engine.sglang.tap import Tap
+from tlt.errors import ConfigError
+from tlt.models.config_file import read_config
+from tlt.models.drafter import Drafter
+from tlt.models.drafter_folder import load_drafter, save_drafter
+from tlt.types import PolicyVersion
+
+STEPS = 3
+
+
+class Speculating(NamedTuple):
+    policy: Path
+    drafter: Drafter
+    server: Server
+    tap: Tap
+    trace: Path
+
+    def engine(self) -> SglangEngine:
+        config = read_config(self.policy)
+        return SglangEngine(
+            self.server, config, self.tap, str, slots=8, max_context=128, version=PolicyVersion(0)
+        )
+
+    def proposals(self) -> list[Proposal]:
+        lines = self.trace.read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=Proposal) for line in lines]
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def speculating(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Speculating]:
+    """It starts with a random drafter; `fitted` replaces it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    policy = drafting.predictable_policy(folder / "policy")
+    drafter = drafting.random_drafter(request.param, seed=1)
+    save_drafter(drafter, folder / "drafter")
+    server, tap = start_server(
+        policy,
+        slots=8,
+        max_context=128,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=PolicyVersion(0),
+        folder=folder,
+        captured=drafting.captured(request.param),
+        drafts=Drafts(
+            algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
+            drafter=folder / "drafter",
+            steps=STEPS,
+        ),
+        proposals=folder / "proposals",
+    )
+    yield Speculating(policy, drafter, server, tap, folder / "proposals")
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def fitted(speculating: Speculating) -> Speculating:
+    drafter = drafting.fitted_drafter(speculating.drafter.config.layout, speculating.policy)
+    run = speculating.server.run
+    run(speculating.server.update_drafter(dict(drafter.state_dict())))
+    return speculating._replace(drafter=drafter)
+
+
+def requests(sampling: Sampling) -> list[Request]:
+    """More than run at once, so that they join and leave."""
+    prompts = random_prompts(20, shortest=2, longest=20)
+    return [ask(i, p, sampling, 5 + (7 * i) % 40) for i, p in enumerate(prompts)]
+
+
+def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
+    before = len(speculating.proposals())
+    done = answers(speculating.engine(), asked)
+    made = speculating.proposals()[before:]
+    for proposal in made:
+        id = int(proposal.name.rstrip(".").rpartition("-")[2])
+        text = [*asked[id].prompt, *done[id].tokens][: proposal.seen + 1]
+        if len(text) <= proposal.seen:
+            continue  # made ahead of an end that was not known yet
+        assert proposal.tokens[0] == text[-1]
+        expected = drafting.proposed(speculating.drafter, speculating.policy, text, STEPS)
+        assert proposal.tokens[1:] == expected
+    return len(made)
+
+
+def test_a_random_drafter_proposes_what_our_module_does(speculating: Speculating) -> None:
+    assert check_proposals(speculating, requests(GREEDY)[:8]) > 100
+
+
+def test_a_fitted_one_does_too_and_is_often_right(fitted: Speculating) -> None:
+    asked = requests(GREEDY)
+    passes = check_proposals(fitted, asked)
+    # its first token comes from the prompt's pass
+    gained = sum(request.max_new_tokens - 1 for request in asked)
+    assert gained / passes >= 2
+
+
+def test_greedy_answers_are_the_policys(fitted: Speculating) -> None:
+    asked = requests(GREEDY)
+    done = answers(fitted.engine(), asked)
+    for r in asked:
+        assert done[r.id].tokens == greedy_answer(fitted.policy, r.prompt, r.max_new_tokens)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_a_forced_pass(fitted: Speculating, temperature: float) -> None:
+    asked = requests(Sampling(temperature=temperature))
+    done = answers(fitted.engine(), asked)
+    for r in asked:
+        tokens = done[r.id].tokens
+        expected = logprobs_of(forced_logits(fitted.policy, r.prompt, tokens), tokens, temperature)
+        assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_states_are_the_policys_at_every_position(fitted: Speculating) -> None:
+    asked = {r.id: r for r in requests(Sampling())}
+    engine = fitted.engine()
+    engine.submit(list(asked.values()))
+    layers = drafting.captured(fitted.drafter.config.layout)
+    seen = 0
+    while engine.running:
+        for done in engine.step():
+            text = [*asked[done.id].prompt, *done.tokens]
+            states = engine.states(done.id)
+            expected, _ = drafting.policy_states(fitted.policy, torch.tensor([text[:-1]]))
+            expected = expected[0][:, [layer - 1 for layer in layers]]
+            assert states.shape == expected.shape
+            assert ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
+            seen += len(states)
+    assert seen > 400
+
+
+def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
+    """The second token is one that verification let pass or drew itself."""
+    if fitted.drafter.config.layout == "eagle":
+        pytest.skip("verification doesn't ask who drafted, and 8,000 draws take half a minute")
+    prompt = random_prompts(1, shortest=5)[0]
+    asked = [ask(i, prompt, Sampling(), max_new_tokens=3) for i in range(8_000)]
+    done = answers(fitted.engine(), asked)
+    counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
+    first = forced_logits(fitted.policy, prompt, [0])[0].softmax(-1)
+    second = torch.stack(
+        [forced_logits(fitted.policy, prompt, [token, 0])[1].softmax(-1) for token in range(97)]
+    )
+    assert p_value(counts, first @ second) > 0.01
+
+
+def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> None:
+    foreign = {"embed_tokens.weight": torch.zeros(97, 64)}
+    with pytest.raises(
+        ConfigError, match="no weight of the drafter's own"
+    ):
+        fitted.server.run(fitted.server.update_drafter(foreign))
+    prompt = random_prompts(1, shortest=5)[0]
+    done = answers(fitted.engine(), [ask(0, prompt)])
+    assert done[0].tokens == greedy_answer(fitted.policy, prompt, 20)
+
+
+def test_a_saved_drafter_is_the_same_again(speculating: Speculating, tmp_path: Path) -> None:
+    save_drafter(speculating.drafter, tmp_path)
+    again = load_drafter(tmp_path, policy_layers=drafting.LAYERS)
+    assert again.config == speculating.drafter.config
+    for name, weight in speculating.drafter.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])

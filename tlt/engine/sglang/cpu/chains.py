@@ -1,0 +1,108 @@
+"""Drafts that form one chain per request: its layout, and how much of it the target accepts.
+
+Row i of a batch holds the token drawn last and then its drafts. As many drafts are accepted as come
+before the first rejected one; in its place, or behind them all, stands one token of the target's.
+The names of keyword arguments are SGLang's.
+"""
+
+import torch
+
+_QUERIES_ONLY = 1
+
+
+def build_tree_kernel_efficient(
+    parents: torch.Tensor,
+    selected: torch.Tensor,
+    lengths: torch.Tensor,
+    mask: torch.Tensor,
+    positions: torch.Tensor,
+    index: torch.Tensor,
+    next_token: torch.Tensor,
+    next_sibling: torch.Tensor,
+    topk: int,
+    depth: int,
+    count: int,
+    mask_mode: int,
+) -> None:
+    if topk != 1 or mask_mode != _QUERIES_ONLY:
+        raise NotImplementedError("draft trees (topk above 1) have no CPU stand-in")
+    requests = len(lengths)
+    chain = torch.arange(count)
+    mask.view(requests, count, count).copy_(torch.ones(count, count, dtype=torch.bool).tril())
+    positions.view(requests, count).copy_(lengths[:, None] + chain)
+    index.copy_(torch.arange(requests * count).view(requests, count))
+    next_token.copy_(torch.where(chain == count - 1, -1, chain + 1).expand(requests, count))
+    next_sibling.fill_(-1)
+
+
+def verify_tree_greedy(
+    *,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    target_predict: torch.Tensor,
+    **links: torch.Tensor,
+) -> None:
+    """A draft is accepted if it is what the target predicts."""
+    agree = candidates[:, 1:] == target_predict[:, :-1]
+    _commit(agree, target_predict, predicts, accept_index, accept_token_num)
+
+
+def tree_speculative_sampling_target_only(
+    *,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_samples_for_final_sampling: torch.Tensor,
+    target_probs: torch.Tensor,
+    threshold_single: float,
+    threshold_acc: float,
+    **others: torch.Tensor | bool,
+) -> None:
+    """A draft is accepted with the probability that the target gives it, and a rejected one is
+    followed by one of the target's other tokens: so all follow the target's distribution."""
+    if threshold_single != 1.0 or threshold_acc != 1.0:
+        raise NotImplementedError("lossy acceptance (speculative thresholds) has no CPU stand-in")
+    drafts = candidates[:, 1:].long()
+    chances = target_probs[:, :-1].gather(2, drafts[:, :, None])[:, :, 0]
+    # not `<=`: a coin may be zero, and so may a chance
+    agree = uniform_samples[:, : drafts.shape[1]] < chances
+    ended = agree.long().cumprod(1).sum(1)
+    requests = torch.arange(len(candidates))
+    rest = target_probs[requests, ended].double()
+    rejected = (ended < drafts.shape[1]).nonzero()[:, 0]
+    rest[rejected, drafts[rejected, ended[rejected]]] = 0.0
+    heaped = rest.cumsum(1)
+    aim = uniform_samples_for_final_sampling.double()[:, None] * heaped[:, -1:]
+    drawn = torch.searchsorted(heaped, aim, right=True)[:, 0].clamp(max=rest.shape[1] - 1)
+    chosen = torch.nn.functional.pad(drafts, (0, 1))
+    chosen[requests, ended] = drawn
+    _commit(agree, chosen, predicts, accept_index, accept_token_num)
+
+
+def fill_bonus_tokens(
+    accepted: torch.Tensor, lengths: torch.Tensor, bonus: torch.Tensor, stride: int
+) -> None:
+    """The last token of each request's."""
+    last = torch.arange(len(lengths)) * stride + lengths.long() - 1
+    bonus.copy_(accepted.flatten()[last])
+
+
+def _commit(
+    agree: torch.Tensor,
+    chosen: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
+    """`chosen` up to and including the first place at which draft and target don't agree."""
+    requests, count = chosen.shape
+    accepted = agree.long().cumprod(1).sum(1)
+    taken = torch.arange(count) <= accepted[:, None]
+    flat = torch.arange(requests * count).view(requests, count)
+    predicts.view(requests, count)[taken] = chosen[taken].to(predicts.dtype)
+    accept_index.copy_(torch.where(taken, flat, -1)[:, : accept_index.shape[1]])
+    accept_count.copy_(accepted)

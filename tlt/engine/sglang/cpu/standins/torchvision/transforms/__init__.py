@@ -1,0 +1,3 @@
+from torchvision.transforms.functional import InterpolationMode
+
+__all__ = ["InterpolationMode"]

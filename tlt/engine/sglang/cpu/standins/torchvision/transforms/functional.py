@@ -1,0 +1,2 @@
+class InterpolationMode:
+    """Named in signatures."""

@@ -1,0 +1,47 @@
+"""Which slot of the tap a request gets, and whose cached prompt it may share.
+
+SGLang computes a shared prefix once, so its states are copied from whoever came first. A request
+shares only with one whose slot still holds them, and which saw the same policy and drafter.
+"""
+
+import os
+from collections import deque
+from itertools import count
+from typing import NamedTuple
+
+Prompt = tuple[int, ...]
+
+
+class Place(NamedTuple):
+    slot: int
+    # SGLang shares prefixes among requests of equal salts
+    salt: str
+
+
+class Places:
+    def __init__(self, slots: int) -> None:
+        self._free = deque(range(slots))
+        # what lies in each slot, those that are free again included
+        self._held: dict[int, tuple[Prompt, str, str]] = {}
+        self._own = os.urandom(4).hex()
+        self._salts = count()
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self, prompt: Prompt, weights: str) -> Place:
+        """`weights` says which ones the prompt is computed with."""
+        slot = self._free.popleft()
+        salt = self._shared(prompt, weights) or f"{self._own}-{next(self._salts)}"
+        self._held[slot] = prompt, weights, salt
+        return Place(slot, salt)
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def _shared(self, prompt: Prompt, weights: str) -> str | None:
+        for held, computed_with, salt in self._held.values():
+            if held == prompt and computed_with == weights:
+                return salt
+        return None

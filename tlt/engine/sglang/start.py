@@ -1,0 +1,90 @@
+"""From a model folder to an engine: the tap first, then SGLang with the plugin that fills it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from tlt.engine.sglang import launch, plugin
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.server import Server
+from tlt.engine.sglang.tap import Tap, TapShape
+from tlt.errors import UnsupportedModel
+from tlt.models.config_file import read_config
+from tlt.models.drafter_folder import weight_names
+from tlt.types import PolicyVersion
+
+# requests that SGLang holds for each that it decodes, so that it never waits for us
+_AHEAD = 2
+
+
+def start_server(
+    model: Path,
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    captured: Sequence[int] = (),
+    drafts: Drafts | None = None,
+    seed: int = 0,
+    proposals: Path | None = None,
+) -> tuple[Server, Tap]:
+    """`folder` takes the log, and should be in memory: the tap lies there until it is mapped.
+
+    What is captured with a drafter is what that drafter reads, and the last state.
+    """
+    config = read_config(model)
+    if config.mlp_bias:
+        raise UnsupportedModel(f"{model}: SGLang has no biases in the feed-forward part")
+    shape = TapShape(
+        slots=_AHEAD * slots,
+        positions=max_context,
+        layers=len(captured),
+        hidden=config.hidden,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    path = folder / "tap"
+    told = plugin.Options(
+        tap=str(path), shape=shape, proposals=None if proposals is None else str(proposals)
+    )
+    tap = Tap.create(path, shape)
+    try:
+        launched = launch.start(
+            launch.Options(
+                model=model,
+                device=device,
+                dtype=dtype,
+                slots=slots,
+                max_context=max_context,
+                version=version,
+                seed=seed,
+                drafts=drafts,
+                states=bool(captured),
+                captured=tuple(layer for layer in captured if layer < config.layers),
+                environment=told.environment(),
+            ),
+            folder / "sglang.log",
+        )
+    finally:
+        path.unlink()
+    own = () if drafts is None else weight_names(drafts.drafter)
+    return Server(launched, dtype, own), tap
+
+
+def start_engine(
+    model: Path,
+    decode_text: Callable[[Sequence[int]], str],
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    seed: int,
+) -> SglangEngine:
+    server, tap = start_server(model, slots, max_context, device, dtype, version, folder, seed=seed)
+    config = read_config(model)
+    return SglangEngine(server, config, tap, decode_text, slots, max_context, version)

@@ -1,0 +1,124 @@
+"""A drafter's folder is one that SGLang loads: config.json, model.safetensors, nothing of ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tlt.errors import UnsupportedModel
+from tlt.models.config_file import read_json
+from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
+from tlt.models.rope import PlainRope
+
+_ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
+# the inverse of d2t, which training uses elsewhere
+_UNUSED = {"t2d"}
+
+
+class _Captured(msgspec.Struct):
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+
+
+class _ConfigFile(msgspec.Struct):
+    architectures: list[str]
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    vocab_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    num_hidden_layers: int = 1
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    draft_vocab_size: int | None = None
+    eagle_config: _Captured | None = None
+
+
+def save_drafter(drafter: Drafter, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_config_file(drafter.config), indent=2) + "\n")
+
+
+def load_drafter(folder: Path, policy_layers: int) -> Drafter:
+    """Of a policy with so many layers, which decides where its states are taken by default."""
+    drafter = new_drafter(read_drafter_config(folder, policy_layers))
+    found = load_file(folder / "model.safetensors")
+    if missing := drafter.state_dict().keys() - found.keys():
+        raise UnsupportedModel(f"{folder}: the drafter lacks {min(missing)}")
+    if unknown := found.keys() - drafter.state_dict().keys() - _UNUSED:
+        raise UnsupportedModel(f"{folder}: the drafter has {min(unknown)}, which we don't run")
+    drafter.load_state_dict({name: found[name] for name in drafter.state_dict()})
+    return drafter
+
+
+def weight_names(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        return set(tensors.keys())
+
+
+def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
+    file = read_json(folder / "config.json", _ConfigFile)
+    layouts = [kind for kind, name in _ARCHITECTURES.items() if file.architectures == [name]]
+    if not layouts or file.num_hidden_layers != 1:
+        raise UnsupportedModel(
+            f"{folder}: {file.architectures} with {file.num_hidden_layers} layers; "
+            f"we run drafters of one layer, {' or '.join(_ARCHITECTURES.values())}"
+        )
+    listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
+    entrances = tuple(layer + 1 for layer in listed) if listed else default_layers(policy_layers)
+    heads = file.num_attention_heads
+    return DrafterConfig(
+        layout="eagle" if layouts == ["eagle"] else "eagle3",
+        hidden=file.hidden_size,
+        intermediate=file.intermediate_size,
+        heads=heads,
+        kv_heads=file.num_key_value_heads or heads,
+        head_dim=file.head_dim or file.hidden_size // heads,
+        norm_eps=file.rms_norm_eps,
+        rope=PlainRope(theta=file.rope_theta),
+        max_positions=file.max_position_embeddings,
+        vocabulary=file.vocab_size,
+        captured=entrances if layouts == ["eagle3"] else (policy_layers,),
+        own_head=file.draft_vocab_size if layouts == ["eagle3"] else None,
+    )
+
+
+def default_layers(policy_layers: int) -> tuple[int, int, int]:
+    """A low, a middle and a high one: at whose entrances EAGLE-3 heads are trained."""
+    return (2, policy_layers // 2, policy_layers - 3)
+
+
+def _config_file(config: DrafterConfig) -> dict[str, Any]:
+    assert isinstance(config.rope, PlainRope)
+    file: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[config.layout]],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        # SGLang would take the drafter's own embedding for its head
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    if config.layout == "eagle3":
+        file["draft_vocab_size"] = config.own_head
+        file["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.captured]
+        }
+    return file
