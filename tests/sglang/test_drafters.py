@@ -45,7 +45,14 @@ class Speculating(NamedTuple):
     def engine(self) -> SglangEngine:
         config = read_config(self.policy)
         return SglangEngine(
-            self.server, config, self.tap, str, slots=8, max_context=128, version=PolicyVersion(0)
+            self.server,
+            config,
+            self.tap,
+            str,
+            slots=8,
+            max_context=128,
+            version=PolicyVersion(0),
+            stuck_seconds=60,
         )
 
     def proposals(self) -> list[Proposal]:
@@ -54,13 +61,12 @@ class Speculating(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
-def speculating(
+def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Speculating]:
-    """It starts with a random drafter; `fitted` replaces it."""
     folder = tmp_path_factory.mktemp(request.param)
     policy = drafting.predictable_policy(folder / "policy")
-    drafter = drafting.random_drafter(request.param, seed=1)
+    drafter = drafting.random_drafter(request.param, seed=2)
     save_drafter(drafter, folder / "drafter")
     server, tap = start_server(
         policy,
@@ -83,11 +89,16 @@ def speculating(
 
 
 @pytest.fixture(scope="module")
-def fitted(speculating: Speculating) -> Speculating:
-    drafter = drafting.fitted_drafter(speculating.drafter.config.layout, speculating.policy)
-    run = speculating.server.run
-    run(speculating.server.update_drafter(dict(drafter.state_dict())))
-    return speculating._replace(drafter=drafter)
+def taught(started: Speculating) -> Drafter:
+    return drafting.fitted_drafter(started.drafter.config.layout, started.policy)
+
+
+@pytest.fixture
+def fitted(started: Speculating, taught: Drafter) -> Iterator[Speculating]:
+    """With a drafter that is mostly right; it began with another one."""
+    started.server.run(started.server.update_drafter(dict(taught.state_dict())))
+    yield started._replace(drafter=taught)
+    started.server.run(started.server.update_drafter(dict(started.drafter.state_dict())))
 
 
 def requests(sampling: Sampling) -> list[Request]:
@@ -111,8 +122,8 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
     return len(made)
 
 
-def test_a_random_drafter_proposes_what_our_module_does(speculating: Speculating) -> None:
-    assert check_proposals(speculating, requests(GREEDY)[:8]) > 100
+def test_a_random_drafter_proposes_what_our_module_does(started: Speculating) -> None:
+    assert check_proposals(started, requests(GREEDY)[:8]) > 100
 
 
 def test_a_fitted_one_does_too_and_is_often_right(fitted: Speculating) -> None:
@@ -175,18 +186,16 @@ def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
 
 def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> None:
     foreign = {"embed_tokens.weight": torch.zeros(97, 64)}
-    with pytest.raises(
-        ConfigError, match="no weight of the drafter's own"
-    ):
+    with pytest.raises(ConfigError, match="no weight of the drafter's own"):
         fitted.server.run(fitted.server.update_drafter(foreign))
     prompt = random_prompts(1, shortest=5)[0]
     done = answers(fitted.engine(), [ask(0, prompt)])
     assert done[0].tokens == greedy_answer(fitted.policy, prompt, 20)
 
 
-def test_a_saved_drafter_is_the_same_again(speculating: Speculating, tmp_path: Path) -> None:
-    save_drafter(speculating.drafter, tmp_path)
+def test_a_saved_drafter_is_the_same_again(started: Speculating, tmp_path: Path) -> None:
+    save_drafter(started.drafter, tmp_path)
     again = load_drafter(tmp_path, policy_layers=drafting.LAYERS)
-    assert again.config == speculating.drafter.config
-    for name, weight in speculating.drafter.state_dict().items():
+    assert again.config == started.drafter.config
+    for name, weight in started.drafter.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name])

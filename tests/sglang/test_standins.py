@@ -40,10 +40,10 @@ def _surroundings() -> dict[str, Any]:
     }
 
 
-def _save_drafter(folder: Path, layout: Any) -> Path:
+def _save_drafter(folder: Path) -> Path:
     torch.manual_seed(5)
     config = DrafterConfig(
-        layout=layout,
+        layout="eagle",
         hidden=SHAPE["hidden_size"],
         intermediate=SHAPE["intermediate_size"],
         heads=4,
@@ -53,8 +53,6 @@ def _save_drafter(folder: Path, layout: Any) -> Path:
         rope=PlainRope(theta=10_000.0),
         max_positions=256,
         vocabulary=SHAPE["vocab_size"],
-        captured=(1, 2, 3) if layout == "eagle3" else (),
-        own_head=SHAPE["vocab_size"] if layout == "eagle3" else None,
     )
     save_drafter(new_drafter(config), folder)
     return folder
@@ -65,15 +63,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("policy"), seed=1, num_hidden_layers=4)
 
 
-@pytest.fixture(scope="module", params=["plain", "eagle", "eagle3"])
+@pytest.fixture(scope="module", params=["plain", "eagle"])
 def engine(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Launched]:
     scratch = tmp_path_factory.mktemp(request.param)
     drafts = None
-    if request.param != "plain":
-        drafter = _save_drafter(scratch / "drafter", request.param)
-        drafts = Drafts(algorithm=request.param.upper(), drafter=drafter, steps=3)
+    if request.param == "eagle":
+        drafts = Drafts(algorithm="EAGLE", drafter=_save_drafter(scratch / "drafter"), steps=3)
     before = _surroundings()
     launched = launch.start(_options(folder, drafts=drafts), scratch / "log")
     assert _surroundings() == before

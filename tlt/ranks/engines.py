@@ -28,7 +28,16 @@ def start_engine(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engi
 
             place = Path(tempfile.mkdtemp(prefix="sglang-", dir=load.flight))
             return start.start_engine(
-                folder, tokenizer.decode, slots, context, device, dtype, version, place, spec.seed
+                folder,
+                tokenizer.decode,
+                slots,
+                context,
+                device,
+                dtype,
+                version,
+                place,
+                seed=spec.seed,
+                stuck_seconds=spec.workers.stuck_seconds,
             )
 
 

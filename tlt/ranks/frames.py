@@ -9,6 +9,9 @@ import mmap
 import select
 import socket
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TypeAlias
 
 import msgspec
@@ -141,6 +144,9 @@ class RankChannel:
         return frames
 
 
+_PULSE_SECONDS = 0.5
+
+
 class Progress:
     """Two numbers in memory that a rank shares with its worker: work done, requests running."""
 
@@ -154,6 +160,23 @@ class Progress:
     def report(self, running: int) -> None:
         self._done += 1
         self._LAYOUT.pack_into(self._memory, 0, self._done, running)
+
+    @contextmanager
+    def made(self) -> Generator[None]:
+        """Inside is something that takes its time, and cannot say so itself."""
+        over = Event()
+
+        def report() -> None:
+            while not over.wait(_PULSE_SECONDS):
+                self.report(0)
+
+        pulse = Thread(target=report, daemon=True)
+        pulse.start()
+        try:
+            yield
+        finally:
+            over.set()
+            pulse.join()
 
     def read(self) -> tuple[int, int]:
         done, running = self._LAYOUT.unpack_from(self._memory)

@@ -5,7 +5,9 @@ worker does. Whatever it cannot do is either the job's fault (`Refused`) or the 
 nothing is repaired in here.
 """
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import assert_never
 
@@ -88,7 +90,8 @@ class Rank:
             case Load():
                 self._close()
                 try:
-                    self._job = Job(command, self._device, self._progress)
+                    with self._progress.made():
+                        self._job = Job(command, self._device, self._progress)
                 except ConfigError as error:
                     self._channel.send(Refused(job=command.job, error=str(error)))
             case Unload():
@@ -142,6 +145,11 @@ def main() -> None:
         Rank(channel, progress, device).run()
     except EOFError:
         return
+    except Exception:
+        # its last line is what the worker reports: nothing may speak after it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     finally:
         del store
 

@@ -28,8 +28,6 @@ from tlt.types import PolicyVersion
 
 # how long `step` waits where nothing ends: the rank looks for commands in between
 _WAIT_SECONDS = 0.02
-# requests that are running without any position filled for so long hang
-_STALL_SECONDS = 60.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -51,8 +49,13 @@ class SglangEngine:
         slots: int,
         max_context: int,
         version: PolicyVersion,
+        stuck_seconds: float,
     ) -> None:
-        """`tap` has at least as many slots as the engine."""
+        """`tap` has at least as many slots as the engine.
+
+        Requests that run for `stuck_seconds` without a token hang, and raise.
+        """
+        self._stuck_seconds = stuck_seconds
         self._server = server
         self._config = config
         self._tap = tap
@@ -216,10 +219,9 @@ class SglangEngine:
         filled, now = int(self._tap.filled.sum()), monotonic()
         if filled != self._moved[0] or not self._running:
             self._moved = filled, now
-        elif now - self._moved[1] > _STALL_SECONDS:
-            raise RankError(
-                f"SGLang decoded nothing for {_STALL_SECONDS:.0f} s: {self._server.last_lines()}"
-            )
+        elif now - self._moved[1] > self._stuck_seconds:
+            said = self._server.last_lines()
+            raise RankError(f"SGLang decoded nothing for {self._stuck_seconds:.0f} s: {said}")
 
 
 def _spans(values: npt.NDArray[np.int32], drawn: slice) -> list[tuple[int, int]]:

@@ -72,6 +72,10 @@ class Launched:
         """Of what the scheduler said."""
         return self._scheduler.last_lines()
 
+    def kill(self) -> None:
+        """From now on it is dead for everybody."""
+        self._scheduler.kill()
+
     def close(self) -> None:
         self._scheduler.kill()
         self.engine.close()

@@ -95,14 +95,18 @@ class Server:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncGenerator[None]:
-        """Requests stay where they are. After a failure nothing goes on: weights may be mixed."""
+        """Requests stay where they are. After a failure weights may be mixed: nothing goes on."""
         from sglang.srt.managers.io_struct import (
             ContinueGenerationReqInput,
             PauseGenerationReqInput,
         )
 
         await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
-        yield
+        try:
+            yield
+        except BaseException:
+            self._launched.kill()
+            raise
         await self._manager.continue_generation(ContinueGenerationReqInput())
 
     async def _update(

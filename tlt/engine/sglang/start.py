@@ -84,7 +84,10 @@ def start_engine(
     version: PolicyVersion,
     folder: Path,
     seed: int,
+    stuck_seconds: float,
 ) -> SglangEngine:
     server, tap = start_server(model, slots, max_context, device, dtype, version, folder, seed=seed)
     config = read_config(model)
-    return SglangEngine(server, config, tap, decode_text, slots, max_context, version)
+    return SglangEngine(
+        server, config, tap, decode_text, slots, max_context, version, stuck_seconds
+    )

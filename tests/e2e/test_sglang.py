@@ -1,0 +1,92 @@
+"""A job on SGLang: it ends like any other, and so it does when SGLang dies or hangs in it."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.following import open_ledger
+from tests.e2e.live import Live, dropped, kept, kill, wait_until, write_spec
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One worker of one rank: what it loses, only it can make good."""
+    session = Live(tmp_path_factory.mktemp("alone"))
+    session.tlt("up", "--workers", "1", "--runs", str(session.runs))
+    yield session
+    session.tlt("down")
+
+
+@pytest.fixture(scope="module")
+def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
+    spec = {
+        **raw_spec,
+        "name": "sglang",
+        "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
+        "algorithm": {
+            **raw_spec["algorithm"],
+            "eval_every": 0,
+            "prompts_per_step": 2,
+            "group_size": 4,
+        },
+    }
+    return write_spec(alone.home, spec)
+
+
+def await_decoding(live: Live, job: str, step: int) -> int:
+    """The scheduler's process, once it has something to do."""
+    live.await_phase(job, "rolling", step)
+    found: list[int] = []
+
+    def decoding() -> bool:
+        worker = live.workers()["w0"]
+        if worker["running"] > 0:
+            found.extend(pid for rank in worker["rank_pids"] for pid in schedulers(rank))
+        return bool(found)
+
+    wait_until(decoding, "SGLang to decode")
+    return found[0]
+
+
+def schedulers(rank: int) -> list[int]:
+    """Its children that bear SGLang's name."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{rank}/task").iterdir():
+            children = (task / "children").read_text().split()
+            found += [
+                int(child)
+                for child in children
+                if "sglang" in Path(f"/proc/{child}/comm").read_text()
+            ]
+    return found
+
+
+def test_a_job_outlives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) -> None:
+    job = alone.submit(sglang_spec, "workers.stuck_seconds=8")
+    kill(await_decoding(alone, job, step=0))
+    hung = await_decoding(alone, job, step=1)
+    kill(hung, signal.SIGSTOP)
+    assert alone.ended(job)["status"] == "done", alone.job(job)["error"]
+    journal = alone.journal(job)
+    counted = kept(journal, open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 2 * 2 * 4
+    assert dropped(journal) == 0
+    assert alone.fold(job).losses == 2
+    logs = alone.tlt("logs", job).stdout
+    assert "SGLang's scheduler was ended by SIGKILL" in logs
+    assert "SGLang decoded nothing for 8 s" in logs
+
+
+def test_a_job_that_loses_it_too_often_fails_by_name(alone: Live, sglang_spec: Path) -> None:
+    job = alone.submit(sglang_spec, "workers.max_restarts=0")
+    kill(await_decoding(alone, job, step=0))
+    ended = alone.ended(job)
+    assert ended["status"] == "failed"
+    assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]

@@ -1,0 +1,44 @@
+"""A weight update that fails leaves the old weights or none, never a mix that decodes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.conftest import save_model
+from tests.engine.oracle import ask, random_prompts
+from tlt.engine.sglang.start import start_engine
+from tlt.errors import ConfigError, RankError
+from tlt.models.folder import load_decoder
+from tlt.types import PolicyVersion
+
+
+def test_what_it_refuses_midway_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = save_model(tmp_path / "policy", seed=1)
+    engine = start_engine(
+        policy,
+        str,
+        slots=2,
+        max_context=128,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=PolicyVersion(0),
+        folder=tmp_path,
+        seed=0,
+        stuck_seconds=60,
+    )
+    engine.submit([ask(0, random_prompts(1)[0], max_new_tokens=100)])
+    engine.step()
+    weights = dict(load_decoder(policy).weights)
+    weights["model.norm.weight"] = torch.zeros(3)
+    # refused before anything is sent
+    with pytest.raises(ConfigError, match="json implies"):
+        engine.swap_weights(PolicyVersion(1), weights)
+    assert engine.running == 1
+    # and by SGLang, when other tensors are in place already
+    monkeypatch.setattr("tlt.engine.sglang.engine.mismatch", lambda *_: None)
+    with pytest.raises(RankError, match="Attempted to load weight"):
+        engine.swap_weights(PolicyVersion(1), weights)
+    with pytest.raises(RankError, match="SGLang's scheduler ended"):
+        engine.step()
+    engine.close()
