@@ -25,7 +25,7 @@ check: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for name in road second_task engine learner; do \
+	@for name in road second_task engine learner sglang; do \
 		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$$name.json || exit 1; \
 	done
 

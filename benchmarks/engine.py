@@ -31,7 +31,7 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
 _ROOT = Path(__file__).resolve().parent.parent
-_MODEL = _ROOT / "examples" / "tiny_reasoner" / "model"
+MODEL = _ROOT / "examples" / "tiny_reasoner" / "model"
 _BARS = {1: 3.0, 4: 2.2, 16: 1.5, 64: 1.1}
 _PROMPT, _ANSWER = 32, 224
 _PAIRS = 7
@@ -71,7 +71,7 @@ def main() -> None:
 
 def _against_generate(device: torch.device) -> tuple[dict[int, float], dict[int, Any]]:
     model = AutoModelForCausalLM.from_pretrained(
-        _MODEL, dtype=torch.float32, attn_implementation="sdpa"
+        MODEL, dtype=torch.float32, attn_implementation="sdpa"
     )
     nn.Module.to(model, device).eval()
     engines = {batch: _engine(batch, _PROMPT + _ANSWER, device) for batch in _BARS}
@@ -79,7 +79,7 @@ def _against_generate(device: torch.device) -> tuple[dict[int, float], dict[int,
     ours: dict[int, list[float]] = {batch: [] for batch in _BARS}
     for attempt in range(-1, _PAIRS):  # the first only warms up
         for batch in _BARS:
-            prompts = _random_prompts(batch, attempt)
+            prompts = random_prompts(batch, attempt)
             pair = (
                 _seconds(device, lambda: _generate(model, prompts)),  # noqa: B023
                 _seconds(device, lambda: _decode(engines[batch], prompts, _ANSWER)),  # noqa: B023
@@ -108,7 +108,7 @@ def _by_slots(device: torch.device) -> dict[int, float]:
     table = [row for _, row in islice(rows(Path(spec.data.train), spec.data), _ROLLOUTS // 8)]
     prompts = [tokenizer.prompt_tokens(row["prompt"], spec.data, "train") for row in table]
     requests = [
-        _request(index * 8 + member, prompt, spec.rollout.max_new_tokens, tokenizer.stop_tokens())
+        request(index * 8 + member, prompt, spec.rollout.max_new_tokens, tokenizer.stop_tokens())
         for index, prompt in enumerate(prompts)
         for member in range(8)
     ]
@@ -133,7 +133,7 @@ def _by_slots(device: torch.device) -> dict[int, float]:
 def _shares(batch: int, device: torch.device) -> dict[str, float]:
     """What decoding at a fixed length spends its time on, attention as one part of it."""
     engine = _engine(batch, _PROMPT + 64, device)
-    prompts = _random_prompts(batch, 0)
+    prompts = random_prompts(batch, 0)
     _decode(engine, prompts, 16)
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -154,7 +154,7 @@ def _own_time(event: Any, device: torch.device) -> float:
 
 
 def _engine(slots: int, context: int, device: torch.device) -> NativeEngine:
-    decoder = load_decoder(_MODEL)
+    decoder = load_decoder(MODEL)
     layers = decoder.config.layers
     return NativeEngine(
         decoder,
@@ -167,7 +167,7 @@ def _engine(slots: int, context: int, device: torch.device) -> NativeEngine:
     )
 
 
-def _request(
+def request(
     id: int, prompt: Sequence[int], tokens: int, stops: frozenset[int] = frozenset()
 ) -> Request:
     key = NoiseKey(seed=1, step=Step(0), purpose="train", prompt=PromptIndex(0), member=Member(id))
@@ -181,13 +181,13 @@ def _request(
     )
 
 
-def _random_prompts(count: int, seed: int) -> list[list[int]]:
+def random_prompts(count: int, seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed + 1)
     return torch.randint(3, 20, (count, _PROMPT), generator=generator).tolist()
 
 
 def _decode(engine: NativeEngine, prompts: list[list[int]], tokens: int) -> None:
-    engine.submit([_request(i, prompt, tokens) for i, prompt in enumerate(prompts)])
+    engine.submit([request(i, prompt, tokens) for i, prompt in enumerate(prompts)])
     while engine.running:
         for done in engine.step():
             assert len(done.tokens) == len(done.logprobs) == tokens

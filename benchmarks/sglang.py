@@ -1,0 +1,113 @@
+"""SGLang on this machine: how long a start takes, what it and its rank hold, what the tap costs.
+
+`python -m benchmarks.sglang --out F.json`
+
+The tiny reasoner in float32, eight requests of a fixed length at once, with the states of three
+layers and the last one captured, and without. Tokens per second are by the clock, interleaved.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.engine import MODEL, random_prompts, request
+from benchmarks.result import Claim, write_result
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.start import start_server
+from tlt.models.config_file import read_config
+from tlt.models.drafter_folder import default_layers
+from tlt.types import PolicyVersion
+
+_SLOTS, _CONTEXT = 8, 1024
+_ANSWER = 160
+_ROUNDS = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    device = torch.device(arguments.device)
+    layers = read_config(MODEL).layers
+    plain, plain_seconds = _start(device, ())
+    held = _memory()
+    tapped, tapped_seconds = _start(device, (*default_layers(layers), layers))
+    speeds: dict[str, list[float]] = {"plain": [], "tapped": []}
+    for attempt in range(-1, _ROUNDS):
+        for name, engine in (("plain", plain), ("tapped", tapped)):
+            speed = _tokens_per_second(engine, attempt)
+            if attempt >= 0:
+                speeds[name].append(speed)
+    plain.close()
+    tapped.close()
+    kept = median(t / p for t, p in zip(speeds["tapped"], speeds["plain"], strict=True))
+    seconds = max(plain_seconds, tapped_seconds)
+    claims = [
+        Claim(name="sglang.start", value=seconds, unit="s", bar=15, less_is_better=True),
+        Claim(name="sglang.memory", value=held / 1e9, unit="GB", bar=1.2, less_is_better=True),
+    ]
+    details: dict[str, Any] = {
+        "start_seconds": {"plain": round(plain_seconds, 1), "tapped": round(tapped_seconds, 1)},
+        "tokens_per_second": {name: round(median(found), 1) for name, found in speeds.items()},
+        "tapped_over_plain": round(kept, 3),
+    }
+    write_result("sglang", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine, float]:
+    began = time.perf_counter()
+    config, version = read_config(MODEL), PolicyVersion(0)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        server, tap = start_server(
+            MODEL,
+            slots=_SLOTS,
+            max_context=_CONTEXT,
+            device=device,
+            dtype=torch.float32,
+            version=version,
+            folder=Path(folder),
+            captured=captured,
+        )
+    seconds = time.perf_counter() - began
+    engine = SglangEngine(
+        server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, version, stuck_seconds=60
+    )
+    return engine, seconds
+
+
+def _memory() -> int:
+    """This process and its children, what they share counted once."""
+    total = 0
+    for pid in (os.getpid(), *_children(os.getpid())):
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
+        total += int(line.split()[1]) * 1024
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _tokens_per_second(engine: SglangEngine, seed: int) -> float:
+    prompts = random_prompts(_SLOTS, seed)
+    began = time.perf_counter()
+    engine.submit([request(i, prompt, _ANSWER) for i, prompt in enumerate(prompts)])
+    while engine.running:
+        engine.step()
+    return _SLOTS * _ANSWER / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()
