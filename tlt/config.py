@@ -84,6 +84,11 @@ class RewardSpec(Section, frozen=True, kw_only=True):
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):
+    """`precision`, `attention` and `compile` are found out on the machine unless they are given.
+
+    `old_logprobs: auto` takes the sampler's where they are found to be the learner's.
+    """
+
     name: Literal["grpo"] = "grpo"
     steps: int
     prompts_per_step: int
@@ -102,7 +107,10 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     gradient_clip: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["auto", "padded", "packed", "native"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    old_logprobs: Literal["auto", "learner"] = "auto"
     gradient_checkpointing: bool = False
     allow_filtered_sampling: bool = False
     checkpoint_every: int = 10
@@ -134,7 +142,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
-    engine: Literal["native"] = "native"
+    engine: Literal["native", "sglang"] = "native"
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

@@ -4,14 +4,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tlt.config import AlgorithmSpec
+from tlt.learn.kernel import kernel
 from tlt.learn.policy import PolicyLearner
 from tlt.learn.sample import LearnSample, Minibatch
 
 CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(kernel() is None, reason="no C compiler")
+PATHS = ["padded", "packed", pytest.param("native", marks=needs_compiler)]
 VOCABULARY = 24
 
 
@@ -34,6 +38,24 @@ def save_llama(folder: Path, seed: int = 0, **changes: Any) -> str:
     return str(folder)
 
 
+def save_mistral(folder: Path) -> str:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=VOCABULARY,
+        sliding_window=4,
+        tie_word_embeddings=True,
+        initializer_range=0.5,
+    )
+    MistralForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
 def spec(**changes: Any) -> AlgorithmSpec:
     settings: dict[str, Any] = {
         "steps": 10,
@@ -41,6 +63,7 @@ def spec(**changes: Any) -> AlgorithmSpec:
         "group_size": 2,
         "learning_rate": 1e-2,
         "microbatch_tokens": 64,
+        "precision": "float32",
     }
     return AlgorithmSpec(**settings | changes)
 

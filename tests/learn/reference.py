@@ -1,9 +1,12 @@
 """GRPO written naively: one sequence at a time, all logits, in float64, and torch's own AdamW."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.learn.models import samples
 from tlt.config import AlgorithmSpec
 from tlt.learn.sample import LearnSample
 
@@ -20,6 +23,15 @@ def logprobs(model: PreTrainedModel, sample: LearnSample) -> tuple[Tensor, Tenso
     table = logits.log_softmax(-1)[len(sample.prompt) - 1 : -1]
     chosen = torch.stack([table[i, token] for i, token in enumerate(sample.completion)])
     return chosen, -(table.exp() * table).sum(-1).detach()
+
+
+def drawn_by(folder: str, count: int, seed: int) -> list[LearnSample]:
+    """Samples whose sampler is the policy itself."""
+    model = load(folder)
+    made = samples(count, seed)
+    with torch.no_grad():
+        known = [logprobs(model, sample)[0].tolist() for sample in made]
+    return [replace(s, logprobs=tuple(found)) for s, found in zip(made, known, strict=True)]
 
 
 def loss(

@@ -1,64 +1,109 @@
+"""Attention over packed rows, against torch's and Transformers' own."""
+
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, MistralForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.learn.models import CPU
-from tlt.learn.attention import BLOCKED, blocked
-from tlt.learn.paths import fastest_attention
-
-
-@pytest.mark.parametrize("tokens", [1, 5, 128, 129, 300])
-@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (2, 1)])
-def test_blocks_attend_as_the_kernel_does(tokens: int, heads: int, shared: int):
-    torch.manual_seed(tokens)
-    query = torch.randn(2, heads, tokens, 8, requires_grad=True)
-    key = torch.randn(2, shared, tokens, 8, requires_grad=True)
-    value = torch.randn(2, shared, tokens, 8, requires_grad=True)
-    theirs = functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, enable_gqa=True, scale=0.3
-    )
-    ours = blocked(query, key, value, 0.3)
-    torch.testing.assert_close(ours, theirs)
-    slope = torch.randn_like(ours)
-    inputs = (query, key, value)
-    for a, b in zip(
-        torch.autograd.grad(ours, inputs, slope),
-        torch.autograd.grad(theirs, inputs, slope),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+from tests.learn.models import needs_compiler, save_mistral
+from tlt.learn.attention import NATIVE, PACKED
+from tlt.learn.kernel import Kernel, kernel
+from tlt.learn.loading import states
 
 
-def test_a_sliding_window_stays_one(tmp_path: Path):
+@pytest.fixture
+def native() -> Kernel:
+    built = kernel()
+    if built is None:
+        pytest.skip("no C compiler")
+    return built
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [5], [64], [65, 1, 200], [31, 32, 33, 3, 2], [16, 500]],
+    ids=lambda lengths: "-".join(map(str, lengths)),
+)
+@pytest.mark.parametrize(
+    ("heads", "shared", "width"), [(4, 4, 8), (4, 2, 32), (2, 1, 33), (6, 2, 80)]
+)
+def test_the_kernel_computes_what_torch_does(
+    native: Kernel, lengths: list[int], heads: int, shared: int, width: int
+):
+    torch.manual_seed(sum(lengths))
+    tokens, scale = sum(lengths), width**-0.5
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    query, slope = torch.randn(tokens, heads, width), torch.randn(tokens, heads, width)
+    # scores of a hundred, and both signs: exponentials at their ends
+    key, value = 5 * torch.randn(tokens, shared, width), torch.randn(tokens, shared, width)
+    out, lse = native.attend(query, key, value, bounds, scale)
+    ours = (out, *native.backward(slope, query, key, value, out, lse, bounds, scale))
+    exact = [tensor.double().requires_grad_() for tensor in (query, key, value)]
+    parts = zip(*(tensor.split(lengths) for tensor in exact), strict=True)
+    expected = torch.cat([_naive(*part, scale) for part in parts])
+    theirs = (expected, *torch.autograd.grad(expected, exact, slope.double()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+
+
+def _naive(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    members = query.shape[1] // key.shape[1]
+    keys, values = (tensor.repeat_interleave(members, 1) for tensor in (key, value))
+    scores = torch.einsum("qhw,khw->hqk", query, keys) * scale
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khw->qhw", weights, values)
+
+
+def test_what_is_not_a_number_stays_so(native: Kernel):
+    query, bounds = torch.ones(40, 2, 8), torch.tensor([0, 20, 40])
+    for index in range(3):
+        inputs = [query.clone() for _ in range(3)]
+        inputs[index][25] = torch.nan
+        out, _ = native.attend(inputs[0], inputs[1], inputs[2], bounds, 1.0)
+        assert out[:20].isfinite().all()
+        assert out[25].isnan().all()
+
+
+def _model(folder: str, name: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name)
+
+
+@pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
+def test_a_packed_sequence_has_the_states_it_has_alone(model_dir: str, name: str):
     torch.manual_seed(0)
-    config = MistralConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=16,
-        sliding_window=4,
-        initializer_range=0.5,
-    )
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    tokens = torch.arange(15)[None]
+    lengths = [7, 1, 20, 9]
+    tokens = torch.randint(24, (1, sum(lengths)))
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    together = states(_model(model_dir, name), tokens, bounds)[0]
+    eager = _model(model_dir, "eager")
+    alone = torch.cat([states(eager, part)[0] for part in tokens.split(lengths, 1)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
+def test_without_bounds_every_row_is_a_sequence(model_dir: str, name: str):
+    tokens = torch.arange(48).view(3, 16) % 24
     with torch.no_grad():
-        ours, theirs = (
-            AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name)(tokens).logits
-            for name in (BLOCKED, "eager")
-        )
+        ours, theirs = (states(_model(model_dir, n), tokens) for n in (name, "eager"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_choice_is_made_once_and_only_where_it_can_pay():
-    config = LlamaConfig(hidden_size=64, num_attention_heads=2, num_key_value_heads=1)
-    assert fastest_attention(config, "float32", CPU) == "sdpa"
-    assert fastest_attention(config, "bfloat16", torch.device("cuda")) == "sdpa"
-    chosen = fastest_attention(config, "bfloat16", CPU)
-    assert chosen in ("sdpa", BLOCKED)
-    assert fastest_attention(config, "bfloat16", CPU) == chosen
+@pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
+def test_a_window_is_refused_and_never_ignored(tmp_path: Path, name: str):
+    folder = save_mistral(tmp_path)
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        _model(folder, name)(torch.arange(15)[None])
+
+
+@needs_compiler
+def test_the_operator_is_sound():
+    """torch's own checks: schema, fake tensors, and autograd under a compiler's eyes."""
+    query = torch.randn(9, 2, 4, requires_grad=True)
+    key, value = (torch.randn(9, 1, 4, requires_grad=True) for _ in range(2))
+    operator: Callable[..., Any] = torch.ops.tlt.attend.default
+    torch.library.opcheck(operator, (query, key, value, torch.tensor([0, 4, 9]), 0.5))

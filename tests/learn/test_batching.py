@@ -9,24 +9,39 @@ from tlt.learn.sample import LearnSample
 
 
 @settings(max_examples=40, deadline=None)
-@given(count=st.integers(0, 30), budget=st.integers(1, 300), seed=st.integers(0, 99))
+@given(
+    count=st.integers(0, 30),
+    budget=st.integers(1, 300),
+    seed=st.integers(0, 99),
+    packed=st.booleans(),
+)
 def test_every_completion_token_is_scored_once_within_the_budget(
-    count: int, budget: int, seed: int
+    count: int, budget: int, seed: int, packed: bool
 ):
     chosen = samples(count, seed)
-    batches = microbatches(chosen, budget, CPU)
+    batches = microbatches(chosen, budget, CPU, packed)
     assert sum(batch.samples for batch in batches) == count
-    for batch in batches:
-        rows, width = batch.tokens.shape
-        assert rows == 1 or rows * width <= budget
+    assert all(batch.samples == 1 or batch.tokens.numel() <= budget for batch in batches)
     scored = sorted(token for batch in batches for token in batch.targets.tolist())
     assert scored == sorted(token for sample in chosen for token in sample.completion)
 
 
-def test_a_position_is_the_one_before_its_target():
-    for batch in microbatches(samples(12), 1, CPU):
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_position_is_the_one_before_its_target(packed: bool):
+    for batch in microbatches(samples(12), 1, CPU, packed):
         known = batch.tokens.flatten()[batch.positions[1:]]
         torch.testing.assert_close(known, batch.targets[:-1])
+
+
+def test_a_pack_has_no_padding_and_knows_where_samples_begin():
+    chosen = samples(12)
+    (batch,) = microbatches(chosen, 10_000, CPU, packed=True)
+    assert batch.bounds is not None
+    fed = sorted((sample.length - 1 for sample in chosen), reverse=True)
+    assert batch.bounds.diff().tolist() == fed
+    assert batch.tokens.shape == (1, sum(fed))
+    starts = batch.tokens[0][batch.bounds[:-1]].tolist()
+    assert sorted(starts) == sorted(sample.prompt[0] for sample in chosen)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.learn import reference
-from tests.learn.models import learner, nothing, samples, spec, whole
+from tests.learn.models import PATHS, learner, nothing, samples, spec, whole
 from tlt.learn import scores
 from tlt.learn.sample import LearnSample
 
@@ -35,26 +35,32 @@ def expected(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str
     return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("attention", PATHS)
 @pytest.mark.parametrize("averaging", ["token", "sequence"])
-def test_the_gradient_is_that_of_the_naive_loss(model_dir: str, averaging: str):
-    ours = gradient(model_dir, samples(9), averaging=averaging)
+def test_the_gradient_is_that_of_the_naive_loss(model_dir: str, averaging: str, attention: str):
+    ours = gradient(model_dir, samples(9), averaging=averaging, attention=attention)
     theirs = expected(model_dir, samples(9), averaging=averaging)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("attention", PATHS)
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
-def test_neither_padding_nor_buckets_change_the_gradient(model_dir: str, budget: int):
+def test_neither_padding_nor_company_changes_the_gradient(
+    model_dir: str, budget: int, attention: str
+):
     chosen = samples(9)
-    ours = gradient(model_dir, chosen, microbatch_tokens=budget)
+    ours = gradient(model_dir, chosen, microbatch_tokens=budget, attention=attention)
     for name, tensor in gradient(model_dir, chosen[::-1], microbatch_tokens=77).items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_checkpointing_gives_the_same_gradient(model_dir: str):
-    plain = gradient(model_dir, samples(6))
-    for name, tensor in gradient(model_dir, samples(6), gradient_checkpointing=True).items():
+@pytest.mark.parametrize("attention", PATHS)
+def test_gradient_checkpointing_gives_the_same_gradient(model_dir: str, attention: str):
+    plain = gradient(model_dir, samples(6), attention=attention)
+    again = gradient(model_dir, samples(6), attention=attention, gradient_checkpointing=True)
+    for name, tensor in again.items():
         torch.testing.assert_close(plain[name], tensor)
 
 
@@ -75,9 +81,10 @@ def test_temperature_changes_the_gradient_as_in_the_naive_loss(model_dir: str):
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6)
 
 
-def test_bfloat16_points_the_same_way(model_dir: str):
+@pytest.mark.parametrize("attention", PATHS)
+def test_bfloat16_points_the_same_way(model_dir: str, attention: str):
     def flat(precision: str) -> Tensor:
-        found = gradient(model_dir, samples(20), precision=precision)
+        found = gradient(model_dir, samples(20), precision=precision, attention=attention)
         return torch.cat([tensor.flatten() for tensor in found.values()])
 
     similarity = torch.cosine_similarity(flat("float32"), flat("bfloat16"), dim=0)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed import ProcessGroup
 
+from tests.learn import reference
 from tests.learn.models import CPU, copies, learner, nothing, samples, share, whole
 from tests.learn.peer import Peer
 from tlt.errors import RankError
@@ -93,6 +94,28 @@ def test_two_ranks_end_with_the_weights_of_one(
     for name, tensor in alone.weights().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], tensor, rtol=0, atol=1e-5)
+
+
+def disagree(rendezvous: str, folder: str) -> None:
+    group = join(rendezvous, "apart", 1)
+    theirs = samples(2, seed=9)
+    other = [share(theirs, theirs), share([], theirs)]
+    learner(folder, learning_rate=RATE).update(0, other, group, nothing)
+    groups.leave()
+
+
+def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str, model_dir: str):
+    parts = [whole(reference.drawn_by(model_dir, 2, seed)) for seed in (1, 2)]
+    calls: list[None] = []
+    learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
+    learns.update(0, parts, None, lambda: calls.append(None))
+    assert len(calls) == 2 + 2
+    peer.tell(disagree, rendezvous, model_dir)
+    group = join(rendezvous, "apart", 0)
+    learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
+    learns.update(0, parts, group, lambda: calls.append(None))
+    assert len(calls) == 2 + 2 + 2 + 2 + 2
+    peer.answer()
 
 
 def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:

@@ -25,7 +25,7 @@ def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.
         )
         for advantage, length in zip(advantages, lengths, strict=True)
     ]
-    (batch,) = microbatches(made, 10_000, CPU)
+    (batch,) = microbatches(made, 10_000, CPU, packed=False)
     return batch
 
 

@@ -1,3 +1,4 @@
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,31 @@ def test_several_minibatches_follow_the_naive_update(
     theirs = dict(model.named_parameters())
     for name, tensor in learns.weights().items():
         torch.testing.assert_close(tensor, theirs[name].float(), rtol=0, atol=2e-4)
+
+
+def test_a_sampler_that_agrees_saves_the_pass_and_changes_nothing(model_dir: str):
+    parts = [whole(reference.drawn_by(model_dir, 4, seed)) for seed in range(3)]
+    calls: list[None] = []
+    saving = learner(model_dir, microbatch_tokens=1)
+    saving.update(0, parts, None, lambda: calls.append(None))
+    assert len(calls) == 3 * 4
+    thorough = learner(model_dir, microbatch_tokens=1, old_logprobs="learner")
+    thorough.update(0, parts, None, lambda: calls.append(None))
+    assert len(calls) == 3 * 4 + 5 * 4
+    for name, tensor in saving.weights().items():
+        torch.testing.assert_close(tensor, thorough.weights()[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gap", [0.01, -0.01, float("nan")])
+def test_one_token_that_differs_is_enough_for_the_pass(model_dir: str, gap: float):
+    first, second = reference.drawn_by(model_dir, 4, 1), reference.drawn_by(model_dir, 3, 2)
+    odd = replace(first[2], logprobs=(first[2].logprobs[0] + gap, *first[2].logprobs[1:]))
+    parts = [whole([*first[:2], odd, first[3]]), whole(second)]
+    calls: list[None] = []
+    learns = learner(model_dir, microbatch_tokens=1)
+    with contextlib.suppress(RankError):
+        learns.update(0, parts, None, lambda: calls.append(None))
+    assert len(calls) >= 4 + 3
 
 
 def test_metrics_are_means_over_all_tokens(model_dir: str):

@@ -1,70 +1,120 @@
-"""Causal attention without a kernel of its own: matrix products over blocks of queries.
+"""Attention over one row of many sequences, in Transformers' registry: no token is padding.
 
-A block meets only the keys up to its own end, and the heads of a group share one product instead of
-repeating their keys. It pays where the fused kernel leaves matrix units idle.
+A query meets its own sequence up to its own position, and what a model asks for beyond that is
+refused, never ignored. `cu_seq_lens_q` says where sequences begin, as for Flash Attention; without
+it every row is a sequence.
 """
 
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-BLOCKED = "tlt_blocked"
-_BLOCK = 128
+from tlt.learn.kernel import kernel, one_by_one
 
+# torch's kernel, once for each sequence
+PACKED = "tlt_packed"
+# ours, which has to be built
+NATIVE = "tlt_native"
 
-def blocked(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """batch x heads x tokens x width, as torch's own; keys and values may have fewer heads."""
-    batch, heads, tokens, width = query.shape
-    shared = key.shape[1]
-    grouped = query.to(value.dtype).reshape(batch * shared, heads // shared, tokens, width)
-    keys = key.to(value.dtype).reshape(batch * shared, tokens, width).transpose(1, 2)
-    values = value.reshape(batch * shared, tokens, width)
-    step = -(-tokens // -(-tokens // _BLOCK))
-    # Autocast would lift the soft-max to float32 and copy all scores twice.
-    with torch.autocast(query.device.type, enabled=False):
-        parts = [
-            _block(grouped, keys, values, scale, start, min(start + step, tokens))
-            for start in range(0, tokens, step)
-        ]
-    return torch.cat(parts, 2).view(batch, heads, tokens, width)
+_HARMLESS = {"dropout", "output_attentions", "position_ids", "use_cache"}
+_Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
-def _block(
-    grouped: Tensor, keys: Tensor, values: Tensor, scale: float, start: int, end: int
-) -> Tensor:
-    rows, members, _, width = grouped.shape
-    size = end - start
-    queries = grouped[:, :, start:end].reshape(rows, members * size, width)
-    scores = torch.bmm(queries * scale, keys[:, :, :end])
-    scores[:, :, start:] += _mask(size, members, scores.dtype, scores.device)
-    return torch.bmm(scores.softmax(-1), values[:, :end]).view(rows, members, size, width)
+def _native(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float) -> Tensor:
+    """In float32 whatever comes in: bfloat16 scores cost more accuracy than all else together."""
+    inputs = [tensor.float().contiguous() for tensor in (query, key, value)]
+    with torch.autocast("cpu", enabled=False):
+        out, _ = _attend(*inputs, bounds, scale)
+    return out.to(value.dtype)
 
 
-@lru_cache(maxsize=256)
-def _mask(size: int, members: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    hidden = torch.full((size, size), -torch.inf, dtype=dtype, device=device)
-    return hidden.triu(1).repeat(members, 1)
-
-
+# An operator of its own, so that torch.compile looks neither inside nor at the lengths.
+@torch.library.custom_op("tlt::attend", mutates_args=(), device_types="cpu")
 def _attend(
-    module: nn.Module,
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    found = kernel()
+    assert found is not None
+    return found.attend(query, key, value, bounds, scale)
+
+
+@torch.library.custom_op("tlt::attend_backward", mutates_args=(), device_types="cpu")
+def _attend_backward(
+    slope: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    scale: float | None = options.get("scaling")
-    if attention_mask is not None or scale is None or key.shape[2] != query.shape[2]:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    return blocked(query, key, value, scale).transpose(1, 2).contiguous(), None
+    out: Tensor,
+    lse: Tensor,
+    bounds: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found = kernel()
+    assert found is not None
+    return found.backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
 
 
-AttentionInterface.register(BLOCKED, _attend)
-# Unregistered, a sliding window would silently become full attention.
-AttentionMaskInterface.register(BLOCKED, sdpa_mask)
+@_attend.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[:2])
+
+
+@_attend_backward.register_fake
+def _(
+    slope: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, bounds, scale = inputs
+    ctx.save_for_backward(*tensors, *output, bounds)
+    ctx.scale = scale
+
+
+def _way_back(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_attend_backward(slope, *ctx.saved_tensors, ctx.scale), None, None
+
+
+_attend.register_autograd(_way_back, setup_context=_keep)
+
+
+def _registered(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """Transformers' tensors are rows x heads x tokens x width; the result isn't."""
+        strange = [n for n, o in options.items() if o is not None and n not in _HARMLESS]
+        if strange or attention_mask is not None or key.shape[2] != query.shape[2]:
+            raise NotImplementedError(f"attention with {', '.join(strange) or 'a mask'}")
+        rows, heads, tokens, width = query.shape
+        bounds = cu_seq_lens_q
+        if bounds is None:
+            bounds = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
+        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+        out = attend(q, k, v, bounds, width**-0.5 if scaling is None else scaling)
+        return out.view(rows, tokens, heads, -1), None
+
+    return attention
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """`bounds` says it all."""
+
+
+_eager = cast("_Attend", torch.compiler.disable(one_by_one))
+for _name, _kernel in ((PACKED, _eager), (NATIVE, _native)):
+    AttentionInterface.register(_name, _registered(_kernel))
+    AttentionMaskInterface.register(_name, _no_mask)

@@ -1,12 +1,13 @@
-"""Every sample lands in exactly one micro-batch, and padding changes no completion's log-prob.
+"""Every sample lands in exactly one micro-batch, and its company changes none of its log-probs.
 
-Rows are padded on the right and get no attention mask: under causal attention what follows a token
-cannot change it, and a mask would only force attention off its fast path.
+Packed, samples follow each other in one row. Otherwise each has a row, padded on the right and
+without a mask: under causal attention what follows a token cannot change it, and a mask would only
+force attention off its fast path.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ _DENSE = 0.8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Microbatch:
-    """`tokens` is rows x longest; everything else has one entry per completion token."""
+    """`tokens` is rows x width; what follows `bounds` has one entry per completion token."""
 
     tokens: Tensor
+    # where the samples of a packed row begin, and where the last one ends
+    bounds: Tensor | None
     # where in the flattened `tokens` the state lies that predicts this completion token
     positions: Tensor
     targets: Tensor
@@ -36,13 +39,29 @@ class Microbatch:
 
 
 def microbatches(
-    samples: Sequence[LearnSample], budget: int, device: torch.device
+    samples: Sequence[LearnSample], budget: int, device: torch.device, packed: bool
 ) -> list[Microbatch]:
-    """Buckets of similar length, longest first so that a lack of memory shows at once."""
-    return [_pad(bucket, device) for bucket in _buckets(samples, budget)]
+    """Longest first, so that a lack of memory shows at once."""
+    if packed:
+        return [pack(chosen, device) for chosen in _packs(samples, budget)]
+    return [pad(bucket, device) for bucket in buckets(samples, budget)]
 
 
-def _buckets(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[LearnSample]]:
+def _packs(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[LearnSample]]:
+    chosen: list[LearnSample] = []
+    tokens = 0
+    for sample in sorted(samples, key=_fed, reverse=True):
+        if chosen and tokens + _fed(sample) > budget:
+            yield chosen
+            chosen, tokens = [], 0
+        chosen.append(sample)
+        tokens += _fed(sample)
+    if chosen:
+        yield chosen
+
+
+def buckets(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[LearnSample]]:
+    """Samples of similar length, so that little of a rectangle is padding."""
     ordered = sorted(samples, key=_fed, reverse=True)
     start = 0
     while start < len(ordered):
@@ -62,15 +81,36 @@ def _fed(sample: LearnSample) -> int:
     return sample.length - 1
 
 
-def _pad(bucket: Sequence[LearnSample], device: torch.device) -> Microbatch:
+def pack(chosen: Sequence[LearnSample], device: torch.device) -> Microbatch:
+    ends = list(accumulate((_fed(sample) for sample in chosen), initial=0))
+    row = torch.tensor([token for sample in chosen for token in _tokens(sample)])
+    return _microbatch(chosen, row[None], ends[:-1], torch.tensor(ends), device)
+
+
+def pad(bucket: Sequence[LearnSample], device: torch.device) -> Microbatch:
     width = max(_fed(sample) for sample in bucket)
-    tokens = torch.zeros(len(bucket), width, dtype=torch.long)
-    positions: list[Tensor] = []
+    rows = torch.zeros(len(bucket), width, dtype=torch.long)
     for row, sample in enumerate(bucket):
-        fed = (*sample.prompt, *sample.completion[:-1])
-        tokens[row, : len(fed)] = torch.tensor(fed)
-        first = row * width + len(sample.prompt) - 1
-        positions.append(torch.arange(first, first + len(sample.completion)))
+        rows[row, : _fed(sample)] = torch.tensor(_tokens(sample))
+    return _microbatch(bucket, rows, range(0, rows.numel(), width), None, device)
+
+
+def _tokens(sample: LearnSample) -> tuple[int, ...]:
+    return (*sample.prompt, *sample.completion[:-1])
+
+
+def _microbatch(
+    bucket: Sequence[LearnSample],
+    tokens: Tensor,
+    starts: Sequence[int],
+    bounds: Tensor | None,
+    device: torch.device,
+) -> Microbatch:
+    firsts = [start + len(s.prompt) - 1 for start, s in zip(starts, bucket, strict=True)]
+    positions = [
+        torch.arange(first, first + len(sample.completion))
+        for first, sample in zip(firsts, bucket, strict=True)
+    ]
     lengths = torch.tensor([len(sample.completion) for sample in bucket])
 
     def flat(values: Iterable[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,6 +121,7 @@ def _pad(bucket: Sequence[LearnSample], device: torch.device) -> Microbatch:
 
     return Microbatch(
         tokens=tokens.to(device),
+        bounds=None if bounds is None else bounds.to(device),
         positions=torch.cat(positions).to(device),
         targets=flat(chain.from_iterable(s.completion for s in bucket), torch.long).to(device),
         behaviour=flat(chain.from_iterable(s.logprobs for s in bucket)).to(device),

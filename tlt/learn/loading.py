@@ -8,12 +8,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError, UnsupportedModel
-from tlt.learn.paths import fastest_attention
 
 
-def load_model(model_dir: str, spec: AlgorithmSpec, device: torch.device) -> PreTrainedModel:
+def load_model(model_dir: str, device: torch.device) -> PreTrainedModel:
     """In float32, without dropout: the log-probs of two passes must be the same."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
@@ -21,7 +19,6 @@ def load_model(model_dir: str, spec: AlgorithmSpec, device: torch.device) -> Pre
             model_dir,
             config=config,
             dtype=torch.float32,
-            attn_implementation=fastest_attention(config, spec.precision, device),
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -44,9 +41,14 @@ def head(model: PreTrainedModel) -> nn.Module:
     return found
 
 
-def states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """The last hidden states, through the final norm."""
-    return decoder(model)(input_ids=tokens, use_cache=False).last_hidden_state
+def states(model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None = None) -> Tensor:
+    """The last hidden states, through the final norm; `bounds` cuts one row into sequences."""
+    packed: dict[str, Tensor] = {}
+    if bounds is not None:
+        starts = bounds[:-1].repeat_interleave(bounds.diff())
+        positions = torch.arange(tokens.shape[1], device=tokens.device) - starts
+        packed = {"position_ids": positions[None], "cu_seq_lens_q": bounds}
+    return decoder(model)(input_ids=tokens, use_cache=False, **packed).last_hidden_state
 
 
 def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None:

@@ -5,27 +5,33 @@ update that raises leaves weights of no version: load or broadcast before the ne
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import RankError
 from tlt.learn.batching import Microbatch, microbatches
-from tlt.learn.collectives import broadcast
+from tlt.learn.collectives import broadcast, reduce_sum
+from tlt.learn.compiled import compile_layers, worth_compiling
 from tlt.learn.gradients import FlatGradients, flat_gradients
+from tlt.learn.layers import decoder_layers
 from tlt.learn.loading import context_limit, head, load_model, require_fit, states
 from tlt.learn.losses import objective
 from tlt.learn.metrics import Tally
 from tlt.learn.optimiser import NamedAdamW, copy_named
+from tlt.learn.paths import set_attention, takes_bfloat16
 from tlt.learn.sample import Minibatch
 from tlt.learn.schedule import learning_rate
 from tlt.learn.scores import score
 from tlt.messages import UpdateMetrics
+
+# Log-probs nearer than this are one policy's; what is clipped differs by hundreds of times more.
+_SAME = 1e-3
 
 
 class PolicyLearner:
@@ -34,8 +40,12 @@ class PolicyLearner:
     ) -> None:
         self._spec = spec
         self._device = device
-        self._model = load_model(model_dir, spec, device)
+        self._model = load_model(model_dir, device)
         self._limit = context_limit(self._model, max_context)
+        self._bfloat16 = takes_bfloat16(spec, device)
+        self._packed = set_attention(self._model, spec, self._limit)
+        self._may_compile = spec.compile is not False
+        self._last_update_seconds = 0.0
         if spec.gradient_checkpointing:
             _checkpoint_layers(self._model)
         # a tied head appears once, under its first name
@@ -43,7 +53,8 @@ class PolicyLearner:
         self._optimiser = NamedAdamW(self._parameters, spec)
         self._reference: PreTrainedModel | None = None
         if spec.kl_coefficient > 0:
-            self._reference = load_model(model_dir, spec, device).requires_grad_(False)
+            self._reference = load_model(model_dir, device).requires_grad_(False)
+            set_attention(self._reference, spec, self._limit)
 
     def update(
         self,
@@ -60,18 +71,24 @@ class PolicyLearner:
             require_fit(self._model, self._limit, (*sample.prompt, *sample.completion))
         live = [share for share in minibatches if share.total_sequences > 0]
         batches = [self._microbatches(share) for share in live]
-        # The first minibatch's old log-probs are those of its own forward pass.
-        old = [self._old_logprobs(later, between) for later in batches[1:]]
+        self._compile(step, batches)
+        began = time.monotonic()
         rate = learning_rate(self._spec, step)
         tally = Tally(self._device)
+        # The first minibatch's old log-probs are those of its own forward pass.
+        old: list[list[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
         with flat_gradients(list(self._parameters.values())) as gradients:
             for index, share in enumerate(live):
-                known = old[index - 1] if index > 0 else [None] * len(batches[index])
                 gradients.zero()
-                for batch, before in zip(batches[index], known, strict=True):
-                    self._accumulate(share, batch, before, tally)
+                apart = torch.zeros((), device=self._device)
+                for batch, before in zip(batches[index], old[index], strict=True):
+                    current = self._accumulate(share, batch, before, tally)
+                    apart += (~((current - batch.behaviour).abs() <= _SAME)).sum()
                     between()
+                if index == 0 and len(live) > 1:
+                    old += self._old_logprobs(batches[1:], apart, group, between)
                 tally.stepped(self._step(gradients, rate, group))
+        self._last_update_seconds = time.monotonic() - began
         return tally.metrics(rate, self._reference is not None, group)
 
     def weights(self) -> dict[str, Tensor]:
@@ -102,19 +119,46 @@ class PolicyLearner:
         broadcast(list(self._optimiser.moments().values()), source, group)
 
     def _microbatches(self, share: Minibatch) -> list[Microbatch]:
-        return microbatches(share.samples, self._spec.microbatch_tokens, self._device)
+        budget = self._spec.microbatch_tokens
+        return microbatches(share.samples, budget, self._device, self._packed)
 
-    def _old_logprobs(self, batches: list[Microbatch], between: Callable[[], None]) -> list[Tensor]:
-        old: list[Tensor] = []
-        for batch in batches:
-            with torch.no_grad():
-                old.append(self._scores(self._model, batch)[0])
-            between()
+    def _compile(self, step: int, batches: list[list[Microbatch]]) -> None:
+        """At most once, in the first update for which it is worth the while."""
+        forced = self._spec.compile is True
+        first = next((batch for share in batches for batch in share), None)
+        if not self._may_compile or first is None:
+            return
+        if forced or worth_compiling(self._spec, step, self._last_update_seconds):
+            self._may_compile = False
+            compile_layers(self._model, first, self._bfloat16)
+
+    def _old_logprobs(
+        self,
+        later: list[list[Microbatch]],
+        apart: Tensor,
+        group: ProcessGroup | None,
+        between: Callable[[], None],
+    ) -> list[list[Tensor | None]]:
+        """What the sampler said, where the first minibatch found that it says what we would.
+
+        Otherwise a pass over all that is left. `apart` counts the tokens that differed.
+        """
+        reduce_sum(apart, group)
+        if self._spec.old_logprobs == "auto" and apart.item() == 0:
+            return [[batch.behaviour for batch in share] for share in later]
+        old: list[list[Tensor | None]] = []
+        for share in later:
+            old.append([])
+            for batch in share:
+                with torch.no_grad():
+                    old[-1].append(self._scores(self._model, batch)[0])
+                between()
         return old
 
     def _accumulate(
         self, share: Minibatch, batch: Microbatch, old: Tensor | None, tally: Tally
-    ) -> None:
+    ) -> Tensor:
+        """The log-probs of this pass."""
         current, entropy = self._scores(self._model, batch)
         reference = None
         if self._reference is not None:
@@ -124,6 +168,7 @@ class PolicyLearner:
         loss, figures = objective(self._spec, batch, share, current, before, reference)
         loss.backward()
         tally.add(loss, entropy, figures, batch.samples)
+        return current.detach()
 
     def _step(self, gradients: FlatGradients, rate: float, group: ProcessGroup | None) -> float:
         gradients.reduce(group)
@@ -135,9 +180,8 @@ class PolicyLearner:
         return norm
 
     def _scores(self, model: PreTrainedModel, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        enabled = self._spec.precision == "bfloat16"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=enabled):
-            hidden = states(model, batch.tokens)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            hidden = states(model, batch.tokens, batch.bounds)
         chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
         return score(chosen, head(model), batch.targets, batch.temperature)
 
@@ -145,6 +189,5 @@ class PolicyLearner:
 def _checkpoint_layers(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     # Transformers checkpoints only layers in training mode; their parts stay free of dropout.
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
+    for layer in decoder_layers(model):
+        layer.training = True

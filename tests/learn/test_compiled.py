@@ -1,0 +1,87 @@
+"""Compiled layers learn the same; a compiler that fails costs a line in the log."""
+
+import shutil
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from tests.learn.models import learner, needs_compiler, nothing, samples, spec, whole
+from tlt.learn.compiled import worth_compiling
+from tlt.learn.layers import Probe
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the probe says after it really ran: before and after."""
+    said = [2.0, 1.0]
+    honest = Probe.seconds
+
+    def seconds(probe: Probe, bfloat16: bool) -> float:
+        honest(probe, bfloat16)
+        return said.pop(0)
+
+    monkeypatch.setattr(Probe, "seconds", seconds)
+    return said
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_compiled_layers_give_the_same_update(fresh_dir: str, verdict: list[float]):
+    parts = [whole(samples(11))]
+    plain = learner(fresh_dir, compile=False)
+    expected = plain.update(0, parts, None, nothing)
+    learns = learner(fresh_dir, compile=True, attention="native")
+    with capture_logs() as logs, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        metrics = learns.update(0, parts, None, nothing)
+    assert [entry["event"] for entry in logs] == ["layers compiled"]
+    assert verdict == []
+    assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+    for name, tensor in learns.weights().items():
+        torch.testing.assert_close(tensor, plain.weights()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such compiler\nat all")
+
+    honest = torch.nn.Module.compile
+
+    def compile_with_it(layer: torch.nn.Module, **options: bool) -> None:
+        honest(layer, backend=broken, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_with_it)
+    learns = learner(fresh_dir, compile=True)
+    with capture_logs() as logs:
+        learns.update(0, [whole(samples(4))], None, nothing)
+        learns.update(1, [whole(samples(4))], None, nothing)
+    events = [entry for entry in logs if entry["event"] == "layers stay as they are"]
+    assert len(events) == 1
+    assert "no such compiler" in events[0]["reason"]
+
+
+def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def never(*_: object) -> bool:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("tlt.learn.policy.compile_layers", never)
+    for wanted in ("auto", False):
+        learns = learner(fresh_dir, compile=wanted)
+        for step in range(2):
+            learns.update(step, [whole(samples(3))], None, nothing)
+
+
+def test_compiling_has_to_pay_within_the_job():
+    assert not worth_compiling(spec(steps=1000), 0, last_update_seconds=0.0)
+    assert not worth_compiling(spec(steps=8), 1, last_update_seconds=10.0)
+    assert worth_compiling(spec(steps=1000), 1, last_update_seconds=10.0)
+    assert not worth_compiling(spec(steps=1000), 990, last_update_seconds=10.0)
