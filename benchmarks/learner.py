@@ -33,7 +33,7 @@ from tlt.engine.native import NativeEngine
 from tlt.learn import paths
 from tlt.learn.batching import Microbatch, buckets, microbatches, pack, pad
 from tlt.learn.compiled import compile_layers
-from tlt.learn.kernel import kernel
+from tlt.learn.kernels import kernels
 from tlt.learn.loading import head, load_model, states
 from tlt.learn.losses import objective
 from tlt.learn.policy import PolicyLearner
@@ -400,7 +400,7 @@ def _profile(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, 
 def _start_up(job: JobSpec) -> dict[str, float]:
     """Wall seconds, the compiler's with an empty cache and with a full one, in fresh processes."""
     began = time.monotonic()
-    kernel()
+    kernels()
     built = time.monotonic()
     model = load_model(job.policy.path, torch.device("cpu"))
     loaded = time.monotonic()

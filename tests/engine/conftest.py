@@ -49,16 +49,15 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
 # Wherever these models may differ from one another, some of them do.
 POLICIES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "untied, one key-value head, heads wider than the model": {
+    "llama the other way": {
         "tie_word_embeddings": False,
         "num_key_value_heads": 1,
         "head_dim": 24,
         "rms_norm_eps": 0.1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0},
     },
-    "biases in attention": {"attention_bias": True},
-    "rope linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
-    "rope llama3": {
+    "llama, its own rope": {
         "rope_parameters": {
             "rope_type": "llama3",
             "rope_theta": 100.0,
@@ -68,7 +67,6 @@ POLICIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
-    "qwen2": {"family": "qwen2", "num_key_value_heads": 4},
     "qwen2 with yarn": {
         "family": "qwen2",
         "rope_parameters": {
@@ -79,12 +77,7 @@ POLICIES: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3": {"family": "qwen3", "head_dim": 24},
-    "qwen3 with biases": {
-        "family": "qwen3",
-        "head_dim": 16,
-        "attention_bias": True,
-        "tie_word_embeddings": False,
-    },
+    "qwen3 with biases": {"family": "qwen3", "attention_bias": True, "tie_word_embeddings": False},
 }
 
 

@@ -15,7 +15,7 @@ from tlt.types import PolicyVersion
 
 _SLOTS, _CONTEXT = 32, 2048
 # alive at once
-_MOST = 2
+_MOST = 3
 
 
 class Servers:

@@ -48,6 +48,8 @@ def test_frequencies_match_the_softmax(
     make_engine: MakeEngine, folder: Path, temperature: float
 ) -> None:
     engine = make_engine(folder, slots=64)
+    if temperature != 1.0 and not engine.capabilities.token_identical:
+        pytest.skip("one temperature is enough of a wait")
     draws, _ = DRAWS["native" if engine.capabilities.token_identical else "sglang"]
     counts = drawn(engine, Sampling(temperature=temperature), draws)
     assert p_value(counts, first_token(folder, temperature)) > SIGNIFICANCE

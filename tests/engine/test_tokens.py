@@ -20,12 +20,19 @@ from tlt.errors import UnsupportedModel
 
 
 def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> None:
+    """And the log-probs of what is drawn are those of a pass over it."""
     prompts = random_prompts(11)
     requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
-    done = answers(make_engine(policy_folder, slots=4), requests)
+    drawn = [ask(20 + i, p, Sampling()) for i, p in enumerate(prompts)]
+    engine = make_engine(policy_folder, slots=4, dtype=torch.float32)
+    done = answers(engine, [*requests, *drawn])
     for r in requests:
         assert done[r.id].tokens == greedy_answer(policy_folder, r.prompt, r.max_new_tokens)
         assert done[r.id].stop == "length"
+    for r in drawn:
+        answer = done[r.id].tokens
+        expected = logprobs_of(forced_logits(policy_folder, r.prompt, answer), answer, 1.0)
+        assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_biases_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
@@ -36,17 +43,6 @@ def test_biases_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
     except UnsupportedModel:
         return  # said at once, where it would otherwise be computed wrongly
     assert answers(engine, [ask(0, prompt)])[0].tokens == greedy_answer(folder, prompt, 20)
-
-
-def test_every_kind_of_policy_has_the_logprobs_of_a_forced_pass(
-    make_engine: MakeEngine, policy_folder: Path
-) -> None:
-    requests = [ask(i, p, Sampling()) for i, p in enumerate(random_prompts(5))]
-    done = answers(make_engine(policy_folder, slots=3, dtype=torch.float32), requests)
-    for r in requests:
-        answer = done[r.id].tokens
-        expected = logprobs_of(forced_logits(policy_folder, r.prompt, answer), answer, 1.0)
-        assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

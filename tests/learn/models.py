@@ -9,12 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from tlt.config import AlgorithmSpec
-from tlt.learn.kernel import kernel
+from tlt.learn.kernels import kernels
 from tlt.learn.policy import PolicyLearner
 from tlt.learn.sample import LearnSample, Minibatch
 
 CPU = torch.device("cpu")
-needs_compiler = pytest.mark.skipif(kernel() is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 PATHS = ["padded", "packed", pytest.param("native", marks=needs_compiler)]
 VOCABULARY = 24
 

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.learn.models import needs_compiler, save_mistral
 from tlt.learn.attention import NATIVE, PACKED
-from tlt.learn.kernel import Kernel, kernel
+from tlt.learn.kernels import Kernels, kernels
 from tlt.learn.loading import states
 
 
 @pytest.fixture
-def native() -> Kernel:
-    built = kernel()
+def native() -> Kernels:
+    built = kernels()
     if built is None:
         pytest.skip("no C compiler")
     return built
@@ -32,7 +32,7 @@ def native() -> Kernel:
     ("heads", "shared", "width"), [(4, 4, 8), (4, 2, 32), (2, 1, 33), (6, 2, 80)]
 )
 def test_the_kernel_computes_what_torch_does(
-    native: Kernel, lengths: list[int], heads: int, shared: int, width: int
+    native: Kernels, lengths: list[int], heads: int, shared: int, width: int
 ):
     torch.manual_seed(sum(lengths))
     tokens, scale = sum(lengths), width**-0.5
@@ -41,7 +41,7 @@ def test_the_kernel_computes_what_torch_does(
     # scores of a hundred, and both signs: exponentials at their ends
     key, value = 5 * torch.randn(tokens, shared, width), torch.randn(tokens, shared, width)
     out, lse = native.attend(query, key, value, bounds, scale)
-    ours = (out, *native.backward(slope, query, key, value, out, lse, bounds, scale))
+    ours = (out, *native.attend_backward(slope, query, key, value, out, lse, bounds, scale))
     exact = [tensor.double().requires_grad_() for tensor in (query, key, value)]
     parts = zip(*(tensor.split(lengths) for tensor in exact), strict=True)
     expected = torch.cat([_naive(*part, scale) for part in parts])
@@ -59,7 +59,7 @@ def _naive(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return torch.einsum("hqk,khw->qhw", weights, values)
 
 
-def test_what_is_not_a_number_stays_so(native: Kernel):
+def test_what_is_not_a_number_stays_so(native: Kernels):
     query, bounds = torch.ones(40, 2, 8), torch.tensor([0, 20, 40])
     for index in range(3):
         inputs = [query.clone() for _ in range(3)]

@@ -12,11 +12,11 @@ from tests.learn.models import CPU, PATHS, needs_compiler, save_mistral, spec
 from tlt.errors import ConfigError
 from tlt.learn import paths
 from tlt.learn.attention import NATIVE, PACKED
-from tlt.learn.kernel import Kernel, kernel
+from tlt.learn.kernels import Kernels, kernels
 from tlt.learn.loading import load_model
 
 NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
-_build: Callable[[], Kernel | None] = kernel.__wrapped__
+_build: Callable[[], Kernels | None] = kernels.__wrapped__
 
 
 def attention_of(folder: str, **changes: Any) -> tuple[str, bool]:
@@ -39,7 +39,7 @@ def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.Mon
     assert first == second
     (entry,) = logs
     assert NAMES[entry["attention"]] == first[0]
-    kinds = {"padded", "packed"} | ({"native"} if kernel() else set())
+    kinds = {"padded", "packed"} | ({"native"} if kernels() else set())
     assert entry["measured"].keys() == kinds
     assert all(seconds > 0 for seconds in entry["measured"].values())
 
@@ -64,7 +64,7 @@ def test_without_a_sound_compiler_the_rest_goes_on(
     with capture_logs() as logs:
         assert _build() is None
     assert len(logs) == 1
-    monkeypatch.setattr(paths, "kernel", lambda: None)
+    monkeypatch.setattr(paths, "kernels", lambda: None)
     monkeypatch.setattr(paths, "_chosen", {})
     assert attention_of(model_dir)[0] in ("sdpa", PACKED)
     with pytest.raises(ConfigError, match="C compiler"):

@@ -70,7 +70,7 @@ def started(
     save_drafter(drafter, folder / "drafter")
     server, tap = start_server(
         policy,
-        slots=8,
+        slots=32,
         max_context=128,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -136,6 +136,13 @@ def test_a_fitted_one_does_too_and_is_often_right(fitted: Speculating) -> None:
 
 def test_greedy_answers_are_the_policys(fitted: Speculating) -> None:
     asked = requests(GREEDY)
+    done = answers(fitted.engine(), asked)
+    for r in asked:
+        assert done[r.id].tokens == greedy_answer(fitted.policy, r.prompt, r.max_new_tokens)
+
+
+def test_filters_hold_in_verification(fitted: Speculating) -> None:
+    asked = requests(Sampling(temperature=5.0, top_k=1, top_p=0.9))[:6]
     done = answers(fitted.engine(), asked)
     for r in asked:
         assert done[r.id].tokens == greedy_answer(fitted.policy, r.prompt, r.max_new_tokens)

@@ -8,22 +8,12 @@
  * key-value head are rows of one product: row r is the query at r / members.
  */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* As many sums as hide a multiply-add's latency and fit the registers. TALL divides WIDE. */
-#if defined(__AVX512F__)
-enum { LANES = 16, TALL = 8 };
-#elif defined(__AVX__)
-enum { LANES = 8, TALL = 4 };
-#else
-enum { LANES = 4, TALL = 8 };
-#endif
-enum { VECTORS = 2, WIDE = LANES * VECTORS, ROWS = 64 };
+#include "lanes.h"
 
-typedef float lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t counts __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+enum { ROWS = 64 };
 
 typedef struct {
     long heads, shared, width;
@@ -95,23 +85,6 @@ static void collect(const shape *s, const float *weights, const float *rows, lon
     }
 }
 
-/* Cephes' expf for what is not above zero, give or take a rounding; a NaN stays one. */
-static inline lanes exponential(lanes x)
-{
-    counts low = x < -87.0f;
-    x = (lanes)(((counts)((lanes){0} - 87.0f) & low) | ((counts)x & ~low));
-    /* adding and taking away 1.5 * 2^23 rounds to a whole number */
-    lanes whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    lanes rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    lanes p = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * rest + 8.3334519073e-3f;
-    p = p * rest + 4.1665795894e-2f;
-    p = p * rest + 1.6666665459e-1f;
-    p = p * rest + 5.0000001201e-1f;
-    p = p * (rest * rest) + rest + 1.0f;
-    return p * (lanes)((__builtin_convertvector(whole, counts) + 127) << 23);
-}
-
 /* row becomes exp(row - shift) up to `seen` and zero from there to `end`; returns the sum */
 static float exponentiate(float *row, long seen, long end, float shift)
 {
@@ -125,9 +98,7 @@ static float exponentiate(float *row, long seen, long end, float shift)
         sums += e;
     }
     for (long t = up(seen, LANES); t < end; t++) row[t] = 0;
-    float sum = 0;
-    for (int n = 0; n < LANES; n++) sum += sums[n];
-    return sum;
+    return total(sums);
 }
 
 static float largest(const float *row, long seen)
@@ -138,8 +109,7 @@ static float largest(const float *row, long seen)
         lanes best = *(const lanes *)row;
         for (; t + LANES <= seen; t += LANES) {
             lanes x = *(const lanes *)(row + t);
-            counts more = x > best;
-            best = (lanes)(((counts)x & more) | ((counts)best & ~more));
+            best = chosen(x > best, x, best);
         }
         for (int n = 0; n < LANES; n++) found = best[n] > found ? best[n] : found;
     }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from tlt.learn.kernel import kernel, one_by_one
+from tlt.learn.kernels import kernels, one_by_one
 
 # torch's kernel, once for each sequence
 PACKED = "tlt_packed"
@@ -36,7 +36,7 @@ def _native(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: fl
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    found = kernel()
+    found = kernels()
     assert found is not None
     return found.attend(query, key, value, bounds, scale)
 
@@ -52,9 +52,9 @@ def _attend_backward(
     bounds: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = kernel()
+    found = kernels()
     assert found is not None
-    return found.backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
+    return found.attend_backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
 
 
 @_attend.register_fake

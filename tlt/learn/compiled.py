@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.learn.batching import Microbatch
+from tlt.learn.fusing import restore, unfuse
 from tlt.learn.layers import Probe, decoder_layers
 
 # Measured from 15 s on a free core to 30 on a busy one, and forward passes alone once more.
@@ -36,6 +37,8 @@ def compile_layers(model: PreTrainedModel, batch: Microbatch, bfloat16: bool) ->
     probe = Probe(model, batch.tokens, batch.bounds)
     before = probe.seconds(bfloat16)
     after, reason = float("inf"), "it is not faster"
+    # The compiler fuses more than our kernels do, if it can see what there is.
+    fused = unfuse(model)
     for layer in layers:
         layer.compile(dynamic=True)
     _fall_back(False)
@@ -47,6 +50,7 @@ def compile_layers(model: PreTrainedModel, batch: Microbatch, bfloat16: bool) ->
     if not faster:
         for layer in layers:
             layer._compiled_call_impl = None  # pyright: ignore
+        restore(fused)
     # A graph that is wanted later, for a pass without gradients say, may still fail.
     _fall_back(True)
     _log.info(

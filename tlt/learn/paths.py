@@ -17,7 +17,8 @@ from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
 from tlt.learn.attention import NATIVE, PACKED
 from tlt.learn.batching import Microbatch, microbatches
-from tlt.learn.kernel import kernel
+from tlt.learn.fusing import fuse, unfuse
+from tlt.learn.kernels import kernels
 from tlt.learn.layers import Probe, decoder_layers
 from tlt.learn.loading import states
 from tlt.learn.sample import LearnSample
@@ -55,9 +56,15 @@ def takes_bfloat16(spec: AlgorithmSpec, device: torch.device) -> bool:
 def set_attention(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> bool:
     """Whether its micro-batches are packed."""
     kind = _kind(model, spec, context)
+    _take(model, kind)
+    return kind != "padded"
+
+
+def _take(model: PreTrainedModel, kind: _Kind) -> None:
     if kind != "padded":
         model.set_attn_implementation(_REGISTERED[kind])
-    return kind != "padded"
+    if kind == "native" and (found := kernels()) is not None:
+        fuse(model, found)
 
 
 def _kind(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> _Kind:
@@ -69,7 +76,7 @@ def _kind(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> _
         if key not in _chosen:
             _chosen[key] = _fastest(model, spec, context)
         return _chosen[key]
-    if spec.attention == "native" and (device.type != "cpu" or kernel() is None):
+    if spec.attention == "native" and (device.type != "cpu" or kernels() is None):
         raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
     if not _packs(model, spec.attention):
         raise ConfigError(
@@ -83,7 +90,7 @@ def _fastest(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -
     fitting: list[_Kind] = ["padded"]
     if decoder_layers(model) and _packs(model, "packed"):
         fitting.append("packed")
-        if kernel() is not None and _packs(model, "native"):
+        if kernels() is not None and _packs(model, "native"):
             fitting.append("native")
     seconds: dict[_Kind, float] = {"padded": 0.0}
     if len(fitting) > 1:
@@ -114,10 +121,11 @@ def _seconds(
 def _attending(model: PreTrainedModel, kind: _Kind) -> Generator[None]:
     own = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     assert own is not None
-    model.set_attn_implementation(_REGISTERED.get(kind, own))
+    _take(model, kind)
     try:
         yield
     finally:
+        unfuse(model)
         model.set_attn_implementation(own)
 
 

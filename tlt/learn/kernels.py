@@ -1,0 +1,176 @@
+"""What is written in C, built where there is a compiler and kept for the life of the process.
+
+Building takes half a second, so nothing is cached on disk: a cache would have to know the machine.
+The kernels are used only after they agreed with torch's own, in both directions. Their tensors are
+float32 and contiguous.
+"""
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import structlog
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_log = structlog.get_logger("learn")
+_SOURCES = [str(Path(__file__).with_name(name)) for name in ("attention.c", "rows.c")]
+_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+
+
+class Kernels:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, long, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+
+        def function(name: str, pointers: int, *others: type) -> Callable[..., int]:
+            found = getattr(library, name)
+            found.argtypes = (*(pointer,) * pointers, *others)
+            return found
+
+        self._attend = function("attend", 6, long, long, long, long, real)
+        self._attend_backward = function("attend_backward", 10, long, long, long, long, real)
+        self._norm = function("rms_norm", 4, long, long, real)
+        self._norm_backward = function("rms_norm_backward", 6, long, long)
+        self._gated = function("gated", 3, long)
+        self._gated_backward = function("gated_backward", 5, long)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The result, and what the way back needs of it. Tensors are tokens x heads x width."""
+        out, lse = torch.empty_like(query), query.new_empty(query.shape[:2])
+        tensors = _pointers(query, key, value, out, lse, bounds)
+        if self._attend(*tensors, *_sizes(query, key, bounds), scale):
+            raise MemoryError("no memory for the attention's scratch")
+        return out, lse
+
+    def attend_backward(
+        self,
+        slope: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        bounds: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        slopes = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
+        tensors = _pointers(slope, query, key, value, out, lse, *slopes, bounds)
+        if self._attend_backward(*tensors, *_sizes(query, key, bounds), scale):
+            raise MemoryError("no memory for the attention's scratch")
+        return slopes
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The last dimension over its root mean square, and one over that."""
+        out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        width = x.shape[-1]
+        self._norm(*_pointers(x, weight, out, inverse), x.numel() // width, width, eps)
+        return out, inverse
+
+    def norm_backward(
+        self, slope: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        slopes = (torch.empty_like(x), torch.zeros_like(weight))
+        width = x.shape[-1]
+        tensors = _pointers(slope, x, weight, inverse, *slopes)
+        self._norm_backward(*tensors, x.numel() // width, width)
+        return slopes
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        out = torch.empty_like(gate)
+        self._gated(*_pointers(gate, up, out), gate.numel())
+        return out
+
+    def gated_backward(self, slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        slopes = (torch.empty_like(gate), torch.empty_like(up))
+        self._gated_backward(*_pointers(slope, gate, up, *slopes), gate.numel())
+        return slopes
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _sizes(query: Tensor, key: Tensor, bounds: Tensor) -> tuple[int, int, int, int]:
+    _, heads, width = query.shape
+    return len(bounds) - 1, heads, key.shape[1], width
+
+
+@cache
+def kernels() -> Kernels | None:
+    """None, and one line in the log, where it cannot be had."""
+    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or "gcc"]
+    with tempfile.TemporaryDirectory(prefix="tlt-") as folder:
+        library = f"{folder}/kernels.so"
+        command = [*compiler, *_FLAGS, "-o", library, *_SOURCES, "-lm"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            built = Kernels(ctypes.CDLL(library))
+        except subprocess.CalledProcessError as error:
+            first, *_ = str(error.stderr).splitlines() or [""]
+            _log.warning("kernels are not built", compiler=compiler[0], error=first)
+            return None
+        except OSError as error:
+            _log.warning("kernels are not built", compiler=compiler[0], error=str(error))
+            return None
+    if not _agree(built):
+        _log.warning("kernels as built are wrong", compiler=compiler[0])
+        return None
+    return built
+
+
+def _agree(built: Kernels) -> bool:
+    dice = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=dice)
+
+    bounds, scale, eps = torch.tensor([0, 3, 73]), 0.3, 0.1
+    query, key, value, slope = (
+        drawn(73, 4, 40),
+        drawn(73, 2, 40),
+        drawn(73, 2, 40),
+        drawn(73, 4, 40),
+    )
+    x, weight, gate, up, other = drawn(9, 40), drawn(40), drawn(9, 40), drawn(9, 40), drawn(9, 40)
+    out, lse = built.attend(query, key, value, bounds, scale)
+    normed, inverse = built.norm(x, weight, eps)
+    ours = (
+        *(out, *built.attend_backward(slope, query, key, value, out, lse, bounds, scale)),
+        *(normed, *built.norm_backward(other, x, weight, inverse)),
+        *(built.gated(gate, up), *built.gated_backward(other, gate, up)),
+    )
+    for tensor in (inputs := (query, key, value, x, weight, gate, up)):
+        tensor.requires_grad_()
+    found = (
+        one_by_one(query, key, value, bounds, scale),
+        functional.rms_norm(x, (40,), weight, eps),
+        functional.silu(gate) * up,
+    )
+    slopes = torch.autograd.grad(found, inputs, (slope, other, other))
+    theirs = (found[0], *slopes[:3], found[1], *slopes[3:5], found[2], *slopes[5:])
+    return all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float) -> Tensor:
+    """The same by torch's kernel, once for each sequence."""
+    sizes: list[int] = bounds.diff().tolist()
+    by_heads = (tensor.transpose(0, 1)[None].split(sizes, 2) for tensor in (query, key, value))
+    parts = [
+        functional.scaled_dot_product_attention(
+            *sequence, is_causal=True, enable_gqa=True, scale=scale
+        )
+        for sequence in zip(*by_heads, strict=True)
+    ]
+    return torch.cat(parts, 2)[0].transpose(0, 1)

@@ -1,0 +1,78 @@
+/* What a decoder layer does to every token between its products, each way in one pass, in float32. */
+#include <math.h>
+#include <string.h>
+
+#include "lanes.h"
+
+/* Rows may end within a vector; what is behind them isn't touched. */
+static inline lanes load(const float *from, long left)
+{
+    if (left >= LANES) return *(const lanes *)from;
+    lanes part = {0};
+    memcpy(&part, from, left * sizeof(float));
+    return part;
+}
+
+static inline void store(lanes x, float *to, long left)
+{
+    memcpy(to, &x, (left < LANES ? left : LANES) * sizeof(float));
+}
+
+/* y = x * inverse * w, where inverse is one over the root of the mean square */
+void rms_norm(const float *x, const float *w, float *y, float *inverse, long rows, long width, float eps)
+{
+    for (long r = 0; r < rows; r++, x += width, y += width) {
+        lanes squares = {0};
+        for (long i = 0; i < width; i += LANES) {
+            lanes part = load(x + i, width - i);
+            squares += part * part;
+        }
+        inverse[r] = 1 / sqrtf(total(squares) / width + eps);
+        for (long i = 0; i < width; i += LANES)
+            store(load(x + i, width - i) * inverse[r] * load(w + i, width - i), y + i, width - i);
+    }
+}
+
+/* dw starts as zeros */
+void rms_norm_backward(const float *g, const float *x, const float *w, const float *inverse, float *dx, float *dw,
+                       long rows, long width)
+{
+    for (long r = 0; r < rows; r++, g += width, x += width, dx += width) {
+        lanes along = {0};
+        for (long i = 0; i < width; i += LANES) {
+            lanes slope = load(g + i, width - i), part = load(x + i, width - i);
+            along += slope * load(w + i, width - i) * part;
+            store(load(dw + i, width - i) + slope * part * inverse[r], dw + i, width - i);
+        }
+        float lean = total(along) * inverse[r] * inverse[r] / width;
+        for (long i = 0; i < width; i += LANES) {
+            lanes slope = load(g + i, width - i) * load(w + i, width - i);
+            store((slope - load(x + i, width - i) * lean) * inverse[r], dx + i, width - i);
+        }
+    }
+}
+
+static inline lanes sigmoid(lanes x)
+{
+    counts positive = x > 0;
+    lanes e = exponential(chosen(positive, -x, x));
+    return chosen(positive, all(1), e) / (1 + e);
+}
+
+/* out = gate * sigmoid(gate) * up */
+void gated(const float *gate, const float *up, float *out, long count)
+{
+    for (long i = 0; i < count; i += LANES) {
+        lanes x = load(gate + i, count - i);
+        store(x * sigmoid(x) * load(up + i, count - i), out + i, count - i);
+    }
+}
+
+void gated_backward(const float *g, const float *gate, const float *up, float *dgate, float *dup, long count)
+{
+    for (long i = 0; i < count; i += LANES) {
+        lanes slope = load(g + i, count - i), x = load(gate + i, count - i), s = sigmoid(x);
+        store(slope * x * s, dup + i, count - i);
+        store(slope * load(up + i, count - i) * s * (1 + x * (1 - s)), dgate + i, count - i);
+    }
+}
