@@ -74,6 +74,20 @@ def test_states_are_gone_with_the_next_step(make_engine: MakeEngine, folder: Pat
         engine.states(0)
 
 
+@pytest.mark.needs("token_identical")
+def test_a_cancelled_request_has_none(make_engine: MakeEngine, folder: Path) -> None:
+    """Whoever follows it has its slot already."""
+    engine = make_engine(folder, slots=1)
+    engine.submit([ask(0, [5, 6, 7]), ask(1, [8, 9])])
+    for _ in range(3):
+        engine.step()
+    engine.cancel([0])
+    assert [c.id for c in engine.step()] == [0]
+    assert len(engine.states(1)) == 2
+    with pytest.raises(KeyError):
+        engine.states(0)
+
+
 def test_a_long_prompt_is_cached_in_chunks(make_engine: MakeEngine, long_folder: Path) -> None:
     engine = make_engine(long_folder, slots=2, max_context=2048)
     engine.submit([ask(0, LONG, max_new_tokens=6)])

@@ -95,7 +95,7 @@ class Engine(Protocol):
     def step(self) -> list[Completion]: ...
 
     def states(self, id: int) -> torch.Tensor:
-        """[positions, captured layers, hidden] of a request that decodes or has just come out.
+        """[positions, captured layers, hidden] of a request that decodes or has just ended.
 
         One entry for each of its tokens, from the prompt's first on, but the newest: that one was
         drawn, and not yet fed. A view, which the next step overwrites.

@@ -70,7 +70,7 @@ class NativeEngine:
         self._batch: Batch | None = None
         self._cancelled: set[int] = set()
         self._ids: set[int] = set()
-        # rows whose completion was just returned: their slots are intact until the next step
+        # rows that the last step ended: their slots are intact until the next one
         self._ended: dict[int, tuple[int, int]] = {}
         self._step = 0
         self._versions = Timeline[PolicyVersion]()
@@ -228,6 +228,9 @@ class NativeEngine:
         for index in reasons:
             if newest[index] in batch.rows[index].request.stop_tokens:
                 reasons[index] = "stop"
+        for index in reasons:
+            row = batch.rows[index]
+            self._ended[row.request.id] = index, row.position(self._step)
         return [self._end(index, reason) for index, reason in sorted(reasons.items())]
 
     def _end(self, index: int, reason: StopReason) -> Completion:
@@ -237,7 +240,6 @@ class NativeEngine:
         self._batch = None
         self._ids.remove(row.request.id)
         position = row.position(self._step)
-        self._ended[row.request.id] = index, position
         answer = slice(len(row.request.prompt), position + 1)
         tokens: list[int] = self._slots.tokens[index, answer].tolist()
         logprobs: list[float] = self._slots.logprobs[index, answer].tolist()

@@ -6,7 +6,6 @@ more than a chunk.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from tlt.engine.native.network import Network, Piece
 
@@ -34,7 +33,7 @@ class Staging:
 
     def advance(self, waiting: Iterable[Prompt]) -> bool:
         """Cache up to a chunk for the prompts whose turn comes first; is there more to do?"""
-        wanted = list(islice(dict.fromkeys(p for p in waiting if len(p) > 1), self._places))
+        wanted = self._first(waiting)
         pieces: list[Piece] = []
         budget = CHUNK
         for prompt in wanted:
@@ -57,6 +56,16 @@ class Staging:
         """The weights changed."""
         self._free += [staged.row for staged in self._staged.values()]
         self._staged.clear()
+
+    def _first(self, waiting: Iterable[Prompt]) -> list[Prompt]:
+        """As many different ones as there are places, of those that need one."""
+        found: list[Prompt] = []
+        for prompt in waiting:
+            if len(prompt) > 1 and prompt not in found:
+                found.append(prompt)
+                if len(found) == self._places:
+                    break
+        return found
 
     def _place(self, prompt: Prompt, wanted: Sequence[Prompt]) -> _Staged:
         if not self._free:
