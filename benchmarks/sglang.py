@@ -76,12 +76,11 @@ def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine,
             dtype=torch.float32,
             version=version,
             folder=Path(folder),
+            stuck_seconds=60,
             captured=captured,
         )
     seconds = time.perf_counter() - began
-    engine = SglangEngine(
-        server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, version, stuck_seconds=60
-    )
+    engine = SglangEngine(server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, version)
     return engine, seconds
 
 

@@ -36,9 +36,7 @@ class Servers:
         policy = load_decoder(model, dtype)
         server, tap = self._started.get((model, dtype)) or self._start(model, dtype, policy.config)
         version = PolicyVersion(0)
-        engine = SglangEngine(
-            server, policy.config, tap, decode_text, slots, max_context, version, stuck_seconds=60
-        )
+        engine = SglangEngine(server, policy.config, tap, decode_text, slots, max_context, version)
         engine.swap_weights(version, policy.weights)
         return engine
 
@@ -58,6 +56,7 @@ class Servers:
             dtype=dtype,
             version=PolicyVersion(0),
             folder=self._folder,
+            stuck_seconds=60,
             captured=range(1, config.layers + 1),
         )
         return started

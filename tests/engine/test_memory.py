@@ -52,4 +52,7 @@ def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path) -> None:
 def test_out_of_slots_means_waiting(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder, slots=2)
     engine.submit([ask(i, (i % 90, 5), max_new_tokens=3) for i in range(300)])
-    assert len(finish(engine)) == 300
+    done = finish(engine)
+    assert len(done) == 300
+    if engine.capabilities.token_identical:  # the others' slots are those of a shared server
+        assert all(span.size <= 2 for c in done.values() for span in c.batches)

@@ -82,6 +82,15 @@ def test_a_stop_string_is_found_exactly_when_it_first_appears() -> None:
                 break
 
 
+def test_a_stop_string_behind_a_character_that_the_window_cuts() -> None:
+    pieces = [bytes([byte]) for byte in "😀".encode()] + [b"ab", b"c"]
+
+    def decode(tokens: Sequence[int]) -> str:
+        return b"".join(pieces[token] for token in tokens).decode(errors="replace")
+
+    assert completes_stop_string(range(6), ["😀abc"], decode)
+
+
 def test_a_timeline_tells_any_stretch() -> None:
     values = [1, 1, 2, 2, 2, 1, 3, 3]
     timeline = Timeline[int]()

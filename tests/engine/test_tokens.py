@@ -40,8 +40,10 @@ def test_biases_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
     prompt = random_prompts(1, shortest=9)[0]
     try:
         engine = make_engine(folder)
-    except UnsupportedModel:
-        return  # said at once, where it would otherwise be computed wrongly
+    except UnsupportedModel as error:
+        if "SGLang has no biases" in str(error):
+            return  # said at once, where it would otherwise be computed wrongly
+        raise
     assert answers(engine, [ask(0, prompt)])[0].tokens == greedy_answer(folder, prompt, 20)
 
 

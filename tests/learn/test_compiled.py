@@ -8,9 +8,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tests.learn.models import learner, needs_compiler, nothing, samples, spec, whole
-from tlt.learn.compiled import worth_compiling
-from tlt.learn.layers import Probe
+from tests.learn.models import CPU, learner, needs_compiler, nothing, samples, spec, whole
+from tlt.learn.batching import microbatches
+from tlt.learn.compiled import compile_layers, worth_compiling
+from tlt.learn.layers import Probe, decoder_layers
+from tlt.learn.loading import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -19,23 +21,9 @@ def forget_graphs() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.fixture
-def verdict(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the probe says after it really ran: before and after."""
-    said = [2.0, 1.0]
-    honest = Probe.seconds
-
-    def seconds(probe: Probe, bfloat16: bool) -> float:
-        honest(probe, bfloat16)
-        return said.pop(0)
-
-    monkeypatch.setattr(Probe, "seconds", seconds)
-    return said
-
-
 @needs_compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_compiled_layers_give_the_same_update(fresh_dir: str, verdict: list[float]):
+def test_compiled_layers_give_the_same_update(fresh_dir: str):
     parts = [whole(samples(11))]
     plain = learner(fresh_dir, compile=False)
     expected = plain.update(0, parts, None, nothing)
@@ -44,7 +32,6 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str, verdict: list[floa
         warnings.simplefilter("ignore")
         metrics = learns.update(0, parts, None, nothing)
     assert [entry["event"] for entry in logs] == ["layers compiled"]
-    assert verdict == []
     assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
     for name, tensor in learns.weights().items():
         torch.testing.assert_close(tensor, plain.weights()[name], rtol=1e-3, atol=1e-5)
@@ -67,6 +54,17 @@ def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.
     events = [entry for entry in logs if entry["event"] == "layers stay as they are"]
     assert len(events) == 1
     assert "no such compiler" in events[0]["reason"]
+
+
+def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    said = [1.0, 2.0]
+    monkeypatch.setattr(Probe, "seconds", lambda *_: said.pop(0))
+    model = load_model(fresh_dir, CPU)
+    (batch,) = microbatches(samples(4), 1000, CPU, packed=False)
+    assert not compile_layers(model, batch, bfloat16=False, forced=False)
+    assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
+    said += [1.0, 2.0]
+    assert compile_layers(model, batch, bfloat16=False, forced=True)
 
 
 def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):

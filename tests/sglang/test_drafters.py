@@ -25,7 +25,7 @@ from tlt.engine.sglang.launch import Drafts
 from tlt.engine.sglang.plugin import Proposal
 from tlt.engine.sglang.server import Server
 from tlt.engine.sglang.start import start_server
-from tlt.engine.sglang.tap import Tap
+from tlt.engine.sglang.tap import Name, Tap
 from tlt.errors import ConfigError
 from tlt.models.config_file import read_config
 from tlt.models.drafter import Drafter
@@ -45,14 +45,7 @@ class Speculating(NamedTuple):
     def engine(self) -> SglangEngine:
         config = read_config(self.policy)
         return SglangEngine(
-            self.server,
-            config,
-            self.tap,
-            str,
-            slots=8,
-            max_context=128,
-            version=PolicyVersion(0),
-            stuck_seconds=60,
+            self.server, config, self.tap, str, slots=8, max_context=128, version=PolicyVersion(0)
         )
 
     def proposals(self) -> list[Proposal]:
@@ -76,6 +69,7 @@ def started(
         dtype=torch.float32,
         version=PolicyVersion(0),
         folder=folder,
+        stuck_seconds=60,
         captured=drafting.captured(request.param),
         drafts=Drafts(
             algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
@@ -111,8 +105,10 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
     before = len(speculating.proposals())
     done = answers(speculating.engine(), asked)
     made = speculating.proposals()[before:]
-    for proposal in made:
-        id = int(proposal.name.rstrip(".").rpartition("-")[2])
+    # requests got their serial numbers in the order in which they were asked
+    serials = [Name.read(proposal.name).serial for proposal in made]
+    for proposal, serial in zip(made, serials, strict=True):
+        id = serial - min(serials)
         text = [*asked[id].prompt, *done[id].tokens][: proposal.seen + 1]
         if len(text) <= proposal.seen:
             continue  # made ahead of an end that was not known yet

@@ -9,8 +9,13 @@ def completes_stop_string(
     """An occurrence must involve the last token, so only a tail of the text is looked at."""
     longest = max(map(len, stops))
     window = longest + 1
-    while window < len(tokens) and len(decode_text(tokens[-window:-1])) <= longest:
+    while window < len(tokens) and len(_whole(decode_text(tokens[-window:-1]))) <= longest:
         # tokens that show no text, or parts of one character
         window *= 2
     tail = decode_text(tokens[-window:])
     return any(stop in tail for stop in stops)
+
+
+def _whole(text: str) -> str:
+    """Without what is left of a character that the window cut."""
+    return text.lstrip("\ufffd")

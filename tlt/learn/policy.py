@@ -130,7 +130,7 @@ class PolicyLearner:
             return
         if forced or worth_compiling(self._spec, step, self._last_update_seconds):
             self._may_compile = False
-            compile_layers(self._model, first, self._bfloat16)
+            compile_layers(self._model, first, self._bfloat16, forced)
 
     def _old_logprobs(
         self,

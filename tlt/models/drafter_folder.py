@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tlt.errors import UnsupportedModel
@@ -59,9 +58,9 @@ def load_drafter(folder: Path, policy_layers: int) -> Drafter:
     return drafter
 
 
-def weight_names(folder: Path) -> set[str]:
-    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
-        return set(tensors.keys())
+def weight_names(folder: Path, policy_layers: int) -> set[str]:
+    """What is the drafter's own, whatever else its file holds."""
+    return set(new_drafter(read_drafter_config(folder, policy_layers)).state_dict())
 
 
 def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:

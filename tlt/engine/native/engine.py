@@ -44,6 +44,10 @@ class NativeEngine:
             raise ConfigError(
                 f"a context of {max_context} tokens exceeds the model's {config.max_positions}"
             )
+        if slots < 1:
+            raise ConfigError("an engine needs at least one slot")
+        if len(set(captured)) < len(captured) or not all(0 <= c <= config.layers for c in captured):
+            raise ConfigError(f"no states can be captured at {list(captured)}")
         self._config = config
         self._decode_text = decode_text
         self._count = slots

@@ -19,7 +19,7 @@ from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.requests import check_requests
 from tlt.engine.sglang.places import Places
 from tlt.engine.sglang.server import Part, Server
-from tlt.engine.sglang.tap import Tap, request_name
+from tlt.engine.sglang.tap import Name, Tap
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError, RankError
 from tlt.messages import BatchSpan, PolicySpan
@@ -33,8 +33,7 @@ _WAIT_SECONDS = 0.02
 @dataclass(kw_only=True, eq=False)
 class _Running:
     request: Request
-    slot: int
-    name: str
+    name: Name
     began: float
     task: asyncio.Task[Part]
 
@@ -49,13 +48,8 @@ class SglangEngine:
         slots: int,
         max_context: int,
         version: PolicyVersion,
-        stuck_seconds: float,
     ) -> None:
-        """`tap` has at least as many slots as the engine.
-
-        Requests that run for `stuck_seconds` without a token hang, and raise.
-        """
-        self._stuck_seconds = stuck_seconds
+        """`tap` has at least as many slots as the engine."""
         self._server = server
         self._config = config
         self._tap = tap
@@ -97,17 +91,19 @@ class SglangEngine:
 
     def cancel(self, ids: Sequence[int]) -> None:
         known = {request.id for request in self._queue} | self._running.keys()
-        for id in known.intersection(ids) - self._cancelled:
-            self._cancelled.add(id)
-            if id in self._running:
-                self._server.abort(self._running[id].name)
+        fresh = known.intersection(ids) - self._cancelled
+        self._cancelled |= fresh
+        running = [self._running[id].name for id in fresh & self._running.keys()]
+        self._server.run(self._server.abort(*running))
 
     def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         if (complaint := mismatch(self._config, shapes)) is not None:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
+        self._recall_waiting()
         self._server.run(self._server.update_policy(weights, version))
         self._version = version
+        self._moved = (-1, monotonic())
 
     def step(self) -> list[Completion]:
         for slot, _ in self._ended.values():
@@ -117,75 +113,98 @@ class SglangEngine:
         self._queue = deque(r for r in self._queue if r.id not in self._cancelled)
         self._cancelled -= {completion.id for completion in dropped}
         self._admit()
-        if dropped or not self._running:
-            return dropped
-        self._server.run(self._wait())
-        self._look_for_stalls()
-        return [
-            self._end(running) for running in list(self._running.values()) if running.task.done()
-        ]
+        if self._running:
+            self._server.run(self._wait())
+            self._look_for_stalls()
+        ended = [running for running in self._running.values() if running.task.done()]
+        return dropped + [self._end(running) for running in ended]
 
     def states(self, id: int) -> torch.Tensor:
-        slot, fed = self._ended.get(id, (None, 0))
-        if slot is None:
-            slot = self._running[id].slot
-            fed = int(self._tap.filled[slot])
+        if id in self._ended:
+            slot, fed = self._ended[id]
+        else:
+            name = self._running[id].name
+            slot, fed = name.slot, self._fed(name)
         return self._tap.states[slot, :fed]
 
     def close(self) -> None:
         self._server.close()
 
     def _admit(self) -> None:
+        if not self._running:
+            self._moved = (-1, monotonic())
         while self._queue and self._places.any_free:
             request = self._queue.popleft()
-            place = self._places.take(request.prompt, f"{self._version}.{self._server.drafters}")
-            name = request_name(place.slot, place.salt, request.id)
+            name = self._places.take(request.prompt, f"{self._version}.{self._server.drafters}")
             self._running[request.id] = _Running(
                 request=request,
-                slot=place.slot,
                 name=name,
                 began=perf_counter(),
-                task=self._server.start(self._answer(request, name, place.salt)),
+                task=self._server.start(self._answer(request, name)),
             )
+
+    def _recall_waiting(self) -> None:
+        """Who waits inside SGLang would find the prompt that the old weights cached."""
+        waiting = [r for r in self._running.values() if self._fed(r.name) == 0]
+        if not waiting:
+            return
+        self._server.run(self._server.abort(*(running.name for running in waiting)))
+        self._server.run(_all([running.task for running in waiting]))
+        for running in reversed(waiting):
+            del self._running[running.request.id]
+            self._places.give_back(running.name.slot)
+            self._queue.appendleft(running.request)
+
+    def _fed(self, name: Name) -> int:
+        """How many of its tokens have been through the policy."""
+        ours = int(self._tap.holders[name.slot]) == name.serial
+        return int(self._tap.filled[name.slot]) if ours else 0
 
     async def _wait(self) -> None:
         """A little while, or until all that were cancelled are out."""
         going = [running.task for running in self._running.values()]
         if cancelled := [self._running[id].task for id in self._cancelled]:
-            await asyncio.wait(cancelled)
+            await _all(cancelled)
         else:
             await asyncio.wait(going, timeout=_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _answer(self, request: Request, name: str, salt: str) -> Part:
+    async def _answer(self, request: Request, name: Name) -> Part:
         """SGLang sees no text here, so stop strings are looked for as tokens arrive."""
+        if request.id in self._cancelled:
+            return Part(tokens=[], logprobs=[], stop="cancelled")
         streamed = bool(request.stop_strings)
         seen = 0
         part: Part | None = None
         async for part in self._server.generate(
-            request, name, salt, self._max_context - len(request.prompt), streamed
+            request, name, self._max_context - len(request.prompt), streamed
         ):
             while streamed and seen < len(part.tokens):
                 seen += 1
                 if completes_stop_string(
                     part.tokens[:seen], request.stop_strings, self._decode_text
                 ):
-                    self._server.abort(name)
+                    await self._server.abort(name)
                     return Part(
                         tokens=part.tokens[:seen], logprobs=part.logprobs[:seen], stop="stop"
                     )
         if part is None or part.stop is None:
-            raise RankError(f"SGLang ended request {name} without an answer")
+            raise RankError(f"SGLang ended request {request.id} without an answer")
         return part
 
     def _end(self, running: _Running) -> Completion:
-        request = running.request
-        del self._running[request.id]
-        self._cancelled.discard(request.id)
+        request, name = running.request, running.name
         part = running.task.result()
+        del self._running[request.id]
+        if part.stop == "cancelled" and request.id not in self._cancelled:
+            raise RankError(f"SGLang gave request {request.id} up: {part.complaint}")
+        self._cancelled.discard(request.id)
         # the last prompt token drew the first of the answer; the answer's last one drew none
         first = len(request.prompt) - 1
         drawn = slice(first, first + len(part.tokens))
-        self._ended[request.id] = running.slot, min(drawn.stop, int(self._tap.filled[running.slot]))
+        fed = self._fed(name)
+        if part.tokens and fed < drawn.stop:
+            raise RankError(f"request {request.id} left no trace in SGLang's scheduler")
+        self._ended[request.id] = name.slot, min(drawn.stop, fed)
         return Completion(
             id=request.id,
             tokens=part.tokens,
@@ -194,11 +213,11 @@ class SglangEngine:
             stop=part.stop or "cancelled",
             policies=tuple(
                 PolicySpan(version=PolicyVersion(version), tokens=tokens)
-                for version, tokens in _spans(self._tap.versions[running.slot], drawn)
+                for version, tokens in _spans(self._tap.versions[name.slot], drawn)
             ),
             batches=tuple(
                 BatchSpan(size=size, tokens=tokens)
-                for size, tokens in _spans(self._tap.sizes[running.slot], drawn)
+                for size, tokens in _spans(self._tap.sizes[name.slot], drawn)
             ),
             decode_seconds=perf_counter() - running.began,
         )
@@ -217,11 +236,14 @@ class SglangEngine:
 
     def _look_for_stalls(self) -> None:
         filled, now = int(self._tap.filled.sum()), monotonic()
-        if filled != self._moved[0] or not self._running:
+        if filled != self._moved[0]:
             self._moved = filled, now
-        elif now - self._moved[1] > self._stuck_seconds:
-            said = self._server.last_lines()
-            raise RankError(f"SGLang decoded nothing for {self._stuck_seconds:.0f} s: {said}")
+        elif now - self._moved[1] > self._server.stuck_seconds:
+            raise self._server.stuck()
+
+
+async def _all(tasks: Sequence[asyncio.Task[Part]]) -> None:
+    await asyncio.wait(tasks)
 
 
 def _spans(values: npt.NDArray[np.int32], drawn: slice) -> list[tuple[int, int]]:

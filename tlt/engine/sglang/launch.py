@@ -15,7 +15,7 @@ import torch
 from tlt.engine.sglang.cpu import mode
 from tlt.engine.sglang.process import SchedulerProcess
 from tlt.engine.sglang.surroundings import restored
-from tlt.errors import ConfigError, TltError
+from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"
 
@@ -102,7 +102,11 @@ def start(options: Options, log: Path) -> Launched:
         scheduler.kill()
         if isinstance(error, TltError) or not isinstance(error, Exception):
             raise
+        if isinstance(error, (OSError, MemoryError)):
+            raise RankError(f"SGLang cannot be started here: {error}") from error
         raise ConfigError(f"engine sglang: SGLang refuses {options.model}: {error}") from error
+    finally:
+        mode.leave()
     return Launched(engine, scheduler)
 
 

@@ -1,7 +1,7 @@
 """What runs inside SGLang's scheduler process: the tap.
 
 It reads along and changes nothing that SGLang computes. It is told what to do by one environment
-variable, and says in the tap that it is in place: nobody trusts a plugin that may have been lost.
+variable; an answer that left no trace in the tap is an error, so a lost plugin would be noticed.
 """
 
 import os
@@ -37,6 +37,7 @@ def install() -> None:
     for target, hook in (
         ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.forwarded),
         ("speculative.eagle_worker_common.run_eagle_verify", hooks.verified),
+        ("configs.model_config.ModelConfig.__init__", hooks.end_where_told),
         ("layers.logits_processor.LogitsProcessor.__init__", hooks.keep_last_state),
     ):
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AFTER)
@@ -79,6 +80,10 @@ class _Hooks:
     def keep_last_state(self, _: None, processor: Any, *arguments: Any, **options: Any) -> None:
         """Otherwise the captured layers take the place of the last state."""
         processor.keep_last_hidden_states = self._shape.layers > 1
+
+    def end_where_told(self, _: None, config: Any, *arguments: Any, **options: Any) -> None:
+        """A request says itself which tokens end it; the model's are not added to them."""
+        config.hf_eos_token_id = set()
 
     def forwarded(
         self,

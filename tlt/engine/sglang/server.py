@@ -6,6 +6,7 @@ Its own event loop runs only inside `run`; what the scheduler sends meanwhile wa
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.launch import Launched
+from tlt.engine.sglang.tap import Name
 from tlt.engine.sglang.weights import difference
 from tlt.errors import ConfigError, RankError
 from tlt.types import PolicyVersion, StopReason
@@ -28,16 +30,24 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     # none while it goes on
     stop: StopReason | None
+    # why SGLang gave it up, if it did
+    complaint: str = ""
 
 
 class Server:
     def __init__(
-        self, launched: Launched, dtype: torch.dtype, drafter_weights: Collection[str] = ()
+        self,
+        launched: Launched,
+        dtype: torch.dtype,
+        drafter_weights: Collection[str],
+        stuck_seconds: float,
     ) -> None:
+        """What takes longer than `stuck_seconds` without a sign of life hangs."""
         self._dtype = dtype
         self._drafter_weights = frozenset(drafter_weights)
         # how many have been adopted since the start
         self.drafters = 0
+        self.stuck_seconds = stuck_seconds
         self._launched = launched
         self._engine = launched.engine
         self._manager = launched.engine.tokenizer_manager
@@ -56,24 +66,25 @@ class Server:
         return self._loop.create_task(work)
 
     async def generate(
-        self, request: Request, name: str, salt: str, most: int, streamed: bool
+        self, request: Request, name: Name, most: int, streamed: bool
     ) -> AsyncIterator[Part]:
         """At most `most` tokens fit behind the prompt."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         asked = GenerateReqInput(
-            rid=name,
+            rid=name.write(),
             input_ids=list(request.prompt),
             sampling_params=_sampling_params(request, most),
             return_logprob=True,
             stream=streamed,
-            cache_salt=salt,
+            cache_salt=name.salt,
         )
         async for output in self._manager.generate_request(asked, None):
             yield _part(output)
 
-    def abort(self, name: str) -> None:
-        self._manager.abort_request(rid=name)
+    async def abort(self, *names: Name) -> None:
+        for name in names:
+            self._manager.abort_request(rid=name.write())
 
     async def update_policy(
         self, weights: Mapping[str, torch.Tensor], version: PolicyVersion
@@ -88,6 +99,8 @@ class Server:
         """Its own weights alone: SGLang would write anything else into the policy."""
         if foreign := weights.keys() - self._drafter_weights:
             raise ConfigError(f"{min(foreign)} is no weight of the drafter's own")
+        if missing := self._drafter_weights - weights.keys():
+            raise ConfigError(f"the drafter's weight {min(missing)} is missing")
         async with self._paused():
             sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
             await self._update(sent, "draft", None)
@@ -135,9 +148,6 @@ class Server:
         if not success:
             raise RankError(f"SGLang refused the weights: {message}")
 
-    def last_lines(self) -> str:
-        return self._launched.last_lines()
-
     def close(self) -> None:
         self._launched.close()
 
@@ -158,11 +168,18 @@ class Server:
             raise RankError(f"after policy version {version} SGLang holds another {wrong}")
 
     async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
+        deadline = monotonic() + self.stuck_seconds
         while not task.done():
-            await asyncio.wait([task], timeout=1.0)
+            await asyncio.wait([task], timeout=min(1.0, self.stuck_seconds))
             if (how := self._launched.died()) is not None:
                 raise RankError(f"SGLang's scheduler {how}")
+            if not task.done() and monotonic() > deadline:
+                raise self.stuck()
         return task.result()
+
+    def stuck(self) -> RankError:
+        said = self._launched.last_lines()
+        return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {said}")
 
 
 def _sampling_params(request: Request, most: int) -> dict[str, Any]:
@@ -185,6 +202,7 @@ def _part(output: dict[str, Any]) -> Part:
         tokens=list(output["output_ids"]),
         logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
         stop=_stop(meta["finish_reason"]),
+        complaint=str((meta["finish_reason"] or {}).get("message", "")),
     )
 
 

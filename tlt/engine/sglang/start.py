@@ -27,6 +27,7 @@ def start_server(
     dtype: torch.dtype,
     version: PolicyVersion,
     folder: Path,
+    stuck_seconds: float,
     captured: Sequence[int] = (),
     drafts: Drafts | None = None,
     seed: int = 0,
@@ -70,8 +71,8 @@ def start_server(
         )
     finally:
         path.unlink()
-    own = () if drafts is None else weight_names(drafts.drafter)
-    return Server(launched, dtype, own), tap
+    own = () if drafts is None else weight_names(drafts.drafter, config.layers)
+    return Server(launched, dtype, own, stuck_seconds), tap
 
 
 def start_engine(
@@ -86,8 +87,7 @@ def start_engine(
     seed: int,
     stuck_seconds: float,
 ) -> SglangEngine:
-    server, tap = start_server(model, slots, max_context, device, dtype, version, folder, seed=seed)
-    config = read_config(model)
-    return SglangEngine(
-        server, config, tap, decode_text, slots, max_context, version, stuck_seconds
+    server, tap = start_server(
+        model, slots, max_context, device, dtype, version, folder, stuck_seconds, seed=seed
     )
+    return SglangEngine(server, read_config(model), tap, decode_text, slots, max_context, version)

@@ -9,7 +9,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ class TapShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        return self.slots * 8 + self.slots * self.positions * 8 + self.state_bytes
+        return self.slots * 16 + self.slots * self.positions * 8 + self.state_bytes
 
 
 class Tap:
@@ -43,11 +43,12 @@ class Tap:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), shape.bytes)
         slots, positions = shape.slots, shape.positions
-        # how many positions of a slot are filled
+        # how many positions of a slot are filled, and the serial number of whose they are
         self.filled = self._array(np.int64, (slots,), 0)
+        self.holders = self._array(np.int64, (slots,), slots * 8)
         # of the pass that each position was fed to: how many requests ran, on whose weights
-        self.sizes = self._array(np.int32, (slots, positions), slots * 8)
-        self.versions = self._array(np.int32, (slots, positions), slots * (8 + 4 * positions))
+        self.sizes = self._array(np.int32, (slots, positions), slots * 16)
+        self.versions = self._array(np.int32, (slots, positions), slots * (16 + 4 * positions))
         self.states = self._states(shape)
 
     @classmethod
@@ -74,12 +75,31 @@ class Tap:
         return flat.view(sizes)
 
 
+class Name(NamedTuple):
+    """What SGLang calls a request."""
+
+    slot: int
+    # prefixes are shared among requests of equal salts alone
+    salt: str
+    # no two requests of an engine have the same
+    serial: int
+
+    def write(self) -> str:
+        """No name begins with another one: SGLang aborts by beginnings."""
+        return f"tlt-{self.slot}-{self.salt}-{self.serial}."
+
+    @classmethod
+    def read(cls, text: str) -> "Name":
+        _, slot, salt, serial = text.rstrip(".").split("-")
+        return cls(int(slot), salt, int(serial))
+
+
 class TapWriter:
     """The scheduler's side."""
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
-        self._holders: dict[int, str] = {}
+        self._names: dict[int, Name] = {}
         self._prompts: dict[int, Sequence[int]] = {}
 
     def write(
@@ -93,10 +113,10 @@ class TapWriter:
         version: int,
     ) -> None:
         """`count` tokens of the request were fed, the first at `position`."""
-        slot = slot_of(name)
-        tap = self._tap
-        if self._holders.get(slot) != name:
-            self._begin(slot, name, prompt, position)
+        named, tap = Name.read(name), self._tap
+        slot = named.slot
+        if self._names.get(slot) != named:
+            self._begin(named, prompt, position)
         end = min(position + count, tap.sizes.shape[1])
         tap.sizes[slot, position:end] = running
         tap.versions[slot, position:end] = version
@@ -104,30 +124,20 @@ class TapWriter:
             tap.states[slot, position:end] = states[: end - position]
         tap.filled[slot] = end
 
-    def _begin(self, slot: int, name: str, prompt: Sequence[int], position: int) -> None:
+    def _begin(self, name: Name, prompt: Sequence[int], position: int) -> None:
         """What comes before `position` was computed for another request, and is copied."""
-        tap = self._tap
-        source = self._twin(prompt, position)
+        tap, slot = self._tap, name.slot
+        source = self._twin(name.salt, prompt, position) if position else None
         tap.filled[slot] = 0
+        tap.holders[slot] = name.serial
         tap.sizes[slot, :position] = 0
-        if source is None:
-            tap.states[slot, :position] = torch.nan
-        elif source != slot:
+        if source is not None and source != slot:
             tap.states[slot, :position] = tap.states[source, :position]
-        self._holders[slot] = name
-        self._prompts[slot] = prompt
+        self._names[slot], self._prompts[slot] = name, prompt
 
-    def _twin(self, prompt: Sequence[int], positions: int) -> int | None:
+    def _twin(self, salt: str, prompt: Sequence[int], positions: int) -> int:
         for slot, held in self._prompts.items():
-            if self._tap.filled[slot] >= positions and held[:positions] == prompt[:positions]:
+            shares = self._names[slot].salt == salt and self._tap.filled[slot] >= positions
+            if shares and held[:positions] == prompt[:positions]:
                 return slot
-        return None
-
-
-def request_name(slot: int, salt: str, id: int) -> str:
-    """No name begins with another one: SGLang aborts by beginnings."""
-    return f"tlt-{slot}-{salt}-{id}."
-
-
-def slot_of(name: str) -> int:
-    return int(name.split("-")[1])
+        raise LookupError("a prefix is shared with a request whose states are gone")

@@ -21,13 +21,20 @@ def enter() -> None:
         raise ConfigError("SGLang runs on the GPU where there is one; this worker's device is cpu")
     if str(_STANDINS) in sys.path:
         return
-    if find_spec("sgl_kernel") is not None:
+    kernels = find_spec("sgl_kernel")
+    if kernels is not None and not str(kernels.origin).startswith(str(_STANDINS)):
         raise ConfigError("SGLang's compiled kernels are installed here: its CPU mode is for none")
     # asked before there is a torchvision, Transformers goes on without it
     from transformers.utils.import_utils import is_torchvision_available
 
     is_torchvision_available()
     sys.path.append(str(_STANDINS))
+
+
+def leave() -> None:
+    """What was imported stays; this process's own children find no stand-ins."""
+    if str(_STANDINS) in sys.path:
+        sys.path.remove(str(_STANDINS))
 
 
 def environment() -> dict[str, str]:
