@@ -6,6 +6,7 @@ and no thread watches the scheduler in order to kill this process when it ends.
 
 import asyncio
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ class Manager(TokenizerManager):
         if self.listening is None:
             self.event_loop = asyncio.get_running_loop()
             self.listening = self.event_loop.create_task(self.handle_loop())
+
+    def _calculate_spec_decoding_metrics(self, *_: Any) -> None:
+        """Upstream asks the settings of whichever engine this process started last."""
 
 
 class HostedEngine(Engine):
@@ -84,7 +88,9 @@ class HostedEngine(Engine):
         listening: asyncio.Task[None] | None = self._manager.listening
         if listening is None or not listening.done():
             return None
-        return f"is not listened to: {listening.exception()!r}"
+        error = listening.exception()
+        where = traceback.extract_tb(error.__traceback__)[-1] if error is not None else None
+        return f"is not listened to: {error!r} at {where}"
 
     def close(self) -> None:
         """Once the scheduler has ended."""
