@@ -37,7 +37,7 @@ class Manager(TokenizerManager):
             self.event_loop = asyncio.get_running_loop()
             self.listening = self.event_loop.create_task(self.handle_loop())
 
-    def _calculate_spec_decoding_metrics(self, *_: Any) -> None:
+    def _calculate_spec_decoding_metrics(self, meta_info: Any, recv_obj: Any, i: int) -> None:
         """Upstream asks the settings of whichever engine this process started last."""
 
 
