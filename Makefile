@@ -15,8 +15,10 @@ $(STAMP): pyproject.toml requirements/cpu.lock requirements/setup.sh
 demo: setup
 	@$(BIN)/tlt demo
 
+# SGLang takes the process that it is imported into: what tests it runs by itself.
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --ignore tests/sglang -k "not sglang"
+	@$(BIN)/python -m pytest tests/engine tests/sglang tests/e2e/test_sglang.py -k sglang
 
 check: setup
 	@$(BIN)/ruff check .
