@@ -1,8 +1,13 @@
-"""What no engine could serve is refused when it is submitted, all of a submission together."""
+"""The way of a request to its slot, the same for all engines.
 
-from collections.abc import Collection, Sequence
+What no engine could serve is refused when it is submitted, all of a submission together; the rest
+waits in order of priority and arrival.
+"""
 
-from tlt.engine.base import Request
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+
+from tlt.engine.base import Completion, Request
 from tlt.errors import ConfigError
 
 
@@ -14,6 +19,24 @@ def check_requests(
         raise ConfigError("two requests of the same id cannot run at once")
     for request in requests:
         _check(request, vocabulary, max_context)
+
+
+def queued(waiting: Iterable[Request], arriving: Iterable[Request]) -> deque[Request]:
+    return deque(sorted([*waiting, *arriving], key=lambda request: -request.priority))
+
+
+def never_started(request: Request) -> Completion:
+    """What comes out of a request that was cancelled while it waited."""
+    return Completion(
+        id=request.id,
+        tokens=[],
+        logprobs=[],
+        text="",
+        stop="cancelled",
+        policies=(),
+        batches=(),
+        decode_seconds=0.0,
+    )
 
 
 def _check(request: Request, vocabulary: int, max_context: int) -> None:

@@ -42,10 +42,10 @@ def compile_layers(model: PreTrainedModel, batch: Microbatch, bfloat16: bool, fo
     after, reason = float("inf"), "it is not faster"
     # The compiler fuses more than our kernels do, if it can see what there is.
     fused = unfuse(model)
-    for layer in layers:
-        layer.compile(dynamic=True)
     _fall_back(False)
     try:
+        for layer in layers:
+            layer.compile(dynamic=True)
         after = probe.seconds(bfloat16)
     except Exception as error:  # compilers raise whatever they like
         reason = " ".join(str(error).split())[:200]

@@ -23,7 +23,7 @@ def start_engine(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engi
             model = load_decoder(folder, dtype)
             return NativeEngine(model, tokenizer.decode, slots, context, device, version)
         case "sglang":
-            # this process is about to be given to SGLang: whoever uses it otherwise doesn't see it
+            # imported for a job that asks for it alone: it changes the process
             from tlt.engine.sglang import start
 
             place = Path(tempfile.mkdtemp(prefix="sglang-", dir=load.flight))

@@ -19,7 +19,7 @@ from tlt.engine.native.slots import Slots
 from tlt.engine.native.staging import CHUNK, PLACES, Staging
 from tlt.engine.native.timeline import Timeline
 from tlt.engine.native.weights import Weights
-from tlt.engine.requests import check_requests
+from tlt.engine.requests import check_requests, never_started, queued
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.messages import BatchSpan, PolicySpan
@@ -106,8 +106,7 @@ class NativeEngine:
         """All of them, or none if one is refused."""
         check_requests(requests, self._ids, self._config.vocabulary, self._max_context)
         self._ids.update(request.id for request in requests)
-        waiting = [*self._queue, *requests]
-        self._queue = deque(sorted(waiting, key=lambda request: -request.priority))
+        self._queue = queued(self._queue, requests)
         self._staging_due = True
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -153,7 +152,8 @@ class NativeEngine:
         ]
         waiting = [r for r in self._queue if r.id in self._cancelled]
         self._queue = deque(r for r in self._queue if r.id not in self._cancelled)
-        ended += [self._never_started(request) for request in waiting]
+        self._ids.difference_update(request.id for request in waiting)
+        ended += [never_started(request) for request in waiting]
         self._cancelled.clear()
         return ended
 
@@ -258,17 +258,4 @@ class NativeEngine:
             policies=tuple(PolicySpan(version=v, tokens=n) for v, n in versions),
             batches=tuple(BatchSpan(size=s, tokens=n) for s, n in sizes),
             decode_seconds=perf_counter() - row.started,
-        )
-
-    def _never_started(self, request: Request) -> Completion:
-        self._ids.remove(request.id)
-        return Completion(
-            id=request.id,
-            tokens=[],
-            logprobs=[],
-            text="",
-            stop="cancelled",
-            policies=(),
-            batches=(),
-            decode_seconds=0.0,
         )

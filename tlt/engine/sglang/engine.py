@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.requests import check_requests
+from tlt.engine.requests import check_requests, never_started, queued
 from tlt.engine.sglang.places import Places
 from tlt.engine.sglang.server import Part, Server
 from tlt.engine.sglang.tap import Name, Tap
@@ -86,8 +86,7 @@ class SglangEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         known = {request.id for request in self._queue} | self._running.keys()
         check_requests(requests, known, self._config.vocabulary, self._max_context)
-        waiting = [*self._queue, *requests]
-        self._queue = deque(sorted(waiting, key=lambda request: -request.priority))
+        self._queue = queued(self._queue, requests)
 
     def cancel(self, ids: Sequence[int]) -> None:
         known = {request.id for request in self._queue} | self._running.keys()
@@ -109,7 +108,7 @@ class SglangEngine:
         for slot, _ in self._ended.values():
             self._places.give_back(slot)
         self._ended.clear()
-        dropped = [self._never_started(r) for r in self._queue if r.id in self._cancelled]
+        dropped = [never_started(r) for r in self._queue if r.id in self._cancelled]
         self._queue = deque(r for r in self._queue if r.id not in self._cancelled)
         self._cancelled -= {completion.id for completion in dropped}
         self._admit()
@@ -220,18 +219,6 @@ class SglangEngine:
                 for size, tokens in _spans(self._tap.sizes[name.slot], drawn)
             ),
             decode_seconds=perf_counter() - running.began,
-        )
-
-    def _never_started(self, request: Request) -> Completion:
-        return Completion(
-            id=request.id,
-            tokens=[],
-            logprobs=[],
-            text="",
-            stop="cancelled",
-            policies=(),
-            batches=(),
-            decode_seconds=0.0,
         )
 
     def _look_for_stalls(self) -> None:
