@@ -22,3 +22,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):
 
 
 Strategy = Off | Ngram | Draft
+
+
+def guesses(strategy: Strategy) -> int:
+    """How many tokens it guesses at once, at most."""
+    match strategy:
+        case Off():
+            return 0
+        case Ngram(tokens=tokens):
+            return tokens
+        case Draft(depth=depth):
+            return depth

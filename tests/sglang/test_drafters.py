@@ -18,6 +18,7 @@ from tests.engine.oracle import (
     logprobs_of,
     random_prompts,
 )
+from tests.engine.test_draws import TRIALS
 from tests.sglang import drafting
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
@@ -175,16 +176,16 @@ def test_states_are_the_policys_at_every_position(fitted: Speculating) -> None:
 def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
     """The second token is one that verification let pass or drew itself."""
     if fitted.drafter.config.layout == "eagle":
-        pytest.skip("verification doesn't ask who drafted, and 8,000 draws take half a minute")
+        pytest.skip("verification doesn't ask who drafted, and the draws take half a minute")
     prompt = random_prompts(1, shortest=5)[0]
-    asked = [ask(i, prompt, Sampling(), max_new_tokens=3) for i in range(8_000)]
+    asked = [ask(i, prompt, Sampling(), max_new_tokens=3) for i in range(TRIALS["sglang"].draws)]
     done = answers(fitted.engine(), asked)
     counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
     first = forced_logits(fitted.policy, prompt, [0])[0].softmax(-1)
     second = torch.stack(
         [forced_logits(fitted.policy, prompt, [token, 0])[1].softmax(-1) for token in range(97)]
     )
-    assert p_value(counts, first @ second) > 0.01
+    assert p_value(counts, first @ second) > TRIALS["sglang"].significance
 
 
 def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from tlt.messages import BatchSpan, PolicySpan
+from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
 
 
@@ -66,6 +66,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     stop: StopReason
     policies: tuple[PolicySpan, ...]
+    drafters: tuple[DrafterSpan, ...]
+    origins: tuple[OriginSpan, ...]
     batches: tuple[BatchSpan, ...]
     decode_seconds: float
 

@@ -34,6 +34,8 @@ def never_started(request: Request) -> Completion:
         text="",
         stop="cancelled",
         policies=(),
+        drafters=(),
+        origins=(),
         batches=(),
         decode_seconds=0.0,
     )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tlt.models.decoder import DecoderConfig
 from tlt.models.rope import Rope, rotations
 
 # queries [..., heads, tokens, width], keys and values with fewer heads -> as the queries
@@ -116,6 +117,23 @@ Drafter = Eagle | Eagle3
 
 def new_drafter(config: DrafterConfig) -> Drafter:
     return Eagle(config) if config.layout == "eagle" else Eagle3(config)
+
+
+def misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
+    """In a few words, what keeps a drafter from guessing for this policy."""
+    config = drafter.config
+    for name in ("vocabulary", "hidden"):
+        own, needed = getattr(config, name), getattr(policy, name)
+        if own != needed:
+            return f"its {name} is {own}, the policy's {needed}"
+    if config.rope.theta != policy.rope.theta:
+        return f"its rope theta is {config.rope.theta:g}, the policy's {policy.rope.theta:g}"
+    if config.captured and max(config.captured) > policy.layers:
+        return f"it reads layer {max(config.captured)} of {policy.layers}"
+    for name, weight in drafter.state_dict().items():
+        if not weight.isfinite().all():
+            return f"{name} {list(weight.shape)} holds what is not a number"
+    return None
 
 
 class _Layer(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
-from tlt.messages import DrafterSpan, OriginSpan, PolicyRef, PromptIssued, RolloutFinished
+from tlt.messages import PolicyRef, PromptIssued, RolloutFinished
 from tlt.models.weights import read_weights
 from tlt.ranks.frames import Load
 from tlt.types import PolicyVersion, Purpose
@@ -68,7 +68,6 @@ class RolloutDuty:
     def _finished(self, completion: Completion) -> RolloutFinished:
         prompt = self._issued.pop(completion.id)
         drawn = sampling(self._spec, prompt.purpose)
-        length = len(completion.tokens)
         return RolloutFinished(
             job=prompt.job,
             epoch=prompt.epoch,
@@ -88,8 +87,8 @@ class RolloutDuty:
             top_p=drawn.top_p,
             min_p=drawn.min_p,
             policies=completion.policies,
-            drafters=(DrafterSpan(version=None, tokens=length),),
-            origins=(OriginSpan(origin="plain", tokens=length),),
+            drafters=completion.drafters,
+            origins=completion.origins,
             batches=completion.batches,
             decode_seconds=completion.decode_seconds,
             stop=completion.stop,

@@ -1,17 +1,20 @@
 """The rows that run together. Rows are the truth; tensors are derived when the set changes.
 
-Every row gains one token a step, so its position is known on the host without asking the device.
+Where a row stands is known on the host without asking the device: every step gives it one token,
+and those drafts besides that it accepted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from tlt.engine.base import Request
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.sampling import Sampler
-from tlt.engine.native.segments import cheapest_segments
+from tlt.engine.native.segments import Segment, cheapest_segments
+from tlt.types import StopReason
 
 
 @dataclass(kw_only=True, eq=False)
@@ -24,10 +27,22 @@ class Row:
     limit: int
     # kept on the host only where stop strings are looked for
     tokens: list[int] = field(default_factory=list[int])
+    # steps that gave it more than one token, and how many more
+    gains: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    gained: int = 0
+    # whether its last token is a draft: the policy's own one after it was not kept
+    ends_on_draft: bool = False
+    # positions that the drafter's cache holds
+    drafted: int = 0
 
     def position(self, step: int) -> int:
         """Where its newest token stands before this step: known, but not yet in the cache."""
-        return len(self.request.prompt) - 1 + step - self.first_step
+        return len(self.request.prompt) - 1 + step - self.first_step + self.gained
+
+    def gain(self, step: int, tokens: int) -> None:
+        if tokens:
+            self.gains.append((step, tokens))
+            self.gained += tokens
 
 
 class Batch:
@@ -44,26 +59,85 @@ class Batch:
         def integers(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
             return torch.tensor(values, device=tokens.device)
 
-        places = [row.position(step) for row in rows]
         self.rows = rows
-        self.segments = cheapest_segments([place + 1 for place in places])
-        self.positions = integers(places)
+        self.places = [row.position(step) for row in rows]
+        self.positions = integers(self.places)
         self.starts = integers([i * tokens.shape[1] for i in range(len(rows))])
         self.newest = tokens.view(-1).index_select(0, self.starts + self.positions)
         self.sampler = Sampler([row.request for row in rows], noise, like)
         # rows whose text is searched for stop strings
         self.watched = [i for i, row in enumerate(rows) if row.request.stop_strings]
+        self._segments = cheapest_segments([place + 1 for place in self.places])
         self._limits = integers([row.limit for row in rows])
         stops = [sorted(row.request.stop_tokens) for row in rows]
         most = max(map(len, stops))
         self._stops = integers([s + [-1] * (most - len(s)) for s in stops]) if most else None
 
-    def advance(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append one token to each row; which rows ended with it?"""
-        self.newest = tokens
-        self.positions = self.positions + 1
-        self.segments = [segment.grown() for segment in self.segments]
-        ended = self.positions >= self._limits
+    @property
+    def context(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.places) + len(self.places)
+
+    def segments(self, ahead: int) -> list[Segment]:
+        """What to attend to, with so many tokens from the newest on."""
+        segments: list[Segment] = []
+        for first, last, _, _ in self._segments:
+            places = self.places[first:last]
+            longest = max(places)
+            width = max(longest + ahead, 1)
+            segments.append(Segment(first, last, width, longest == min(places)))
+        return segments
+
+    def judge(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> "Verdict":
+        """A token counts if all drafts before it are what the policy drew."""
+        if drafts is None:
+            return self._judge_one(tokens[:, 0])
+        agreed = (drafts == tokens[:, :-1]).long().cumprod_(1).sum(1)
+        room = self._limits - self.positions
+        stop = room + 1
         if self._stops is not None:
-            ended |= (tokens[:, None] == self._stops).any(-1)
-        return ended
+            stops = (tokens[..., None] == self._stops[:, None]).any(-1)
+            stop = (stops.cumsum(1) == 0).sum(1).add_(1)
+        accepted, rooms, stopping = torch.stack([agreed, room, stop]).tolist()
+        verdict = Verdict([], accepted, {})
+        for index, count in enumerate(accepted):
+            kept = min(count + 1, rooms[index], stopping[index])
+            verdict.kept.append(kept)
+            if kept == stopping[index]:
+                verdict.reasons[index] = "stop"
+            elif kept == rooms[index]:
+                verdict.reasons[index] = "length"
+        return verdict
+
+    def advance(self, tokens: torch.Tensor, kept: Sequence[int]) -> None:
+        """Each row gets the first few of these [rows, window]."""
+        if tokens.shape[1] == 1:
+            self.newest = tokens[:, 0]
+            self.positions = self.positions + 1
+        else:
+            counts = torch.tensor(kept, device=tokens.device)
+            self.newest = tokens.gather(1, counts[:, None] - 1)[:, 0]
+            self.positions = self.positions + counts
+        self.places = [place + count for place, count in zip(self.places, kept, strict=True)]
+
+    def _judge_one(self, tokens: torch.Tensor) -> "Verdict":
+        ended = self.positions + 1 >= self._limits
+        if self._stops is not None:
+            stopped = (tokens[:, None] == self._stops).any(-1)
+            ended |= stopped
+        reasons: dict[int, StopReason] = dict.fromkeys(ended.nonzero()[:, 0].tolist(), "length")
+        for index in reasons:
+            if int(tokens[index]) in self.rows[index].request.stop_tokens:
+                reasons[index] = "stop"
+        return Verdict([1] * len(self.rows), [0] * len(self.rows), reasons)
+
+
+class Verdict(NamedTuple):
+    """By row."""
+
+    # tokens that it gets
+    kept: list[int]
+    # drafts that the policy drew as well, whether the row gets them or not
+    accepted: list[int]
+    # of those that end with the last one kept
+    reasons: dict[int, StopReason]

@@ -30,6 +30,10 @@ class Cache:
     def bytes(self) -> int:
         return self._data.nbytes
 
+    @property
+    def device(self) -> torch.device:
+        return self._data.device
+
     def addresses(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where in `layers[i]` the entries of these positions go, head by head."""
         first = rows * (self._heads * self._positions) + positions

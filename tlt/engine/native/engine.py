@@ -1,8 +1,10 @@
-"""Every submitted request comes out of `step` exactly once.
+"""Every submitted request comes out of `step` exactly once, with the same tokens however it went.
 
 Running rows are the first ones of the slots, without gaps: a row that ends is filled from the
 queue, in order of priority and arrival, or else by the last row. A prompt's last token is
 decoded, not prefilled, so that all first tokens come out of a decode step like the others.
+A step decodes a window in each row: its newest token, and what was guessed to follow. The keyed
+noise selects the policy's token at each place; guesses count as far as they are those tokens.
 """
 
 from collections import deque
@@ -12,19 +14,21 @@ from time import perf_counter
 import torch
 
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.native.batch import Batch, Row
+from tlt.engine.native.batch import Batch, Row, Verdict
+from tlt.engine.native.drafting import Drafting
+from tlt.engine.native.history import History
 from tlt.engine.native.network import Network
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.staging import CHUNK, PLACES, Staging
-from tlt.engine.native.timeline import Timeline
 from tlt.engine.native.weights import Weights
 from tlt.engine.requests import check_requests, never_started, queued
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
-from tlt.messages import BatchSpan, PolicySpan
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
-from tlt.types import PolicyVersion, StopReason
+from tlt.models.drafter import Drafter, misfit
+from tlt.strategies import Draft, Off, Strategy, guesses
+from tlt.types import DrafterVersion, PolicyVersion, StopReason
 
 
 class NativeEngine:
@@ -37,8 +41,12 @@ class NativeEngine:
         device: torch.device,
         version: PolicyVersion,
         captured: Sequence[int] = (),
+        longest: int = 0,
     ) -> None:
-        """`captured`: at which layers' entrances to keep the states; see `States`."""
+        """`captured`: at which layers' entrances to keep the states; see `States`.
+
+        `longest`: how many tokens may be guessed at once.
+        """
         config, dtype = model.config, model.weights[EMBEDDING].dtype
         if max_context > config.max_positions:
             raise ConfigError(
@@ -57,18 +65,25 @@ class NativeEngine:
         self._weights = Weights(config, dtype, device)
         self._weights.load(model.weights)
         staged = range(slots, slots + min(slots, PLACES))
-        self._slots = Slots(config, staged.stop, max_context, captured, dtype, device)
+        # guesses may reach beyond the context: they are not kept there
+        positions = max_context + longest
+        self._slots = Slots(config, staged.stop, positions, captured, dtype, device)
         self._network = Network(
             config,
             self._weights,
             self._slots.cache,
             self._slots.states,
-            max_context,
-            max(slots, CHUNK),
+            positions,
+            max(slots * (longest + 1), CHUNK),
         )
+        self._longest = longest
+        self._strategy: Strategy = Off()
+        self._drafting: Drafting | None = None
+        self._drafter: DrafterVersion | None = None
         self._staging = Staging(self._network, staged)
         self._staging_due = False
         self._noise = Noise(config.vocabulary, device)
+        self._ahead = torch.arange(longest + 1, device=device)
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
         self._batch: Batch | None = None
@@ -77,8 +92,7 @@ class NativeEngine:
         # rows that the last step ended: their slots are intact until the next one
         self._ended: dict[int, tuple[int, int]] = {}
         self._step = 0
-        self._versions = Timeline[PolicyVersion]()
-        self._sizes = Timeline[int]()
+        self._history = History()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -96,7 +110,9 @@ class NativeEngine:
 
     @property
     def memory(self) -> int:
-        return self._slots.bytes + self._network.bytes
+        """Bytes of all that is kept beside the weights."""
+        drafting = self._drafting.bytes if self._drafting is not None else 0
+        return self._slots.bytes + self._network.bytes + drafting
 
     @property
     def running(self) -> int:
@@ -120,6 +136,25 @@ class NativeEngine:
         self._version = version
         self._staging.forget()
         self._staging_due = True
+
+    def adopt(self, version: DrafterVersion, drafter: Drafter) -> None:
+        """From the next step on, it may be asked."""
+        if (complaint := misfit(drafter, self._config)) is not None:
+            raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
+        self._drafting = Drafting(
+            drafter, self._weights, self._slots, self._count, max(self._longest, 1)
+        )
+        self._drafter = version
+        for row in self._rows:
+            if row is not None:
+                row.drafted = 0
+
+    def decode_with(self, strategy: Strategy) -> None:
+        """From the next step on."""
+        longest = guesses(strategy)
+        if longest > self._longest:
+            raise ConfigError(f"{longest} tokens guessed at once, where {self._longest} fit")
+        self._strategy = strategy
 
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:
@@ -196,46 +231,72 @@ class NativeEngine:
             gap, source = self._rows.index(None), len(self._rows)
             known = last.position(self._step) + 1
             self._slots.copy(source, gap, known)
+            if self._drafting is not None:
+                self._drafting.copy(source, gap, last.drafted)
             self._rows[gap] = last
 
     def _decode(self) -> list[Completion]:
         if not self._rows:
             return []
         batch = self._batch or self._new_batch()
-        self._versions.record(self._step, self._version)
-        self._sizes.record(self._step, len(batch.rows))
-        logits = self._network.decode(batch.newest, batch.positions, batch.segments)
-        tokens, logprobs = batch.sampler.draw(logits, batch.positions + 1)
-        ended = batch.advance(tokens)
-        places = batch.starts + batch.positions
-        self._slots.tokens.view(-1).index_copy_(0, places, tokens)
-        self._slots.logprobs.view(-1).index_copy_(0, places, logprobs)
+        ahead = guesses(self._strategy)
+        positions = batch.positions[:, None]
+        if ahead:
+            positions = positions + self._ahead[: ahead + 1]
+        noise = batch.sampler.noise(positions + 1)
+        drafts = self._guess(batch, noise)
+        window = batch.newest[:, None]
+        if drafts is not None:
+            window = torch.cat([window, drafts], dim=1)
+        positions = positions[:, : window.shape[1]]
+        logits = self._network.decode(window, positions, batch.segments(window.shape[1]))
+        tokens, logprobs = batch.sampler.draw(logits, noise)
+        places = batch.starts[:, None] + positions + 1
+        self._slots.tokens.view(-1).index_copy_(0, places.view(-1), tokens.view(-1))
+        self._slots.logprobs.view(-1).index_copy_(0, places.view(-1), logprobs.view(-1))
+        drafter = self._drafter if isinstance(self._strategy, Draft) else None
+        self._history.record(
+            self._step, self._version, len(batch.rows), drafts is not None, drafter
+        )
+        verdict = batch.judge(tokens, drafts)
+        self._find_stop_strings(batch, verdict, tokens)
+        if drafts is not None:
+            for row, kept in zip(batch.rows, verdict.kept, strict=True):
+                row.gain(self._step, kept - 1)
+        batch.advance(tokens, verdict.kept)
         self._step += 1
-        return self._collect(batch, ended)
+        return self._collect(batch, verdict)
+
+    def _guess(self, batch: Batch, noise: torch.Tensor | None) -> torch.Tensor | None:
+        match self._strategy:
+            case Draft(depth=depth, noise=shared) if self._drafting is not None:
+                return self._drafting.propose(batch, depth, noise if shared else None)
+            case _:
+                return None
+
+    def _find_stop_strings(self, batch: Batch, verdict: Verdict, tokens: torch.Tensor) -> None:
+        for index in batch.watched:
+            row = batch.rows[index]
+            for count, token in enumerate(tokens[index, : verdict.kept[index]].tolist(), start=1):
+                row.tokens.append(token)
+                if completes_stop_string(row.tokens, row.request.stop_strings, self._decode_text):
+                    verdict.kept[index] = count
+                    verdict.reasons[index] = "stop"
+                    break
 
     def _new_batch(self) -> Batch:
         rows = [row for row in self._rows if row is not None]
         oldest = min(row.first_step for row in rows)
-        self._versions.forget(oldest)
-        self._sizes.forget(oldest)
+        self._history.forget(oldest)
         self._batch = Batch(rows, self._step, self._slots.tokens, self._noise, self._slots.logprobs)
         return self._batch
 
-    def _collect(self, batch: Batch, ended: torch.Tensor) -> list[Completion]:
-        reasons: dict[int, StopReason] = dict.fromkeys(ended.nonzero()[:, 0].tolist(), "length")
-        newest = batch.newest.tolist() if reasons or batch.watched else []
-        for index in batch.watched:
+    def _collect(self, batch: Batch, verdict: Verdict) -> list[Completion]:
+        for index in verdict.reasons:
             row = batch.rows[index]
-            row.tokens.append(newest[index])
-            if completes_stop_string(row.tokens, row.request.stop_strings, self._decode_text):
-                reasons[index] = "stop"
-        for index in reasons:
-            if newest[index] in batch.rows[index].request.stop_tokens:
-                reasons[index] = "stop"
-        for index in reasons:
-            row = batch.rows[index]
+            row.ends_on_draft = verdict.kept[index] <= verdict.accepted[index]
             self._ended[row.request.id] = index, row.position(self._step)
-        return [self._end(index, reason) for index, reason in sorted(reasons.items())]
+        return [self._end(index, reason) for index, reason in sorted(verdict.reasons.items())]
 
     def _end(self, index: int, reason: StopReason) -> Completion:
         row = self._rows[index]
@@ -247,15 +308,15 @@ class NativeEngine:
         answer = slice(len(row.request.prompt), position + 1)
         tokens: list[int] = self._slots.tokens[index, answer].tolist()
         logprobs: list[float] = self._slots.logprobs[index, answer].tolist()
-        versions = self._versions.spans(row.first_step, self._step)
-        sizes = self._sizes.spans(row.first_step, self._step)
         return Completion(
             id=row.request.id,
             tokens=tokens,
             logprobs=logprobs,
             text=self._decode_text(tokens),
             stop=reason,
-            policies=tuple(PolicySpan(version=v, tokens=n) for v, n in versions),
-            batches=tuple(BatchSpan(size=s, tokens=n) for s, n in sizes),
+            policies=self._history.policies(row, self._step),
+            drafters=self._history.drafters(row, self._step),
+            origins=self._history.origins(row, self._step),
+            batches=self._history.batches(row, self._step),
             decode_seconds=perf_counter() - row.started,
         )

@@ -30,9 +30,9 @@ class Noise:
         self._tokens = torch.arange(1, vocabulary + 1, device=device) * _signed(_GOLDEN)
 
     def gumbel(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[rows] of keys and positions -> [rows, vocabulary] in float32."""
-        rows = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
-        bits = _mixed(rows[:, None] + self._tokens).bitwise_and_(2**63 - 1)
+        """Keys and positions of one shape -> [..., vocabulary] in float32."""
+        draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
+        bits = _mixed(draws[..., None] + self._tokens).bitwise_and_(2**63 - 1)
         # Large noise comes from a small `chance`, where floats are dense: log1p keeps the tail that
         # the log of a number near one would cut off at 2^-24.
         chance = bits.to(torch.float32).mul_(2.0**-63).clamp_(2.0**-64, 1 - 2.0**-24)

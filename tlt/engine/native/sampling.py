@@ -1,6 +1,7 @@
 """Draws follow the filtered distribution exactly; log-probs are those before the filters.
 
-One `Sampler` serves one running batch, whose requests may all sample differently.
+One `Sampler` serves one running batch, whose requests may all sample differently. Logits are
+[rows, window, vocabulary]: a window of consecutive positions in each row.
 """
 
 from collections.abc import Sequence
@@ -18,30 +19,42 @@ class Sampler:
         temperatures = [s.temperature for s in settings]
         greedy = [t == 0 for t in temperatures]
         self._noise = noise
-        self._keys = torch.tensor([key_word(r.key) for r in requests], device=like.device)
+        self._keys = torch.tensor([key_word(r.key) for r in requests], device=like.device)[:, None]
         self._draws = not all(greedy)
-        self._greedy = like.new_tensor(greedy, dtype=torch.bool)[:, None] if any(greedy) else None
+        self._greedy = _column(like.new_tensor(greedy, dtype=torch.bool)) if any(greedy) else None
         # a greedy row's log-probs are those of the plain logits
         divisors = [t or 1.0 for t in temperatures]
         self._divisors = (
-            None if all(d == 1 for d in divisors) else like.new_tensor(divisors)[:, None]
+            None if all(d == 1 for d in divisors) else _column(like.new_tensor(divisors))
         )
         self._filters = Filters(settings, like) if any(filtered(s) for s in settings) else None
 
+    def noise(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """What decides draws for these positions [rows, window]; None if nothing is drawn."""
+        if not self._draws:
+            return None
+        noise = self._noise.gumbel(self._keys, positions)
+        return noise if self._greedy is None else noise.masked_fill_(self._greedy, 0)
+
     def draw(
-        self, logits: torch.Tensor, positions: torch.Tensor
+        self, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens for these positions, and their log-probs."""
-        scaled = logits if self._divisors is None else logits / self._divisors
-        scores = scaled if self._filters is None else self._filters.apply(scaled)
-        if self._draws:
-            noise = self._noise.gumbel(self._keys, positions)
-            if self._greedy is not None:
-                noise.masked_fill_(self._greedy, 0)
-            scores = scores + noise
-        tokens = scores.argmax(-1)
-        chosen = scaled.gather(1, tokens[:, None])[:, 0]
+        """The tokens [rows, window] and their log-probs."""
+        scaled = self._scaled(logits)
+        tokens = self._best(scaled, noise)
+        chosen = scaled.gather(-1, tokens[..., None])[..., 0]
         return tokens, chosen - scaled.logsumexp(-1)
+
+    def guess(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """The tokens [rows, window] that somebody else's logits would give."""
+        return logits.argmax(-1) if noise is None else self._best(self._scaled(logits), noise)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._divisors is None else logits / self._divisors
+
+    def _best(self, scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        scores = scaled if self._filters is None else self._filters.apply(scaled)
+        return (scores if noise is None else scores + noise).argmax(-1)
 
 
 def filtered(sampling: Sampling) -> bool:
@@ -55,18 +68,23 @@ class Filters:
     """
 
     def __init__(self, settings: Sequence[Sampling], like: torch.Tensor) -> None:
+        top_k = torch.tensor([s.top_k or 2**62 for s in settings], device=like.device)
         # a top-p of 2 is "off" even when rounding lets the cumulated mass exceed 1
-        self._top_k = torch.tensor([s.top_k or 2**62 for s in settings], device=like.device)
-        self._top_p = like.new_tensor([s.top_p if s.top_p < 1 else 2.0 for s in settings])
-        self._min_p = like.new_tensor([s.min_p for s in settings]).log_()
+        top_p = like.new_tensor([s.top_p if s.top_p < 1 else 2.0 for s in settings])
+        self._top_k, self._top_p = _column(top_k), _column(top_p)
+        self._min_p = _column(like.new_tensor([s.min_p for s in settings]).log_())
 
     def apply(self, scaled: torch.Tensor) -> torch.Tensor:
         ordered = scaled.sort(-1, descending=True).values
-        last = self._top_k.clamp(max=scaled.shape[-1]).sub_(1)[:, None]
-        threshold = ordered.gather(1, last)
+        last = self._top_k.clamp(max=scaled.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
+        threshold = ordered.gather(-1, last)
         probabilities = ordered.masked_fill(ordered < threshold, float("-inf")).softmax(-1)
         above = probabilities.cumsum(-1).sub_(probabilities)
-        last = (above < self._top_p[:, None]).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-        threshold = torch.maximum(threshold, ordered.gather(1, last))
-        threshold = torch.maximum(threshold, ordered[:, :1] + self._min_p[:, None])
+        last = (above < self._top_p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+        threshold = torch.maximum(threshold, ordered.gather(-1, last))
+        threshold = torch.maximum(threshold, ordered[..., :1] + self._min_p)
         return scaled.masked_fill(scaled < threshold, float("-inf"))
+
+
+def _column(values: torch.Tensor) -> torch.Tensor:
+    return values[:, None, None]

@@ -21,9 +21,6 @@ class Segment(NamedTuple):
     # whether every row has as many
     level: bool
 
-    def grown(self) -> "Segment":
-        return self._replace(width=self.width + 1)
-
 
 def cheapest_segments(lengths: Sequence[int]) -> list[Segment]:
     costs = [0]

@@ -22,6 +22,7 @@ class Slots:
         def table(kind: torch.dtype) -> torch.Tensor:
             return torch.zeros(rows, positions, dtype=kind, device=device)
 
+        self.positions = positions
         self.cache = Cache(config, rows, positions, dtype, device)
         self.states = States(config, captured, rows, positions, dtype, device)
         self.tokens = table(torch.long)
@@ -31,6 +32,10 @@ class Slots:
     def bytes(self) -> int:
         parts = (self.cache.bytes, self.states.bytes, self.tokens.nbytes, self.logprobs.nbytes)
         return sum(parts)
+
+    def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where in the flat tables of tokens, log-probs and states these are."""
+        return rows * self.positions + positions
 
     def copy(self, source: int, target: int, positions: int) -> None:
         self.cache.copy(source, target, positions)

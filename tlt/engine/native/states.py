@@ -24,8 +24,9 @@ class States:
         self._data = torch.zeros(
             rows, positions, len(layers), config.hidden, dtype=dtype, device=device
         )
-        flat = self._data.view(rows * positions, len(layers), config.hidden)
-        self._kept = {layer: flat[:, place] for place, layer in enumerate(layers)}
+        self._layers = tuple(layers)
+        self._flat = self._data.view(rows * positions, len(layers), config.hidden)
+        self._kept = {layer: self._flat[:, place] for place, layer in enumerate(layers)}
         self._positions = positions
 
     @property
@@ -41,6 +42,14 @@ class States:
     def keep(self, layer: int, places: torch.Tensor, x: torch.Tensor) -> None:
         if (kept := self._kept.get(layer)) is not None:
             kept.index_copy_(0, places, x)
+
+    def columns(self, layers: Sequence[int]) -> list[int]:
+        """Which of the captured layers these are."""
+        return [self._layers.index(layer) for layer in layers]
+
+    def at(self, places: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+        """[places, columns, hidden]"""
+        return torch.stack([self._flat[:, column].index_select(0, places) for column in columns], 1)
 
     def of(self, row: int, positions: int) -> torch.Tensor:
         """[positions, layers, hidden]: a view, overwritten when the row's slot is filled again."""

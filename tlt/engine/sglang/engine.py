@@ -22,7 +22,7 @@ from tlt.engine.sglang.server import Part, Server
 from tlt.engine.sglang.tap import Name, Tap
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError, RankError
-from tlt.messages import BatchSpan, PolicySpan
+from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 from tlt.models.decoder import DecoderConfig, mismatch
 from tlt.types import PolicyVersion
 
@@ -214,6 +214,8 @@ class SglangEngine:
                 PolicySpan(version=PolicyVersion(version), tokens=tokens)
                 for version, tokens in _spans(self._tap.versions[name.slot], drawn)
             ),
+            drafters=(DrafterSpan(version=None, tokens=len(part.tokens)),),
+            origins=(OriginSpan(origin="plain", tokens=len(part.tokens)),),
             batches=tuple(
                 BatchSpan(size=size, tokens=tokens)
                 for size, tokens in _spans(self._tap.sizes[name.slot], drawn)

@@ -1,0 +1,128 @@
+"""What the queries of a pass look at: the cache, up to each one's own position and no further.
+
+What is attended to is laid out once a pass and serves all of its layers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from tlt.engine.native.cache import Cache
+from tlt.engine.native.segments import Segment
+from tlt.models.decoder import DecoderConfig
+
+
+class Stretch(NamedTuple):
+    """Consecutive positions of one row; what comes before them is cached."""
+
+    row: int
+    first: int
+    length: int
+
+
+class _Reads(NamedTuple):
+    """What some rows attend with and to: queries; per layer keys and values; a mask."""
+
+    queries: torch.Tensor
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    mask: torch.Tensor | None
+
+
+class Attention:
+    def __init__(
+        self, config: DecoderConfig, cache: Cache, positions: int, dtype: torch.dtype
+    ) -> None:
+        self._cache = cache
+        self._kv, self._dim = config.kv_heads, config.head_dim
+        self._grouped = config.heads // config.kv_heads
+        self._scale = config.head_dim**-0.5
+        self._dtype = dtype
+        self._range = torch.arange(positions, device=cache.device)
+
+    def windows(
+        self, queries: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
+    ) -> "Windows":
+        """For the same number of consecutive positions [rows, window] in each of the first rows."""
+        return Windows([self._window(s, queries, positions) for s in segments], self._scale)
+
+    def stretches(self, queries: torch.Tensor, stretches: Sequence[Stretch]) -> "Stretches":
+        own = queries.transpose(0, 1)[None].split([s.length for s in stretches], dim=2)
+        reads = [self._look_back(*pair) for pair in zip(stretches, own, strict=True)]
+        return Stretches(reads, self._grouped, self._scale)
+
+    def places(self, stretches: Sequence[Stretch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row and position of each."""
+        spans = [self._range[s.first : s.first + s.length] for s in stretches]
+        rows = [
+            span.new_full((len(span),), s.row) for s, span in zip(stretches, spans, strict=True)
+        ]
+        return torch.cat(rows), torch.cat(spans)
+
+    def _window(self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor) -> _Reads:
+        rows = slice(segment.first, segment.last)
+        count, window = segment.last - segment.first, positions.shape[1]
+        # a view: the queries are not there yet
+        own = queries.view(-1, window, self._grouped, self._kv, self._dim)[rows]
+        keys, values = self._cache.views(rows, segment.width)
+        if segment.level and window == 1:
+            return _Reads(own, keys, values, None)
+        unseen = self._range[: segment.width] > positions[rows, :, None]
+        mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
+        mask = mask.masked_fill_(unseen, float("-inf"))[:, :, None]
+        mask = mask.expand(-1, -1, self._grouped, -1).reshape(count, 1, -1, segment.width)
+        return _Reads(own, keys, values, mask)
+
+    def _look_back(self, stretch: Stretch, queries: torch.Tensor) -> _Reads:
+        width = stretch.first + stretch.length
+        keys, values = self._cache.views(slice(stretch.row, stretch.row + 1), width)
+        if stretch.first == 0:
+            return _Reads(queries, keys, values, None)
+        return _Reads(
+            queries, keys, values, self._range[:width] <= self._range[stretch.first : width, None]
+        )
+
+
+class Windows:
+    def __init__(self, reads: Sequence[_Reads], scale: float) -> None:
+        self._reads = reads
+        self._scale = scale
+
+    def attended(self, layer: int) -> torch.Tensor:
+        parts = [
+            F.scaled_dot_product_attention(
+                # the heads that share keys are so many more queries
+                read.queries.flatten(1, 2).transpose(1, 2),
+                read.keys[layer],
+                read.values[layer],
+                attn_mask=read.mask,
+                scale=self._scale,
+            ).transpose(1, 2)
+            for read in self._reads
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([part.flatten(0, 1) for part in parts])
+
+
+class Stretches:
+    def __init__(self, reads: Sequence[_Reads], grouped: int, scale: float) -> None:
+        self._reads = reads
+        self._grouped = grouped
+        self._scale = scale
+
+    def attended(self, layer: int) -> torch.Tensor:
+        parts = [
+            F.scaled_dot_product_attention(
+                read.queries,
+                read.keys[layer].repeat(1, self._grouped, 1, 1),
+                read.values[layer].repeat(1, self._grouped, 1, 1),
+                attn_mask=read.mask,
+                is_causal=read.mask is None,
+                scale=self._scale,
+            )
+            for read in self._reads
+        ]
+        return torch.cat(parts, dim=2)[0].transpose(0, 1)
