@@ -129,18 +129,17 @@ class History:
             self._mask = 2 * self._mask + 1
 
 
-def _voted(voices: "list[array[int]]") -> list[int]:
+def _voted(found: "Sequence[array[int]]") -> list[int]:
     """Token by token what most say, the newest among equals; who said otherwise is out."""
+    voices = [voice.tolist() for voice in found]
     said: list[int] = []
-    while True:
-        at = len(said)
-        votes: dict[int, int] = {}
-        for voice in voices:
-            if at < len(voice):
-                votes[voice[at]] = votes.get(voice[at], 0) + 1
+    for at in range(max(map(len, voices))):
+        votes = [voice[at] for voice in voices if at < len(voice)]
         if not votes:
-            return said
-        winner = max(votes, key=votes.__getitem__)
-        if len(votes) > 1:
+            break
+        winner = votes[0]
+        if votes.count(winner) < len(votes):
+            winner = max(votes, key=votes.count)
             voices = [voice for voice in voices if at < len(voice) and voice[at] == winner]
         said.append(winner)
+    return said
