@@ -1,0 +1,273 @@
+"""A worker that decodes rollouts to their ends, as far as a strategy policy can see it.
+
+The world knows the true costs and acceptances. A policy sees timings with noise, and counts of
+sampled acceptances; what counts is the true time, so luck with the noise helps nobody.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+
+import msgspec
+
+from tlt.policies.strategy import Choice, StrategyPolicy
+from tlt.strategies import Draft, Ngram, Off, Strategy
+
+ARMS: tuple[Strategy, ...] = (
+    Off(),
+    *(Ngram(tokens=tokens) for tokens in (2, 4, 8)),
+    *(Draft(depth=depth, noise=noise) for noise in (True, False) for depth in (1, 2, 4, 6, 8)),
+)
+# a step of 48 layers of width 64, measured on a CPU: tokens per second by batch
+_PLAIN = {1: 366.0, 2: 444.0, 4: 575.0, 8: 791.0, 16: 971.0, 32: 1218.0, 64: 1401.0}
+_PROMPT = 32
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What rounds cost, in seconds."""
+
+    # of a verified token beyond the first, against a plain step, at batch 1 and 64
+    token_at_1: float = 0.03
+    token_at_64: float = 0.12
+    draft_step: float = 0.05
+    lookup: float = 0.01
+    context: float = 3.5e-7
+    # another matrix kernel from so many tokens in a pass on, by this factor
+    kernel_from: int = 40
+    kernel: float = 1.12
+    # for each row whose drafter has to catch up with tokens it did not see, and each such token
+    catch_up: float = 2e-5
+    noise: float = 0.12
+    outliers: float = 0.01
+
+    def plain(self, batch: int) -> float:
+        place = math.log2(batch)
+        low = min(int(place), 5)
+        below, above = _PLAIN[2**low], _PLAIN[2 ** (low + 1)]
+        return batch / math.exp(
+            math.log(below) + (place - low) * (math.log(above) - math.log(below))
+        )
+
+    def passing(self, drafted: int, batch: int, context: int) -> float:
+        share = min(math.log2(batch) / 6, 1.0)
+        slope = self.token_at_1 + share * (self.token_at_64 - self.token_at_1)
+        seconds = self.plain(batch) * (1 + slope * drafted)
+        if batch * (1 + drafted) >= self.kernel_from:
+            seconds *= self.kernel
+        return seconds + self.context * context * (1 + 0.3 * drafted)
+
+    def drafting(self, strategy: Strategy, batch: int) -> float:
+        match strategy:
+            case Off():
+                return 0.0
+            case Ngram():
+                return self.lookup * self.plain(batch)
+            case Draft(depth=depth):
+                return self.draft_step * self.plain(batch) * depth
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """What is accepted: by what share of the job is done."""
+
+    drafter: Callable[[float], float]
+    ngram: Callable[[float], float]
+    # what the drafter's own best guess is accepted less than with the policy's noise
+    noise_gain: float = 0.04
+    # the job's share at which a drafter is there, and where it is swapped
+    drafter_from: float = 0.0
+    swaps: tuple[float, ...] = ()
+
+    def rates(self, strategy: Strategy, done: float) -> list[float]:
+        """By depth, of what was reached; not smoothly, as texts have periods."""
+        match strategy:
+            case Off():
+                return []
+            case Ngram(tokens=tokens):
+                # what continued to match goes on to match
+                first = self.ngram(done)
+                return [first, *(0.5 * (first + 0.9) for _ in range(tokens - 1))]
+            case Draft(depth=depth, noise=noise):
+                base = self.drafter(done) - (0.0 if noise else self.noise_gain)
+                rates = [base - 0.01 * j - (0.05 if j % 3 == 2 else 0.0) for j in range(depth)]
+                return [min(max(rate, 0.0), 0.98) for rate in rates]
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    explored: int = 0
+    # true seconds beyond what the oracle's choice would have taken for as many tokens
+    regret: list[tuple[float, float]] = []
+
+
+class Oracle:
+    """Knows the true rates; what it chooses is the best for the next round."""
+
+    def __init__(self, machine: Machine, text: Text) -> None:
+        self._machine = machine
+        self._text = text
+
+    def speed(self, strategy: Strategy, batch: int, context: int, done: float) -> float:
+        tokens, survival = 1.0, 1.0
+        rates = self._text.rates(strategy, done)
+        for rate in rates:
+            survival *= rate
+            tokens += survival
+        seconds = self._machine.passing(len(rates), batch, context)
+        return batch * tokens / (seconds + self._machine.drafting(strategy, batch))
+
+    def best(
+        self, arms: Sequence[Strategy], batch: int, context: int, done: float
+    ) -> tuple[Strategy, float]:
+        speeds = [(self.speed(arm, batch, context, done), i) for i, arm in enumerate(arms)]
+        speed, index = max(speeds)
+        return arms[index], speed
+
+
+class Fixed:
+    """Always the same one, where it is on offer."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._choice: Strategy = Off()
+
+    def offer(self, arms: Sequence[Strategy]) -> None:
+        self._choice = self._strategy if self._strategy in arms else Off()
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        return Choice(self._choice, 0.0, "only")
+
+    def observe(
+        self,
+        strategy: Strategy,
+        batch: int,
+        context: int,
+        seconds: float,
+        drafting: float,
+        reached: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:
+        pass
+
+    def drafter_swapped(self) -> None:
+        pass
+
+    def weights_swapped(self) -> None:
+        pass
+
+
+Rows = list[int]
+
+
+def lengths(batch: int, random: Random) -> Rows:
+    """Of one rollout: most answers are short, a few are very long."""
+    return [min(20 + int(random.lognormvariate(4.9, 0.7)), 900) for _ in range(batch)]
+
+
+def run(
+    policy: StrategyPolicy | None, machine: Machine, text: Text, rollouts: list[Rows], seed: int
+) -> Outcome:
+    """All rollouts, one after the other; each drains from all its rows to the last. Without a
+    policy the oracle chooses."""
+    job = _Job(machine, text, rollouts, seed)
+    job.run(policy)
+    return job.outcome
+
+
+class _Job:
+    def __init__(self, machine: Machine, text: Text, rollouts: list[Rows], seed: int) -> None:
+        self.outcome = Outcome()
+        self._machine = machine
+        self._text = text
+        self._oracle = Oracle(machine, text)
+        self._rollouts = rollouts
+        self._total = sum(map(sum, rollouts))
+        self._random = Random(seed)
+        self._arms: Sequence[Strategy] = ()
+        self._swaps = list(text.swaps)
+        # rounds since the drafter saw the last tokens
+        self._behind = 0
+
+    def run(self, policy: StrategyPolicy | None) -> None:
+        for rollout in self._rollouts:
+            left = list(rollout)
+            if policy is not None:
+                policy.weights_swapped()
+            while left:
+                self._happen(policy)
+                left = self._round(policy, left)
+
+    @property
+    def _done(self) -> float:
+        return self.outcome.tokens / self._total
+
+    def _happen(self, policy: StrategyPolicy | None) -> None:
+        """A drafter comes, or is swapped."""
+        ready = self._done >= self._text.drafter_from
+        arms = [arm for arm in ARMS if ready or not isinstance(arm, Draft)]
+        if len(arms) != len(self._arms):
+            self._arms = arms
+            if policy is not None:
+                policy.offer(arms)
+        if self._swaps and self._done >= self._swaps[0]:
+            self._swaps.pop(0)
+            if policy is not None:
+                policy.drafter_swapped()
+
+    def _round(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
+        outcome, done = self.outcome, self._done
+        batch = len(left)
+        context = batch * _PROMPT + outcome.rounds % 300 * batch
+        best, speed = self._oracle.best(self._arms, batch, context, done)
+        strategy = best
+        if policy is not None:
+            choice = policy.choose(batch, context, self._random.random())
+            strategy = choice.strategy
+            outcome.explored += choice.why == "explore"
+        rates = self._text.rates(strategy, done)
+        reached, accepted, left_after, tokens = self._accept(rates, left)
+        drafting = self._machine.drafting(strategy, batch)
+        if isinstance(strategy, Draft):
+            drafting += self._machine.catch_up * batch * self._behind
+            self._behind = 0
+        else:
+            self._behind += 1
+        passing = self._machine.passing(len(rates), batch, context)
+        if policy is not None:
+            noisy = drafting * self._noise()
+            policy.observe(
+                strategy, batch, context, noisy + passing * self._noise(), noisy, reached, accepted
+            )
+        outcome.tokens += tokens
+        outcome.rounds += 1
+        outcome.seconds += passing + drafting
+        expected = self._oracle.speed(strategy, batch, context, done) * (passing + drafting)
+        lost = passing + drafting - expected / speed
+        before = outcome.regret[-1][1] if outcome.regret else 0.0
+        outcome.regret.append((outcome.tokens, before + lost))
+        return left_after
+
+    def _accept(self, rates: Sequence[float], left: Rows) -> tuple[list[int], list[int], Rows, int]:
+        reached, accepted = [0] * len(rates), [0] * len(rates)
+        after: Rows = []
+        tokens = 0
+        for remaining in left:
+            got = 0
+            for j, rate in enumerate(rates):
+                if got == remaining:
+                    break
+                reached[j] += 1
+                if self._random.random() >= rate:
+                    break
+                accepted[j] += 1
+                got += 1
+            got = min(got + 1, remaining)
+            tokens += got
+            if remaining > got:
+                after.append(remaining - got)
+        return reached, accepted, after, tokens
+
+    def _noise(self) -> float:
+        factor = self._random.lognormvariate(0.0, self._machine.noise)
+        return factor * 10 if self._random.random() < self._machine.outliers else factor

@@ -1,0 +1,51 @@
+"""What both policies promise whoever runs them, and what the adaptive one knows of acceptance."""
+
+import pytest
+
+from tlt.policies.acceptance import Acceptance
+from tlt.policies.adaptive import AdaptivePolicy
+from tlt.policies.bandit import BucketBandit
+from tlt.strategies import Draft, Ngram, Off
+
+
+@pytest.mark.parametrize("policy", [AdaptivePolicy(), BucketBandit()], ids=["adaptive", "bandit"])
+def test_one_arm_is_the_only_choice(policy: AdaptivePolicy | BucketBandit) -> None:
+    policy.offer([Off()])
+    choice = policy.choose(4, 400, 0.0)
+    assert (choice.strategy, choice.why) == (Off(), "only")
+    with pytest.raises(ValueError, match="at least one"):
+        policy.offer([])
+
+
+def test_deeper_drafts_take_after_the_shallower() -> None:
+    acceptance = Acceptance(0.5)
+    acceptance.observe([1000, 800], [800, 640])
+    gains = acceptance.gains(4)
+    assert gains[1] == pytest.approx(0.8, abs=0.02)
+    assert gains[4] == pytest.approx(0.8 + 0.8**2 + 0.8**3 + 0.8**4, abs=0.1)
+    assert acceptance.doubt(4) > acceptance.doubt(2) > 0
+
+
+def test_what_faded_is_doubted_and_soon_corrected() -> None:
+    acceptance = Acceptance(0.5)
+    acceptance.observe([1000], [100])
+    before, sure = acceptance.gains(1)[1], acceptance.doubt(1)
+    acceptance.fade(1.0, most=4.0)
+    assert acceptance.gains(1)[1] == pytest.approx(before, abs=0.3)
+    assert acceptance.doubt(1) > sure
+    acceptance.observe([32], [29])
+    assert acceptance.gains(1)[1] > 0.7
+
+
+def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
+    policy = AdaptivePolicy()
+    policy.offer([Off(), Ngram(tokens=4)])
+    for _ in range(50):
+        policy.observe(Ngram(tokens=4), 8, 800, 0.01, 0.001, [8, 4, 2, 1], [4, 2, 1, 1])
+        policy.observe(Off(), 8, 800, 0.008, 0.0, [], [])
+    known = policy.predicted(8, 800)
+    policy.offer([Off(), Draft(depth=2)])
+    policy.offer([Off(), Ngram(tokens=4)])
+    assert policy.predicted(8, 800) == known
+    assert known[Off()] == pytest.approx(1000, rel=0.1)
+    assert known[Ngram(tokens=4)] == pytest.approx(1600, rel=0.1)
