@@ -3,14 +3,17 @@
 import torch
 
 
-def p_value(counts: torch.Tensor, distribution: torch.Tensor) -> float:
-    """How likely draws are at least this far off by chance; rare tokens are taken together."""
+def p_value(counts: torch.Tensor, distribution: torch.Tensor, at_least: int = 10) -> float:
+    """How likely draws are at least this far off by chance; rare tokens are taken together.
+
+    `at_least` so many others there must be, or the test says little.
+    """
     expected = distribution.double() * counts.sum()
     common = expected >= 5
     seen = torch.cat([counts[common], counts[~common].sum()[None]]).double()
     expected = torch.cat([expected[common], expected[~common].sum()[None]])
     seen, expected = seen[expected > 0], expected[expected > 0]
-    assert len(expected) > 10
+    assert len(expected) > at_least
     statistic = ((seen - expected) ** 2 / expected).sum()
     return _above(statistic, torch.tensor(len(expected) - 1.0).double()).item()
 

@@ -37,16 +37,16 @@ def test_in_float32_rollouts_differ_by_ties_alone(make_engine: MakeEngine, folde
         different = [r for r in requests if other[r.id].tokens != first[r.id].tokens]
         assert len(different) <= len(requests) // 1000
         for r in different:
-            assert _gap_at_the_fork(folder, r, first[r.id].tokens, other[r.id].tokens) < TIE
+            assert gap_at_the_fork(folder, r, first[r.id].tokens, other[r.id].tokens) < TIE
 
 
 def test_ties_are_rare(folder: Path) -> None:
     """So a difference that isn't one would be seen."""
-    gaps = [_gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
+    gaps = [gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
     assert torch.tensor(gaps).median() > 100 * TIE
 
 
-def _gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[int]) -> float:
+def gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[int]) -> float:
     """Between the two best perturbed logits where two answers part."""
     fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     logits = forced_logits(folder, request.prompt, one[: fork + 1])[fork]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.engine import drafting
 from tests.engine.chi_square import p_value
 from tests.engine.oracle import (
     GREEDY,
@@ -19,7 +20,6 @@ from tests.engine.oracle import (
     random_prompts,
 )
 from tests.engine.test_draws import TRIALS
-from tests.sglang import drafting
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.launch import Drafts

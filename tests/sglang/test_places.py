@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.engine.conftest import save_model
+from tests.engine.drafting import policy_states
 from tests.engine.oracle import answers, ask, finish, greedy_answer, random_prompts
-from tests.sglang.drafting import policy_states
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.start import start_server

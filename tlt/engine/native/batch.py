@@ -67,6 +67,7 @@ class Batch:
         self.sampler = Sampler([row.request for row in rows], noise, like)
         # rows whose text is searched for stop strings
         self.watched = [i for i, row in enumerate(rows) if row.request.stop_strings]
+        self._steps = torch.arange(tokens.shape[1], device=tokens.device)
         self._segments = cheapest_segments([place + 1 for place in self.places])
         self._limits = integers([row.limit for row in rows])
         stops = [sorted(row.request.stop_tokens) for row in rows]
@@ -77,6 +78,14 @@ class Batch:
     def context(self) -> int:
         """Tokens of all rows."""
         return sum(self.places) + len(self.places)
+
+    def ahead(self, count: int) -> torch.Tensor:
+        """[rows, count]: so many positions of each row, from its newest token's on."""
+        newest = self.positions[:, None]
+        return newest + self._steps[:count] if count > 1 else newest
+
+    def noise(self, most: int) -> "Ahead":
+        return Ahead(self, most)
 
     def segments(self, ahead: int) -> list[Segment]:
         """What to attend to, with so many tokens from the newest on."""
@@ -130,6 +139,29 @@ class Batch:
             if int(tokens[index]) in self.rows[index].request.stop_tokens:
                 reasons[index] = "stop"
         return Verdict([1] * len(self.rows), [0] * len(self.rows), reasons)
+
+
+class Ahead:
+    """The noise of the tokens to come, made when it is first asked for."""
+
+    def __init__(self, batch: Batch, most: int) -> None:
+        self._batch = batch
+        self._most = most
+        self._made: torch.Tensor | None = None
+
+    def all(self) -> torch.Tensor | None:
+        """[rows, most, vocabulary]; None if nothing is drawn."""
+        if self._made is None:
+            self._made = self._make(self._most)
+        return self._made
+
+    def first(self, count: int) -> torch.Tensor | None:
+        if self._made is None:
+            return self._make(count)
+        return self._made[:, :count]
+
+    def _make(self, count: int) -> torch.Tensor | None:
+        return self._batch.sampler.noise(self._batch.ahead(count) + 1)
 
 
 class Verdict(NamedTuple):

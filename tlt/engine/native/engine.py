@@ -15,11 +15,11 @@ import torch
 
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.native.batch import Batch, Row, Verdict
-from tlt.engine.native.drafting import Drafting
 from tlt.engine.native.history import History
 from tlt.engine.native.network import Network
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.slots import Slots
+from tlt.engine.native.speculation import Round, Speculation, longest
 from tlt.engine.native.staging import CHUNK, PLACES, Staging
 from tlt.engine.native.weights import Weights
 from tlt.engine.requests import check_requests, never_started, queued
@@ -27,7 +27,8 @@ from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
 from tlt.models.drafter import Drafter, misfit
-from tlt.strategies import Draft, Off, Strategy, guesses
+from tlt.policies.strategy import StrategyPolicy
+from tlt.strategies import Draft, Strategy, guesses
 from tlt.types import DrafterVersion, PolicyVersion, StopReason
 
 
@@ -41,11 +42,12 @@ class NativeEngine:
         device: torch.device,
         version: PolicyVersion,
         captured: Sequence[int] = (),
-        longest: int = 0,
+        arms: Sequence[Strategy] = (),
+        ngram_bytes: int = 64 << 20,
     ) -> None:
         """`captured`: at which layers' entrances to keep the states; see `States`.
 
-        `longest`: how many tokens may be guessed at once.
+        `arms`: the ways to decode that room is kept for.
         """
         config, dtype = model.config, model.weights[EMBEDDING].dtype
         if max_context > config.max_positions:
@@ -65,8 +67,9 @@ class NativeEngine:
         self._weights = Weights(config, dtype, device)
         self._weights.load(model.weights)
         staged = range(slots, slots + min(slots, PLACES))
+        ahead = longest(arms)
         # guesses may reach beyond the context: they are not kept there
-        positions = max_context + longest
+        positions = max_context + ahead
         self._slots = Slots(config, staged.stop, positions, captured, dtype, device)
         self._network = Network(
             config,
@@ -74,16 +77,12 @@ class NativeEngine:
             self._slots.cache,
             self._slots.states,
             positions,
-            max(slots * (longest + 1), CHUNK),
+            max(slots * (ahead + 1), CHUNK),
         )
-        self._longest = longest
-        self._strategy: Strategy = Off()
-        self._drafting: Drafting | None = None
-        self._drafter: DrafterVersion | None = None
+        self._speculation = Speculation(arms, self._weights, self._slots, slots, ngram_bytes)
         self._staging = Staging(self._network, staged)
         self._staging_due = False
         self._noise = Noise(config.vocabulary, device)
-        self._ahead = torch.arange(longest + 1, device=device)
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
         self._batch: Batch | None = None
@@ -101,7 +100,7 @@ class NativeEngine:
             swap_between_tokens=True,
             hidden_states=True,
             trees=False,
-            ngram=False,
+            ngram=True,
         )
 
     @property
@@ -111,8 +110,7 @@ class NativeEngine:
     @property
     def memory(self) -> int:
         """Bytes of all that is kept beside the weights."""
-        drafting = self._drafting.bytes if self._drafting is not None else 0
-        return self._slots.bytes + self._network.bytes + drafting
+        return self._slots.bytes + self._network.bytes + self._speculation.bytes
 
     @property
     def running(self) -> int:
@@ -135,26 +133,23 @@ class NativeEngine:
         self._weights.load(weights)
         self._version = version
         self._staging.forget()
+        self._speculation.weights_swapped()
         self._staging_due = True
 
     def adopt(self, version: DrafterVersion, drafter: Drafter) -> None:
         """From the next step on, it may be asked."""
         if (complaint := misfit(drafter, self._config)) is not None:
             raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
-        self._drafting = Drafting(
-            drafter, self._weights, self._slots, self._count, max(self._longest, 1)
-        )
-        self._drafter = version
-        for row in self._rows:
-            if row is not None:
-                row.drafted = 0
+        running = [row for row in self._rows if row is not None]
+        self._speculation.adopt(version, drafter, running)
 
     def decode_with(self, strategy: Strategy) -> None:
-        """From the next step on."""
-        longest = guesses(strategy)
-        if longest > self._longest:
-            raise ConfigError(f"{longest} tokens guessed at once, where {self._longest} fit")
-        self._strategy = strategy
+        """From the next step on, always."""
+        self._speculation.decode_with(strategy)
+
+    def let_choose(self, policy: StrategyPolicy, seed: int) -> None:
+        """From the next step on, it says which of the arms."""
+        self._speculation.let(policy, seed)
 
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:
@@ -231,48 +226,43 @@ class NativeEngine:
             gap, source = self._rows.index(None), len(self._rows)
             known = last.position(self._step) + 1
             self._slots.copy(source, gap, known)
-            if self._drafting is not None:
-                self._drafting.copy(source, gap, last.drafted)
+            self._speculation.moved(last, source, gap)
             self._rows[gap] = last
 
     def _decode(self) -> list[Completion]:
         if not self._rows:
             return []
         batch = self._batch or self._new_batch()
-        ahead = guesses(self._strategy)
-        positions = batch.positions[:, None]
-        if ahead:
-            positions = positions + self._ahead[: ahead + 1]
-        noise = batch.sampler.noise(positions + 1)
-        drafts = self._guess(batch, noise)
+        round = Round(batch)
+        choice = self._speculation.choose(batch)
+        noise = batch.noise(guesses(choice.strategy) + 1)
+        drafts = self._speculation.guess(choice.strategy, batch, noise)
+        round.guessed(drafts)
         window = batch.newest[:, None]
         if drafts is not None:
             window = torch.cat([window, drafts], dim=1)
-        positions = positions[:, : window.shape[1]]
-        logits = self._network.decode(window, positions, batch.segments(window.shape[1]))
-        tokens, logprobs = batch.sampler.draw(logits, noise)
-        places = batch.starts[:, None] + positions + 1
-        self._slots.tokens.view(-1).index_copy_(0, places.view(-1), tokens.view(-1))
-        self._slots.logprobs.view(-1).index_copy_(0, places.view(-1), logprobs.view(-1))
-        drafter = self._drafter if isinstance(self._strategy, Draft) else None
-        self._history.record(
-            self._step, self._version, len(batch.rows), drafts is not None, drafter
-        )
+        width = window.shape[1]
+        positions = batch.ahead(width)
+        logits = self._network.decode(window, positions, batch.segments(width))
+        tokens, logprobs = batch.sampler.draw(logits, noise.first(width))
+        self._keep(batch.starts[:, None] + (positions + 1), tokens, logprobs)
+        drafter = self._speculation.version if isinstance(choice.strategy, Draft) else None
+        guessed = drafts is not None
+        self._history.record(self._step, self._version, len(batch.rows), guessed, drafter)
         verdict = batch.judge(tokens, drafts)
         self._find_stop_strings(batch, verdict, tokens)
-        if drafts is not None:
+        if guessed:
             for row, kept in zip(batch.rows, verdict.kept, strict=True):
                 row.gain(self._step, kept - 1)
         batch.advance(tokens, verdict.kept)
         self._step += 1
+        self._speculation.observe(choice, round, verdict.accepted)
         return self._collect(batch, verdict)
 
-    def _guess(self, batch: Batch, noise: torch.Tensor | None) -> torch.Tensor | None:
-        match self._strategy:
-            case Draft(depth=depth, noise=shared) if self._drafting is not None:
-                return self._drafting.propose(batch, depth, noise if shared else None)
-            case _:
-                return None
+    def _keep(self, places: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        places = places.view(-1)
+        self._slots.tokens.view(-1).index_copy_(0, places, tokens.view(-1))
+        self._slots.logprobs.view(-1).index_copy_(0, places, logprobs.view(-1))
 
     def _find_stop_strings(self, batch: Batch, verdict: Verdict, tokens: torch.Tensor) -> None:
         for index in batch.watched:
@@ -304,6 +294,7 @@ class NativeEngine:
         self._rows[index] = None
         self._batch = None
         self._ids.remove(row.request.id)
+        self._speculation.ended(row, index, self._step)
         position = row.position(self._step)
         answer = slice(len(row.request.prompt), position + 1)
         tokens: list[int] = self._slots.tokens[index, answer].tolist()

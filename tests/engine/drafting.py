@@ -39,7 +39,7 @@ def captured(layout: Layout) -> tuple[int, ...]:
     return (*CAPTURED, LAYERS) if layout == "eagle3" else (LAYERS,)
 
 
-def config(layout: Layout) -> DrafterConfig:
+def config(layout: Layout, theta: float = 10_000.0) -> DrafterConfig:
     return DrafterConfig(
         layout=layout,
         hidden=SHAPE["hidden_size"],
@@ -48,16 +48,16 @@ def config(layout: Layout) -> DrafterConfig:
         kv_heads=2,
         head_dim=16,
         norm_eps=1e-6,
-        rope=PlainRope(theta=10_000.0),
+        rope=PlainRope(theta=theta),
         max_positions=256,
         vocabulary=SHAPE["vocab_size"],
         captured=CAPTURED if layout == "eagle3" else (LAYERS,),
     )
 
 
-def random_drafter(layout: Layout, seed: int) -> Drafter:
+def random_drafter(layout: Layout, seed: int, theta: float = 10_000.0) -> Drafter:
     torch.manual_seed(seed)
-    drafter = new_drafter(config(layout))
+    drafter = new_drafter(config(layout, theta))
     for parameter in drafter.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)

@@ -1,0 +1,159 @@
+"""Who guesses what follows, and who says which of them does: never what the tokens are.
+
+A way that cannot guess here, because there is no drafter yet or nothing has followed these words
+before, leaves a round in which nothing is guessed.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from time import perf_counter
+
+import torch
+
+from tlt.engine.native.batch import Ahead, Batch, Row
+from tlt.engine.native.drafting import Drafting
+from tlt.engine.native.slots import Slots
+from tlt.engine.native.weights import Weights
+from tlt.engine.ngrams import Ngrams
+from tlt.errors import ConfigError
+from tlt.models.drafter import Drafter
+from tlt.policies.strategy import Choice, StrategyPolicy
+from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+from tlt.types import DrafterVersion
+
+
+class Speculation:
+    def __init__(
+        self, arms: Sequence[Strategy], weights: Weights, slots: Slots, rows: int, ngram_bytes: int
+    ) -> None:
+        self.longest = longest(arms)
+        self.version: DrafterVersion | None = None
+        self._arms = arms
+        self._weights = weights
+        self._slots = slots
+        self._count = rows
+        self._drafting: Drafting | None = None
+        self._ngrams: Ngrams | None = None
+        if any(isinstance(arm, Ngram) for arm in arms):
+            self._ngrams = Ngrams(ngram_bytes)
+        # tokens of each row's answer that the index holds
+        self._indexed: dict[int, int] = {}
+        self._fixed: Strategy = Off()
+        self._policy: StrategyPolicy | None = None
+        self._dice = Random(0)
+
+    @property
+    def bytes(self) -> int:
+        drafting = self._drafting.bytes if self._drafting is not None else 0
+        return drafting + (self._ngrams.bytes if self._ngrams is not None else 0)
+
+    def decode_with(self, strategy: Strategy) -> None:
+        if guesses(strategy) > self.longest:
+            raise ConfigError(f"{guesses(strategy)} tokens guessed, where {self.longest} fit")
+        self._fixed, self._policy = strategy, None
+
+    def let(self, policy: StrategyPolicy, seed: int) -> None:
+        self._policy, self._dice = policy, Random(seed)
+        self._offer()
+
+    def adopt(self, version: DrafterVersion, drafter: Drafter, running: Sequence[Row]) -> None:
+        self._drafting = Drafting(
+            drafter, self._weights, self._slots, self._count, max(self.longest, 1)
+        )
+        self.version = version
+        for row in running:
+            row.drafted = 0
+        self._offer()
+        if self._policy is not None:
+            self._policy.drafter_swapped()
+
+    def weights_swapped(self) -> None:
+        if self._policy is not None:
+            self._policy.weights_swapped()
+
+    def choose(self, batch: Batch) -> Choice:
+        if self._policy is None:
+            return Choice(self._fixed, 0.0, "only")
+        return self._policy.choose(len(batch.rows), batch.context, self._dice.random())
+
+    def guess(self, strategy: Strategy, batch: Batch, noise: Ahead) -> torch.Tensor | None:
+        """Drafts [rows, some]; None if nobody knows any."""
+        match strategy:
+            case Draft(depth=depth, noise=shared) if self._drafting is not None:
+                return self._drafting.propose(batch, depth, noise.all() if shared else None)
+            case Ngram(tokens=most) if self._ngrams is not None:
+                return self._look_up(self._ngrams, batch, most)
+            case _:
+                return None
+
+    def observe(self, choice: Choice, round: "Round", accepted: Sequence[int]) -> None:
+        if self._policy is None:
+            return
+        reached = [sum(count >= depth for count in accepted) for depth in range(round.drafts + 1)]
+        self._policy.observe(
+            choice.strategy,
+            round.rows,
+            round.context,
+            perf_counter() - round.began,
+            round.drafting,
+            reached[:-1],
+            reached[1:],
+        )
+
+    def moved(self, row: Row, source: int, target: int) -> None:
+        if self._drafting is not None:
+            self._drafting.copy(source, target, row.drafted)
+
+    def ended(self, row: Row, index: int, step: int) -> None:
+        """Its siblings may go on as it did."""
+        if self._ngrams is not None:
+            self._learn(self._ngrams, row, index, row.position(step))
+            self._ngrams.end(row.request.id)
+            del self._indexed[row.request.id]
+
+    def _offer(self) -> None:
+        if self._policy is not None:
+            drafter = self._drafting is not None
+            self._policy.offer([a for a in self._arms if drafter or not isinstance(a, Draft)])
+
+    def _look_up(self, ngrams: Ngrams, batch: Batch, most: int) -> torch.Tensor | None:
+        found: list[list[int]] = []
+        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
+            self._learn(ngrams, row, index, place)
+            found.append(ngrams.propose(row.request.id, most).tokens)
+        width = max(map(len, found))
+        if width == 0:
+            return None
+        # a row that nothing is known of needs some token all the same
+        padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
+        return torch.tensor(padded, device=self._slots.tokens.device)
+
+    def _learn(self, ngrams: Ngrams, row: Row, index: int, position: int) -> None:
+        request = row.request
+        if request.id not in self._indexed:
+            ngrams.begin(request.id, request.prompt, hash(request.prompt))
+            self._indexed[request.id] = 0
+        first = len(request.prompt) + self._indexed[request.id]
+        tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
+        if tokens:
+            ngrams.extend(request.id, tokens)
+            self._indexed[request.id] += len(tokens)
+
+
+class Round:
+    """What a round was, as far as its cost goes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.began = perf_counter()
+        self.rows = len(batch.rows)
+        self.context = batch.context
+        self.drafting = 0.0
+        self.drafts = 0
+
+    def guessed(self, drafts: torch.Tensor | None) -> None:
+        self.drafting = perf_counter() - self.began
+        self.drafts = 0 if drafts is None else drafts.shape[1]
+
+
+def longest(arms: Sequence[Strategy]) -> int:
+    return max((guesses(arm) for arm in arms), default=0)
