@@ -22,6 +22,10 @@ class Window:
     first: int
     last: int
 
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DraftBatch:

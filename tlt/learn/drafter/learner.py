@@ -36,15 +36,18 @@ class Lesson:
 
 
 class DrafterLearner:
-    def __init__(self, drafter: Drafter, ends: PolicyEnds, recipe: Recipe) -> None:
-        """Takes the drafter over; `ends` are of the same device and precision."""
+    def __init__(self, drafter: Drafter, ends: PolicyEnds, recipe: Recipe, sizes: Tensor) -> None:
+        """Takes the drafter over; `ends` are of the same device and precision.
+
+        `sizes` are its `input_sizes`.
+        """
         self.recipe = recipe
         self.ends = ends
         self.skipped = 0
         self._drafter = drafter
         self._parameters = dict(drafter.named_parameters())
         self._mean = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._optimiser = MixedOptimiser(self._parameters)
+        self._optimiser = MixedOptimiser(self._parameters, {"fc.weight": sizes})
         self._kernels = _kernels(ends.head)
         if self._kernels is not None:
             fuse(drafter, self._kernels)

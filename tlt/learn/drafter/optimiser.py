@@ -1,7 +1,8 @@
-"""Muon for matrices, AdamW without decay for the rest; the state has names and one step count.
+"""Muon for matrices, Adam for the rest; the state has names and one step count.
 
 Muon moves a matrix by the orthogonal matrix nearest to its momentum: every direction by the same
-length, whatever its gradient's.
+length, whatever its gradient's. So a matrix learns as if its inputs were of size one, if their
+sizes are known.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,10 @@ _ITERATIONS = 5
 
 
 class MixedOptimiser:
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], sizes: Mapping[str, Tensor]) -> None:
+        """`sizes` are those of what a matrix's columns meet, where they aren't one."""
         self._parameters = dict(parameters)
+        self._sizes = dict(sizes)
         self._first = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self._second = {n: torch.zeros_like(p) for n, p in parameters.items() if p.dim() < 2}
         self._steps = 0
@@ -37,9 +40,8 @@ class MixedOptimiser:
             if parameter.dim() < 2:
                 parameter.sub_(self._adapted(name, gradients[name]), alpha=vector_rate)
             else:
-                update = orthogonal(self._carried(name, gradients[name]))
                 stretch = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
-                parameter.sub_(update, alpha=matrix_rate * stretch)
+                parameter.sub_(self._turned(name, gradients[name]), alpha=matrix_rate * stretch)
 
     def state(self) -> dict[str, Tensor]:
         return {"steps": torch.tensor(self._steps), **self._moments()}
@@ -53,11 +55,16 @@ class MixedOptimiser:
         return {
             **{f"{name}.first": moment for name, moment in self._first.items()},
             **{f"{name}.second": moment for name, moment in self._second.items()},
+            **{f"{name}.sizes": sizes for name, sizes in self._sizes.items()},
         }
 
-    def _carried(self, name: str, gradient: Tensor) -> Tensor:
+    def _turned(self, name: str, gradient: Tensor) -> Tensor:
+        sizes = self._sizes.get(name)
+        if sizes is not None:
+            gradient = gradient / sizes
         momentum = self._first[name].lerp_(gradient, 1 - _MOMENTUM)
-        return gradient.lerp(momentum, _MOMENTUM)
+        update = orthogonal(gradient.lerp(momentum, _MOMENTUM))
+        return update if sizes is None else update / sizes
 
     def _adapted(self, name: str, gradient: Tensor) -> Tensor:
         first = self._first[name].lerp_(gradient, 1 - _BETAS[0])
