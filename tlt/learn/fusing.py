@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tlt.learn.kernels import Kernels
 
@@ -62,7 +63,7 @@ def restore(fused: dict[nn.Module, _Forward]) -> None:
 
 def _norm(module: nn.Module, kernels: Kernels) -> _Forward | None:
     weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or weight is None or eps is None:
         return None
     plain = module.forward
@@ -77,8 +78,8 @@ def _norm(module: nn.Module, kernels: Kernels) -> _Forward | None:
 def _gated(module: nn.Module, kernels: Kernels) -> _Forward | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate_proj, up_proj, down_proj = parts
-    act: Any = getattr(module, "act_fn", None)
-    if not all(isinstance(part, nn.Linear) for part in parts) or act is None:
+    act: Any = getattr(module, "act_fn", functional.silu)
+    if not all(isinstance(part, nn.Linear) for part in parts):
         return None
     assert gate_proj is not None
     assert up_proj is not None

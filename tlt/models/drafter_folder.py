@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tlt.errors import UnsupportedModel
+from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_file import read_json
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
@@ -49,12 +50,22 @@ def save_drafter(drafter: Drafter, folder: Path) -> None:
 def load_drafter(folder: Path, policy_layers: int) -> Drafter:
     """Of a policy with so many layers, which decides where its states are taken by default."""
     drafter = new_drafter(read_drafter_config(folder, policy_layers))
-    found = load_file(folder / "model.safetensors")
-    if missing := drafter.state_dict().keys() - found.keys():
+    wanted = drafter.state_dict()
+    try:
+        found = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{folder}: model.safetensors cannot be read: {error}") from error
+    if missing := wanted.keys() - found.keys():
         raise UnsupportedModel(f"{folder}: the drafter lacks {min(missing)}")
-    if unknown := found.keys() - drafter.state_dict().keys() - _UNUSED:
+    if unknown := found.keys() - wanted.keys() - _UNUSED:
         raise UnsupportedModel(f"{folder}: the drafter has {min(unknown)}, which we don't run")
-    drafter.load_state_dict({name: found[name] for name in drafter.state_dict()})
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise UnsupportedModel(
+                f"{folder}: the drafter's {name} is {list(found[name].shape)}, "
+                f"config.json implies {list(tensor.shape)}"
+            )
+    drafter.load_state_dict({name: found[name] for name in wanted})
     return drafter
 
 

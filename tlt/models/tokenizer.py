@@ -36,6 +36,12 @@ class Tokenizer:
             raise DataError(f"{place}: the chat template refuses it: {error}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def answer_tokens(self, answer: str) -> tuple[int, ...]:
+        """A whole answer, with the end that the policy would give it."""
+        ids: list[int] = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
+        end: int | None = self._tokenizer.eos_token_id
+        return (*ids, min(self.stop_tokens()) if end is None else int(end))
+
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 

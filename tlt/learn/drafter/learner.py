@@ -1,0 +1,128 @@
+"""A drafter learns from its policy, one micro-batch a call; between two calls it may stop for good.
+
+What is used is a running mean of the weights: good whenever the training stops, so that its length
+need not be known. An update whose loss or gradient isn't finite changes nothing but a counter.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tlt.learn.drafter.batching import DraftBatch
+from tlt.learn.drafter.loss import distance
+from tlt.learn.drafter.optimiser import MixedOptimiser
+from tlt.learn.drafter.recipe import Recipe
+from tlt.learn.drafter.sample import PolicyEnds
+from tlt.learn.drafter.unrolling import unrolled
+from tlt.learn.fusing import fuse
+from tlt.learn.kernels import Kernels, kernels
+from tlt.learn.optimiser import copy_named
+from tlt.models.drafter import Drafter, new_drafter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one micro-batch showed."""
+
+    rows: int
+    # cross-entropy a guess, in nats
+    loss: float
+    # by step: how much of the policy's distribution the drafter's covers
+    overlap: tuple[float, ...]
+    skipped: bool
+
+
+class DrafterLearner:
+    def __init__(self, drafter: Drafter, ends: PolicyEnds, recipe: Recipe, sizes: Tensor) -> None:
+        """Takes the drafter over; `ends` are of the same device and precision.
+
+        `sizes` are its `input_sizes`.
+        """
+        self.recipe = recipe
+        self.ends = ends
+        self.skipped = 0
+        self._drafter = drafter
+        self._parameters = dict(drafter.named_parameters())
+        self._mean = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._optimiser = MixedOptimiser(self._parameters, {"fc.weight": sizes})
+        self._kernels = _kernels(ends.head)
+        if self._kernels is not None:
+            fuse(drafter, self._kernels)
+
+    @property
+    def updates(self) -> int:
+        return self._optimiser.steps
+
+    def learn(self, batch: DraftBatch) -> Lesson:
+        loss, overlap = self._loss(batch)
+        gradients = dict(
+            zip(
+                self._parameters,
+                torch.autograd.grad(loss, list(self._parameters.values())),
+                strict=True,
+            )
+        )
+        size = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        value = loss.item()
+        skipped = not (math.isfinite(value) and math.isfinite(size.item()))
+        if skipped:
+            self.skipped += 1
+        else:
+            self._optimiser.step(gradients, *self.recipe.rates(self.updates))
+            self._average()
+        return Lesson(rows=batch.rows, loss=value, overlap=tuple(overlap), skipped=skipped)
+
+    def drafter(self) -> Drafter:
+        """A copy, of the running mean."""
+        with torch.no_grad():
+            found = new_drafter(self._drafter.config).to(self.ends.head)
+            found.load_state_dict({**self._drafter.state_dict(), **self._mean})
+        return found.requires_grad_(False)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that another learner needs to go on with the next micro-batch; live tensors."""
+        return {
+            **{f"weights.{name}": p.detach() for name, p in self._parameters.items()},
+            **{f"mean.{name}": tensor for name, tensor in self._mean.items()},
+            **{f"optimiser.{name}": tensor for name, tensor in self._optimiser.state().items()},
+            "skipped": torch.tensor(self.skipped),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "mean": {}, "optimiser": {}}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if rest:
+                parts[part][rest] = tensor
+        copy_named(self._parameters, parts["weights"], "drafter")
+        copy_named(self._mean, parts["mean"], "drafter's mean")
+        self._optimiser.load(parts["optimiser"])
+        self.skipped = int(state["skipped"])
+
+    def _loss(self, batch: DraftBatch) -> tuple[Tensor, list[float]]:
+        """A mean over the guesses that can be measured, later steps weighing less."""
+        total, weight = self.ends.head.new_zeros(()), 0.0
+        overlaps: list[Tensor] = []
+        readouts = unrolled(self._drafter, batch, self.ends.embedding, self._kernels)
+        for step, readout in enumerate(readouts):
+            live = batch.live[step].nonzero()[:, 0]
+            last = batch.states[batch.aims[step][live], -1]
+            found = distance(self._drafter, readout[live], last, self.ends.head)
+            share = self.recipe.fading**step
+            total = total + share * found.loss
+            weight += share * len(live)
+            overlaps.append(found.overlap / max(1, len(live)))
+        return total / max(1.0, weight), torch.stack(overlaps).tolist()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        weight = max(1.0 / self.updates, 1.0 / (1.0 + self.recipe.averaged * self.updates))
+        for name, parameter in self._parameters.items():
+            self._mean[name].lerp_(parameter, weight)
+
+
+def _kernels(like: Tensor) -> Kernels | None:
+    return kernels() if like.device.type == "cpu" and like.dtype == torch.float32 else None

@@ -1,0 +1,57 @@
+"""Unrolled, the drafter computes what it would propose: the same inputs, keys and turns.
+
+At step 0 a chain reads the policy's states; at step d its own feature of step d - 1 and, as if its
+guesses had been right, the sample's next token, and turns with the next position.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tlt.learn.drafter.attention import Pairs, attend, attend_natively
+from tlt.learn.drafter.batching import DraftBatch
+from tlt.learn.kernels import Kernels
+from tlt.models.drafter import Drafter
+
+
+def unrolled(
+    drafter: Drafter, batch: DraftBatch, embedding: Tensor, kernels: Kernels | None
+) -> Iterator[Tensor]:
+    """The readouts [rows, hidden] of one step after the other."""
+    read = len(drafter.config.captured)
+    before = _before(drafter, batch, embedding)
+    features = drafter.feature(batch.states[batch.places, :read])
+    steps: list[Pairs] = []
+
+    def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        steps.append(Pairs(keys, values))
+        seen, *own = steps
+        if kernels is not None and before is None:
+            return attend_natively(kernels, queries, seen, own, batch.bounds)
+        return attend(queries, seen, own, batch.bounds, before)
+
+    for step, tokens in enumerate(batch.tokens):
+        inputs = F.embedding(tokens, embedding)
+        guess = drafter(inputs, features, batch.positions + step, attention)
+        features = guess.feature
+        yield guess.readout
+
+
+@torch.no_grad()
+def _before(drafter: Drafter, batch: DraftBatch, embedding: Tensor) -> Pairs | None:
+    """Keys and values of the rows before a window; what these would guess is of no interest."""
+    count = len(batch.before)
+    if count == 0:
+        return None
+    found: list[Pairs] = []
+
+    def keep(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        found.append(Pairs(keys, values))
+        return queries
+
+    features = drafter.feature(batch.states[:count, : len(drafter.config.captured)])
+    positions = torch.arange(count, device=batch.before.device)
+    drafter(F.embedding(batch.before, embedding), features, positions, keep)
+    return found[0]
