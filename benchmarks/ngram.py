@@ -6,8 +6,8 @@ Groups of 16 are decoded from the tiny reasoner once, twice over with other nois
 replayed: a verify step goes as many tokens further as were proposed rightly, and one more. A
 source is what the index holds besides the prompt and the row's own tokens. Running siblings begin
 together and propose before any of them goes on; beside finished siblings, or an earlier epoch,
-each row is replayed alone. In a queue 32 slots are filled as they fall free, so that all sources
-mix. The index's microseconds are the process's CPU time.
+each row is replayed alone. In a queue 32 slots are filled as they fall free, group by group or, so
+that siblings are apart, member by member. The index's microseconds are the process's CPU time.
 """
 
 import argparse
@@ -79,7 +79,8 @@ def main() -> None:
     began = time.monotonic()
     groups = _rolled_out()
     steps = {source: {n: _replayed(source, groups, n) for n in _COUNTS} for source in _SOURCES}
-    queue = {count: _queue(groups, count) for count in _COUNTS}
+    queue = {count: _queue(_by_group(groups), count) for count in _COUNTS}
+    spread = {count: _queue(_by_member(groups), count) for count in _COUNTS}
     source, count = _CLAIMED
     claims = [
         Claim(
@@ -109,7 +110,8 @@ def main() -> None:
             matched: {"steps": len(accepted), "accepted": round(sum(accepted) / len(accepted), 2)}
             for matched, accepted in sorted(steps[source][count].accepted.items())
         },
-        "queue": queue,
+        "queue_by_group": queue,
+        "queue_by_member": spread,
     }
     write_result("ngram", claims, details, time.monotonic() - began, arguments.out)
 
@@ -183,12 +185,11 @@ def _replay(
     answers: Sequence[tuple[_Group, list[int]]],
     count: int,
     steps: _Steps,
-    slots: int = _SLOTS,
 ) -> None:
     waiting = deque(enumerate(answers))
     left: dict[int, list[int]] = {}
     while waiting or left:
-        while waiting and len(left) < slots:
+        while waiting and len(left) < _SLOTS:
             row, (group, left[row]) = waiting.popleft()
             index.begin(row, group.prompt, group.index)
         started = time.process_time()
@@ -217,9 +218,17 @@ def _agreeing(proposed: Sequence[int], true: Sequence[int]) -> int:
     return min(len(proposed), len(true))
 
 
-def _queue(groups: Sequence[_Group], count: int) -> dict[str, float]:
+def _by_group(groups: Sequence[_Group]) -> list[tuple[_Group, list[int]]]:
+    return [(group, answer) for group in groups for answer in group.answers]
+
+
+def _by_member(groups: Sequence[_Group]) -> list[tuple[_Group, list[int]]]:
+    return [(group, group.answers[member]) for member in range(_MEMBERS) for group in groups]
+
+
+def _queue(answers: Sequence[tuple[_Group, list[int]]], count: int) -> dict[str, float]:
     steps, index = _Steps(), Ngrams(_BUDGET)
-    _replay(index, [(group, answer) for group in groups for answer in group.answers], count, steps)
+    _replay(index, answers, count, steps)
     return {
         "accept_length": round(steps.accept_length, 2),
         "index_microseconds_per_token": round(1e6 * steps.seconds / steps.tokens, 2),

@@ -1,0 +1,279 @@
+"""The index against a search through everything that was written, and against its budget."""
+
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tlt.engine.ngrams import Ngrams, history
+from tlt.engine.ngrams.history import CONTEXTS, LONGEST
+
+PLENTY = 1 << 30
+PROMPT = [7, 8, 9]
+TOKENS = st.lists(st.integers(0, 2), max_size=12)
+
+
+class Oracle:
+    """One group's answers, and in which order their tokens came."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.prompt = list(prompt)
+        self.written: list[list[int]] = []
+        self.places: list[tuple[int, int]] = []
+        self.write(self.begin([]), prompt)
+
+    def begin(self, prompt: Sequence[int] | None = None) -> int:
+        prompt = self.prompt if prompt is None else list(prompt)
+        self.written.append(([-1] * LONGEST + prompt)[-LONGEST:])
+        return len(self.written) - 1
+
+    def write(self, answer: int, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.places.append((answer, len(self.written[answer])))
+            self.written[answer].append(token)
+
+    def propose(self, answer: int, count: int) -> tuple[list[int], int]:
+        for length in CONTEXTS:
+            context = self.written[answer][-length:]
+            found = [
+                self.written[other][place : place + count]
+                for other, place in reversed(self.places)
+                if self.written[other][place - length : place] == context
+            ][:8]
+            if found:
+                return majority(found), length
+        return [], 0
+
+
+def majority(voices: list[list[int]]) -> list[int]:
+    voices = [voice for voice in voices if voice]
+    if not voices:
+        return []
+    ((first, _),) = Counter(voice[0] for voice in voices).most_common(1)
+    return [first, *majority([voice[1:] for voice in voices if voice[0] == first])]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["extend", "end", "add"]), st.integers(0, 3), TOKENS)),
+    st.integers(1, 9),
+)
+def test_proposals_are_what_a_search_finds(
+    events: list[tuple[str, int, list[int]]], count: int
+) -> None:
+    index, oracle = Ngrams(PLENTY), Oracle(PROMPT)
+    answers: dict[int, int] = {}
+    # strangers in a bucket end a search early only where it is to be quick
+    with patch.object(history, "_STEPS", 10**9):
+        for event, row, tokens in events:
+            if event == "add":
+                index.add("group", PROMPT, tokens)
+                oracle.write(oracle.begin(), tokens)
+            elif event == "end" and row in answers:
+                index.end(row)
+                del answers[row]
+            else:
+                if row not in answers:
+                    index.begin(row, PROMPT, "group")
+                    answers[row] = oracle.begin()
+                index.extend(row, tokens)
+                oracle.write(answers[row], tokens)
+            for running, answer in answers.items():
+                assert index.propose(running, count) == oracle.propose(answer, count)
+
+
+def test_long_histories_find_the_same() -> None:
+    dice = random.Random(0)
+    index, oracle = Ngrams(PLENTY), Oracle(PROMPT)
+    rows = [oracle.begin() for _ in range(5)]
+    for row in rows:
+        index.begin(row, PROMPT, "group")
+    with patch.object(history, "_STEPS", 10**9):
+        for _ in range(400):
+            row = dice.choice(rows)
+            tokens = dice.choices(range(6), k=dice.randrange(8))
+            index.extend(row, tokens)
+            oracle.write(row, tokens)
+            assert index.propose(row, 6) == oracle.propose(row, 6)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=60), max_size=4), st.integers(1, 7))
+def test_tokens_that_came_one_by_one_are_found_like_whole_answers(
+    answers: list[list[int]], size: int
+) -> None:
+    whole, pieces = Ngrams(PLENTY), Ngrams(PLENTY)
+    for row, answer in enumerate(answers):
+        whole.add("group", PROMPT, answer)
+        pieces.begin(row, PROMPT, "group")
+        for start in range(0, len(answer), size):
+            pieces.extend(row, answer[start : start + size])
+        pieces.end(row)
+    assert whole.bytes == pieces.bytes
+    for index in (whole, pieces):
+        index.begin(99, PROMPT, "group")
+    for token in [0, 1, 2, 2, 1, 0, 0, 1, 2]:
+        whole.extend(99, [token])
+        pieces.extend(99, [token])
+        assert whole.propose(99, 5) == pieces.propose(99, 5)
+
+
+def test_siblings_are_seen_while_they_run_and_after() -> None:
+    index = Ngrams(PLENTY)
+    index.begin(0, PROMPT, "group")
+    index.begin(1, PROMPT, "group")
+    assert index.propose(1, 4) == ([], 0)
+    index.extend(0, [10, 11, 12])
+    assert index.propose(1, 4) == ([10, 11, 12], 8)
+    index.extend(0, [13, 14])
+    index.end(0)
+    assert index.propose(1, 4) == ([10, 11, 12, 13], 8)
+
+
+def test_answers_from_elsewhere_and_from_before_are_seen() -> None:
+    index = Ngrams(PLENTY)
+    index.add("group", PROMPT, [10, 11, 12, 13])
+    index.begin(0, PROMPT, "group")
+    index.extend(0, [10, 11])
+    assert index.propose(0, 1) == ([12], 8)
+    assert index.propose(0, 9).tokens == [12, 13]
+
+
+def test_what_the_prompt_says_is_said_again() -> None:
+    index = Ngrams(PLENTY)
+    index.begin(0, [1, 2, 3, 4, 5, 6], "group")
+    index.extend(0, [2, 3])
+    assert index.propose(0, 3) == ([4, 5, 6], 2)
+
+
+def test_other_groups_are_not_seen() -> None:
+    index = Ngrams(PLENTY)
+    index.add("other", PROMPT, [10, 11, 12, 13])
+    index.begin(0, PROMPT, "group")
+    assert index.propose(0, 4) == ([], 0)
+
+
+def test_most_voices_win_and_the_newest_of_equals() -> None:
+    index = Ngrams(PLENTY)
+    index.begin(0, PROMPT, "group")
+    for answer in ([10, 20], [10, 20], [10, 30, 40], [10, 30, 50]):
+        index.add("group", PROMPT, answer)
+    assert index.propose(0, 3).tokens == [10, 30, 50]
+    index.add("group", PROMPT, [10, 20, 60])
+    assert index.propose(0, 3).tokens == [10, 20, 60]
+
+
+def test_a_row_that_begins_again_is_another() -> None:
+    index = Ngrams(PLENTY)
+    index.begin(0, PROMPT, "group")
+    index.extend(0, [1, 2, 3, 1, 2])
+    index.end(0)
+    index.begin(0, [4, 5], "other")
+    assert index.propose(0, 3) == ([], 0)
+    index.extend(0, [1, 2])
+    assert index.propose(0, 3) == ([], 0)
+    index.end(0)
+    index.begin(0, PROMPT, "group")
+    assert index.propose(0, 3).tokens == [1, 2, 3]
+
+
+def test_what_is_forgotten_is_gone_and_its_rows_go_on() -> None:
+    index = Ngrams(PLENTY)
+    index.begin(0, PROMPT, "group")
+    index.extend(0, [1, 2, 3, 1, 2])
+    index.forget("group")
+    assert index.bytes == 0
+    index.extend(0, [3])
+    assert index.propose(0, 3) == ([], 0)
+    assert index.bytes == 0
+    index.begin(1, PROMPT, "group")
+    assert index.propose(1, 3) == ([], 0)
+    index.extend(1, [5, 6, 5, 6])
+    index.extend(0, [5, 6])
+    assert index.propose(0, 3) == ([], 0)
+    index.end(0)
+    assert index.propose(1, 2) == ([5, 6], 2)
+    index.forget("never seen")
+
+
+def test_the_group_that_was_longest_not_written_to_goes_first() -> None:
+    one = Ngrams(PLENTY)
+    one.add("only", PROMPT, range(500))
+    index = Ngrams(2 * one.bytes + 4000)
+    index.add("first", PROMPT, range(500))
+    index.add("second", PROMPT, range(500))
+    index.add("first", PROMPT, [1])
+    index.add("third", PROMPT, range(500))
+    proposed = {}
+    for row, group in enumerate(["first", "third", "second"]):
+        index.begin(row, PROMPT, group)
+        proposed[group] = index.propose(row, 2).tokens
+    assert proposed["third"] == [0, 1]
+    assert proposed["first"] != []
+    assert proposed["second"] == []
+
+
+def test_within_the_last_group_the_oldest_answers_go_and_running_rows_stay() -> None:
+    index = Ngrams(40_000)
+    index.begin(0, PROMPT, "group")
+    for answer in range(40):
+        index.add("group", PROMPT, [1000 * answer + place for place in range(100)])
+        assert index.bytes <= 40_000
+    index.extend(0, [1, 2, 3, 1, 2])
+    assert index.propose(0, 2).tokens == [3, 1]
+    index.begin(1, [4], "group")
+    index.extend(1, [0, 1])
+    assert index.propose(1, 2) == ([], 0)
+    index.extend(1, [39_004, 39_005])
+    assert index.propose(1, 2).tokens == [39_006, 39_007]
+
+
+def test_a_budget_for_nothing_holds_nothing() -> None:
+    index = Ngrams(0)
+    index.add("group", PROMPT, [1, 2, 3])
+    index.begin(0, PROMPT, "group")
+    index.extend(0, [1, 2])
+    assert index.propose(0, 2) == ([], 0)
+    assert index.bytes == 0
+    index.end(0)
+
+
+def test_rows_alone_stay_within_the_budget() -> None:
+    index = Ngrams(60_000)
+    for row in range(8):
+        index.begin(row, PROMPT, row % 3)
+    for place in range(2000):
+        for row in range(8):
+            index.extend(row, [place, row])
+        assert index.bytes <= 60_000
+    index.propose(7, 3)
+
+
+def traced(budget: int, groups: int, answers: int, length: int) -> tuple[int, int]:
+    """Bytes by tracemalloc, and by the index, after so many answers to each group."""
+    dice = random.Random(0)
+    texts = [[dice.choices(range(50_000), k=length)] * groups for _ in range(answers)]
+    index = Ngrams(budget)
+    tracemalloc.start()
+    try:
+        for to_all in texts:
+            for group, text in enumerate(to_all):
+                index.add(group, text[:20], text)
+        return tracemalloc.get_traced_memory()[0], index.bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_are_what_is_allocated() -> None:
+    for groups, answers, length in ((1, 4, 5000), (1, 100, 40), (200, 1, 30), (10, 10, 300)):
+        allocated, counted = traced(PLENTY, groups, answers, length)
+        assert 0.85 * allocated < counted < 1.15 * allocated, (groups, answers, length)
+
+
+def test_the_budget_bounds_what_is_allocated() -> None:
+    for groups, answers, length in ((1, 40, 1000), (40, 8, 100)):
+        allocated, counted = traced(250_000, groups, answers, length)
+        assert counted <= 250_000
+        assert allocated < 1.2 * 250_000, (groups, answers, length)
