@@ -97,8 +97,12 @@ class Outcome(msgspec.Struct, kw_only=True):
     tokens: int = 0
     rounds: int = 0
     explored: int = 0
-    # true seconds beyond what the oracle's choice would have taken for as many tokens
-    regret: list[tuple[float, float]] = []
+    # by tokens: seconds beyond what the oracle's choices would have taken for as many
+    regret: list[tuple[int, float]] = []
+
+    @property
+    def share(self) -> float:
+        return 1.0 - self.regret[-1][1] / self.seconds
 
 
 class Oracle:
@@ -186,12 +190,12 @@ class _Job:
         self._random = Random(seed)
         self._arms: Sequence[Strategy] = ()
         self._swaps = list(text.swaps)
-        # rounds since the drafter saw the last tokens
+        # tokens of each row that the drafter did not see
         self._behind = 0
 
     def run(self, policy: StrategyPolicy | None) -> None:
         for rollout in self._rollouts:
-            left = list(rollout)
+            left, self._behind = list(rollout), 0
             if policy is not None:
                 policy.weights_swapped()
             while left:

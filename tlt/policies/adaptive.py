@@ -20,6 +20,8 @@ from tlt.strategies import Draft, Ngram, Off, Strategy
 
 # rounds for which a decision holds while the batch stays, so that deciding costs next to nothing
 _HELD_ROUNDS = 4
+# rows that a trial should see
+_TRIAL_ROWS = 8
 # of a decision, where the allowance suffices
 _EXPLORE_CHANCE = 0.25
 # rounds over which a better arm pays back what finding it cost
@@ -94,7 +96,7 @@ class _Decision:
         self.batch = batch
         self.best_speed = best_speed
         self.round_seconds = batch * arm.tokens / speed
-        self.rounds_left = _HELD_ROUNDS
+        self.rounds_left = _trial_rounds(batch) if why == "explore" else _HELD_ROUNDS
 
 
 class AdaptivePolicy:
@@ -220,7 +222,7 @@ class AdaptivePolicy:
         """The arm whose chance to be better is worth the most for what trying it costs."""
         found, most = None, 0.0
         for index, (arm, speed) in enumerate(zip(self._offered, speeds, strict=True)):
-            rounds = _HELD_ROUNDS * (1.0 - speed / speeds[best])
+            rounds = _trial_rounds(batch) * (1.0 - speed / speeds[best])
             if index == best or rounds * batch * arm.tokens / speed > self._allowance.seconds:
                 continue
             behind = math.log(speeds[best] / speed)
@@ -263,15 +265,16 @@ class AdaptivePolicy:
         self._passes.observe(batch, context, arm.drafted, arm.passing, passing, rounds)
         if arm.proposer is None:
             return
+        place, cost = self._passes.at(batch, context), arm.proposer.cost
         drafting = stretch.drafting
-        if self._last_proposer is not arm.proposer and arm.proposer.cost.seen:
-            # the first round after others has to catch up with what they decoded
-            drafting = drafting[1:]
+        if self._last_proposer is not arm.proposer:
+            # the first round after others has to catch up with what they decoded, too
+            first, drafting = drafting[0], drafting[1:]
+            if not drafting and first < cost.seconds(place, arm.drafted, arm.drafting):
+                drafting = [first]
         if drafting:
-            place = self._passes.at(batch, context)
-            arm.proposer.cost.observe(
-                place, arm.drafted, arm.drafting, median(drafting), len(drafting)
-            )
+            typical = median(drafting)
+            cost.observe(place, arm.drafted, arm.drafting, typical, len(drafting))
 
     def _account(self, stretch: _Stretch, decision: _Decision) -> None:
         """Time earns an allowance; trying an arm spends what was lost against the best one."""
@@ -282,8 +285,13 @@ class AdaptivePolicy:
             return
         if decision.choice.why == "explore":
             tokens = len(stretch.passing) * stretch.batch + sum(stretch.accepted)
-            self._allowance.spend(seconds - tokens / decision.best_speed)
+            lost = seconds - tokens / decision.best_speed
+            self._allowance.spend(lost, decision.round_seconds)
         self._allowance.earn(seconds, decision.round_seconds)
+
+
+def _trial_rounds(batch: int) -> int:
+    return max(1, min(_HELD_ROUNDS, _TRIAL_ROWS // batch))
 
 
 def _added(left: Sequence[int], right: Sequence[int]) -> Sequence[int]:

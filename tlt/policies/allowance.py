@@ -15,13 +15,15 @@ class Allowance:
         self._grant_due = True
 
     def earn(self, seconds: float, round_seconds: float) -> None:
-        most = _SAVED_ROUNDS * round_seconds
-        if self.seconds < most:
-            self.seconds = min(self.seconds + _SHARE * seconds, most)
         if self._grant_due:
             self.seconds = max(self.seconds, _GRANTED_ROUNDS * round_seconds)
             self._grant_due = False
+        self._save(_SHARE * seconds, round_seconds)
 
-    def spend(self, seconds: float) -> None:
+    def spend(self, seconds: float, round_seconds: float) -> None:
         """Less than nothing where the trial was faster than what it was tried against."""
-        self.seconds -= seconds
+        self._save(-seconds, round_seconds)
+
+    def _save(self, seconds: float, round_seconds: float) -> None:
+        most = max(self.seconds, _SAVED_ROUNDS * round_seconds)
+        self.seconds = min(self.seconds + seconds, most)

@@ -179,7 +179,6 @@ class DraftingCost:
     """A drafted token, as a share of a plain step at the same batch and context."""
 
     def __init__(self, share: float) -> None:
-        self.seen = False
         self._log = math.log(share)
         self._variance = _SCALE_VARIANCE
         self._shared = Correction()
@@ -190,12 +189,14 @@ class DraftingCost:
         factor = place.factor + self._log + self._shared.at(place.knot, place.upper)
         return place.base * math.exp(factor)
 
+    def seconds(self, place: Place, drafted: int, own: Correction) -> float:
+        return drafted * self.at(place) * math.exp(own.at(place.knot, place.upper))
+
     def observe(
         self, place: Place, drafted: int, own: Correction, seconds: float, rounds: int
     ) -> None:
         knot, upper = place.knot, place.upper
-        expected = math.log(self.at(place) * drafted) + own.at(knot, upper)
-        error = _log(seconds) - expected
+        error = _log(seconds) - math.log(self.seconds(place, drafted, own))
         variance = (
             self._variance
             + self._shared.variance(knot, upper)
@@ -210,7 +211,6 @@ class DraftingCost:
         self._shared.learn(knot, upper, surprise, variance)
         own.learn(knot, upper, surprise, variance)
         self._noise.learn(error, rounds)
-        self.seen = True
 
 
 def pass_seconds(place: Place, drafted: int, own: Correction) -> float:
