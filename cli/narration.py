@@ -7,6 +7,7 @@ from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
     Command,
+    DrafterRefused,
     FinishRun,
     IssuePrompts,
     JobStarted,
@@ -43,6 +44,8 @@ class Narrator:
                 return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
             case WorkerLost():
                 return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
+            case DrafterRefused():
+                return f"{event.worker} goes without the drafter: {event.error}"
             case WorkerFailed():
                 return f"{event.worker} cannot run it: {event.error}"
             case SessionResumed():

@@ -11,6 +11,10 @@ import msgspec
 import yaml
 
 from tlt.errors import ConfigError
+from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+
+# Each row of a batch verifies that many at once, needed or not
+_MOST_GUESSES = 64
 
 
 class _Yaml(yaml.SafeLoader):
@@ -169,10 +173,55 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
 
 
 class SpeculationSpec(Section, frozen=True, kw_only=True):
-    mode: Literal["off"] = "off"
+    """`static` decodes with `strategy`, always; `adaptive` chooses for each batch.
+
+    To choose from there are the drafter's chains of `depths` tokens, with and without the policy's
+    noise, up to `ngrams` tokens that followed the same words before, and no guessing at all.
+    """
+
+    mode: Literal["off", "static", "adaptive"] = "off"
+    strategy: Strategy | None = None
+    depths: tuple[int, ...] = (2, 4, 6, 8)
+    ngrams: tuple[int, ...] = (4, 8)
+    # what the index of past words may hold, on each rank
+    ngram_megabytes: int = 64
+
+    def __post_init__(self) -> None:
+        _require(
+            (self.mode == "static") == (self.strategy is not None),
+            "mode static needs a strategy, and only that does: "
+            "{type: draft, depth: 4} or {type: ngram, tokens: 8}",
+        )
+        most = max(map(guesses, self.arms), default=0)
+        least = min((guesses(a) for a in self.arms if a != Off()), default=1)
+        _require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
+        _require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
+        _require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
+
+    @property
+    def arms(self) -> tuple[Strategy, ...]:
+        """The ways to decode that may be chosen."""
+        match self.mode:
+            case "off":
+                return ()
+            case "static":
+                return () if self.strategy is None else (self.strategy,)
+            case "adaptive":
+                drafts = [Draft(depth=d, noise=n) for d in self.depths for n in (True, False)]
+                return (Off(), *drafts, *(Ngram(tokens=n) for n in self.ngrams))
+
+    @property
+    def longest(self) -> int:
+        return max(map(guesses, self.arms), default=0)
 
 
 class DrafterSpec(Section, frozen=True, kw_only=True):
+    """`path`: the drafter to begin with, a folder that `tlt drafter train` wrote, or SGLang loads.
+
+    One that does not fit the policy is refused when it is loaded, and the job goes on without.
+    """
+
+    path: str | None = None
     train: Literal["off"] = "off"
 
 
@@ -211,6 +260,16 @@ class JobSpec(Section, frozen=True, kw_only=True):
         _require(
             self.algorithm.eval_every == 0 or self.data.eval is not None,
             "algorithm.eval_every needs data.eval",
+        )
+        _require(
+            self.speculation.mode == "off" or self.rollout.engine == "native",
+            "speculation needs rollout.engine: native",
+        )
+        longest = self.speculation.longest
+        room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
+        _require(
+            longest < room,
+            f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
         )
 
 
@@ -288,6 +347,10 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             eval=None if spec.data.eval is None else absolute(spec.data.eval),
         ),
         reward=replace(spec.reward, function=function),
+        drafter=replace(
+            spec.drafter,
+            path=None if spec.drafter.path is None else absolute(spec.drafter.path),
+        ),
     )
 
 

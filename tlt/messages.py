@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from tlt.config import JobSpec
+from tlt.strategies import Strategy
 from tlt.types import (
     Attempt,
     Digest,
@@ -72,6 +73,21 @@ class BatchSpan(Value, frozen=True, kw_only=True, array_like=True):
 
     size: int
     tokens: int
+
+
+class StrategyTally(Value, frozen=True, kw_only=True):
+    """What decoding in one way came to, over some rounds."""
+
+    strategy: Strategy
+    rounds: int
+    # rounds in which it was tried rather than thought best
+    tried: int
+    # running rows, summed over the rounds
+    rows: int
+    tokens: int
+    seconds: float
+    # tokens that were expected of it
+    expected: float
 
 
 class WorkerInfo(Value, frozen=True, kw_only=True):
@@ -297,6 +313,24 @@ class LearnFinished(JobEvent, frozen=True, kw_only=True):
     seconds: float
 
 
+class StrategyChosen(Event, frozen=True, kw_only=True):
+    """How a rank decoded since it last said so: at most once a second, while it decodes."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+    tallies: tuple[StrategyTally, ...]
+
+
+class DrafterRefused(Event, frozen=True, kw_only=True):
+    """The rollout goes on without it."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+    error: str
+
+
 class UpdateMetrics(Value, frozen=True, kw_only=True):
     """Means over the samples of one update."""
 
@@ -344,6 +378,8 @@ RunEvent: TypeAlias = (
     | RolloutDropped
     | RolloutScored
     | WorkerIdled
+    | StrategyChosen
+    | DrafterRefused
     | LearnFinished
     | PolicyPublished
     | CheckpointCommitted

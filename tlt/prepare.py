@@ -13,7 +13,7 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.dataset import Prepared, Prompt, Prompts, prompts_file, rows
-from tlt.errors import DataError, TltError
+from tlt.errors import ConfigError, DataError, TltError
 from tlt.models.config_file import read_config
 from tlt.models.tokenizer import Tokenizer
 from tlt.rewards.verifiers import load_verifier
@@ -23,6 +23,11 @@ def prepare(folder: Path) -> Prepared:
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
     positions = read_config(Path(spec.policy.path)).max_positions
     limit = min(positions, spec.policy.max_context or positions)
+    if spec.speculation.longest >= limit:
+        raise ConfigError(
+            f"speculation guesses {spec.speculation.longest} tokens at once, "
+            f"in a context of {limit}"
+        )
     tokenizer = Tokenizer(spec.policy.path)
     load_verifier(spec.reward)
     train = _tokenised(Path(spec.data.train), spec, tokenizer, limit, None)

@@ -3,17 +3,17 @@
 import msgspec
 
 
-class Off(msgspec.Struct, frozen=True, kw_only=True, tag="off"):
+class Off(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="off"):
     """One token a step, guessed by nobody."""
 
 
-class Ngram(msgspec.Struct, frozen=True, kw_only=True, tag="ngram"):
+class Ngram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ngram"):
     """What followed the same words before is proposed, up to so many tokens of it."""
 
     tokens: int
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):
+class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="draft"):
     """The drafter proposes a chain of so many tokens."""
 
     depth: int

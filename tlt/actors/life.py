@@ -22,6 +22,7 @@ from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
     CloseJob,
+    DrafterRefused,
     Learn,
     LearnFinished,
     OpenJob,
@@ -30,6 +31,7 @@ from tlt.messages import (
     ReplaceRanks,
     RolloutFinished,
     StartRollout,
+    StrategyChosen,
     WorkerCommand,
     WorkerFailed,
     WorkerIdled,
@@ -360,6 +362,9 @@ class Life:
         match frame:
             case RolloutFinished():
                 self._rollout_finished(frame)
+            case StrategyChosen() | DrafterRefused():
+                if self.job is not None and self.job.job == frame.job:
+                    self._outbox.post(frame)
             case Trained():
                 self._rank_trained(frame)
             case Refused():

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
+from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan, StrategyTally
 from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
 
 
@@ -95,6 +95,10 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Completion]: ...
+
+    def tallies(self) -> tuple[StrategyTally, ...]:
+        """How it decoded since it was last asked."""
+        ...
 
     def states(self, id: int) -> torch.Tensor:
         """[positions, captured layers, hidden] of a request that decodes or has just ended.

@@ -12,6 +12,7 @@ from tlt.config import JobSpec
 from tlt.messages import (
     CheckpointCommitted,
     CloseJob,
+    DrafterRefused,
     FinishRun,
     ForgetRollouts,
     IssuePrompts,
@@ -34,6 +35,7 @@ from tlt.messages import (
     RunEvent,
     SessionResumed,
     StartRollout,
+    StrategyChosen,
     WorkerFailed,
     WorkerIdled,
     WorkerInfo,
@@ -89,6 +91,8 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             _publish(draft, event)
         case CheckpointCommitted():
             _checkpoint(draft, event)
+        case StrategyChosen() | DrafterRefused():
+            pass
         case _:
             assert_never(event)
     return draft.state, draft.commands

@@ -7,38 +7,26 @@ import torch
 
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
+from tlt.errors import TltError
 from tlt.models.config_file import read_config
+from tlt.models.drafter import Drafter, misfit
+from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.policies.adaptive import AdaptivePolicy
 from tlt.ranks.frames import Load
-from tlt.types import PolicyVersion
+from tlt.types import DrafterVersion, PolicyVersion
 
 
-def start_engine(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engine:
-    spec = load.spec
-    folder, dtype = Path(spec.policy.path), getattr(torch, spec.policy.dtype)
-    slots, context, version = spec.rollout.slots, context_of(load), PolicyVersion(0)
-    match spec.rollout.engine:
+def start_engine(
+    load: Load, tokenizer: Tokenizer, device: torch.device
+) -> tuple[Engine, str | None]:
+    """And why it goes without the drafter that the job names, if it does."""
+    match load.spec.rollout.engine:
         case "native":
-            model = load_decoder(folder, dtype)
-            return NativeEngine(model, tokenizer.decode, slots, context, device, version)
+            return _native(load, tokenizer, device)
         case "sglang":
-            # imported for a job that asks for it alone: it changes the process
-            from tlt.engine.sglang import start
-
-            place = Path(tempfile.mkdtemp(prefix="sglang-", dir=load.flight))
-            return start.start_engine(
-                folder,
-                tokenizer.decode,
-                slots,
-                context,
-                device,
-                dtype,
-                version,
-                place,
-                seed=spec.seed,
-                stuck_seconds=spec.workers.stuck_seconds,
-            )
+            return _sglang(load, tokenizer, device), None
 
 
 def context_of(load: Load) -> int:
@@ -46,3 +34,63 @@ def context_of(load: Load) -> int:
     policy = load.spec.policy
     positions = read_config(Path(policy.path)).max_positions
     return min(positions, policy.max_context or positions)
+
+
+def _native(
+    load: Load, tokenizer: Tokenizer, device: torch.device
+) -> tuple[NativeEngine, str | None]:
+    spec = load.spec
+    model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
+    drafter, complaint = _drafter(load)
+    engine = NativeEngine(
+        model,
+        tokenizer.decode,
+        spec.rollout.slots,
+        context_of(load),
+        device,
+        PolicyVersion(0),
+        captured=() if drafter is None else drafter.config.captured,
+        arms=spec.speculation.arms,
+        ngram_bytes=spec.speculation.ngram_megabytes << 20,
+    )
+    if drafter is not None:
+        engine.adopt(DrafterVersion(0), drafter)
+    if spec.speculation.strategy is not None:
+        engine.decode_with(spec.speculation.strategy)
+    elif spec.speculation.mode == "adaptive":
+        engine.let_choose(AdaptivePolicy(), spec.seed)
+    return engine, complaint
+
+
+def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
+    path = load.spec.drafter.path
+    if path is None or not load.spec.speculation.arms:
+        return None, None
+    policy = read_config(Path(load.spec.policy.path))
+    try:
+        drafter = load_drafter(Path(path), policy.layers)
+    except TltError as error:
+        return None, str(error)
+    complaint = misfit(drafter, policy)
+    if complaint is not None:
+        return None, f"{path}: the drafter does not fit the policy: {complaint}"
+    return drafter, None
+
+
+def _sglang(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engine:
+    # imported for a job that asks for it alone: it changes the process
+    from tlt.engine.sglang import start
+
+    spec = load.spec
+    return start.start_engine(
+        Path(spec.policy.path),
+        tokenizer.decode,
+        spec.rollout.slots,
+        context_of(load),
+        device,
+        getattr(torch, spec.policy.dtype),
+        PolicyVersion(0),
+        Path(tempfile.mkdtemp(prefix="sglang-", dir=load.flight)),
+        seed=spec.seed,
+        stuck_seconds=spec.workers.stuck_seconds,
+    )

@@ -20,10 +20,12 @@ from tlt.config import JobSpec
 from tlt.errors import RankError
 from tlt.messages import (
     Checkpoint,
+    DrafterRefused,
     Learn,
     PolicyRef,
     PromptIssued,
     RolloutFinished,
+    StrategyChosen,
     UpdateMetrics,
 )
 from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, WorkerId
@@ -87,7 +89,7 @@ class Refused(Frame, frozen=True, kw_only=True):
 
 
 ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Train
-FromRank: TypeAlias = Ready | RolloutFinished | Trained | Refused
+FromRank: TypeAlias = Ready | RolloutFinished | StrategyChosen | DrafterRefused | Trained | Refused
 
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode

@@ -7,6 +7,7 @@ nothing is repaired in here.
 
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import assert_never
@@ -16,6 +17,7 @@ import torch
 from tlt.blobs import Blobs
 from tlt.errors import ConfigError
 from tlt.learn import group as groups
+from tlt.messages import DrafterRefused
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.engines import context_of, start_engine
 from tlt.ranks.frames import (
@@ -38,7 +40,9 @@ from tlt.types import JobId
 class Job:
     """What a rank holds for the job in hand; the trainer is brought up when it is first needed."""
 
-    def __init__(self, load: Load, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, load: Load, device: torch.device, progress: Progress, channel: RankChannel
+    ) -> None:
         spec = load.spec
         self.id = load.job
         self._load = load
@@ -46,7 +50,16 @@ class Job:
         self._progress = progress
         self._blobs = Blobs(Path(load.flight), Path(load.committed))
         tokenizer = Tokenizer(spec.policy.path)
-        engine = start_engine(load, tokenizer, device)
+        engine, complaint = start_engine(load, tokenizer, device)
+        if complaint is not None:
+            channel.send(
+                DrafterRefused(
+                    job=load.job,
+                    worker=load.worker,
+                    incarnation=load.incarnation,
+                    error=complaint,
+                )
+            )
         self.rollout = RolloutDuty(
             load, engine, tokenizer.stop_tokens(), context_of(load), self._blobs
         )
@@ -83,6 +96,8 @@ class Rank:
             if job.rollout.engine.running:
                 for rollout in job.rollout.step():
                     self._channel.send(rollout)
+                if (chosen := job.rollout.strategies(time.monotonic())) is not None:
+                    self._channel.send(chosen)
             self._progress.report(job.rollout.engine.running)
 
     def _obey(self, command: ToRank) -> None:
@@ -91,7 +106,7 @@ class Rank:
                 self._close()
                 try:
                     with self._progress.made():
-                        self._job = Job(command, self._device, self._progress)
+                        self._job = Job(command, self._device, self._progress, self._channel)
                 except ConfigError as error:
                     self._channel.send(Refused(job=command.job, error=str(error)))
             case Unload():

@@ -6,10 +6,12 @@ import torch
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
-from tlt.messages import PolicyRef, PromptIssued, RolloutFinished
+from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen
 from tlt.models.weights import read_weights
 from tlt.ranks.frames import Load
 from tlt.types import PolicyVersion, Purpose
+
+_SECONDS_BETWEEN_REPORTS = 1.0
 
 
 class RolloutDuty:
@@ -25,6 +27,7 @@ class RolloutDuty:
         self._blobs = blobs
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
+        self._said = 0.0
 
     def submit(self, prompts: tuple[PromptIssued, ...]) -> None:
         requests: list[Request] = []
@@ -36,6 +39,19 @@ class RolloutDuty:
 
     def step(self) -> list[RolloutFinished]:
         return [self._finished(completion) for completion in self.engine.step()]
+
+    def strategies(self, now: float) -> StrategyChosen | None:
+        """How it decoded lately, if that is worth saying again."""
+        if now < self._said + _SECONDS_BETWEEN_REPORTS and self.engine.running:
+            return None
+        tallies = self.engine.tallies()
+        if not tallies or not self._spec.speculation.arms:
+            return None
+        self._said = now
+        load = self._load
+        return StrategyChosen(
+            job=load.job, worker=load.worker, incarnation=load.incarnation, tallies=tallies
+        )
 
     def swap(self, policy: PolicyRef) -> None:
         """Versions that are held already cost nothing."""

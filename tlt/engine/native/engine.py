@@ -25,6 +25,7 @@ from tlt.engine.native.weights import Weights
 from tlt.engine.requests import check_requests, never_started, queued
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
+from tlt.messages import StrategyTally
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
 from tlt.models.drafter import Drafter, misfit
 from tlt.policies.strategy import StrategyPolicy
@@ -151,6 +152,9 @@ class NativeEngine:
         """From the next step on, it says which of the arms."""
         self._speculation.let(policy, seed)
 
+    def tallies(self) -> tuple[StrategyTally, ...]:
+        return self._speculation.tallies()
+
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:
             return self._slots.states.of(*self._ended[id])
@@ -256,7 +260,7 @@ class NativeEngine:
                 row.gain(self._step, kept - 1)
         batch.advance(tokens, verdict.kept)
         self._step += 1
-        self._speculation.observe(choice, round, verdict.accepted)
+        self._speculation.observe(choice, round, verdict)
         return self._collect(batch, verdict)
 
     def _keep(self, places: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:

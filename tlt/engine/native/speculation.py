@@ -10,14 +10,16 @@ from time import perf_counter
 
 import torch
 
-from tlt.engine.native.batch import Ahead, Batch, Row
+from tlt.engine.native.batch import Ahead, Batch, Row, Verdict
 from tlt.engine.native.drafting import Drafting
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.weights import Weights
 from tlt.engine.ngrams import Ngrams
 from tlt.errors import ConfigError
+from tlt.messages import StrategyTally
 from tlt.models.drafter import Drafter
 from tlt.policies.strategy import Choice, StrategyPolicy
+from tlt.policies.strategy_tallies import Tallies
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
 from tlt.types import DrafterVersion
 
@@ -41,6 +43,7 @@ class Speculation:
         self._fixed: Strategy = Off()
         self._policy: StrategyPolicy | None = None
         self._dice = Random(0)
+        self._tallies = Tallies()
 
     @property
     def bytes(self) -> int:
@@ -86,19 +89,26 @@ class Speculation:
             case _:
                 return None
 
-    def observe(self, choice: Choice, round: "Round", accepted: Sequence[int]) -> None:
+    def observe(self, choice: Choice, round: "Round", verdict: Verdict) -> None:
+        seconds = perf_counter() - round.began
+        self._tallies.add(choice, round.rows, sum(verdict.kept), seconds)
         if self._policy is None:
             return
+        accepted = verdict.accepted
         reached = [sum(count >= depth for count in accepted) for depth in range(round.drafts + 1)]
         self._policy.observe(
             choice.strategy,
             round.rows,
             round.context,
-            perf_counter() - round.began,
+            seconds,
             round.drafting,
             reached[:-1],
             reached[1:],
         )
+
+    def tallies(self) -> tuple[StrategyTally, ...]:
+        """Since they were last asked for."""
+        return self._tallies.taken()
 
     def moved(self, row: Row, source: int, target: int) -> None:
         if self._drafting is not None:

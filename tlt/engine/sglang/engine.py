@@ -22,7 +22,7 @@ from tlt.engine.sglang.server import Part, Server
 from tlt.engine.sglang.tap import Name, Tap
 from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError, RankError
-from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
+from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan, StrategyTally
 from tlt.models.decoder import DecoderConfig, mismatch
 from tlt.types import PolicyVersion
 
@@ -117,6 +117,9 @@ class SglangEngine:
             self._look_for_stalls()
         ended = [running for running in self._running.values() if running.task.done()]
         return dropped + [self._end(running) for running in ended]
+
+    def tallies(self) -> tuple[StrategyTally, ...]:
+        return ()
 
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:
