@@ -13,18 +13,27 @@ import yaml
 from tlt.errors import ConfigError
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
 
+_BOOL = "tag:yaml.org,2002:bool"
+_NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
 # Each row of a batch verifies that many at once, needed or not
 _MOST_GUESSES = 64
 
 
 class _Yaml(yaml.SafeLoader):
-    """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number."""
+    """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number.
+
+    And `mode: off` as false; here it is a word.
+    """
 
 
 class _YamlOut(yaml.SafeDumper):
     """Quotes the text that _Yaml would read as a number."""
 
 
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, _NO_SWITCH if tag == _BOOL else pattern) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _side in (_Yaml, _YamlOut):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
