@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.samples import SPEC, specs
 from tlt.config import JobSpec, load_job_spec, parse_job_spec, to_yaml
 from tlt.errors import ConfigError
+from tlt.strategies import Draft, Ngram, Off
 
 RAW: dict[str, Any] = {
     "policy": {"path": "model"},
@@ -154,6 +155,46 @@ def test_filters_need_the_flag(key: str, value: float) -> None:
     assert parse(**changes, algorithm__allow_filtered_sampling=True).rollout.filtered
 
 
+SPECULATIONS: list[tuple[dict[str, Any], str]] = [
+    ({"mode": "static"}, "speculation: mode static needs a strategy, and only that does"),
+    ({"strategy": {"type": "off"}}, "speculation: mode static needs a strategy"),
+    ({"mode": "adaptive", "depths": [0]}, "speculation: at least 1 token must be guessed"),
+    ({"mode": "adaptive", "ngrams": [65]}, "speculation: at most 64 tokens can be guessed at once"),
+    ({"mode": "adaptive", "depths": [64]}, "speculation guesses 64 tokens at once, and an answer"),
+    ({"ngram_megabytes": 0}, "speculation: ngram_megabytes must be above 0"),
+    (
+        {"mode": "static", "strategy": {"type": "draft", "dept": 2}},
+        "speculation.strategy: Object contains unknown field `dept`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("section", "complaint"), SPECULATIONS)
+def test_what_cannot_be_guessed(section: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(speculation=section, rollout__max_new_tokens=60)
+    assert str(error.value).startswith(f"job.yaml: {complaint}")
+
+
+def test_speculation_is_the_native_engines() -> None:
+    with pytest.raises(ConfigError, match=r"speculation needs rollout.engine: native"):
+        parse(speculation__mode="adaptive", rollout__engine="sglang")
+
+
+def test_ways_to_decode() -> None:
+    assert parse().speculation.arms == ()
+    static = {"mode": "static", "strategy": {"type": "draft", "depth": 4, "noise": False}}
+    assert parse(speculation=static).speculation.arms == (Draft(depth=4, noise=False),)
+    adaptive = parse(speculation={"mode": "adaptive", "depths": [2], "ngrams": [9]}).speculation
+    assert adaptive.arms == (
+        Off(),
+        Draft(depth=2, noise=True),
+        Draft(depth=2, noise=False),
+        Ngram(tokens=9),
+    )
+    assert adaptive.longest == 9
+
+
 def test_evaluation_needs_data() -> None:
     with pytest.raises(ConfigError, match=r"eval_every needs data.eval"):
         parse(algorithm__eval_every=2)
@@ -171,6 +212,14 @@ def test_scientific_notation_is_a_number(text: str, value: float, tmp_path: Path
     assert load(tmp_path, raw).algorithm.learning_rate == value
     spec = load(tmp_path, yaml.safe_dump(RAW), f"algorithm.learning_rate={text}")
     assert spec.algorithm.learning_rate == value
+
+
+@pytest.mark.parametrize("text", ["off", "'off'"])
+def test_off_is_a_word(text: str, tmp_path: Path) -> None:
+    raw = yaml.safe_dump(RAW) + f"speculation:\n  mode: {text}\n"
+    assert load(tmp_path, raw).speculation.mode == "off"
+    assert load(tmp_path, raw, f"speculation.mode={text}").speculation.mode == "off"
+    assert load(tmp_path, raw, "algorithm.keep_best=no").algorithm.keep_best is False
 
 
 def test_overrides(tmp_path: Path) -> None:

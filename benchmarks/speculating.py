@@ -1,0 +1,108 @@
+"""The tiny reasoner, its drafter and a stream of real requests, for benchmarks of speculation."""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import torch
+
+from benchmarks.engine import MODEL
+from tlt.config import SpeculationSpec, load_job_spec
+from tlt.dataset import rows
+from tlt.engine.base import NoiseKey, Request, Sampling
+from tlt.engine.native import NativeEngine
+from tlt.models.drafter_folder import load_drafter
+from tlt.models.folder import load_decoder
+from tlt.models.tokenizer import Tokenizer
+from tlt.policies.strategy import StrategyPolicy
+from tlt.strategies import Strategy
+from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+
+_ROOT = Path(__file__).resolve().parent.parent
+DRAFTER = _ROOT / "examples" / "tiny_reasoner" / "drafter"
+SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
+ARMS = SpeculationSpec(mode="adaptive").arms
+GROUP = 16
+_PROMPTS = 320
+
+
+def held_out_prompts() -> list[list[int]]:
+    spec = load_job_spec(SPEC)
+    tokenizer = Tokenizer(spec.policy.path)
+    table = islice(rows(Path(spec.data.eval or ""), spec.data), _PROMPTS)
+    return [list(tokenizer.prompt_tokens(row["prompt"], spec.data, "eval")) for _, row in table]
+
+
+class Requests:
+    """Answers to held-out prompts, group by group, as a job would ask for them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        spec = load_job_spec(SPEC)
+        self._prompts = held_out_prompts()
+        self._stops = Tokenizer(spec.policy.path).stop_tokens()
+        self._most = spec.rollout.max_new_tokens
+        self._seed = seed
+        self._next = 0
+
+    def take(self, count: int, most: int | None = None) -> list[Request]:
+        return [self._one(most or self._most) for _ in range(count)]
+
+    def _one(self, most: int) -> Request:
+        prompt, member = divmod(self._next, GROUP)
+        self._next += 1
+        return Request(
+            id=self._next,
+            prompt=tuple(self._prompts[prompt % len(self._prompts)]),
+            key=NoiseKey(
+                seed=self._seed,
+                step=Step(0),
+                purpose="train",
+                prompt=PromptIndex(prompt),
+                member=Member(member),
+            ),
+            sampling=Sampling(),
+            max_new_tokens=most,
+            stop_tokens=self._stops,
+        )
+
+
+def engine(
+    slots: int,
+    arms: Sequence[Strategy] = ARMS,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> NativeEngine:
+    """With its drafter, and the states of four layers captured."""
+    decoder = load_decoder(MODEL, dtype)
+    layers = decoder.config.layers
+    drafter = load_drafter(DRAFTER, layers)
+    captured = dict.fromkeys((2, layers // 2, layers - 3, layers, *drafter.config.captured))
+    made = NativeEngine(
+        decoder,
+        decode_text=lambda tokens: "",
+        slots=slots,
+        max_context=896,
+        device=device or torch.device("cpu"),
+        version=PolicyVersion(0),
+        captured=tuple(captured),
+        arms=arms,
+    )
+    made.adopt(DrafterVersion(0), drafter)
+    return made
+
+
+def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy) -> None:
+    if isinstance(way, msgspec.Struct):
+        made.decode_with(way)
+    else:
+        made.let_choose(way, seed=0)
+
+
+def cpu_seconds(device: torch.device | None = None) -> float:
+    """Of this thread: who else runs on the machine costs nothing. On a GPU, what the clock says."""
+    if device is not None and device.type != "cpu":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.thread_time()

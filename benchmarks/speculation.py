@@ -1,0 +1,199 @@
+"""What speculation gains at each batch size, and that it changes no token.
+
+`python -m benchmarks.speculation --out F.json [--minutes N]`
+
+The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, one thread, float32,
+log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Ways of
+decoding take turns in short windows, in random order, within one engine: `off`, `adaptive`, and
+the fixed ones. Seconds are CPU seconds; a window's first steps, which switch, are not counted.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.result import Claim, write_result
+from benchmarks.speculating import ARMS, Requests, cpu_seconds, decode_by, engine
+from tlt.engine.base import Completion
+from tlt.engine.native import NativeEngine
+from tlt.policies.adaptive import AdaptivePolicy
+from tlt.policies.strategy import StrategyPolicy
+from tlt.strategies import Draft, Ngram, Off, Strategy
+
+_BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_WINDOW_SECONDS = 0.25
+_SWITCHING_STEPS = 3
+_INTERVAL = 0.03
+_RESAMPLES = 400
+_SEQUENCES = 5_000
+_SEQUENCES_IN_DOUBLE = 500
+_ANSWER = 48
+
+
+class Window(NamedTuple):
+    tokens: int
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=5, help="at most, for each batch size")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    device = torch.device(arguments.device)
+    shares = {
+        "float32": _identical_share(torch.float32, _SEQUENCES, device),
+        "float64": _identical_share(torch.float64, _SEQUENCES_IN_DOUBLE, device),
+    }
+    batches = {batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in _BATCHES}
+    claims = [
+        Claim(name="speculation.identical_share", value=shares["float32"], unit="", bar=0.999),
+        Claim(name="speculation.identical_share.float64", value=shares["float64"], unit="", bar=1),
+        *(
+            Claim(
+                name=f"speculation.speedup.batch{batch}",
+                value=batches[batch]["adaptive_vs_off"],
+                unit="x",
+                bar=bar,
+            )
+            for batch, bar in _BARS.items()
+        ),
+        _worst("speculation.adaptive_vs_plain_min", "adaptive_vs_off", batches, 0.97),
+        _worst("speculation.adaptive_vs_best_min", "adaptive_vs_best_fixed", batches, 0.95),
+    ]
+    details = {"sequences": _SEQUENCES, "identical": shares, "batches": batches}
+    write_result("speculation", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _worst(name: str, key: str, batches: dict[int, dict[str, Any]], bar: float) -> Claim:
+    return Claim(name=name, value=min(b[key] for b in batches.values()), unit="x", bar=bar)
+
+
+def _identical_share(dtype: torch.dtype, sequences: int, device: torch.device) -> float:
+    """Of short answers, decoded without and with ways that change at random between steps."""
+    plain = _answers(engine(64, dtype=dtype, device=device), sequences, None)
+    switching = _answers(engine(64, dtype=dtype, device=device), sequences, random.Random(1))
+    same = sum(plain[id].tokens == completion.tokens for id, completion in switching.items())
+    return same / sequences
+
+
+def _answers(
+    made: NativeEngine, sequences: int, dice: random.Random | None
+) -> dict[int, Completion]:
+    made.submit(Requests(seed=3).take(sequences, _ANSWER))
+    done: dict[int, Completion] = {}
+    while made.running:
+        if dice is not None:
+            made.decode_with(dice.choice(ARMS))
+        done |= {completion.id: completion for completion in made.step()}
+    return done
+
+
+class _Batch:
+    """One engine at one batch size, and what each way of decoding did in its windows."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self._batch = batch
+        self._device = device
+        self._engine = engine(batch, device=device)
+        self._requests = Requests()
+        self._adaptive = AdaptivePolicy()
+        self._dice = random.Random(batch)
+        self._seen: dict[str, list[Window]] = {}
+
+    def measured(self, most_seconds: float) -> dict[str, Any]:
+        fixed = [arm for arm in ARMS if arm != Off()]
+        self._window(Off())
+        for _ in range(8):  # what it learns at first belongs to a job's first second
+            self._window(self._adaptive)
+        self._seen.clear()
+        until = time.monotonic() + most_seconds
+        while time.monotonic() < until and not self._settled():
+            turns: list[Strategy | StrategyPolicy] = [Off(), self._adaptive, self._adaptive]
+            turns += [fixed.pop(0) for _ in range(3)]
+            fixed += [arm for arm in turns if arm in ARMS and arm != Off()]
+            self._dice.shuffle(turns)
+            for way in turns:
+                self._window(way)
+        return self._summary()
+
+    def _window(self, way: Strategy | StrategyPolicy) -> None:
+        decode_by(self._engine, way)
+        for _ in range(_SWITCHING_STEPS):
+            self._step()
+        self._engine.tallies()
+        began = cpu_seconds(self._device)
+        while cpu_seconds(self._device) < began + _WINDOW_SECONDS:
+            self._step()
+        seconds = cpu_seconds(self._device) - began
+        tokens = sum(tally.tokens for tally in self._engine.tallies())
+        self._seen.setdefault(name_of(way), []).append(Window(tokens, seconds))
+
+    def _step(self) -> None:
+        # one in waiting for each that runs: the batch is never short of one
+        missing = 2 * self._batch - self._engine.running
+        if missing > 0:
+            self._engine.submit(self._requests.take(missing))
+        self._engine.step()
+
+    def _settled(self) -> bool:
+        if len(self._seen.get("adaptive", ())) < 60:
+            return False
+        low, high = self._interval("adaptive", "off")
+        return high - low < 2 * _INTERVAL
+
+    def _interval(self, one: str, other: str) -> tuple[float, float]:
+        """Where 95 % of the ratios lie when the windows are drawn again."""
+        pair, ratios = (self._seen[one], self._seen[other]), list[float]()
+        for _ in range(_RESAMPLES):
+            drawn = [
+                self._dice.choices(self._seen[name], k=len(self._seen[name]))
+                for name in (one, other)
+            ]
+            ratios.append(_speed(drawn[0]) / _speed(drawn[1]))
+        cuts = quantiles(ratios, n=40)
+        return cuts[0], cuts[-1]
+
+    def _summary(self) -> dict[str, Any]:
+        fixed = {name_of(arm): self._seen[name_of(arm)] for arm in ARMS}
+        # which is the best is found on every other window, and what it is worth on the rest
+        best = max(fixed, key=lambda name: _speed(fixed[name][::2]))
+        speeds = {name: _speed(windows) for name, windows in self._seen.items()}
+        return {
+            "adaptive_vs_off": speeds["adaptive"] / speeds["off"],
+            "interval": self._interval("adaptive", "off"),
+            "best_fixed": best,
+            "adaptive_vs_best_fixed": speeds["adaptive"] / _speed(fixed[best][1::2]),
+            "interval_best": self._interval("adaptive", best),
+            "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+            "windows": {name: len(windows) for name, windows in self._seen.items()},
+        }
+
+
+def _speed(windows: list[Window]) -> float:
+    return sum(w.tokens for w in windows) / sum(w.seconds for w in windows)
+
+
+def name_of(way: Strategy | StrategyPolicy) -> str:
+    match way:
+        case Off():
+            return "off"
+        case Draft(depth=depth, noise=noise):
+            return f"draft {depth}" + (" with noise" if noise else "")
+        case Ngram(tokens=tokens):
+            return f"n-gram {tokens}"
+        case _:
+            return "adaptive"
+
+
+if __name__ == "__main__":
+    main()
