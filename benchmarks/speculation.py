@@ -155,11 +155,8 @@ class _Batch:
         """Where 95 % of the ratios lie when the windows are drawn again."""
         pair, ratios = (self._seen[one], self._seen[other]), list[float]()
         for _ in range(_RESAMPLES):
-            drawn = [
-                self._dice.choices(self._seen[name], k=len(self._seen[name]))
-                for name in (one, other)
-            ]
-            ratios.append(_speed(drawn[0]) / _speed(drawn[1]))
+            again = (self._dice.choices(seen, k=len(seen)) for seen in pair)
+            ratios.append(truediv(*map(_speed, again)))
         cuts = quantiles(ratios, n=40)
         return cuts[0], cuts[-1]
 

@@ -190,7 +190,7 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
 
     mode: Literal["off", "static", "adaptive"] = "off"
     strategy: Strategy | None = None
-    depths: tuple[int, ...] = (2, 4, 6, 8)
+    depths: tuple[int, ...] = (2, 4, 6, 8, 12)
     ngrams: tuple[int, ...] = (4, 8)
     # what the index of past words may hold, on each rank
     ngram_megabytes: int = 64
