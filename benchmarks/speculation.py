@@ -11,6 +11,7 @@ the fixed ones. Seconds are CPU seconds; a window's first steps, which switch, a
 import argparse
 import random
 import time
+from operator import truediv
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from cli import config, demo, drafter, evaluate, export, jobs, session_commands
+from cli import bench, config, demo, drafter, evaluate, export, jobs, session_commands
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
 
@@ -43,6 +43,7 @@ app.command("jobs")(jobs.list_jobs)
 app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("eval")(evaluate.evaluate)
+app.command("bench")(bench.bench)
 app.add_typer(config.app, name="config")
 app.add_typer(drafter.app, name="drafter")
 app.add_typer(export.app, name="export")

@@ -1,0 +1,86 @@
+"""tlt bench: what this project claims about its speed, measured here; or what was measured last."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cli.output import print_table, say
+from tlt.errors import ConfigError, TltError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_FOLDER = _ROOT / "benchmarks"
+
+
+class _Claim(msgspec.Struct):
+    name: str
+    value: float
+    unit: str
+    bar: float
+    holds: bool
+    less_is_better: bool = False
+
+
+class _Result(msgspec.Struct):
+    commit: str
+    host: dict[str, Any]
+    seconds: float
+    claims: list[_Claim]
+
+
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which to run; the last results if none is given.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where the results lie, one JSON file a benchmark.")
+    ] = _FOLDER / "results",
+) -> None:
+    """Run benchmarks, or show what they showed last."""
+    known = sorted(file.stem for file in _FOLDER.glob("*.py") if _runs(file))
+    if not known:
+        raise ConfigError("the benchmarks are part of a checkout of tlt, and not installed with it")
+    if unknown := [name for name in names or [] if name not in known]:
+        raise ConfigError(f"no benchmark is called {unknown[0]}; there are {', '.join(known)}")
+    for name in names or []:
+        say(f"{name}: running")
+        _run(name, out.resolve() / f"{name}.json")
+    if not _show(names or known, out):
+        raise typer.Exit(1)
+
+
+def _run(name: str, file: Path) -> None:
+    """What it says is in its file, and told afterwards; it fails where a claim does not hold."""
+    before = file.stat().st_mtime_ns if file.exists() else None
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(file)]
+    subprocess.run(command, cwd=_ROOT, check=False, stdout=subprocess.DEVNULL)
+    if not file.exists() or file.stat().st_mtime_ns == before:
+        raise TltError(f"the benchmark {name} broke off")
+
+
+def _runs(file: Path) -> bool:
+    return "def main()" in file.read_text(encoding="utf-8")
+
+
+def _show(names: list[str], out: Path) -> bool:
+    """Whether all that is claimed holds."""
+    lines: list[tuple[str, ...]] = []
+    holds = True
+    for name in names:
+        file = out / f"{name}.json"
+        if not file.is_file():
+            lines.append((name, "not run yet", "", "", "", "", ""))
+            continue
+        result = msgspec.json.decode(file.read_bytes(), type=_Result)
+        where = result.commit[:8], str(result.host.get("gpu") or result.host.get("cpu"))
+        for claim in result.claims:
+            sign = "≤" if claim.less_is_better else "≥"
+            value = f"{claim.value:.4g} {claim.unit}"
+            verdict = "yes" if claim.holds else "NO"
+            lines.append((name, claim.name, value, f"{sign} {claim.bar:g}", verdict, *where))
+            holds = holds and claim.holds
+    print_table(("benchmark", "claim", "value", "bar", "holds", "commit", "on"), lines)
+    return holds
