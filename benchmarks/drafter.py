@@ -126,7 +126,8 @@ class _Training:
     def until(self, seconds: float) -> None:
         while self.seconds < seconds:
             began = time.process_time()
-            chosen = batch(self._samples, next(self._windows), self.learner.recipe.steps)
+            steps = self.learner.recipe.steps
+            chosen = batch(self._samples, next(self._windows), steps, _CPU)
             self.rows += self.learner.learn(chosen).rows
             self.seconds += time.process_time() - began
 
@@ -203,7 +204,9 @@ def _packing(policy: Decoder, samples: Sequence[DraftSample]) -> dict[str, Any]:
     learner = _Training(policy, samples, "eagle", seed=0).learner
     rows, steps = learner.recipe.rows, learner.recipe.steps
     ways = {
-        "packed": (batch(samples, chosen, steps) for chosen in windows(samples, rows, seed=0)),
+        "packed": (
+            batch(samples, chosen, steps, _CPU) for chosen in windows(samples, rows, seed=0)
+        ),
         "padded": _padded(samples, rows, steps, similar=False),
         "padded_among_similar_lengths": _padded(samples, rows, steps, similar=True),
     }
@@ -247,9 +250,8 @@ def _padded(
 def _rectangle(bucket: Sequence[DraftSample], steps: int) -> DraftBatch:
     longest = max(found.rows for found in bucket)
     filled = [_filled(found, longest - found.rows) for found in bucket]
-    made = batch(
-        filled, [Window(sample=i, first=0, last=longest) for i in range(len(bucket))], steps
-    )
+    whole = [Window(sample=i, first=0, last=longest) for i in range(len(bucket))]
+    made = batch(filled, whole, steps, _CPU)
     ends = torch.tensor([found.rows for found in bucket]).repeat_interleave(longest)
     reached = made.positions + torch.arange(steps)[:, None]
     return replace(made, live=made.live & (reached < ends))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.learn.drafters import LAYOUTS, decoded, drafter, ends, samples, whole
-from tests.learn.models import needs_compiler
+from tests.learn.models import CPU, needs_compiler
 from tlt.learn.drafter.batching import Window, batch
 from tlt.learn.drafter.unrolling import unrolled
 from tlt.learn.kernels import kernels
@@ -37,7 +37,7 @@ def test_windows_compute_what_the_whole_does(layout: str):
     with torch.no_grad():
         expected = torch.stack(list(unrolled(made, whole([sample], 3), ends().embedding, None)))
         for first, last in pairwise(cuts):
-            window = batch([sample], [Window(sample=0, first=first, last=last)], 3)
+            window = batch([sample], [Window(sample=0, first=first, last=last)], 3, CPU)
             found = torch.stack(list(unrolled(made, window, ends().embedding, None)))
             live = (torch.arange(first, last) + torch.arange(3)[:, None]) < sample.rows
             torch.testing.assert_close(found[live], expected[:, first:last][live], **CLOSE)

@@ -79,7 +79,9 @@ def _cut(sample: int, rows: int, budget: int) -> Iterator[Window]:
         yield Window(sample=sample, first=rows * part // count, last=rows * (part + 1) // count)
 
 
-def batch(samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int) -> DraftBatch:
+def batch(
+    samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int, device: torch.device
+) -> DraftBatch:
     """Several whole samples, or one window."""
     assert len(chosen) == 1 or all(window.first == 0 for window in chosen)
     parts = [_part(samples[window.sample], window, steps) for window in chosen]
@@ -91,14 +93,14 @@ def batch(samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int) 
         return torch.cat(shifted, dim=-1)
 
     return DraftBatch(
-        tokens=torch.cat([part.tokens for part in parts], dim=1),
-        positions=torch.cat([part.positions for part in parts]),
-        states=torch.cat([part.states for part in parts]) if len(parts) > 1 else parts[0].states,
-        places=placed("places"),
-        aims=placed("aims"),
-        live=torch.cat([part.live for part in parts], dim=1),
-        bounds=ends,
-        before=parts[0].before,
+        tokens=torch.cat([part.tokens for part in parts], dim=1).to(device),
+        positions=torch.cat([part.positions for part in parts]).to(device),
+        states=torch.cat([part.states.to(device) for part in parts]),
+        places=placed("places").to(device),
+        aims=placed("aims").to(device),
+        live=torch.cat([part.live for part in parts], dim=1).to(device),
+        bounds=ends.to(device),
+        before=parts[0].before.to(device),
     )
 
 
