@@ -253,7 +253,7 @@ def _rectangle(bucket: Sequence[DraftSample], steps: int) -> DraftBatch:
     whole = [Window(sample=i, first=0, last=longest) for i in range(len(bucket))]
     made = batch(filled, whole, steps, _CPU)
     ends = torch.tensor([found.rows for found in bucket]).repeat_interleave(longest)
-    reached = made.positions + torch.arange(steps)[:, None]
+    reached = made.positions[0] + torch.arange(steps)[:, None]
     return replace(made, live=made.live & (reached < ends))
 
 
