@@ -53,7 +53,7 @@ def gather(
 ) -> Material | None:
     """Nothing, if it was stopped: what had been answered by then is noted."""
     tokenizer = Tokenizer(plan.policy)
-    context = min(plan.max_context, policy.config.max_positions)
+    context = min(plan.max_context, policy.config.max_positions, config.max_positions)
     held, learned = _split(plan, list(_rows(plan, tokenizer, context)))
     requests = _requests(plan, held, learned, tokenizer.stop_tokens(), context)
     noted = {text.id: text for text in notes.read(_ANSWERS, list[Text]) or ()}

@@ -117,7 +117,8 @@ class _Training:
 
     def learn(self) -> None:
         began = time.process_time()
-        chosen = batch(self._material.samples, next(self._windows), self.learner.recipe.steps)
+        steps, device = self.learner.recipe.steps, self.learner.ends.head.device
+        chosen = batch(self._material.samples, next(self._windows), steps, device)
         lesson = self.learner.learn(chosen)
         self._seconds += time.process_time() - began
         self._tokens += lesson.rows

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.learn.models import CPU
 from tlt.learn.drafter.batching import DraftBatch, Window, batch
 from tlt.learn.drafter.learner import DrafterLearner
 from tlt.learn.drafter.recipe import Recipe
@@ -80,7 +81,7 @@ def samples(
 
 def whole(chosen: Sequence[DraftSample], steps: int) -> DraftBatch:
     windows = [Window(sample=i, first=0, last=sample.rows) for i, sample in enumerate(chosen)]
-    return batch(chosen, windows, steps)
+    return batch(chosen, windows, steps, CPU)
 
 
 def learner(

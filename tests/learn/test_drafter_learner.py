@@ -150,9 +150,17 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
     torch.testing.assert_close(*products)
 
 
-def test_rates_rise_stay_and_fall():
-    recipe = Recipe(warmup=4, level=10, matrix_rate=1.0, vector_rate=0.5)
-    rates = [recipe.rates(update) for update in range(60)]
+def test_rates_rise_stay_and_fall_to_a_part():
+    recipe = Recipe(warmup=4, level=10, lowest=0.25, matrix_rate=1.0, vector_rate=0.5)
+    rates = [recipe.rates(update) for update in range(1000)]
     assert rates[0] == (0.25, 0.125)
     assert rates[3] == rates[9] == (1.0, 0.5)
     assert rates[39] == (0.5, 0.25)
+    assert rates[999] == (0.25, 0.125)
+
+
+def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_further():
+    recipe = Recipe(averaged=0.1, most_averaged=50)
+    assert recipe.newest(1) == 1.0
+    assert recipe.newest(40) == 1 / 5
+    assert recipe.newest(500) == recipe.newest(9000) == 1 / 51

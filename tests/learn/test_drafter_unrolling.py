@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.learn.drafters import LAYOUTS, decoded, drafter, ends, samples, whole
-from tests.learn.models import needs_compiler
+from tests.learn.models import CPU, needs_compiler
 from tlt.learn.drafter.batching import Window, batch
+from tlt.learn.drafter.sample import DraftSample
 from tlt.learn.drafter.unrolling import unrolled
 from tlt.learn.kernels import kernels
 
@@ -37,10 +38,19 @@ def test_windows_compute_what_the_whole_does(layout: str):
     with torch.no_grad():
         expected = torch.stack(list(unrolled(made, whole([sample], 3), ends().embedding, None)))
         for first, last in pairwise(cuts):
-            window = batch([sample], [Window(sample=0, first=first, last=last)], 3)
+            window = batch([sample], [Window(sample=0, first=first, last=last)], 3, CPU)
             found = torch.stack(list(unrolled(made, window, ends().embedding, None)))
             live = (torch.arange(first, last) + torch.arange(3)[:, None]) < sample.rows
             torch.testing.assert_close(found[live], expected[:, first:last][live], **CLOSE)
+
+
+def test_the_last_position_of_all_can_be_learned_from():
+    made = drafter("eagle")
+    length = made.config.max_positions
+    states = torch.zeros(length - 1, 1, made.config.hidden, dtype=torch.float64)
+    sample = DraftSample(tokens=[1] * length, prompt=1, states=states)
+    *_, last = unrolled(made, whole([sample], 8), ends().embedding, None)
+    assert last.isfinite().all()
 
 
 @needs_compiler

@@ -58,18 +58,18 @@ def _accepted(
     drafter: Drafter, ends: PolicyEnds, rollout: Rollout, depth: int
 ) -> tuple[list[int], list[int]]:
     """By row: how many guesses of the chain that begins there are right."""
-    sample = rollout.sample
-    whole = batch([sample], [Window(sample=0, first=0, last=sample.rows)], depth)
-    tokens = torch.tensor(sample.tokens)
+    sample, device = rollout.sample, ends.head.device
+    whole = batch([sample], [Window(sample=0, first=0, last=sample.rows)], depth, device)
+    tokens = torch.tensor(sample.tokens, device=device)
     right: tuple[list[Tensor], list[Tensor]] = ([], [])
-    rows = torch.arange(sample.rows)
-    noise = rollout.noise(torch.arange(2, len(tokens)))
+    rows = torch.arange(sample.rows, device=device)
+    noise = rollout.noise(torch.arange(2, len(tokens), device=device))
     for step, readout in enumerate(unrolled(drafter, whole, ends.embedding, None)):
         guessed = (rows + step).clamp(max=sample.rows - 1)
         wanted = tokens[guessed + 2]
         known = rows + step < sample.rows
         logits = drafter.logits(readout, ends.head)
-        own = drafter.tokens(torch.arange(logits.shape[1]))
+        own = drafter.tokens(torch.arange(logits.shape[1], device=device))
         noisy = logits + noise[guessed][:, own].to(logits)
         for kind, scores in enumerate((noisy, logits)):
             right[kind].append((drafter.tokens(scores.argmax(-1)) == wanted) & known)

@@ -1,12 +1,14 @@
 """A micro-batch unrolls chains of guesses: one from every row, a row being a position of a sample.
 
-Rows of one sample lie together and see each other; samples don't. A sample with more rows than the
-budget is cut into windows, each a batch of its own over the rows before it, which get no gradient.
+Rows of one sample lie together and see each other; samples don't. An answer in a sample with more
+rows than the budget is cut into windows, each a batch of its own over the rows before it, which get
+no gradient.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ class DraftBatch:
 
     # [steps, rows]
     tokens: Tensor
-    # [rows], at step 0
+    # [steps, rows]
     positions: Tensor
     # [places, layers, hidden] of the policy
     states: Tensor
@@ -50,11 +52,11 @@ class DraftBatch:
 
     @property
     def rows(self) -> int:
-        return len(self.positions)
+        return len(self.places)
 
 
 def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[list[Window]]:
-    """Endless micro-batches: all rows once, then again in another order."""
+    """Endless micro-batches: all samples once, then again in another order."""
     dice = random.Random(f"windows {seed}")
     while True:
         chosen: list[Window] = []
@@ -62,7 +64,8 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
         for index in dice.sample(range(len(samples)), len(samples)):
             whole = samples[index].rows
             if whole > budget:
-                yield from ([window] for window in _cut(index, whole, budget))
+                first = samples[index].first
+                yield from ([window] for window in _cut(index, first, whole, budget))
                 continue
             if rows + whole > budget:
                 yield chosen
@@ -73,13 +76,16 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
             yield chosen
 
 
-def _cut(sample: int, rows: int, budget: int) -> Iterator[Window]:
-    count = -(-rows // budget)
-    for part in range(count):
-        yield Window(sample=sample, first=rows * part // count, last=rows * (part + 1) // count)
+def _cut(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
+    """As even as can be."""
+    count = -(-(last - first) // budget)
+    cuts = [first + (last - first) * part // count for part in range(count + 1)]
+    return (Window(sample=sample, first=a, last=b) for a, b in pairwise(cuts))
 
 
-def batch(samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int) -> DraftBatch:
+def batch(
+    samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int, device: torch.device
+) -> DraftBatch:
     """Several whole samples, or one window."""
     assert len(chosen) == 1 or all(window.first == 0 for window in chosen)
     parts = [_part(samples[window.sample], window, steps) for window in chosen]
@@ -91,14 +97,14 @@ def batch(samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int) 
         return torch.cat(shifted, dim=-1)
 
     return DraftBatch(
-        tokens=torch.cat([part.tokens for part in parts], dim=1),
-        positions=torch.cat([part.positions for part in parts]),
-        states=torch.cat([part.states for part in parts]) if len(parts) > 1 else parts[0].states,
-        places=placed("places"),
-        aims=placed("aims"),
-        live=torch.cat([part.live for part in parts], dim=1),
-        bounds=ends,
-        before=parts[0].before,
+        tokens=torch.cat([part.tokens for part in parts], dim=1).to(device),
+        positions=torch.cat([part.positions for part in parts], dim=1).to(device),
+        states=torch.cat([part.states.to(device) for part in parts]),
+        places=placed("places").to(device),
+        aims=placed("aims").to(device),
+        live=torch.cat([part.live for part in parts], dim=1).to(device),
+        bounds=ends.to(device),
+        before=parts[0].before.to(device),
     )
 
 
@@ -109,12 +115,11 @@ def _part(sample: DraftSample, window: Window, steps: int) -> DraftBatch:
     known = ahead.clamp(max=sample.rows - 1)
     return DraftBatch(
         tokens=tokens[known + 1],
-        positions=rows,
+        positions=known,
         states=sample.states[: int(known.max()) + 2],
         places=rows,
         aims=known + 1,
-        # a chain begins where the policy is about to choose
-        live=(ahead < sample.rows) & (rows >= sample.prompt - 2),
+        live=(ahead < sample.rows) & (rows >= sample.first),
         bounds=torch.tensor([0, len(rows)]),
         before=tokens[1 : window.first + 1],
     )

@@ -119,7 +119,7 @@ class DrafterLearner:
 
     @torch.no_grad()
     def _average(self) -> None:
-        weight = max(1.0 / self.updates, 1.0 / (1.0 + self.recipe.averaged * self.updates))
+        weight = self.recipe.newest(self.updates)
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter, weight)
 

@@ -30,6 +30,11 @@ class DraftSample:
         """Positions at which a guess has something to be measured by."""
         return len(self.tokens) - 2
 
+    @property
+    def first(self) -> int:
+        """The row from which the answer's first token, or its second one, is guessed."""
+        return max(0, self.prompt - 2)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyEnds:

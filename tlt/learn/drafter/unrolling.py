@@ -32,9 +32,8 @@ def unrolled(
             return attend_natively(kernels, queries, seen, own, batch.bounds)
         return attend(queries, seen, own, batch.bounds, before)
 
-    for step, tokens in enumerate(batch.tokens):
-        inputs = F.embedding(tokens, embedding)
-        guess = drafter(inputs, features, batch.positions + step, attention)
+    for tokens, positions in zip(batch.tokens, batch.positions, strict=True):
+        guess = drafter(F.embedding(tokens, embedding), features, positions, attention)
         features = guess.feature
         yield guess.readout
 

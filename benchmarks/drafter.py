@@ -1,0 +1,276 @@
+"""A drafter for the tiny reasoner from nothing: what it gains by seconds of training, and how fast.
+
+`python -m benchmarks.drafter --out F.json`
+
+It learns from answers of the policy to training prompts and is measured on answers to held-out
+ones, all at temperature 1. Accept length is replayed: tokens gained a verify step, the bonus token
+included, where guesses that share the policy's noise are accepted while they are what it drew.
+Seconds are CPU seconds of updates in one thread: decoding the answers to learn from, which a job's
+rollouts do anyway, is stated and not counted, and nor are the measurements.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from benchmarks.result import Claim, write_result
+from tlt.config import JobSpec, load_job_spec
+from tlt.dataset import rows
+from tlt.engine.base import NoiseKey, Request, Sampling
+from tlt.engine.native import NativeEngine
+from tlt.learn.drafter.acceptance import AcceptLengths, Rollout, accept_lengths
+from tlt.learn.drafter.batching import DraftBatch, Window, batch, windows
+from tlt.learn.drafter.beginning import config_for, input_sizes, new_weights
+from tlt.learn.drafter.learner import DrafterLearner
+from tlt.learn.drafter.recipe import Recipe
+from tlt.learn.drafter.sample import DraftSample, PolicyEnds, state_layers
+from tlt.models.decoder import Decoder
+from tlt.models.folder import load_decoder
+from tlt.models.tokenizer import Tokenizer
+from tlt.ranks.lessons import answered, rollout
+from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step
+
+_SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
+_BARS = {4: 3.6, 6: 4.4, 8: 5.0}
+_FASTEST = 8000.0
+_LEARNED, _HELD_OUT = 480, 64
+_COUNTED = 60.0
+_CURVE = (5.0, 10.0, 20.0, 30.0, 45.0, _COUNTED, 90.0, 120.0)
+# the layouts side by side
+_SEEDS, _EACH = (1, 2, 3), 15.0
+_ROUNDS, _BATCHES = 3, 20
+_CPU = torch.device("cpu")
+_Layout = Literal["eagle", "eagle3"]
+
+
+class _Answers:
+    """With the states that either layout reads."""
+
+    def __init__(self, spec: JobSpec, policy: Decoder) -> None:
+        config = config_for(policy.config, "eagle3")
+        self._layers = state_layers(config, policy.config.layers)
+        self._spec = spec
+        self._policy = policy
+        began = time.process_time()
+        self._learned = list(self._written(spec.data.train, "train", _LEARNED))
+        self.seconds = time.process_time() - began
+        self._held_out = list(self._written(str(spec.data.eval), "eval", _HELD_OUT))
+
+    def samples(self, layout: _Layout) -> list[DraftSample]:
+        return [_read_by(found.sample, layout) for found in self._learned]
+
+    def held_out(self, layout: _Layout) -> list[Rollout]:
+        return [replace(f, sample=_read_by(f.sample, layout)) for f in self._held_out]
+
+    def _written(self, file: str, purpose: Purpose, count: int) -> Iterator[Rollout]:
+        spec, tokenizer = self._spec, Tokenizer(self._spec.policy.path)
+        engine = NativeEngine(
+            self._policy,
+            decode_text=tokenizer.decode,
+            slots=32,
+            max_context=spec.policy.max_context or self._policy.config.max_positions,
+            device=_CPU,
+            version=PolicyVersion(0),
+            captured=self._layers,
+        )
+        requests = {
+            index: Request(
+                id=index,
+                prompt=tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place),
+                key=NoiseKey(
+                    seed=spec.seed,
+                    step=Step(0),
+                    purpose=purpose,
+                    prompt=PromptIndex(index),
+                    member=Member(0),
+                ),
+                sampling=Sampling(),
+                max_new_tokens=spec.rollout.max_new_tokens,
+                stop_tokens=tokenizer.stop_tokens(),
+            )
+            for index, (place, row) in enumerate(islice(rows(Path(file), spec.data), count))
+        }
+        for text, states in answered(engine, requests.values()):
+            yield rollout(text, states, requests[text.id].key, self._policy.config.vocabulary)
+        engine.close()
+
+
+def _read_by(found: DraftSample, layout: _Layout) -> DraftSample:
+    return found if layout == "eagle3" else replace(found, states=found.states[:, -1:].contiguous())
+
+
+class _Training:
+    """CPU seconds of updates, and what they came to."""
+
+    def __init__(
+        self, policy: Decoder, samples: Sequence[DraftSample], layout: _Layout, seed: int
+    ) -> None:
+        config = config_for(policy.config, layout)
+        ends = PolicyEnds.of(policy, torch.float32, _CPU)
+        sizes = input_sizes(config, ends.embedding, samples)
+        drafter = new_weights(config, sizes, seed)
+        self.learner = DrafterLearner(drafter, ends, Recipe(), sizes)
+        self.seconds, self.rows = 0.0, 0
+        self._samples = samples
+        self._windows = windows(samples, self.learner.recipe.rows, seed)
+
+    def until(self, seconds: float) -> None:
+        while self.seconds < seconds:
+            began = time.process_time()
+            steps = self.learner.recipe.steps
+            chosen = batch(self._samples, next(self._windows), steps, _CPU)
+            self.rows += self.learner.learn(chosen).rows
+            self.seconds += time.process_time() - began
+
+    def gain(self, held_out: Sequence[Rollout]) -> AcceptLengths:
+        return accept_lengths(self.learner.drafter(), self.learner.ends, held_out, tuple(_BARS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    spec = load_job_spec(_SPEC)
+    policy = load_decoder(Path(spec.policy.path))
+    answers = _Answers(spec, policy)
+    learned, held_out = answers.samples("eagle"), answers.held_out("eagle")
+    tokens = sum(sample.rows for sample in learned)
+    training = _Training(policy, learned, "eagle", seed=0)
+    curve: dict[float, AcceptLengths] = {}
+    speed = 0.0
+    for seconds in _CURVE:
+        training.until(seconds)
+        curve[seconds] = training.gain(held_out)
+        if seconds == _COUNTED:
+            speed = training.rows / training.seconds
+    claims = [
+        Claim(
+            name=f"speculation.accept_length.depth{depth}",
+            value=curve[_COUNTED].noise[depth],
+            unit="tokens",
+            bar=bar,
+        )
+        for depth, bar in _BARS.items()
+    ]
+    claims.append(
+        Claim(name="drafter.training.tokens_per_second", value=speed, unit="tokens/s", bar=_FASTEST)
+    )
+    details: dict[str, Any] = {
+        "answers_to_learn_from": len(learned),
+        "tokens_to_learn_from": tokens,
+        "cpu_seconds_of_decoding_them": round(answers.seconds, 1),
+        "held_out_answers": len(held_out),
+        "recipe": training.learner.recipe,
+        "accept_length_by_cpu_seconds": {s: _rounded(gain) for s, gain in curve.items()},
+        "layouts": {
+            "cpu_seconds": _EACH,
+            "seeds": _SEEDS,
+            **{layout: _layout(policy, answers, layout) for layout in ("eagle", "eagle3")},
+        },
+        "packing": _packing(policy, learned),
+    }
+    write_result("drafter", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _layout(policy: Decoder, answers: _Answers, layout: _Layout) -> dict[str, Any]:
+    samples, held_out = answers.samples(layout), answers.held_out(layout)
+    gains: list[AcceptLengths] = []
+    speeds: list[float] = []
+    for seed in _SEEDS:
+        training = _Training(policy, samples, layout, seed)
+        training.until(_EACH)
+        gains.append(training.gain(held_out))
+        speeds.append(training.rows / training.seconds)
+    return {
+        "captured_bytes_a_token": samples[0].states[0].nbytes,
+        "tokens_per_second": round(mean(speeds)),
+        "accept_length": [_rounded(gain) for gain in gains],
+    }
+
+
+def _packing(policy: Decoder, samples: Sequence[DraftSample]) -> dict[str, Any]:
+    """Tokens of samples a second, the same learner on batches of three kinds in turns."""
+    learner = _Training(policy, samples, "eagle", seed=0).learner
+    rows, steps = learner.recipe.rows, learner.recipe.steps
+    ways = {
+        "packed": (
+            batch(samples, chosen, steps, _CPU) for chosen in windows(samples, rows, seed=0)
+        ),
+        "padded": _padded(samples, rows, steps, similar=False),
+        "padded_among_similar_lengths": _padded(samples, rows, steps, similar=True),
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(_ROUNDS):
+        for way, batches in ways.items():
+            chosen = list(islice(batches, _BATCHES))
+            began = time.process_time()
+            for made in chosen:
+                learner.learn(made)
+            tokens = sum(int(made.live[0].sum()) for made in chosen)
+            rates[way].append(tokens / (time.process_time() - began))
+    best = {way: round(median(found)) for way, found in rates.items()}
+    return {
+        "answer_tokens_per_second": best,
+        "gain": {
+            way: round(best["packed"] / rate, 2) for way, rate in best.items() if way != "packed"
+        },
+    }
+
+
+def _padded(
+    samples: Sequence[DraftSample], budget: int, steps: int, similar: bool
+) -> Iterator[DraftBatch]:
+    """Rectangles of as many samples as fit; what pads them is computed and not learned from."""
+    dice = random.Random(0)
+    while True:
+        order = dice.sample(list(samples), len(samples))
+        if similar:
+            order.sort(key=lambda sample: sample.rows)
+        buckets: list[list[DraftSample]] = [[]]
+        for found in order:
+            bucket = buckets[-1]
+            if max(other.rows for other in [*bucket, found]) * (len(bucket) + 1) > budget:
+                buckets.append(bucket := [])
+            bucket.append(found)
+        for bucket in dice.sample(buckets, len(buckets)):
+            yield _rectangle(bucket, steps)
+
+
+def _rectangle(bucket: Sequence[DraftSample], steps: int) -> DraftBatch:
+    longest = max(found.rows for found in bucket)
+    filled = [_filled(found, longest - found.rows) for found in bucket]
+    whole = [Window(sample=i, first=0, last=longest) for i in range(len(bucket))]
+    made = batch(filled, whole, steps, _CPU)
+    ends = torch.tensor([found.rows for found in bucket]).repeat_interleave(longest)
+    reached = made.positions[0] + torch.arange(steps)[:, None]
+    return replace(made, live=made.live & (reached < ends))
+
+
+def _filled(found: DraftSample, missing: int) -> DraftSample:
+    return replace(
+        found,
+        tokens=[*found.tokens, *[0] * missing],
+        states=functional.pad(found.states, (0, 0, 0, 0, 0, missing)),
+    )
+
+
+def _rounded(gain: AcceptLengths) -> dict[str, dict[int, float]]:
+    return {
+        kind: {depth: round(length, 3) for depth, length in lengths.items()}
+        for kind, lengths in (("with_noise", gain.noise), ("likeliest", gain.plain))
+    }
+
+
+if __name__ == "__main__":
+    main()

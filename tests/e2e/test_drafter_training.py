@@ -1,0 +1,209 @@
+"""tlt drafter train on a tiny random model: what it writes, how it goes on, what it refuses."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cli.drafter_plan import Plan
+from cli.drafter_training import train_drafter
+from cli.main import app
+from tests.e2e.live import Live
+from tests.learn.models import save_llama
+from tlt.errors import UnsupportedModel
+from tlt.models.drafter_folder import load_drafter
+
+_TINY = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights behind the tiny reasoner's tokenizer."""
+    folder = tmp_path_factory.mktemp("policy")
+    save_llama(folder, num_hidden_layers=LAYERS, vocab_size=32, eos_token_id=1, bos_token_id=2)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(_TINY / "model" / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "data.jsonl"
+    rows = [
+        {"prompt": f"{i}+{i + 1}=", "answer": f"{i}+{i + 1}:{2 * i}" * 3} for i in range(10, 22)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def arguments(policy: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("drafter", "train", "--policy", str(policy), "--out", str(out), "--held-out", "3"),
+        *("--max-context", "48", "--slots", "8", *more),
+    ]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        app(command)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("tlt: ")
+    return line
+
+
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+@pytest.mark.parametrize("source", ["--data", "--prompts"])
+def test_it_writes_a_drafter_and_nothing_else(
+    policy: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    layout: str,
+    source: str,
+):
+    out = tmp_path / "drafter"
+    more = (source, str(data), "--layout", layout, "--tokens", "2000", "--samples", "20", "--json")
+    with pytest.raises(SystemExit) as ended:
+        app(arguments(policy, out, *more))
+    assert ended.value.code == 0
+    curve = json.loads(capsys.readouterr().out)["curve"]
+    assert curve[-1]["tokens"] >= 2000
+    assert sorted(curve[-1]["noise"]) == ["4", "6", "8"]
+    assert sorted(file.name for file in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert list(tmp_path.iterdir()) == [out]
+    assert load_drafter(out, LAYERS).config.layout == layout
+
+
+def plan(policy: Path, data: Path, **changes: object) -> Plan:
+    settings: dict[str, object] = {
+        "policy": str(policy),
+        "file": str(data),
+        "answers_given": False,
+        "layout": "eagle",
+        "start": None,
+        "tokens": 3000,
+        "samples": 12,
+        "held_out": 3,
+        "max_context": 48,
+        "slots": 4,
+        "prompt_key": "prompt",
+        "answer_key": "answer",
+        "chat_template": False,
+        "system_prompt": None,
+        "seed": 0,
+    }
+    return msgspec.convert(settings | changes, Plan)
+
+
+def stopping_at(calls: int) -> Callable[[], bool]:
+    counted = count(1)
+    return lambda: next(counted) == calls
+
+
+@pytest.mark.parametrize("calls", [5, 17])
+def test_a_training_that_was_stopped_goes_on(policy: Path, data: Path, tmp_path: Path, calls: int):
+    """Once among the answers, once among the updates."""
+    chosen = plan(policy, data)
+    lines: list[str] = []
+    train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False)
+    stopped = tmp_path / "stopped"
+    assert train_drafter(chosen, stopped, lines.append, stopping_at(calls)) is None
+    assert not stopped.exists()
+    assert train_drafter(chosen, stopped, lines.append, lambda: False) is not None
+    steady = load_file(tmp_path / "steady" / "model.safetensors")
+    for name, tensor in load_file(stopped / "model.safetensors").items():
+        # states that were read differ from those that were written in the last digits
+        torch.testing.assert_close(tensor, steady[name], rtol=1e-2, atol=1e-3)
+
+
+def test_ctrl_c_leaves_what_the_same_command_goes_on_with(
+    policy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "drafter"
+    command = arguments(policy, out, "--data", str(data), "--tokens", "30000")
+    process = Live(tmp_path).start(*command)
+    assert process.stdout is not None
+    while " of 30,000 tokens" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    assert "the same command goes on" in complaint
+    assert not out.exists()
+    with pytest.raises(SystemExit) as ended:
+        app(command)
+    assert ended.value.code == 0
+    first, *_ = [line for line in capsys.readouterr().out.splitlines() if " tokens, " in line]
+    assert int(first.split()[0].replace(",", "")) > 3000
+    assert load_drafter(out, LAYERS).config.layout == "eagle"
+
+
+def test_a_drafter_that_exists_can_learn_on(policy: Path, data: Path, tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    train_drafter(plan(policy, data), first, lambda line: None, lambda: False)
+    chosen = plan(policy, data, start=str(first), answers_given=True, tokens=500)
+    curve = train_drafter(chosen, second, lambda line: None, lambda: False)
+    assert curve is not None
+    assert second.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ((), "give either --data (prompts and answers) or --prompts"),
+        (("--data", "/no/data.jsonl"), "/no/data.jsonl: no such file"),
+        (("--data", "DATA", "--answer-key", "text"), ":1: no key 'text'"),
+        (("--data", "DATA", "--prompts", "DATA"), "give either --data"),
+        (("--data", "DATA", "--held-out", "12"), "none is left to learn from"),
+        (("--data", "DATA", "--max-context", "5"), ":1: 7 tokens leave no room in 5"),
+        (("--data", "DATA", "--start", "/no/drafter"), "/no/drafter/config.json: cannot be read"),
+        (("--data", "DATA", "--policy", "/no/model"), "/no/model: there is no such model folder"),
+        (("--data", "DATA", "--out", "/proc/drafter"), "/proc/.drafter-training: cannot be"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    policy: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    complaint: str,
+):
+    named = (str(data) if part == "DATA" else part for part in more)
+    assert complaint in refusal(capsys, *arguments(policy, tmp_path / "drafter", *named))
+
+
+def test_what_exists_or_was_begun_otherwise_stays(
+    policy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "there").mkdir()
+    command = arguments(policy, tmp_path / "there", "--data", str(data))
+    assert "there: exists already" in refusal(capsys, *command)
+    out = tmp_path / "begun"
+    assert train_drafter(plan(policy, data), out, lambda line: None, lambda: True) is None
+    command = arguments(policy, out, "--prompts", str(data), "--layout", "eagle3")
+    assert "began with layout eagle, not eagle3" in refusal(capsys, *command)
+
+
+def test_a_drafter_of_another_policy_is_refused_by_name_and_shape(
+    policy: Path, data: Path, tmp_path: Path
+):
+    drafter = tmp_path / "drafter"
+    train_drafter(plan(policy, data, tokens=200), drafter, lambda line: None, lambda: False)
+    wider = Path(save_llama(tmp_path / "wider", hidden_size=40, vocab_size=32))
+    with pytest.raises(UnsupportedModel, match="hidden size is 32, that of the policy 40"):
+        train_drafter(plan(wider, data, start=str(drafter)), tmp_path / "out", print, lambda: False)
+    weights = load_file(drafter / "model.safetensors")
+    weights["fc.bias"] = torch.zeros(7)
+    save_file(weights, drafter / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"fc.bias is \[7\], config.json implies \[32\]"):
+        load_drafter(drafter, LAYERS)
