@@ -20,14 +20,15 @@ from tlt.learn.collectives import broadcast, reduce_sum
 from tlt.learn.compiled import compile_layers, worth_compiling
 from tlt.learn.gradients import FlatGradients, flat_gradients
 from tlt.learn.layers import decoder_layers
-from tlt.learn.loading import context_limit, head, load_model, require_fit, states
+from tlt.learn.loading import context_limit, load_model, require_fit
 from tlt.learn.losses import objective
 from tlt.learn.metrics import Tally
 from tlt.learn.optimiser import NamedAdamW, copy_named
-from tlt.learn.paths import set_attention, takes_bfloat16
+from tlt.learn.paths import set_attention
+from tlt.learn.precision import takes_bfloat16
 from tlt.learn.sample import Minibatch
 from tlt.learn.schedule import learning_rate
-from tlt.learn.scores import score
+from tlt.learn.scores import scores
 from tlt.messages import UpdateMetrics
 
 # Log-probs nearer than this are one policy's; what is clipped differs by hundreds of times more.
@@ -42,8 +43,8 @@ class PolicyLearner:
         self._device = device
         self._model = load_model(model_dir, device)
         self._limit = context_limit(self._model, max_context)
-        self._bfloat16 = takes_bfloat16(spec, device)
-        self._packed = set_attention(self._model, spec, self._limit)
+        self._bfloat16 = takes_bfloat16(self._model, spec, self._limit)
+        self._packed = set_attention(self._model, spec, self._limit, self._bfloat16)
         self._may_compile = spec.compile is not False
         self._last_update_seconds = 0.0
         if spec.gradient_checkpointing:
@@ -54,7 +55,7 @@ class PolicyLearner:
         self._reference: PreTrainedModel | None = None
         if spec.kl_coefficient > 0:
             self._reference = load_model(model_dir, device).requires_grad_(False)
-            set_attention(self._reference, spec, self._limit)
+            set_attention(self._reference, spec, self._limit, self._bfloat16)
 
     def update(
         self,
@@ -180,10 +181,7 @@ class PolicyLearner:
         return norm
 
     def _scores(self, model: PreTrainedModel, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            hidden = states(model, batch.tokens, batch.bounds)
-        chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
-        return score(chosen, head(model), batch.targets, batch.temperature)
+        return scores(model, batch, self._bfloat16)
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
