@@ -109,12 +109,12 @@ def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str
     calls: list[None] = []
     learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
     learns.update(0, parts, None, lambda: calls.append(None))
-    assert len(calls) == 2 + 2
+    assert len(calls) == 2 + 1 + 2
     peer.tell(disagree, rendezvous, model_dir)
     group = join(rendezvous, "apart", 0)
     learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
     learns.update(0, parts, group, lambda: calls.append(None))
-    assert len(calls) == 2 + 2 + 2 + 2 + 2
+    assert len(calls) == 2 + 1 + 2 + 2 + 1 + 2 + 2
     peer.answer()
 
 
