@@ -16,6 +16,7 @@ from tests.learn.models import (
     learner,
     nothing,
     samples,
+    save_family,
     save_llama,
     share,
     spec,
@@ -292,6 +293,23 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path):
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="more than a projection"):
         learner(str(tmp_path))
+
+
+def test_a_rope_that_stretches_with_the_row_is_refused_beyond_its_bounds(tmp_path: Path):
+    folder = save_family(
+        tmp_path,
+        "phi3",
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+        },
+    )
+    with pytest.raises(UnsupportedModel, match="max_context to 16"):
+        PolicyLearner(folder, spec(), None, CPU)
+    PolicyLearner(folder, spec(), 16, CPU)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
