@@ -7,6 +7,7 @@ update that raises leaves weights of no version: load or broadcast before the ne
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -39,8 +40,14 @@ _EVERY = 8
 
 class PolicyLearner:
     def __init__(
-        self, model_dir: str, spec: AlgorithmSpec, max_context: int | None, device: torch.device
+        self,
+        model_dir: str,
+        spec: AlgorithmSpec,
+        max_context: int | None,
+        device: torch.device,
+        busy: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`busy` is entered for what takes its time and has no boundary to call `between` at."""
         self._spec = spec
         self._device = device
         self._model = load_model(model_dir, device)
@@ -48,6 +55,7 @@ class PolicyLearner:
         self._bfloat16 = takes_bfloat16(self._model, spec, self._limit)
         self._packed = set_attention(self._model, spec, self._limit, self._bfloat16)
         self._may_compile = spec.compile is not False
+        self._busy = busy
         self._last_update_seconds = 0.0
         if spec.gradient_checkpointing:
             _checkpoint_layers(self._model)
@@ -74,7 +82,7 @@ class PolicyLearner:
             require_fit(self._model, self._limit, (*sample.prompt, *sample.completion))
         live = [share for share in minibatches if share.total_sequences > 0]
         batches = [self._microbatches(share.samples) for share in live]
-        self._compile(step, batches)
+        self._compile(step, batches, group)
         began = time.monotonic()
         rate = learning_rate(self._spec, step)
         tally = Tally(self._device)
@@ -128,15 +136,29 @@ class PolicyLearner:
     def _microbatches(self, samples: Sequence[LearnSample]) -> list[Microbatch]:
         return microbatches(samples, self._spec.microbatch_tokens, self._device, self._packed)
 
-    def _compile(self, step: int, batches: list[list[Microbatch]]) -> None:
-        """At most once, in the first update for which it is worth the while."""
+    def _compile(
+        self, step: int, batches: list[list[Microbatch]], group: ProcessGroup | None
+    ) -> None:
+        """At most once, in the first update for which it is worth the while on all ranks.
+
+        All at the same time, because who compiles keeps the others waiting.
+        """
         forced = self._spec.compile is True
         first = next((batch for share in batches for batch in share), None)
-        if not self._may_compile or first is None:
+        if self._spec.compile is False:
             return
-        if forced or worth_compiling(self._spec, step, self._last_update_seconds):
-            self._may_compile = False
-            compile_layers(self._model, first, self._bfloat16, forced)
+        worth = forced or worth_compiling(self._spec, step, self._last_update_seconds)
+        ready = not self._may_compile or (worth and first is not None)
+        votes = torch.tensor([not ready, self._may_compile], dtype=torch.int32).to(self._device)
+        reduce_sum(votes, group)
+        against, waiting = votes.tolist()
+        if against or not waiting:
+            return
+        with self._busy():
+            if self._may_compile and first is not None:
+                self._may_compile = False
+                compile_layers(self._model, first, self._bfloat16, forced)
+            reduce_sum(votes, group)
 
     def _believes(
         self,
