@@ -96,17 +96,17 @@ def test_what_only_looks_alike_is_left_alone(built: Kernels):
     assert "forward" not in mlp.__dict__
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e-2])
+@pytest.mark.parametrize(("scale", "last"), [(0.02, 0.0), (0.02, 1e-4), (1e-6, 1.0)])
 @pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "relu"])
-def test_small_weights_hide_no_other_gate(built: Kernels, act: str, scale: float):
+def test_small_weights_hide_no_other_gate(built: Kernels, act: str, scale: float, last: float):
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_attention_heads=2, hidden_act=act
     )
     mlp = LlamaMLP(config)
     for weight in mlp.parameters():
-        nn.init.normal_(weight, std=0.02)
-    nn.init.normal_(mlp.down_proj.weight, std=scale)
+        nn.init.normal_(weight, std=scale)
+    nn.init.normal_(mlp.down_proj.weight, std=last)
     fuse(mlp, built)
     assert "forward" not in mlp.__dict__
 

@@ -1,5 +1,6 @@
 """Which attention is taken: measured once, forced by the spec, refused where it would be wrong."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.learn.models import (
     spec,
 )
 from tlt.errors import ConfigError
-from tlt.learn import paths
+from tlt.learn import layers, paths
 from tlt.learn.attention import NATIVE, PACKED
 from tlt.learn.batching import pad
 from tlt.learn.kernels import Kernels, kernels
@@ -198,15 +199,24 @@ def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: py
 
 def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
     model = load_model(model_dir, CPU)
-    layers: list[LlamaDecoderLayer] = list(model.model.layers)
+    reached: list[LlamaDecoderLayer] = list(model.model.layers)
     strange = LlamaDecoderLayer(model.config, 0)
     model._modules = {"vision": strange, **model._modules}
-    assert decoder_layers(model) == [strange, *layers]
+    assert decoder_layers(model) == [strange, *reached]
     batch = pad(typical_samples([5, 4], VOCABULARY), CPU)
     assert Probe(model, batch.tokens, None).seconds(bfloat16=False) > 0
     model.model.layers = torch.nn.ModuleList()
     with pytest.raises(NotImplementedError, match="none of the model's layers"):
         Probe(model, batch.tokens, None)
+
+
+def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):
+    waits: list[None] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
+    assert layers._clock(torch.device("cuda")) == pytest.approx(time.perf_counter(), abs=10)
+    assert len(waits) == 1
+    assert layers._clock(CPU) == pytest.approx(time.thread_time(), abs=10)
+    assert len(waits) == 1
 
 
 def test_a_model_with_a_window_stays_padded(tmp_path: Path):
