@@ -4,53 +4,41 @@
 padding, over the CPU time of all minibatches of a step: forward, backward, clipping, optimiser.
 The reference is `AutoModelForCausalLM` with SDPA and torch's AdamW, in float32 and under bfloat16
 autocast, on padded length buckets; it computes all logits, which cost nothing with a vocabulary of
-32, and takes the same loss of them. For the claim the learner gets the same buckets; for the whole
-update it makes its own micro-batches, and both look up the old log-probs of later minibatches.
+32, and takes the same loss of them. For the claim the learner gets the same samples in each
+micro-batch, packed or padded like the reference's.
+
+For the whole update it makes its own micro-batches. Later minibatches need old log-probs: the
+reference computes them by a forward pass, and so does the learner where they are compared like for
+like. Left to itself it looks at an eighth, finds the sampler's to be its own, and takes those: that
+is less work, not the same work done faster, and is stated apart.
 """
 
 import argparse
-import json
-import multiprocessing
-import os
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.learner_sides import Ours, Reference, SameBuckets, interleaved
+from benchmarks.learner_start import measured_start
+from benchmarks.real_step import fixed_lengths, real_step
 from benchmarks.result import Claim, write_result
-from examples.tiny_reasoner.task import reward
-from tlt.config import AlgorithmSpec, JobSpec, load_job_spec
-from tlt.engine.base import NoiseKey, Request, Sampling
-from tlt.engine.native import NativeEngine
-from tlt.learn import paths
-from tlt.learn.batching import Microbatch, buckets, microbatches, pack, pad
-from tlt.learn.compiled import compile_layers
-from tlt.learn.kernels import kernels
-from tlt.learn.loading import head, load_model, states
-from tlt.learn.losses import objective
+from tlt.config import JobSpec, load_job_spec
+from tlt.learn.batching import microbatches
+from tlt.learn.loading import load_model
+from tlt.learn.paths import set_attention
 from tlt.learn.policy import PolicyLearner
-from tlt.learn.sample import LearnSample, Minibatch
-from tlt.learn.scores import score
-from tlt.models.folder import load_decoder
-from tlt.models.tokenizer import Tokenizer
-from tlt.policies.advantage import group_advantages
-from tlt.policies.sharding import Sample, shares
-from tlt.types import Member, PolicyVersion, PromptIndex, Step
+from tlt.learn.sample import Minibatch
+from tlt.learn.scores import scores
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
 _PAIRS = 5
 _UPDATES = 3
-_RANKS = 2
 _FIXED = (128, 256, 512)
 _VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"precision": "float32", "compile": False},
@@ -62,6 +50,9 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 # what `auto` comes to on a machine without matrix units, for a job as short as the demo
 _OURS = "float32"
+_SAME_LENGTHS = ("float32", "float32, compiled", "float32, padded")
+_REAL_LENGTHS = (*_SAME_LENGTHS, "bfloat16, compiled", "float32, no compiler")
+_COMPUTED = "float32, old log-probs computed"
 
 
 def main() -> None:
@@ -73,10 +64,13 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     job = load_job_spec(_SPEC)
-    start_up = _start_up(job)
-    real = _real_step(job)
-    sets = {"real": real} | {str(length): _fixed(real, length) for length in _FIXED}
-    speeds = {name: _speeds(job, work, device, name == "real") for name, work in sets.items()}
+    start_up = measured_start(job)
+    real = real_step(job)
+    sets = {"real": real} | {str(length): fixed_lengths(real, length) for length in _FIXED}
+    speeds = {
+        name: _speeds(job, work, device, _REAL_LENGTHS if name == "real" else _SAME_LENGTHS)
+        for name, work in sets.items()
+    }
     updates = _updates(job, real, device)
     cosines = _cosines(job, real[0], device)
     ratios = {name: _ratio(found) for name, found in speeds.items()}
@@ -97,6 +91,10 @@ def main() -> None:
         "tokens_per_second": speeds,
         "speedup": ratios,
         "update_seconds": updates,
+        "update_speedup": {
+            "like for like": round(updates["reference, float32"] / updates[_COMPUTED], 3),
+            "old log-probs the sampler's": round(updates["reference, float32"] / updates[_OURS], 3),
+        },
         "start_up_seconds": start_up,
         "recovered_after_steps": recovered,
         "gradient_cosine": cosines,
@@ -106,230 +104,34 @@ def main() -> None:
     write_result("learner", claims, details, time.monotonic() - began, arguments.out)
 
 
-def _real_step(job: JobSpec) -> list[Minibatch]:
-    """The first rank's share of the demo's first step; groups that agree are left out, as ever."""
-    tokenizer = Tokenizer(job.policy.path)
-    algorithm = job.algorithm
-    lines = Path(job.data.train).read_text().splitlines()[: algorithm.prompts_per_step]
-    rows: list[dict[str, str]] = [json.loads(line) for line in lines]
-    requests = [
-        Request(
-            id=prompt * algorithm.group_size + member,
-            prompt=tokenizer.prompt_tokens(row["prompt"], job.data, ""),
-            key=NoiseKey(
-                seed=job.seed,
-                step=Step(0),
-                purpose="train",
-                prompt=PromptIndex(prompt),
-                member=Member(member),
-            ),
-            sampling=Sampling(),
-            max_new_tokens=job.rollout.max_new_tokens,
-            stop_tokens=tokenizer.stop_tokens(),
-        )
-        for prompt, row in enumerate(rows)
-        for member in range(algorithm.group_size)
-    ]
-    engine = NativeEngine(
-        load_decoder(Path(job.policy.path), torch.float32),
-        decode_text=tokenizer.decode,
-        slots=job.rollout.slots,
-        max_context=job.policy.max_context or 0,
-        device=torch.device("cpu"),
-        version=PolicyVersion(0),
-    )
-    engine.submit(requests)
-    done = {answer.id: answer for _ in iter(lambda: engine.running, 0) for answer in engine.step()}
-    engine.close()
-    samples: list[Sample] = []
-    for prompt, row in enumerate(rows):
-        members = range(prompt * algorithm.group_size, (prompt + 1) * algorithm.group_size)
-        rewards = [reward(done[id_].text, row["answer"]) for id_ in members]
-        advantages = group_advantages(rewards, algorithm.normalise_advantage) or []
-        samples += [
-            Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens))
-            for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
-        ]
-    (first, *_) = shares(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
-
-    def learned(prompt: int, member: int, advantage: float) -> LearnSample:
-        answer = done[prompt * algorithm.group_size + member]
-        return LearnSample(
-            prompt=requests[answer.id].prompt,
-            completion=tuple(answer.tokens),
-            logprobs=tuple(answer.logprobs),
-            temperature=1.0,
-            advantage=advantage,
-        )
-
-    return [
-        Minibatch(
-            samples=[learned(ref.prompt, ref.member, ref.advantage) for ref in share.ranks[0]],
-            total_tokens=share.total_tokens,
-            total_sequences=share.total_sequences,
-        )
-        for share in first
-    ]
-
-
-def _fixed(real: Sequence[Minibatch], length: int) -> list[Minibatch]:
-    """4096 tokens in answers of one length, cut from real ones that are strung together."""
-    tokens = [token for share in real for sample in share.samples for token in sample.completion]
-    samples = [
-        LearnSample(
-            prompt=tokens[start : start + length // 8],
-            completion=tokens[start + length // 8 : start + length + 1],
-            logprobs=(-1.0,) * (length + 1 - length // 8),
-            temperature=1.0,
-            advantage=1.0 if start % (2 * length) else -1.0,
-        )
-        for start in range(0, 4096, length)
-    ]
-    scored = sum(len(sample.completion) for sample in samples)
-    return [Minibatch(samples=samples, total_tokens=scored, total_sequences=len(samples))]
-
-
-class _SameBuckets(PolicyLearner):
-    """Micro-batches of the same samples as the reference's."""
-
-    def _microbatches(self, share: Minibatch) -> list[Microbatch]:
-        form = pack if self._packed else pad
-        chosen = buckets(share.samples, self._spec.microbatch_tokens)
-        return [form(bucket, self._device) for bucket in chosen]
-
-
-class _Ours:
-    def __init__(
-        self, job: JobSpec, device: torch.device, kind: type[PolicyLearner], **changes: Any
-    ) -> None:
-        spec = _algorithm(job, **changes)
-        self.learner = kind(job.policy.path, spec, job.policy.max_context, device)
-        self._start = {name: w.clone() for name, w in self.learner.weights().items()}
-        self._optimiser = {"step": torch.tensor(0)}
-
-    def update(self, work: Sequence[Minibatch]) -> None:
-        self.learner.update(0, work, None, lambda: None)
-
-    def reset(self) -> None:
-        self.learner.load_weights(self._start)
-        self.learner.load_optimiser_state(self._optimiser)
-
-
-class _Reference:
-    def __init__(self, job: JobSpec, device: torch.device, bfloat16: bool, old: bool) -> None:
-        self._spec = job.algorithm
-        self._device, self._bfloat16, self._old = device, bfloat16, old
-        self.model = _transformers(job, device)
-        self._start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self.reset()
-
-    def update(self, work: Sequence[Minibatch]) -> None:
-        batches = [self.batches(share) for share in work]
-        old: list[list[Tensor | None]] = [[None] * len(share) for share in batches]
-        if self._old:
-            with torch.no_grad():
-                for index, share in enumerate(batches[1:], start=1):
-                    old[index] = [self._logprobs(batch) for batch in share]
-        for index, share in enumerate(work):
-            self._optimiser.zero_grad()
-            self.backward(share, batches[index], old[index])
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.gradient_clip)
-            self._optimiser.step()
-
-    def batches(self, share: Minibatch) -> list[Microbatch]:
-        return microbatches(share.samples, self._spec.microbatch_tokens, self._device, packed=False)
-
-    def backward(
-        self, share: Minibatch, batches: list[Microbatch], old: Sequence[Tensor | None]
-    ) -> None:
-        for batch, before in zip(batches, old, strict=True):
-            current = self._logprobs(batch)
-            known = current.detach() if before is None else before
-            loss, _ = objective(self._spec, batch, share, current, known, None)
-            loss.backward()
-
-    def reset(self) -> None:
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(self._start[name])
-        self._optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=self._spec.learning_rate, betas=self._spec.betas
-        )
-
-    def _logprobs(self, batch: Microbatch) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            logits = self.model(input_ids=batch.tokens, use_cache=False).logits
-        chosen = logits.flatten(0, 1)[batch.positions].float() / batch.temperature[:, None]
-        return chosen.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0]
-
-
-def _algorithm(job: JobSpec, **changes: Any) -> AlgorithmSpec:
-    return msgspec.structs.replace(job.algorithm, **changes)
-
-
-def _transformers(job: JobSpec, device: torch.device) -> PreTrainedModel:
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        job.policy.path, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    return model.to(device).eval()
-
-
 def _speeds(
-    job: JobSpec, work: list[Minibatch], device: torch.device, everything: bool
+    job: JobSpec, work: list[Minibatch], device: torch.device, names: Iterable[str]
 ) -> dict[str, float]:
     """Without the pass for old log-probs, on either side."""
-    names = list(_VARIANTS)[: 4 if everything else 2]
-    sides: dict[str, _Ours | _Reference] = {
-        "reference, float32": _Reference(job, device, bfloat16=False, old=False),
-        "reference, bfloat16": _Reference(job, device, bfloat16=True, old=False),
+    sides: dict[str, Ours | Reference] = {
+        "reference, float32": Reference(job, device, bfloat16=False, old=False),
+        "reference, bfloat16": Reference(job, device, bfloat16=True, old=False),
     }
     for name in names:
-        sides[name] = _Ours(job, device, _SameBuckets, **_VARIANTS[name])
+        sides[name] = Ours(job, device, SameBuckets, **_VARIANTS[name])
     # An update of one minibatch computes no old log-probs.
-    seconds = _interleaved(sides, [[share] for share in work], device, _PAIRS)
+    seconds = interleaved(sides, [[share] for share in work], device, _PAIRS)
     fed = sum(sample.length - 1 for share in work for sample in share.samples)
     return {name: round(fed / found, 1) for name, found in seconds.items()}
 
 
 def _updates(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict[str, float]:
     """Seconds of a whole update, as a rank computes it."""
-    sides: dict[str, _Ours | _Reference] = {
-        "reference, float32": _Reference(job, device, bfloat16=False, old=True),
+    sides: dict[str, Ours | Reference] = {
+        "reference, float32": Reference(job, device, bfloat16=False, old=True),
     }
     for name in ("float32", "float32, compiled", "float32, padded"):
-        sides[name] = _Ours(job, device, PolicyLearner, **_VARIANTS[name])
-    sides["float32, old log-probs computed"] = _Ours(
+        sides[name] = Ours(job, device, PolicyLearner, **_VARIANTS[name])
+    sides[_COMPUTED] = Ours(
         job, device, PolicyLearner, **_VARIANTS["float32"], old_logprobs="learner"
     )
-    found = _interleaved(sides, [real], device, _UPDATES)
+    found = interleaved(sides, [real], device, _UPDATES)
     return {name: round(value, 2) for name, value in found.items()}
-
-
-def _interleaved(
-    sides: Mapping[str, "_Ours | _Reference"],
-    work: list[list[Minibatch]],
-    device: torch.device,
-    rounds: int,
-) -> dict[str, float]:
-    """Medians of the seconds for all updates in `work`; a round before them only warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for pair in range(rounds + 1):
-        for name, side in sides.items():
-            side.reset()
-            began = _clock(device)
-            for update in work:
-                side.update(update)
-            if pair > 0:
-                seconds[name].append(_clock(device) - began)
-    return {name: statistics.median(found) for name, found in seconds.items()}
-
-
-def _clock(device: torch.device) -> float:
-    """On a CPU the time of this process alone, because others may share its core."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
 
 
 def _ratio(speeds: dict[str, float]) -> dict[str, float]:
@@ -339,13 +141,13 @@ def _ratio(speeds: dict[str, float]) -> dict[str, float]:
 
 def _cosines(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, float]:
     """Of the first minibatch's gradient, with the one of Transformers in float32."""
-    reference = _Reference(job, device, bfloat16=False, old=False)
+    reference = Reference(job, device, bfloat16=False, old=False)
     batches = reference.batches(share)
     reference.backward(share, batches, [None] * len(batches))
     exact = {n: p.grad for n, p in reference.model.named_parameters() if p.grad is not None}
     cosines: dict[str, float] = {}
     for variant, changes in _VARIANTS.items():
-        ours = _Ours(job, device, PolicyLearner, **changes, gradient_clip=1e9)
+        ours = Ours(job, device, PolicyLearner, **changes, gradient_clip=1e9)
         ours.update([share])
         # After one step Adam's first moment is the gradient times a number.
         moments = ours.learner.optimiser_state()
@@ -361,29 +163,25 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 def _mismatch(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict[str, Any]:
     """Log-probs of sampled tokens: the engine's against the learner's, same weights."""
     found: dict[str, Any] = {}
-    for precision in ("float32", "bfloat16"):
+    for bfloat16 in (False, True):
         model = load_model(job.policy.path, device)
-        spec = _algorithm(job, precision=precision)
-        packed = paths.set_attention(model, spec, job.policy.max_context)
+        packed = set_attention(model, job.algorithm, job.policy.max_context, bfloat16)
         gaps: list[Tensor] = []
         for share in real:
-            for batch in microbatches(share.samples, spec.microbatch_tokens, device, packed):
+            budget = job.algorithm.microbatch_tokens
+            for batch in microbatches(share.samples, budget, device, packed):
                 with torch.no_grad():
-                    with torch.autocast(
-                        device.type, torch.bfloat16, enabled=precision == "bfloat16"
-                    ):
-                        hidden = states(model, batch.tokens, batch.bounds)
-                    chosen = hidden.flatten(0, 1)[batch.positions]
-                    ours, _ = score(chosen, head(model), batch.targets, batch.temperature)
+                    ours, _ = scores(model, batch, bfloat16)
                 gaps.append((ours - batch.behaviour).abs())
         gap = torch.cat(gaps)
+        precision = "bfloat16" if bfloat16 else "float32"
         found[precision] = {"mean": gap.mean().item(), "max": gap.max().item()}
     return found
 
 
 def _profile(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, float]:
     """Where the time of an update goes."""
-    ours = _Ours(job, device, PolicyLearner, **_VARIANTS[_OURS])
+    ours = Ours(job, device, PolicyLearner, **_VARIANTS[_OURS])
     ours.update([share])
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         ours.update([share])
@@ -396,45 +194,6 @@ def _profile(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, 
         "attention": round(attention / total, 3),
         "all else": round(1 - (products + attention) / total, 3),
     }
-
-
-def _start_up(job: JobSpec) -> dict[str, float]:
-    """Wall seconds, the compiler's with an empty cache and with a full one, in fresh processes."""
-    began = time.monotonic()
-    kernels()
-    built = time.monotonic()
-    model = load_model(job.policy.path, torch.device("cpu"))
-    loaded = time.monotonic()
-    paths.set_attention(model, job.algorithm, job.policy.max_context)
-    measured = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        cold, warm = (_alone(_compile_seconds, job) for _ in range(2))
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    return {
-        "building the kernels": round(built - began, 2),
-        "measuring the paths": round(measured - loaded, 2),
-        "compiling the layers, cold": round(cold, 1),
-        "compiling the layers, warm": round(warm, 1),
-    }
-
-
-def _alone(function: Callable[[JobSpec], float], job: JobSpec) -> float:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, job).result()
-
-
-def _compile_seconds(job: JobSpec) -> float:
-    torch.set_num_threads(1)
-    model = load_model(job.policy.path, torch.device("cpu"))
-    packed = paths.set_attention(model, job.algorithm, job.policy.max_context)
-    sample = LearnSample(
-        prompt=(1,), completion=(2,) * 300, logprobs=(-1.0,) * 300, temperature=1.0, advantage=1.0
-    )
-    batch, *_ = microbatches([sample] * 3, 4096, torch.device("cpu"), packed)
-    began = time.monotonic()
-    compile_layers(model, batch, bfloat16=False, forced=True)
-    return time.monotonic() - began
 
 
 def _breakeven(start_up: dict[str, float], updates: dict[str, float]) -> dict[str, float]:

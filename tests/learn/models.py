@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from tlt.config import AlgorithmSpec
 from tlt.learn.kernels import kernels
@@ -53,6 +60,26 @@ def save_mistral(folder: Path) -> str:
         initializer_range=0.5,
     )
     MistralForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def save_family(folder: Path, family: str, **changes: Any) -> str:
+    """A tiny model of any family of Transformers."""
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **settings | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return str(folder)
 
 

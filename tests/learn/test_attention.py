@@ -1,6 +1,8 @@
 """Attention over packed rows, against torch's and Transformers' own."""
 
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,31 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.learn.models import needs_compiler, save_mistral
 from tlt.learn.attention import NATIVE, PACKED
-from tlt.learn.kernels import Kernels, kernels
+from tlt.learn.kernels import Kernels, kernels, one_by_one
 from tlt.learn.loading import states
 
+_PROCESSOR = Path("/proc/cpuinfo").read_text()
 
-@pytest.fixture
-def native() -> Kernels:
-    built = kernels()
-    if built is None:
+
+@cache
+def built(flags: str) -> Kernels | None:
+    with pytest.MonkeyPatch.context() as patch:
+        if flags:
+            patch.setenv("CC", f"cc {flags}")
+        return kernels.__wrapped__()
+
+
+@pytest.fixture(params=["", "-mno-avx512f", "-mno-avx"])
+def native(request: pytest.FixtureRequest) -> Kernels:
+    """With registers of every width that the processor has."""
+    flags: str = request.param
+    lacking = flags.removeprefix("-mno-")
+    if lacking and not re.search(rf"\b{lacking}\b", _PROCESSOR):
+        pytest.skip(f"no {lacking} to do without")
+    found = built(flags)
+    if found is None:
         pytest.skip("no C compiler")
-    return built
+    return found
 
 
 @pytest.mark.parametrize(
@@ -69,6 +86,38 @@ def test_what_is_not_a_number_stays_so(native: Kernels):
         assert out[25].isnan().all()
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [((9, 2, 24), (9, 2, 24), (9, 2, 8)), ((9, 3, 8), (9, 2, 8), (9, 2, 8))],
+    ids=["narrow-values", "odd-heads"],
+)
+@needs_compiler
+def test_shapes_that_do_not_fit_are_refused(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
+):
+    found = kernels()
+    assert found is not None
+    tensors = [torch.randn(shape) for shape in (query, key, value)]
+    with pytest.raises(NotImplementedError):
+        found.attend(tensors[0], tensors[1], tensors[2], torch.tensor([0, 9]), 1.0)
+    with pytest.raises(NotImplementedError):
+        torch.ops.tlt.attend(*tensors, torch.tensor([0, 9]), 1.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bounds", [torch.tensor([0, 9]).int(), torch.tensor([0, 10])])
+def test_bounds_that_do_not_fit_are_refused(bounds: Tensor):
+    found, tensor = kernels(), torch.randn(9, 2, 8)
+    assert found is not None
+    with pytest.raises(ValueError, match="of 9 tokens"):
+        found.attend(tensor, tensor, tensor, bounds, 1.0)
+
+
+def test_the_result_can_be_viewed():
+    query, bounds = torch.randn(9, 2, 8), torch.tensor([0, 4, 9])
+    assert one_by_one(query, query, query, bounds, 1.0).is_contiguous()
+
+
 def _model(folder: str, name: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=name)
 
@@ -83,6 +132,14 @@ def test_a_packed_sequence_has_the_states_it_has_alone(model_dir: str, name: str
     eager = _model(model_dir, "eager")
     alone = torch.cat([states(eager, part)[0] for part in tokens.split(lengths, 1)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
+def test_bounds_may_be_short_integers(model_dir: str, name: str):
+    tokens, bounds = torch.arange(14)[None], torch.tensor([0, 5, 14])
+    model = _model(model_dir, name)
+    with torch.no_grad():
+        assert torch.equal(states(model, tokens, bounds.int()), states(model, tokens, bounds))
 
 
 @pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])

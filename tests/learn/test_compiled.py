@@ -3,16 +3,20 @@
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from structlog.testing import capture_logs
+from torch._dynamo.utils import counters
 
 from tests.learn.models import CPU, learner, needs_compiler, nothing, samples, spec, whole
 from tlt.learn.batching import microbatches
 from tlt.learn.compiled import compile_layers, worth_compiling
 from tlt.learn.layers import Probe, decoder_layers
 from tlt.learn.loading import load_model
+from tlt.learn.policy import PolicyLearner
+from tlt.learn.scores import scores
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +58,49 @@ def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.
     events = [entry for entry in logs if entry["event"] == "layers stay as they are"]
     assert len(events) == 1
     assert "no such compiler" in events[0]["reason"]
+
+
+def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> float:
+        raise RuntimeError("out of memory")
+
+    learns = learner(fresh_dir, compile=True, attention="padded")
+    monkeypatch.setattr(Probe, "seconds", broken)
+    with capture_logs() as logs:
+        learns.update(0, [whole(samples(4))], None, nothing)
+    (entry,) = logs
+    assert entry["reason"] == "out of memory"
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_what_an_update_needs_is_compiled_before_it(fresh_dir: str):
+    model = load_model(fresh_dir, CPU)
+    (batch,) = microbatches(samples(4), 1000, CPU, packed=False)
+    (other,) = microbatches(samples(7, seed=1), 1000, CPU, packed=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert compile_layers(model, batch, bfloat16=False, forced=True)
+    counters.clear()
+    with torch.no_grad():
+        scores(model, other, bfloat16=False)
+    scores(model, other, bfloat16=False)[0].sum().backward()
+    assert counters["stats"]["unique_graphs"] == 0
+
+
+def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    seen: list[str] = []
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        seen.append("busy")
+        yield
+        seen.append("over")
+
+    monkeypatch.setattr("tlt.learn.policy.compile_layers", lambda *_: seen.append("compiling"))
+    learns = PolicyLearner(fresh_dir, spec(compile=True), None, CPU, busy)
+    learns.update(0, [whole(samples(3))], None, lambda: seen.append("between"))
+    assert seen == ["busy", "compiling", "over", "between"]
 
 
 def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
@@ -96,9 +96,45 @@ def test_what_only_looks_alike_is_left_alone(built: Kernels):
     assert "forward" not in mlp.__dict__
 
 
-def test_a_whole_model_keeps_its_logits(built: Kernels):
+@pytest.mark.parametrize(("scale", "last"), [(0.02, 0.0), (0.02, 1e-4), (1e-6, 1.0)])
+@pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "relu"])
+def test_small_weights_hide_no_other_gate(built: Kernels, act: str, scale: float, last: float):
     torch.manual_seed(0)
-    config = GemmaConfig(
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_attention_heads=2, hidden_act=act
+    )
+    mlp = LlamaMLP(config)
+    for weight in mlp.parameters():
+        nn.init.normal_(weight, std=scale)
+    nn.init.normal_(mlp.down_proj.weight, std=last)
+    fuse(mlp, built)
+    assert "forward" not in mlp.__dict__
+
+
+def test_what_others_put_in_place_stays(built: Kernels):
+    norm, other = LlamaRMSNorm(8), LlamaRMSNorm(8)
+    own = norm.forward
+    norm.forward = own
+    model = nn.Sequential(norm, other)
+    fuse(model, built)
+    assert unfuse(model).keys() == {other}
+    assert norm.forward is own
+
+
+def test_there_is_no_second_derivative(built: Kernels):
+    norm = LlamaRMSNorm(8)
+    fuse(norm, built)
+    x = torch.randn(3, 8, requires_grad=True)
+    (slope,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@pytest.mark.parametrize(("family", "fused"), [("llama", 7), ("qwen3", 11), ("gemma", 0)])
+def test_a_whole_model_keeps_its_logits(built: Kernels, family: str, fused: int):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
         vocab_size=24,
         hidden_size=16,
         intermediate_size=24,
@@ -106,6 +142,7 @@ def test_a_whole_model_keeps_its_logits(built: Kernels):
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
+        pad_token_id=0,
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     tokens = torch.arange(12)[None]
@@ -113,3 +150,4 @@ def test_a_whole_model_keeps_its_logits(built: Kernels):
         before = model(tokens).logits
         fuse(model, built)
         torch.testing.assert_close(model(tokens).logits, before)
+    assert len(unfuse(model)) == fused

@@ -1,6 +1,7 @@
 """The gradient that reaches the optimiser, against the naive reference."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.learn import reference
-from tests.learn.models import PATHS, learner, nothing, samples, spec, whole
+from tests.learn.models import PATHS, learner, nothing, samples, save_family, spec, whole
 from tlt.learn import scores
 from tlt.learn.sample import LearnSample
 
@@ -60,6 +61,18 @@ def test_neither_padding_nor_company_changes_the_gradient(
 def test_gradient_checkpointing_gives_the_same_gradient(model_dir: str, attention: str):
     plain = gradient(model_dir, samples(6), attention=attention)
     again = gradient(model_dir, samples(6), attention=attention, gradient_checkpointing=True)
+    for name, tensor in again.items():
+        torch.testing.assert_close(plain[name], tensor)
+
+
+@pytest.mark.parametrize("family", ["opt", "biogpt", "xglm"])
+def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, family: str):
+    sizes = {"ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "word_embed_proj_dim": 32}
+    if family == "xglm":
+        sizes["d_model"] = 32
+    folder = save_family(tmp_path, family, **sizes, initializer_range=0.2, activation_dropout=0.1)
+    plain = gradient(folder, samples(6))
+    again = gradient(folder, samples(6), gradient_checkpointing=True)
     for name, tensor in again.items():
         torch.testing.assert_close(plain[name], tensor)
 

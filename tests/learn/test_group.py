@@ -109,13 +109,34 @@ def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str
     calls: list[None] = []
     learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
     learns.update(0, parts, None, lambda: calls.append(None))
-    assert len(calls) == 2 + 2
+    assert len(calls) == 2 + 1 + 2
     peer.tell(disagree, rendezvous, model_dir)
     group = join(rendezvous, "apart", 0)
     learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
     learns.update(0, parts, group, lambda: calls.append(None))
-    assert len(calls) == 2 + 2 + 2 + 2 + 2
+    assert len(calls) == 2 + 1 + 2 + 2 + 1 + 2 + 2
     peer.answer()
+
+
+def compiles_in(rendezvous: str, name: str, rank: int, folder: str) -> list[int]:
+    """The updates in which this rank compiles; rank 1 has nothing to learn from in the first."""
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tlt.learn.policy.compile_layers", lambda *_: seen.append(step))
+        learns = learner(folder, compile=True)
+        group = join(rendezvous, name, rank)
+        everybody = samples(4)
+        for step, cut in enumerate((4, 2, 2)):
+            mine = everybody[:cut] if rank == 0 else everybody[cut:]
+            learns.update(step, [share(mine, everybody)], group, nothing)
+        groups.leave()
+    return seen
+
+
+def test_layers_are_compiled_by_all_ranks_at_once(peer: Peer, rendezvous: str, model_dir: str):
+    peer.tell(compiles_in, rendezvous, "compile", 1, model_dir)
+    assert compiles_in(rendezvous, "compile", 0, model_dir) == [1]
+    assert peer.answer() == [1]
 
 
 def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:

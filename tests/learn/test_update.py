@@ -16,6 +16,7 @@ from tests.learn.models import (
     learner,
     nothing,
     samples,
+    save_family,
     save_llama,
     share,
     spec,
@@ -53,10 +54,10 @@ def test_a_sampler_that_agrees_saves_the_pass_and_changes_nothing(model_dir: str
     calls: list[None] = []
     saving = learner(model_dir, microbatch_tokens=1)
     saving.update(0, parts, None, lambda: calls.append(None))
-    assert len(calls) == 3 * 4
+    assert len(calls) == 3 * 4 + 2
     thorough = learner(model_dir, microbatch_tokens=1, old_logprobs="learner")
     thorough.update(0, parts, None, lambda: calls.append(None))
-    assert len(calls) == 3 * 4 + 5 * 4
+    assert len(calls) == 3 * 4 + 2 + 5 * 4
     for name, tensor in saving.weights().items():
         torch.testing.assert_close(tensor, thorough.weights()[name], rtol=1e-4, atol=1e-6)
 
@@ -71,6 +72,30 @@ def test_one_token_that_differs_is_enough_for_the_pass(model_dir: str, gap: floa
     with contextlib.suppress(RankError):
         learns.update(0, parts, None, lambda: calls.append(None))
     assert len(calls) >= 4 + 3
+
+
+def test_a_stale_minibatch_is_found_though_the_first_is_fresh(model_dir: str):
+    fresh, other = (reference.drawn_by(model_dir, 4, seed) for seed in (1, 2))
+    stale = [replace(s, logprobs=tuple(value - 3 for value in s.logprobs)) for s in other]
+    parts = [whole(fresh), whole(stale)]
+    found = learner(model_dir).update(0, parts, None, nothing)
+    thorough = learner(model_dir, old_logprobs="learner").update(0, parts, None, nothing)
+    assert found == thorough
+    assert found.importance_truncated > 0.3
+
+
+def test_what_was_not_compared_dilutes_no_mismatch(model_dir: str):
+    def shifted(seed: int) -> list[LearnSample]:
+        drawn = reference.drawn_by(model_dir, 9, seed)
+        return [replace(s, logprobs=tuple(value - 5e-4 for value in s.logprobs)) for s in drawn]
+
+    calls: list[None] = []
+    parts = [whole(shifted(seed)) for seed in (1, 2, 3)]
+    learns = learner(model_dir, microbatch_tokens=1)
+    metrics = learns.update(0, parts, None, lambda: calls.append(None))
+    # two of nine samples of each later minibatch were looked at
+    assert len(calls) == 3 * 9 + 2 * 2
+    assert metrics.sampling_kl == pytest.approx(5e-4**2 / 2, rel=0.05)
 
 
 def test_metrics_are_means_over_all_tokens(model_dir: str):
@@ -268,6 +293,23 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path):
     Gemma2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="more than a projection"):
         learner(str(tmp_path))
+
+
+def test_a_rope_that_stretches_with_the_row_is_refused_beyond_its_bounds(tmp_path: Path):
+    folder = save_family(
+        tmp_path,
+        "phi3",
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+        },
+    )
+    with pytest.raises(UnsupportedModel, match="max_context to 16"):
+        PolicyLearner(folder, spec(), None, CPU)
+    PolicyLearner(folder, spec(), 16, CPU)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):

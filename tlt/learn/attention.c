@@ -222,8 +222,8 @@ int attend_backward(const float *g, const float *q, const float *k, const float 
             turn(&s, k + narrow, head, tokens, turned_keys);
             turn(&s, v + narrow, head, tokens, turned_values);
             load_keys(&s, k + narrow, head, tokens, keys);
-            memset(key_slopes, 0, keyed * sizeof(float));
-            memset(value_slopes, 0, keyed * sizeof(float));
+            memset(key_slopes, 0, up(tokens, TALL) * s.wide * sizeof(float));
+            memset(value_slopes, 0, up(tokens, TALL) * s.wide * sizeof(float));
             for (long first = 0; first < tokens * s.members; first += ROWS) {
                 long count = least(ROWS, tokens * s.members - first), last = (first + count - 1) / s.members + 1;
                 load(&s, q + wide, head, first, count, scale, queries);

@@ -5,12 +5,14 @@ refused, never ignored. `cu_seq_lens_q` says where sequences begin, as for Flash
 it every row is a sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tlt.learn.kernels import kernels, one_by_one
 
@@ -100,14 +102,32 @@ def _registered(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
         if strange or attention_mask is not None or key.shape[2] != query.shape[2]:
             raise NotImplementedError(f"attention with {', '.join(strange) or 'a mask'}")
         rows, heads, tokens, width = query.shape
-        bounds = cu_seq_lens_q
-        if bounds is None:
+        if cu_seq_lens_q is None:
             bounds = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
+        else:
+            bounds = cu_seq_lens_q.long()
         q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
         out = attend(q, k, v, bounds, width**-0.5 if scaling is None else scaling)
         return out.view(rows, tokens, heads, -1), None
 
     return attention
+
+
+@contextmanager
+def watched(name: str) -> Generator[set[nn.Module]]:
+    """The modules that meanwhile call the attention `name`; some models have one of their own."""
+    own = ALL_ATTENTION_FUNCTIONS[name]
+    callers: set[nn.Module] = set()
+
+    def watching(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        callers.add(module)
+        return own(module, *arguments, **options)
+
+    AttentionInterface.register(name, watching)
+    try:
+        yield callers
+    finally:
+        AttentionInterface.register(name, own)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

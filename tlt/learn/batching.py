@@ -1,5 +1,7 @@
 """Every sample lands in exactly one micro-batch, and its company changes none of its log-probs.
 
+(A model whose rope stretches with the longest row would break that: loading refuses it.)
+
 Packed, samples follow each other in one row. Otherwise each has a row, padded on the right and
 without a mask: under causal attention what follows a token cannot change it, and a mask would only
 force attention off its fast path.

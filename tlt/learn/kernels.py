@@ -1,8 +1,8 @@
 """What is written in C, built where there is a compiler and kept for the life of the process.
 
-Building takes half a second, so nothing is cached on disk: a cache would have to know the machine.
+Building takes two seconds, and nothing is cached on disk: a cache would have to know the machine.
 The kernels are used only after they agreed with torch's own, in both directions. Their tensors are
-float32 and contiguous.
+float32 and contiguous; C checks no shapes, so what does not fit is refused on the way in.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from torch.nn import functional
 _log = structlog.get_logger("learn")
 _SOURCES = [str(Path(__file__).with_name(name)) for name in ("attention.c", "rows.c")]
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+# A compiler that takes longer hangs.
+_PATIENCE = 60.0
 
 
 class Kernels:
@@ -45,9 +48,10 @@ class Kernels:
         self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
         """The result, and what the way back needs of it. Tensors are tokens x heads x width."""
+        sizes = _sizes(query, key, value, bounds)
         out, lse = torch.empty_like(query), query.new_empty(query.shape[:2])
         tensors = _pointers(query, key, value, out, lse, bounds)
-        if self._attend(*tensors, *_sizes(query, key, bounds), scale):
+        if self._attend(*tensors, *sizes, scale):
             raise MemoryError("no memory for the attention's scratch")
         return out, lse
 
@@ -62,9 +66,10 @@ class Kernels:
         bounds: Tensor,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = _sizes(query, key, value, bounds)
         slopes = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
         tensors = _pointers(slope, query, key, value, out, lse, *slopes, bounds)
-        if self._attend_backward(*tensors, *_sizes(query, key, bounds), scale):
+        if self._attend_backward(*tensors, *sizes, scale):
             raise MemoryError("no memory for the attention's scratch")
         return slopes
 
@@ -100,32 +105,51 @@ def _pointers(*tensors: Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def _sizes(query: Tensor, key: Tensor, bounds: Tensor) -> tuple[int, int, int, int]:
-    _, heads, width = query.shape
-    return len(bounds) - 1, heads, key.shape[1], width
+def _sizes(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> tuple[int, int, int, int]:
+    tokens, heads, width = query.shape
+    shared = key.shape[1]
+    if key.shape != (tokens, shared, width) or value.shape != key.shape or heads % shared:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
+        raise NotImplementedError(f"attention over {shapes}")
+    if bounds.dtype != torch.int64 or bounds[-1] != tokens:
+        raise ValueError(f"sequences that end at {bounds.tolist()} of {tokens} tokens")
+    return len(bounds) - 1, heads, shared, width
 
 
 @cache
 def kernels() -> Kernels | None:
     """None, and one line in the log, where it cannot be had."""
+    try:
+        built = _build()
+    except subprocess.CalledProcessError as error:
+        return _without(str(error.stderr))
+    except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired) as error:
+        return _without(str(error))
+    # A thread of its own, because the caller may be inside an operator or without gradients.
+    with ThreadPoolExecutor(1) as thread:
+        agree = thread.submit(_agree, built).result()
+    return built if agree else _without("what they compute is wrong")
+
+
+def _build() -> Kernels:
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or "gcc"]
-    with tempfile.TemporaryDirectory(prefix="tlt-") as folder:
+    # Some file systems keep a library's file as long as it is mapped.
+    with tempfile.TemporaryDirectory(prefix="tlt-", ignore_cleanup_errors=True) as folder:
         library = f"{folder}/kernels.so"
-        command = [*compiler, *_FLAGS, "-o", library, *_SOURCES, "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            built = Kernels(ctypes.CDLL(library))
-        except subprocess.CalledProcessError as error:
-            first, *_ = str(error.stderr).splitlines() or [""]
-            _log.warning("kernels are not built", compiler=compiler[0], error=first)
-            return None
-        except OSError as error:
-            _log.warning("kernels are not built", compiler=compiler[0], error=str(error))
-            return None
-    if not _agree(built):
-        _log.warning("kernels as built are wrong", compiler=compiler[0])
-        return None
-    return built
+        subprocess.run(
+            [*compiler, *_FLAGS, "-o", library, *_SOURCES, "-lm"],
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_PATIENCE,
+        )
+        return Kernels(ctypes.CDLL(library))
+
+
+def _without(error: str) -> None:
+    first, *_ = error.splitlines() or [""]
+    _log.warning("kernels are not built", compiler=os.environ.get("CC", "cc"), error=first)
 
 
 def _agree(built: Kernels) -> bool:
@@ -173,4 +197,5 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale:
         )
         for sequence in zip(*by_heads, strict=True)
     ]
-    return torch.cat(parts, 2)[0].transpose(0, 1)
+    # Some models call `view` on what torch's own way gives them.
+    return torch.cat(parts, 2)[0].transpose(0, 1).contiguous()

@@ -20,39 +20,60 @@ def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
 
 
 class Probe:
-    """The first layer under one micro-batch; the model has at least one."""
+    """The first layer that text reaches, under one micro-batch."""
 
     def __init__(self, model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None) -> None:
-        self._layer, *_ = decoder_layers(model)
-        self._arguments: tuple[Any, ...] = ()
-        self._options: dict[str, Any] = {}
+        found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
-        def keep(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            self._arguments, self._options = arguments, options
+        def keep(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            found.append((layer, arguments, options))
             raise _Kept
 
-        handle = self._layer.register_forward_pre_hook(keep, with_kwargs=True)
+        handles = [
+            layer.register_forward_pre_hook(keep, with_kwargs=True)
+            for layer in decoder_layers(model)
+        ]
         try:
             with torch.no_grad():
                 states(model, tokens, bounds)
         except _Kept:
             pass
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+        if not found:
+            raise NotImplementedError("text reaches none of the model's layers")
+        ((self._layer, (hidden, *others), self._options),) = found
+        self._hidden: Tensor = hidden
+        self._others: list[Any] = others
+
+    def forward(self, bfloat16: bool) -> Tensor:
+        with torch.no_grad():
+            return self._out(self._hidden, bfloat16)
 
     def seconds(self, bfloat16: bool) -> float:
-        """Of this thread, forward and backward: the best of three, after one to warm up."""
-        hidden, *others = self._arguments
-        hidden = hidden.detach().requires_grad_()
+        """Forward and backward: the best of three, after one to warm up."""
+        hidden = self._hidden.detach().requires_grad_()
         learned = [parameter for parameter in self._layer.parameters() if parameter.requires_grad]
 
         def once() -> float:
-            began = time.thread_time()
-            with torch.autocast(hidden.device.type, torch.bfloat16, enabled=bfloat16):
-                found = self._layer(hidden, *others, **self._options)
-            out: Tensor = found[0] if isinstance(found, tuple) else found
+            began = _clock(hidden.device)
+            out = self._out(hidden, bfloat16)
             torch.autograd.grad(out.float().sum(), [hidden, *learned])
-            return time.thread_time() - began
+            return _clock(hidden.device) - began
 
         once()
         return min(once() for _ in range(3))
+
+    def _out(self, hidden: Tensor, bfloat16: bool) -> Tensor:
+        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=bfloat16):
+            found = self._layer(hidden, *self._others, **self._options)
+        return found[0] if isinstance(found, tuple) else found
+
+
+def _clock(device: torch.device) -> float:
+    """On a CPU the time of this thread alone, because others may share its core."""
+    if device.type == "cpu":
+        return time.thread_time()
+    torch.accelerator.synchronize()
+    return time.perf_counter()

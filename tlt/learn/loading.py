@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -54,7 +55,27 @@ def states(model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None = None)
 def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None:
     positions: int | None = getattr(model.config, "max_position_embeddings", None)
     known = [limit for limit in (positions, max_context) if limit is not None]
-    return min(known, default=None)
+    limit = min(known, default=None)
+    steady = _steady_context(model)
+    if steady is not None and (limit is None or limit > steady):
+        raise UnsupportedModel(
+            f"{model.name_or_path}: beyond {steady} tokens its rope changes for all samples of a "
+            f"micro-batch; set policy.max_context to {steady} or less"
+        )
+    return limit
+
+
+def _steady_context(model: PreTrainedModel) -> int | None:
+    """Up to where a token's rope depends on its own position alone; None: everywhere."""
+    config = model.config.get_text_config()
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = [part for part in found.values() if isinstance(part, dict)]
+    limits: list[int] = [
+        rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        for rope in (found, *nested)
+        if rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(limits, default=None)
 
 
 def _require_names(model: PreTrainedModel, folder: Path) -> None:

@@ -37,14 +37,21 @@ def objective(
         losses = losses + spec.kl_coefficient * drift
     loss = (losses * _weight(spec, batch, minibatch)).sum()
     with torch.no_grad():
+        sampling_kl, truncated = mismatch(spec, old, batch.behaviour)
         figures = TokenFigures(
             clipped_low=(ratio < 1.0 - spec.clip_low) & (batch.advantage < 0),
             clipped_high=(ratio > 1.0 + spec.clip_high) & (batch.advantage > 0),
-            sampling_kl=k3((old - batch.behaviour).clamp(-20.0, 20.0)),
+            sampling_kl=sampling_kl,
             reference_kl=drift,
-            importance_truncated=old - batch.behaviour > math.log(spec.importance_cap),
+            importance_truncated=truncated,
         )
     return loss, figures
+
+
+def mismatch(spec: AlgorithmSpec, old: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
+    """How far who learns is from who sampled, and whether its weight is cut; for each token."""
+    gap = old - behaviour
+    return k3(gap.clamp(-20.0, 20.0)), gap > math.log(spec.importance_cap)
 
 
 def importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:

@@ -17,9 +17,12 @@ _SUMS = (
     "sampling_kl",
     "reference_kl",
     "importance_truncated",
+    "compared",
     "tokens",
     "samples",
 )
+# of the tokens whose old log-probs the learner computed
+_COMPARED = ("sampling_kl", "importance_truncated", "compared")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +43,10 @@ class Tally:
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
         self._norms: list[float] = []
 
-    def add(self, loss: Tensor, entropy: Tensor, figures: TokenFigures, samples: int) -> None:
+    def add(
+        self, loss: Tensor, entropy: Tensor, figures: TokenFigures, samples: int, compared: bool
+    ) -> None:
+        """`compared`: the old log-probs are our own, so their distance to the sampler's counts."""
         drift = figures.reference_kl
         sums = (
             loss.detach(),
@@ -50,10 +56,17 @@ class Tally:
             figures.sampling_kl.sum(),
             loss.new_zeros(()) if drift is None else drift.detach().sum(),
             figures.importance_truncated.sum(),
+            loss.new_tensor(entropy.numel() if compared else 0),
             loss.new_tensor(entropy.numel()),
             loss.new_tensor(samples),
         )
         self._sums += torch.stack([value.double() for value in sums])
+
+    def compare(self, sampling_kl: Tensor, truncated: Tensor) -> None:
+        """Tokens at which we have only looked."""
+        found = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
+        for name, value in zip(_COMPARED, found, strict=True):
+            self._sums[_SUMS.index(name)] += value
 
     def stepped(self, norm: float) -> None:
         self._norms.append(norm)
@@ -64,6 +77,7 @@ class Tally:
         reduce_sum(self._sums, group)
         sums = dict(zip(_SUMS, self._sums.tolist(), strict=True))
         tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
+        compared = max(1.0, sums["compared"])
         return UpdateMetrics(
             loss=sums["loss"] / steps,
             gradient_norm=sum(self._norms) / steps,
@@ -71,9 +85,9 @@ class Tally:
             entropy=sums["entropy"] / tokens,
             clipped_low=sums["clipped_low"] / tokens,
             clipped_high=sums["clipped_high"] / tokens,
-            sampling_kl=sums["sampling_kl"] / tokens,
+            sampling_kl=sums["sampling_kl"] / compared,
             reference_kl=sums["reference_kl"] / tokens if has_reference else None,
-            importance_truncated=sums["importance_truncated"] / tokens,
+            importance_truncated=sums["importance_truncated"] / compared,
             tokens=round(sums["tokens"]),
             samples=round(sums["samples"]),
         )

@@ -5,7 +5,7 @@ states that Transformers' own gives.
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,18 +15,19 @@ from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
-from tlt.learn.attention import NATIVE, PACKED
-from tlt.learn.batching import Microbatch, microbatches
+from tlt.learn.attention import NATIVE, PACKED, watched
+from tlt.learn.batching import microbatches, pack
 from tlt.learn.fusing import fuse, unfuse
 from tlt.learn.kernels import kernels
 from tlt.learn.layers import Probe, decoder_layers
-from tlt.learn.loading import states
-from tlt.learn.sample import LearnSample
+from tlt.learn.loading import states, vocabulary
+from tlt.learn.typical import typical_samples
 
 # A draw goes to the way that everybody uses.
 _ADVANTAGE = 1.05
 # Answers of one group differ about this much.
 _LENGTHS = (384, 256, 192, 128, 96, 64)
+_LONG = 512
 # `padded` is what Transformers itself takes for the model.
 _Kind = Literal["padded", "packed", "native"]
 _REGISTERED = {"packed": PACKED, "native": NATIVE}
@@ -35,27 +36,11 @@ _log = structlog.get_logger("learn")
 _chosen: dict[str, _Kind] = {}
 
 
-def takes_bfloat16(spec: AlgorithmSpec, device: torch.device) -> bool:
-    """Left to itself, only where there are matrix units for it.
-
-    Without them it gains less than it costs: its log-probs aren't the sampler's, and computing the
-    old ones is a pass of its own.
-    """
-    match spec.precision:
-        case "float32":
-            return False
-        case "bfloat16":
-            return True
-        case "auto" if device.type == "cuda":
-            return torch.cuda.is_bf16_supported()
-        case "auto":
-            amx: Callable[[], bool] = torch.cpu._is_amx_tile_supported  # pyright: ignore
-            return device.type == "cpu" and amx()
-
-
-def set_attention(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> bool:
+def set_attention(
+    model: PreTrainedModel, spec: AlgorithmSpec, context: int | None, bfloat16: bool
+) -> bool:
     """Whether its micro-batches are packed."""
-    kind = _kind(model, spec, context)
+    kind = _kind(model, spec, context, bfloat16)
     _take(model, kind)
     return kind != "padded"
 
@@ -67,34 +52,38 @@ def _take(model: PreTrainedModel, kind: _Kind) -> None:
         fuse(model, found)
 
 
-def _kind(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> _Kind:
+def _kind(
+    model: PreTrainedModel, spec: AlgorithmSpec, context: int | None, bfloat16: bool
+) -> _Kind:
     device = model.device
     if spec.attention == "padded" or (spec.attention == "auto" and device.type != "cpu"):
         return "padded"
     if spec.attention == "auto":
-        key = f"{model.config.to_json_string()} {context} {takes_bfloat16(spec, device)}"
+        key = f"{model.config.to_json_string()} {context} {spec.microbatch_tokens} {bfloat16}"
         if key not in _chosen:
-            _chosen[key] = _fastest(model, spec, context)
+            _chosen[key] = _fastest(model, spec, context, bfloat16)
         return _chosen[key]
     if spec.attention == "native" and (device.type != "cpu" or kernels() is None):
         raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
-    if not _packs(model, spec.attention):
+    if not _packs(model, spec, context, spec.attention):
         raise ConfigError(
             f"algorithm.attention: {spec.attention} does not fit {model.config.model_type}"
         )
     return spec.attention
 
 
-def _fastest(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> _Kind:
+def _fastest(
+    model: PreTrainedModel, spec: AlgorithmSpec, context: int | None, bfloat16: bool
+) -> _Kind:
     began = time.monotonic()
     fitting: list[_Kind] = ["padded"]
-    if decoder_layers(model) and _packs(model, "packed"):
+    if decoder_layers(model) and _packs(model, spec, context, "packed"):
         fitting.append("packed")
-        if kernels() is not None and _packs(model, "native"):
-            fitting.append("native")
+    if len(fitting) > 1 and kernels() is not None and _packs(model, spec, context, "native"):
+        fitting.append("native")
     seconds: dict[_Kind, float] = {"padded": 0.0}
     if len(fitting) > 1:
-        seconds = {kind: _seconds(model, spec, context, kind) for kind in fitting}
+        seconds = {kind: _seconds(model, spec, context, bfloat16, kind) for kind in fitting}
     best = min(seconds, key=lambda kind: seconds[kind])
     if seconds[best] * _ADVANTAGE > seconds["padded"]:
         best = "padded"
@@ -108,11 +97,16 @@ def _fastest(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -
 
 
 def _seconds(
-    model: PreTrainedModel, spec: AlgorithmSpec, context: int | None, kind: _Kind
+    model: PreTrainedModel,
+    spec: AlgorithmSpec,
+    context: int | None,
+    bfloat16: bool,
+    kind: _Kind,
 ) -> float:
     """One layer's time for a step of typical lengths."""
-    bfloat16 = takes_bfloat16(spec, model.device)
-    batches = _typical(spec, context, model.device, kind != "padded")
+    lengths = [min(length, context or length) for length in _LENGTHS]
+    samples = typical_samples(lengths, vocabulary(model))
+    batches = microbatches(samples, spec.microbatch_tokens, model.device, kind != "padded")
     with _attending(model, kind):
         return sum(Probe(model, batch.tokens, batch.bounds).seconds(bfloat16) for batch in batches)
 
@@ -129,38 +123,36 @@ def _attending(model: PreTrainedModel, kind: _Kind) -> Generator[None]:
         model.set_attn_implementation(own)
 
 
-def _typical(
-    spec: AlgorithmSpec, context: int | None, device: torch.device, packed: bool
-) -> list[Microbatch]:
-    lengths = [length if context is None else min(length, context) for length in _LENGTHS]
-    samples = [
-        LearnSample(
-            prompt=(0,),
-            completion=(0,) * (length - 1),
-            logprobs=(0.0,) * (length - 1),
-            temperature=1.0,
-            advantage=1.0,
-        )
-        for length in lengths
-        if length > 1
-    ]
-    return microbatches(samples, spec.microbatch_tokens, device, packed)
-
-
-def _packs(model: PreTrainedModel, kind: _Kind) -> bool:
-    """Whether sequences in one row have the states that they have alone."""
+def _packs(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None, kind: _Kind) -> bool:
+    """Whether sequences in one row have the states that they have alone, by our attention."""
+    text = model.config.get_text_config()
     if not _attends_to_all(model):
         return False
-    tokens = torch.arange(14, device=model.device)[None] % model.config.get_text_config().vocab_size
+    tokens = torch.arange(14, device=model.device)[None] % text.vocab_size
     bounds = torch.tensor([0, 5, 14], device=model.device)
     try:
         with torch.no_grad():
             alone = [states(model, part)[0] for part in tokens.split([5, 9], 1)]
             with _attending(model, kind):
-                together = states(model, tokens, bounds)[0]
-    except (NotImplementedError, TypeError, ValueError):
+                # Small weights can hide that a layer attends in a way of its own.
+                with watched(_REGISTERED[kind]) as callers:
+                    together = states(model, tokens, bounds)[0]
+                if len(callers) < text.num_hidden_layers:
+                    return False
+                _take_a_long_row(model, spec, context)
+    except (RuntimeError, TypeError, ValueError):
         return False
     return torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-3)
+
+
+def _take_a_long_row(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> None:
+    """Raises where a row may not be longer than a sequence."""
+    width = min(_LONG, context or _LONG, spec.microbatch_tokens)
+    # a sample's last token isn't fed
+    lengths = [width + 1] * (spec.microbatch_tokens // width)
+    row = pack(typical_samples(lengths, vocabulary(model)), model.device)
+    if decoder_layers(model):
+        Probe(model, row.tokens, row.bounds).forward(bfloat16=False)
 
 
 def _attends_to_all(model: PreTrainedModel) -> bool:

@@ -7,6 +7,7 @@ update that raises leaves weights of no version: load or broadcast before the ne
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,31 +21,41 @@ from tlt.learn.collectives import broadcast, reduce_sum
 from tlt.learn.compiled import compile_layers, worth_compiling
 from tlt.learn.gradients import FlatGradients, flat_gradients
 from tlt.learn.layers import decoder_layers
-from tlt.learn.loading import context_limit, head, load_model, require_fit, states
-from tlt.learn.losses import objective
+from tlt.learn.loading import context_limit, load_model, require_fit
+from tlt.learn.losses import mismatch, objective
 from tlt.learn.metrics import Tally
 from tlt.learn.optimiser import NamedAdamW, copy_named
-from tlt.learn.paths import set_attention, takes_bfloat16
-from tlt.learn.sample import Minibatch
+from tlt.learn.paths import set_attention
+from tlt.learn.precision import takes_bfloat16
+from tlt.learn.sample import LearnSample, Minibatch
 from tlt.learn.schedule import learning_rate
-from tlt.learn.scores import score
+from tlt.learn.scores import scores
 from tlt.messages import UpdateMetrics
 
 # Log-probs nearer than this are one policy's; what is clipped differs by hundreds of times more.
 _SAME = 1e-3
+# Of later minibatches every so many samples are looked at before their sampler is believed.
+_EVERY = 8
 
 
 class PolicyLearner:
     def __init__(
-        self, model_dir: str, spec: AlgorithmSpec, max_context: int | None, device: torch.device
+        self,
+        model_dir: str,
+        spec: AlgorithmSpec,
+        max_context: int | None,
+        device: torch.device,
+        busy: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`busy` is entered for what takes its time and has no boundary to call `between` at."""
         self._spec = spec
         self._device = device
         self._model = load_model(model_dir, device)
         self._limit = context_limit(self._model, max_context)
-        self._bfloat16 = takes_bfloat16(spec, device)
-        self._packed = set_attention(self._model, spec, self._limit)
+        self._bfloat16 = takes_bfloat16(self._model, spec, self._limit)
+        self._packed = set_attention(self._model, spec, self._limit, self._bfloat16)
         self._may_compile = spec.compile is not False
+        self._busy = busy
         self._last_update_seconds = 0.0
         if spec.gradient_checkpointing:
             _checkpoint_layers(self._model)
@@ -54,7 +65,7 @@ class PolicyLearner:
         self._reference: PreTrainedModel | None = None
         if spec.kl_coefficient > 0:
             self._reference = load_model(model_dir, device).requires_grad_(False)
-            set_attention(self._reference, spec, self._limit)
+            set_attention(self._reference, spec, self._limit, self._bfloat16)
 
     def update(
         self,
@@ -70,23 +81,27 @@ class PolicyLearner:
         for sample in (sample for share in minibatches for sample in share.samples):
             require_fit(self._model, self._limit, (*sample.prompt, *sample.completion))
         live = [share for share in minibatches if share.total_sequences > 0]
-        batches = [self._microbatches(share) for share in live]
-        self._compile(step, batches)
+        batches = [self._microbatches(share.samples) for share in live]
+        self._compile(step, batches, group)
         began = time.monotonic()
         rate = learning_rate(self._spec, step)
         tally = Tally(self._device)
         # The first minibatch's old log-probs are those of its own forward pass.
-        old: list[list[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
+        old: list[Sequence[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
         with flat_gradients(list(self._parameters.values())) as gradients:
             for index, share in enumerate(live):
                 gradients.zero()
                 apart = torch.zeros((), device=self._device)
                 for batch, before in zip(batches[index], old[index], strict=True):
                     current = self._accumulate(share, batch, before, tally)
-                    apart += (~((current - batch.behaviour).abs() <= _SAME)).sum()
+                    apart += _apart(current, batch)
                     between()
                 if index == 0 and len(live) > 1:
-                    old += self._old_logprobs(batches[1:], apart, group, between)
+                    looked_at = [s for share in live[1:] for s in share.samples[::_EVERY]]
+                    if self._believes(looked_at, apart, tally, group, between):
+                        old += [[batch.behaviour for batch in share] for share in batches[1:]]
+                    else:
+                        old += self._old_logprobs(batches[1:], between)
                 tally.stepped(self._step(gradients, rate, group))
         self._last_update_seconds = time.monotonic() - began
         return tally.metrics(rate, self._reference is not None, group)
@@ -118,42 +133,75 @@ class PolicyLearner:
         broadcast(list(self._parameters.values()), source, group)
         broadcast(list(self._optimiser.moments().values()), source, group)
 
-    def _microbatches(self, share: Minibatch) -> list[Microbatch]:
-        budget = self._spec.microbatch_tokens
-        return microbatches(share.samples, budget, self._device, self._packed)
+    def _microbatches(self, samples: Sequence[LearnSample]) -> list[Microbatch]:
+        return microbatches(samples, self._spec.microbatch_tokens, self._device, self._packed)
 
-    def _compile(self, step: int, batches: list[list[Microbatch]]) -> None:
-        """At most once, in the first update for which it is worth the while."""
+    def _compile(
+        self, step: int, batches: list[list[Microbatch]], group: ProcessGroup | None
+    ) -> None:
+        """At most once, in the first update for which it is worth the while on all ranks.
+
+        All at the same time, because who compiles keeps the others waiting.
+        """
         forced = self._spec.compile is True
         first = next((batch for share in batches for batch in share), None)
-        if not self._may_compile or first is None:
+        if self._spec.compile is False:
             return
-        if forced or worth_compiling(self._spec, step, self._last_update_seconds):
-            self._may_compile = False
-            compile_layers(self._model, first, self._bfloat16, forced)
+        worth = forced or worth_compiling(self._spec, step, self._last_update_seconds)
+        ready = not self._may_compile or (worth and first is not None)
+        votes = torch.tensor([not ready, self._may_compile], dtype=torch.int32).to(self._device)
+        reduce_sum(votes, group)
+        against, waiting = votes.tolist()
+        if against or not waiting:
+            return
+        with self._busy():
+            if self._may_compile and first is not None:
+                self._may_compile = False
+                compile_layers(self._model, first, self._bfloat16, forced)
+            reduce_sum(votes, group)
 
-    def _old_logprobs(
+    def _believes(
         self,
-        later: list[list[Microbatch]],
+        samples: Sequence[LearnSample],
         apart: Tensor,
+        tally: Tally,
         group: ProcessGroup | None,
         between: Callable[[], None],
-    ) -> list[list[Tensor | None]]:
-        """What the sampler said, where the first minibatch found that it says what we would.
+    ) -> bool:
+        """Whether what the sampler said of later minibatches is what we would say.
 
-        Otherwise a pass over all that is left. `apart` counts the tokens that differed.
+        It is if nothing differs on any rank, neither in the first minibatch, of which `apart`
+        counts the tokens that do, nor in these samples of the others.
         """
+        if self._spec.old_logprobs == "learner":
+            return False
+        found: list[tuple[Tensor, Tensor]] = []
+        for batch in self._microbatches([] if apart.item() else samples):
+            known = self._known(batch)
+            apart += _apart(known, batch)
+            found.append(mismatch(self._spec, known, batch.behaviour))
+            between()
         reduce_sum(apart, group)
-        if self._spec.old_logprobs == "auto" and apart.item() == 0:
-            return [[batch.behaviour for batch in share] for share in later]
-        old: list[list[Tensor | None]] = []
+        if apart.item():
+            return False
+        for figures in found:
+            tally.compare(*figures)
+        return True
+
+    def _old_logprobs(
+        self, later: list[list[Microbatch]], between: Callable[[], None]
+    ) -> list[list[Tensor]]:
+        old: list[list[Tensor]] = []
         for share in later:
             old.append([])
             for batch in share:
-                with torch.no_grad():
-                    old[-1].append(self._scores(self._model, batch)[0])
+                old[-1].append(self._known(batch))
                 between()
         return old
+
+    def _known(self, batch: Microbatch) -> Tensor:
+        with torch.no_grad():
+            return self._scores(self._model, batch)[0]
 
     def _accumulate(
         self, share: Minibatch, batch: Microbatch, old: Tensor | None, tally: Tally
@@ -167,7 +215,7 @@ class PolicyLearner:
         before = current.detach() if old is None else old
         loss, figures = objective(self._spec, batch, share, current, before, reference)
         loss.backward()
-        tally.add(loss, entropy, figures, batch.samples)
+        tally.add(loss, entropy, figures, batch.samples, compared=old is not batch.behaviour)
         return current.detach()
 
     def _step(self, gradients: FlatGradients, rate: float, group: ProcessGroup | None) -> float:
@@ -180,10 +228,12 @@ class PolicyLearner:
         return norm
 
     def _scores(self, model: PreTrainedModel, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            hidden = states(model, batch.tokens, batch.bounds)
-        chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
-        return score(chosen, head(model), batch.targets, batch.temperature)
+        return scores(model, batch, self._bfloat16)
+
+
+def _apart(logprobs: Tensor, batch: Microbatch) -> Tensor:
+    """How many tokens differ from what their sampler said."""
+    return (~((logprobs - batch.behaviour).abs() <= _SAME)).sum()
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
@@ -191,3 +241,7 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
     # Transformers checkpoints only layers in training mode; their parts stay free of dropout.
     for layer in decoder_layers(model):
         layer.training = True
+        # Some layers have no part for it and call the function.
+        for name, value in vars(layer).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)

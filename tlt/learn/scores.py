@@ -3,9 +3,21 @@
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tlt.learn.batching import Microbatch
+from tlt.learn.loading import head, states
 
 # 256 MiB of float32 logits; beyond that they are computed again in the backward pass, not kept.
 CHUNK = 2**26
+
+
+def scores(model: PreTrainedModel, batch: Microbatch, bfloat16: bool) -> tuple[Tensor, Tensor]:
+    """Of every completion token, in the order of the micro-batch's other tensors."""
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bfloat16):
+        hidden = states(model, batch.tokens, batch.bounds)
+    chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
+    return score(chosen, head(model), batch.targets, batch.temperature)
 
 
 def score(

@@ -1,7 +1,6 @@
 """A rank's part of an update: every rank of the job computes one, all end with equal weights."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -13,22 +12,22 @@ from tlt.learn.policy import PolicyLearner
 from tlt.learn.sample import LearnSample, Minibatch
 from tlt.messages import Checkpoint, MinibatchShare, PolicyRef, RolloutFinished
 from tlt.models.weights import read_weights, to_bytes
-from tlt.ranks.frames import Load, Train, Trained
+from tlt.ranks.frames import Load, Progress, Train, Trained
 from tlt.types import PolicyVersion
 
 
 class LearnDuty:
-    def __init__(
-        self, load: Load, device: torch.device, blobs: Blobs, report: Callable[[], None]
-    ) -> None:
+    def __init__(self, load: Load, device: torch.device, blobs: Blobs, progress: Progress) -> None:
         spec = load.spec
         self._timeout = spec.algorithm.collective_timeout_seconds
         self._device = device
         self._blobs = blobs
-        self._report = report
-        self.learner = PolicyLearner(
-            spec.policy.path, spec.algorithm, spec.policy.max_context, device
-        )
+        self._progress = progress
+        # reads the model, builds kernels, measures
+        with progress.made():
+            self.learner = PolicyLearner(
+                spec.policy.path, spec.algorithm, spec.policy.max_context, device, progress.made
+            )
 
     def train(self, frame: Train) -> Trained:
         began = time.monotonic()
@@ -36,7 +35,9 @@ class LearnDuty:
         rank = learn.first_rank + frame.local_rank
         version = PolicyVersion(learn.version + 1)
         with ExitStack() as stack:
-            group = self._join(stack, frame, rank)
+            # Whoever is there first waits while the others bring up their trainers.
+            with self._progress.made():
+                group = self._join(stack, frame, rank)
             if learn.restore is not None:
                 self._restore(learn.restore)
             if learn.sync_from is not None and group is not None:
@@ -45,7 +46,9 @@ class LearnDuty:
                 self._minibatch(share, frame.local_rank, samples)
                 for share, samples in zip(learn.minibatches, frame.samples, strict=True)
             ]
-            metrics = self.learner.update(learn.version, minibatches, group, self._report)
+            metrics = self.learner.update(
+                learn.version, minibatches, group, lambda: self._progress.report(1)
+            )
         checkpoint, policy = None, None
         if rank == 0:
             checkpoint = self._checkpoint(version) if learn.checkpoint else None

@@ -68,9 +68,7 @@ class Job:
     @property
     def learn(self) -> LearnDuty:
         if self._learn is None:
-            self._learn = LearnDuty(
-                self._load, self._device, self._blobs, lambda: self._progress.report(1)
-            )
+            self._learn = LearnDuty(self._load, self._device, self._blobs, self._progress)
         return self._learn
 
     def close(self) -> None:

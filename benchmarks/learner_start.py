@@ -1,0 +1,57 @@
+"""What a rank does before its first update, in wall seconds."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from tlt.config import JobSpec
+from tlt.learn.batching import microbatches
+from tlt.learn.compiled import compile_layers
+from tlt.learn.kernels import kernels
+from tlt.learn.loading import load_model
+from tlt.learn.paths import set_attention
+from tlt.learn.sample import LearnSample
+
+
+def measured_start(job: JobSpec) -> dict[str, float]:
+    """Wall seconds, the compiler's with an empty cache and with a full one, in fresh processes."""
+    began = time.monotonic()
+    kernels()
+    built = time.monotonic()
+    model = load_model(job.policy.path, torch.device("cpu"))
+    loaded = time.monotonic()
+    set_attention(model, job.algorithm, job.policy.max_context, bfloat16=False)
+    measured = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        cold, warm = (_alone(_compile_seconds, job) for _ in range(2))
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    return {
+        "building the kernels": round(built - began, 2),
+        "measuring the paths": round(measured - loaded, 2),
+        "compiling the layers, cold": round(cold, 1),
+        "compiling the layers, warm": round(warm, 1),
+    }
+
+
+def _alone(function: Callable[[JobSpec], float], job: JobSpec) -> float:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, job).result()
+
+
+def _compile_seconds(job: JobSpec) -> float:
+    torch.set_num_threads(1)
+    model = load_model(job.policy.path, torch.device("cpu"))
+    packed = set_attention(model, job.algorithm, job.policy.max_context, bfloat16=False)
+    sample = LearnSample(
+        prompt=(1,), completion=(2,) * 300, logprobs=(-1.0,) * 300, temperature=1.0, advantage=1.0
+    )
+    batch, *_ = microbatches([sample] * 3, 4096, torch.device("cpu"), packed)
+    began = time.monotonic()
+    compile_layers(model, batch, bfloat16=False, forced=True)
+    return time.monotonic() - began

@@ -1,0 +1,103 @@
+"""What a rank learns from in the demo's first step: the engine's answers, scored and shared."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from examples.tiny_reasoner.task import reward
+from tlt.config import JobSpec
+from tlt.engine.base import NoiseKey, Request, Sampling
+from tlt.engine.native import NativeEngine
+from tlt.learn.sample import LearnSample, Minibatch
+from tlt.models.folder import load_decoder
+from tlt.models.tokenizer import Tokenizer
+from tlt.policies.advantage import group_advantages
+from tlt.policies.sharding import Sample, shares
+from tlt.types import Member, PolicyVersion, PromptIndex, Step
+
+_RANKS = 2
+
+
+def real_step(job: JobSpec) -> list[Minibatch]:
+    """The first rank's share of the demo's first step; groups that agree are left out, as ever."""
+    tokenizer = Tokenizer(job.policy.path)
+    algorithm = job.algorithm
+    lines = Path(job.data.train).read_text().splitlines()[: algorithm.prompts_per_step]
+    rows: list[dict[str, str]] = [json.loads(line) for line in lines]
+    requests = [
+        Request(
+            id=prompt * algorithm.group_size + member,
+            prompt=tokenizer.prompt_tokens(row["prompt"], job.data, ""),
+            key=NoiseKey(
+                seed=job.seed,
+                step=Step(0),
+                purpose="train",
+                prompt=PromptIndex(prompt),
+                member=Member(member),
+            ),
+            sampling=Sampling(),
+            max_new_tokens=job.rollout.max_new_tokens,
+            stop_tokens=tokenizer.stop_tokens(),
+        )
+        for prompt, row in enumerate(rows)
+        for member in range(algorithm.group_size)
+    ]
+    engine = NativeEngine(
+        load_decoder(Path(job.policy.path), torch.float32),
+        decode_text=tokenizer.decode,
+        slots=job.rollout.slots,
+        max_context=job.policy.max_context or 0,
+        device=torch.device("cpu"),
+        version=PolicyVersion(0),
+    )
+    engine.submit(requests)
+    done = {answer.id: answer for _ in iter(lambda: engine.running, 0) for answer in engine.step()}
+    engine.close()
+    samples: list[Sample] = []
+    for prompt, row in enumerate(rows):
+        members = range(prompt * algorithm.group_size, (prompt + 1) * algorithm.group_size)
+        rewards = [reward(done[id_].text, row["answer"]) for id_ in members]
+        advantages = group_advantages(rewards, algorithm.normalise_advantage) or []
+        samples += [
+            Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens))
+            for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
+        ]
+    (first, *_) = shares(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
+
+    def learned(prompt: int, member: int, advantage: float) -> LearnSample:
+        answer = done[prompt * algorithm.group_size + member]
+        return LearnSample(
+            prompt=requests[answer.id].prompt,
+            completion=tuple(answer.tokens),
+            logprobs=tuple(answer.logprobs),
+            temperature=1.0,
+            advantage=advantage,
+        )
+
+    return [
+        Minibatch(
+            samples=[learned(ref.prompt, ref.member, ref.advantage) for ref in share.ranks[0]],
+            total_tokens=share.total_tokens,
+            total_sequences=share.total_sequences,
+        )
+        for share in first
+    ]
+
+
+def fixed_lengths(real: Sequence[Minibatch], length: int) -> list[Minibatch]:
+    """4096 tokens in answers of one length, cut from real ones that are strung together."""
+    tokens = [token for share in real for sample in share.samples for token in sample.completion]
+    samples = [
+        LearnSample(
+            prompt=tokens[start : start + length // 8],
+            completion=tokens[start + length // 8 : start + length + 1],
+            logprobs=(-1.0,) * (length + 1 - length // 8),
+            temperature=1.0,
+            advantage=1.0 if start % (2 * length) else -1.0,
+        )
+        for start in range(0, 4096, length)
+    ]
+    scored = sum(len(sample.completion) for sample in samples)
+    return [Minibatch(samples=samples, total_tokens=scored, total_sequences=len(samples))]
