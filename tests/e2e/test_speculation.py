@@ -1,0 +1,73 @@
+"""A job that speculates draws what it draws without, and tells how."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.live import Live
+from tlt.messages import DrafterRefused, RolloutFinished, StrategyChosen
+from tlt.models.drafter import DrafterConfig, new_drafter
+from tlt.models.drafter_folder import save_drafter
+from tlt.models.folder import load_decoder
+from tlt.store.journal import JournalEntry
+from tlt.strategies import Draft, Ngram, Off
+
+pytestmark = pytest.mark.timeout(240)
+SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
+
+
+def drafter_of(policy: Path, folder: Path, vocabulary: int | None = None) -> Path:
+    config = load_decoder(policy).config
+    torch.manual_seed(0)
+    drafter = new_drafter(
+        DrafterConfig(
+            layout="eagle",
+            hidden=config.hidden,
+            intermediate=config.intermediate,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            rope=config.rope,
+            max_positions=config.max_positions,
+            vocabulary=vocabulary or config.vocabulary,
+            captured=(config.layers,),
+        )
+    )
+    save_drafter(drafter, folder)
+    return folder
+
+
+def first_step(journal: Sequence[JournalEntry]) -> dict[tuple[int, int], RolloutFinished]:
+    """Its policy is the same whatever the update does."""
+    found = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
+    return {(r.prompt, r.member): r for r in found if r.step == 0 and r.purpose == "train"}
+
+
+def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_path: Path) -> None:
+    drafter = drafter_of(policy, tmp_path)
+    plain = live.submit(spec)
+    speculating = live.submit(spec, *SPECULATING, f"drafter.path={drafter}")
+    refusing = live.submit(spec, *SPECULATING, f"drafter.path={tmp_path / 'nowhere'}")
+    for job in (plain, speculating, refusing):
+        live.tlt("logs", job, "-f")
+        assert live.job(job)["status"] == "done"
+    expected, found = (first_step(live.journal(job)) for job in (plain, speculating))
+    assert {key: r.text for key, r in found.items()} == {key: r.text for key, r in expected.items()}
+    for rollout in found.values():
+        told = (rollout.drafters, rollout.origins)
+        assert [sum(span.tokens for span in spans) for spans in told] == [rollout.length] * 2
+    events = [entry.event for entry in live.journal(speculating)]
+    tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
+    ways = {tally.strategy for tally in tallies}
+    assert ways <= {Off(), Draft(depth=2), Draft(depth=2, noise=False), Ngram(tokens=3)}
+    assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
+    assert not any(isinstance(event, DrafterRefused) for event in events)
+
+    events = [entry.event for entry in live.journal(refusing)]
+    refusals = [event for event in events if isinstance(event, DrafterRefused)]
+    assert refusals
+    assert all("nowhere" in event.error for event in refusals)
+    assert "goes without the drafter" in live.tlt("logs", refusing).stdout
