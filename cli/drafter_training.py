@@ -29,6 +29,8 @@ from tlt.models.folder import load_decoder
 _DEPTHS = (4, 6, 8)
 _POINTS = 10
 _CURVE = "curve.json"
+# updates; with the rates of a start from nothing a good drafter would first get worse
+_PAST = 3000
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,8 @@ def train_drafter(
     ends = PolicyEnds.of(policy, torch.float32, torch.device("cpu"))
     sizes = input_sizes(config, ends.embedding, material.samples)
     drafter = started or new_weights(config, sizes, plan.seed)
-    learner = DrafterLearner(drafter, ends, Recipe(), sizes)
+    recipe = Recipe(past=0 if started is None else _PAST)
+    learner = DrafterLearner(drafter, ends, recipe, sizes)
     training = _Training(plan, learner, material, notes)
     while not training.done:
         if stopped():

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_file import read_json
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
+from tlt.models.weights import to_bytes
 
 _ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 # the inverse of d2t, which training uses elsewhere
@@ -40,10 +41,7 @@ class _ConfigFile(msgspec.Struct):
 
 def save_drafter(drafter: Drafter, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(to_bytes(drafter.state_dict()))
     (folder / "config.json").write_text(json.dumps(_config_file(drafter.config), indent=2) + "\n")
 
 

@@ -19,6 +19,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 20
     # from this update on rates fall as one over the root of the updates, down to a part of them
     level: int = 100
+    # updates that a drafter which doesn't start from nothing has behind it, as the rates see it
+    past: int = 0
     lowest: float = 0.1
     # the drafter that is used is the mean over the last updates: a part of all, or so many at most
     averaged: float = 0.1
@@ -26,7 +28,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def rates(self, update: int) -> tuple[float, float]:
         """For matrices and for the rest; `update` counts from 0."""
-        falling = max(self.lowest, (self.level / (update + 1)) ** 0.5)
+        falling = max(self.lowest, (self.level / (self.past + update + 1)) ** 0.5)
         factor = min(1.0, (update + 1) / self.warmup, falling)
         return self.matrix_rate * factor, self.vector_rate * factor
 
