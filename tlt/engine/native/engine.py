@@ -79,11 +79,12 @@ class NativeEngine:
             self._slots.states,
             positions,
             max(slots * (ahead + 1), CHUNK),
+            slots * (ahead + 1),
         )
         self._speculation = Speculation(arms, self._weights, self._slots, slots, ngram_bytes)
         self._staging = Staging(self._network, staged)
         self._staging_due = False
-        self._noise = Noise(config.vocabulary, device)
+        self._noise = Noise(config.vocabulary, device, slots * (ahead + 1))
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
         self._batch: Batch | None = None
@@ -111,7 +112,8 @@ class NativeEngine:
     @property
     def memory(self) -> int:
         """Bytes of all that is kept beside the weights."""
-        return self._slots.bytes + self._network.bytes + self._speculation.bytes
+        parts = (self._slots, self._network, self._speculation, self._noise)
+        return sum(part.bytes for part in parts)
 
     @property
     def running(self) -> int:
