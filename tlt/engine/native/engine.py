@@ -27,7 +27,7 @@ from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.messages import StrategyTally
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
-from tlt.models.drafter import Drafter, misfit
+from tlt.models.drafter import Drafter, DrafterConfig, misfit
 from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Draft, Strategy, guesses
 from tlt.types import DrafterVersion, PolicyVersion, StopReason
@@ -111,9 +111,13 @@ class NativeEngine:
 
     @property
     def memory(self) -> int:
-        """Bytes of all that is kept beside the weights."""
+        """Bytes of all that is kept beside the weights, an adopted drafter and its own included."""
         parts = (self._slots, self._network, self._speculation, self._noise)
         return sum(part.bytes for part in parts)
+
+    def memory_of(self, drafter: DrafterConfig) -> int:
+        """Bytes that adopting the first drafter of this kind will add."""
+        return self._speculation.bytes_of(drafter)
 
     @property
     def running(self) -> int:

@@ -57,7 +57,7 @@ class Network:
     @property
     def bytes(self) -> int:
         parts = (self._logits, self._rope, self._range)
-        return self._buffers.bytes + sum(part.nbytes for part in parts)
+        return self._buffers.bytes + self._attention.bytes + sum(part.nbytes for part in parts)
 
     def decode(
         self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
