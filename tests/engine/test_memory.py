@@ -2,19 +2,33 @@
 
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.oracle import ask, finish
+from tests.engine.oracle import answers, ask, finish, show
+from tlt.engine.base import Sampling
+from tlt.engine.native import NativeEngine
+from tlt.models.folder import load_decoder
+from tlt.strategies import Ngram
+from tlt.types import PolicyVersion
 
 _FILL = """
 import sys
 from pathlib import Path
 import torch
+from tests.engine.drafting import random_drafter
 from tests.engine.oracle import ask, show
 from tlt.engine.native import NativeEngine
 from tlt.models.folder import load_decoder
-from tlt.types import PolicyVersion
+from tlt.strategies import Draft, Ngram, Off
+from tlt.types import DrafterVersion, PolicyVersion
+
+ARMS = {"ngram": Ngram(tokens=8), "draft": Draft(depth=8)}
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -23,14 +37,26 @@ def resident():
 def fill(slots, context):
     engine = NativeEngine(
         load_decoder(Path(sys.argv[1])), show, slots, context, torch.device("cpu"),
-        PolicyVersion(0), (1, 2),
+        PolicyVersion(0), (1, 2, 3), arms, ngram_bytes=4 << 20,
     )
-    engine.submit([ask(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)])
-    while engine.running:
-        engine.step()
+    if arms:
+        said = engine.memory + engine.memory_of(drafter.config)
+        engine.adopt(DrafterVersion(1), drafter)
+        assert engine.memory == said
+    for arm in (Off(), *arms):
+        engine.submit([ask(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)])
+        engine.decode_with(Off() if isinstance(arm, Draft) else arm)
+        # a drafter makes all that it lacks, so the last tokens are enough to fill its cache
+        for step in range(context - 20):
+            engine.step()
+        engine.decode_with(arm)
+        while engine.running:
+            engine.step()
     return engine
 
 torch.set_num_threads(1)
+drafter = random_drafter("eagle", 1)
+arms = [ARMS[name] for name in sys.argv[2:]]
 small = fill(2, 64)  # what a first engine of any size costs
 before = resident()
 engine = fill(64, 1024)
@@ -38,15 +64,46 @@ print(engine.memory, resident() - before)
 """
 
 
-def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path) -> None:
-    folder = save_model(tmp_path, seed=1, max_position_embeddings=1024, num_hidden_layers=3)
-    command = [sys.executable, "-c", _FILL, str(folder)]
+@pytest.mark.parametrize("arms", [(), ("ngram", "draft")], ids=["plain", "speculative"])
+def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path, arms: Sequence[str]) -> None:
+    folder = save_model(tmp_path, seed=1, max_position_embeddings=2048, num_hidden_layers=3)
+    command = [sys.executable, "-c", _FILL, str(folder), *arms]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     said, taken = map(int, done.stdout.split())
-    # per token: keys and values of 3 layers, 2 heads, 16 wide; 2 states; token and log-prob
+    # per token: keys and values of 3 layers, 2 heads, 16 wide; 3 states; token and log-prob
     tokens = 68 * 1024
-    assert said >= tokens * (3 * 2 * 2 * 16 * 4 + 2 * 64 * 4 + 8 + 4)
+    assert said >= tokens * (3 * 2 * 2 * 16 * 4 + 3 * 64 * 4 + 8 + 4)
     assert abs(taken - said) < 0.1 * said
+
+
+def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
+    budget = 1 << 18
+    engine = NativeEngine(
+        load_decoder(folder),
+        show,
+        16,
+        128,
+        torch.device("cpu"),
+        PolicyVersion(0),
+        arms=[Ngram(tokens=4)],
+        ngram_bytes=budget,
+    )
+    engine.decode_with(Ngram(tokens=4))
+    said, held = engine.memory, list[int]()
+    tracemalloc.start()
+    for first in range(0, 160, 40):
+        asked = [ask(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 40)]
+        assert len(answers(engine, asked)) == 40
+        held.append(allocated_by_index())
+    tracemalloc.stop()
+    assert engine.memory == said
+    # all answers would take twice as much
+    assert 0.8 * budget < held[-1] <= max(held) < 1.1 * budget
+
+
+def allocated_by_index() -> int:
+    trace = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/ngrams/*")])
+    return sum(statistic.size for statistic in trace.statistics("filename"))
 
 
 def test_out_of_slots_means_waiting(make_engine: MakeEngine, folder: Path) -> None:

@@ -42,6 +42,10 @@ class Attention:
         self._dtype = dtype
         self._range = torch.arange(positions, device=cache.device)
 
+    @property
+    def bytes(self) -> int:
+        return self._range.nbytes
+
     def windows(
         self, queries: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
     ) -> "Windows":

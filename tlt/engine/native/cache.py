@@ -28,7 +28,7 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        return self._data.nbytes
+        return self._data.nbytes + self._head_offsets.nbytes
 
     @property
     def device(self) -> torch.device:

@@ -46,8 +46,12 @@ class DraftWeights:
 
     @property
     def bytes(self) -> int:
+        """Of what is its own, not the policy's."""
         linears = (self.layer.qkv, self.layer.out, self.layer.gate_up, self.layer.down, self.fc)
-        return sum(linear.matrix.nbytes for linear in linears)
+        parts = [part for linear in linears for part in linear]
+        own_head = None if self.config.own_head is None else self.head
+        parts += [self.norm, own_head, self.tokens]
+        return sum(part.nbytes for part in parts if part is not None)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         if self.norm is not None:

@@ -45,7 +45,8 @@ class Drafting:
 
     @property
     def bytes(self) -> int:
-        return self._cache.bytes + self._buffers.bytes + self._weights.bytes
+        parts = (self._cache, self._attention, self._buffers, self._weights)
+        return sum(part.bytes for part in parts) + self._rope.nbytes + self._range.nbytes
 
     def copy(self, source: int, target: int, positions: int) -> None:
         self._cache.copy(source, target, positions)

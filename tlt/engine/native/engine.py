@@ -27,7 +27,7 @@ from tlt.engine.stopping import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.messages import StrategyTally
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
-from tlt.models.drafter import Drafter, misfit
+from tlt.models.drafter import Drafter, DrafterConfig, misfit
 from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Draft, Strategy, guesses
 from tlt.types import DrafterVersion, PolicyVersion, StopReason
@@ -79,11 +79,12 @@ class NativeEngine:
             self._slots.states,
             positions,
             max(slots * (ahead + 1), CHUNK),
+            slots * (ahead + 1),
         )
         self._speculation = Speculation(arms, self._weights, self._slots, slots, ngram_bytes)
         self._staging = Staging(self._network, staged)
         self._staging_due = False
-        self._noise = Noise(config.vocabulary, device)
+        self._noise = Noise(config.vocabulary, device, slots * (ahead + 1))
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
         self._batch: Batch | None = None
@@ -110,8 +111,13 @@ class NativeEngine:
 
     @property
     def memory(self) -> int:
-        """Bytes of all that is kept beside the weights."""
-        return self._slots.bytes + self._network.bytes + self._speculation.bytes
+        """Bytes of all that is kept beside the weights, an adopted drafter and its own included."""
+        parts = (self._slots, self._network, self._speculation, self._noise)
+        return sum(part.bytes for part in parts)
+
+    def memory_of(self, drafter: DrafterConfig) -> int:
+        """Bytes that adopting the first drafter of this kind will add."""
+        return self._speculation.bytes_of(drafter)
 
     @property
     def running(self) -> int:

@@ -37,8 +37,9 @@ class Network:
         states: States,
         positions: int,
         most_tokens: int,
+        most_decoded: int,
     ) -> None:
-        """No pass is over more than `most_tokens`."""
+        """No pass is over more than `most_tokens`, or makes logits of more than `most_decoded`."""
         self._config = config
         self._weights = weights
         self._cache = cache
@@ -46,19 +47,25 @@ class Network:
         dtype, device = weights.embedding.dtype, weights.embedding.device
         self._attention = Attention(config, cache, positions, dtype)
         self._buffers = Buffers(config, most_tokens, dtype, device)
+        wide = self._buffers.wide
+        self._logits = torch.empty(most_decoded, config.vocabulary, dtype=wide, device=device)
         self._rope = rotations(config.rope, config.head_dim, positions, device).to(
-            self._buffers.wide.to_complex()
+            wide.to_complex()
         )
         self._range = torch.arange(max(positions, most_tokens), device=device)
 
     @property
     def bytes(self) -> int:
-        return self._buffers.bytes
+        parts = (self._logits, self._rope, self._range)
+        return self._buffers.bytes + self._attention.bytes + sum(part.nbytes for part in parts)
 
     def decode(
         self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """Logits [rows, window, vocabulary] after a window of tokens in each of the first rows."""
+        """Logits [rows, window, vocabulary] after a window of tokens in each of the first rows.
+
+        They last until the next ones are made.
+        """
         rows, window = tokens.shape
         scratch = self._scratch(tokens.view(-1), positions.view(-1))
         reads = self._attention.windows(scratch.queries, positions, segments)
@@ -66,8 +73,7 @@ class Network:
         places = self._run(scratch, which, positions.view(-1), reads)
         normed = self._final_norm(scratch.x)
         self._states.keep(self._config.layers, places, normed)
-        logits = F.linear(normed, self._weights.head).to(self._buffers.wide)
-        return logits.view(rows, window, -1)
+        return self._read_out(normed).view(rows, window, -1)
 
     def prefill(self, pieces: Sequence[Piece]) -> None:
         """Cache these tokens, which nothing is drawn from."""
@@ -102,6 +108,12 @@ class Network:
         scratch = Scratch(self._config, self._buffers, self._rope.index_select(0, positions))
         torch.index_select(self._weights.embedding, 0, tokens, out=scratch.x)
         return scratch
+
+    def _read_out(self, normed: torch.Tensor) -> torch.Tensor:
+        head, logits = self._weights.head, self._logits[: len(normed)]
+        if head.dtype == logits.dtype:
+            return torch.mm(normed, head.t(), out=logits)
+        return logits.copy_(F.linear(normed, head))
 
     def _final_norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self._config.hidden,), self._weights.norm, self._config.norm_eps)

@@ -26,17 +26,49 @@ def key_word(key: NoiseKey) -> int:
 class Noise:
     """Gumbel noise for a vocabulary."""
 
-    def __init__(self, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, vocabulary: int, device: torch.device, kept: int = 0) -> None:
+        """Up to `kept` draws at once are made in one place, and last until the next ones."""
+        self._block = block(device)
         self._tokens = torch.arange(1, vocabulary + 1, device=device) * _signed(_GOLDEN)
+        self._made = torch.empty(kept, vocabulary, device=device)
+
+    @property
+    def bytes(self) -> int:
+        return self._made.nbytes + self._tokens.nbytes
 
     def gumbel(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Keys and positions of one shape -> [..., vocabulary] in float32."""
         draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
-        bits = _mixed(draws[..., None] + self._tokens).bitwise_and_(2**63 - 1)
-        # Large noise comes from a small `chance`, where floats are dense: log1p keeps the tail that
-        # the log of a number near one would cut off at 2^-24.
-        chance = bits.to(torch.float32).mul_(2.0**-63).clamp_(2.0**-64, 1 - 2.0**-24)
-        return chance.neg_().log1p_().neg_().log_().neg_()
+        words, made = draws.view(-1, 1), self._room(draws.numel())
+        if made.numel() <= self._block:
+            _fill(made, words + self._tokens)
+        else:
+            self._fill_blocks(made, words)
+        return made.view(*draws.shape, -1)
+
+    def _room(self, draws: int) -> torch.Tensor:
+        kept = self._made
+        return kept[:draws] if draws <= len(kept) else kept.new_empty(draws, kept.shape[1])
+
+    def _fill_blocks(self, made: torch.Tensor, words: torch.Tensor) -> None:
+        rows = max(self._block // made.shape[1], 1)
+        for part, own in zip(made.split(rows), words.split(rows), strict=True):
+            blocks = part.split(self._block, dim=1), self._tokens.split(self._block)
+            for place, tokens in zip(*blocks, strict=True):
+                _fill(place, own + tokens)
+
+
+def block(device: torch.device) -> int:
+    """How many numbers are worked on at once: on a CPU as many as its cache holds."""
+    return 1 << 16 if device.type == "cpu" else 1 << 24
+
+
+def _fill(place: torch.Tensor, words: torch.Tensor) -> None:
+    bits = _mixed(words).bitwise_and_(2**63 - 1)
+    # Large noise comes from a small chance, where floats are dense: log1p keeps the tail that
+    # the log of a number near one would cut off at 2^-24.
+    negated = place.copy_(bits).mul_(-(2.0**-63)).clamp_(-(1 - 2.0**-24), -(2.0**-64))
+    negated.log1p_().neg_().log_().neg_()
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:

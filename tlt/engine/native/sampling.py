@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from tlt.engine.base import Request, Sampling
-from tlt.engine.native.noise import Noise, key_word
+from tlt.engine.native.noise import Noise, block, key_word
 
 
 class Sampler:
@@ -40,21 +40,30 @@ class Sampler:
         self, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens [rows, window] and their log-probs."""
-        scaled = self._scaled(logits)
-        tokens = self._best(scaled, noise)
-        chosen = scaled.gather(-1, tokens[..., None])[..., 0]
-        return tokens, chosen - scaled.logsumexp(-1)
+        drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for rows in _blocks(logits):
+            scaled = self._scaled(logits, rows)
+            tokens = self._best(scaled, noise, rows)
+            chosen = scaled.gather(-1, tokens[..., None])[..., 0]
+            drawn.append((tokens, chosen - scaled.logsumexp(-1)))
+        if len(drawn) == 1:
+            return drawn[0]
+        tokens, logprobs = zip(*drawn, strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
 
     def guess(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """The tokens [rows, window] that somebody else's logits would give."""
-        return logits.argmax(-1) if noise is None else self._best(self._scaled(logits), noise)
+        if noise is None:
+            return logits.argmax(-1)
+        parts = [self._best(self._scaled(logits, rows), noise, rows) for rows in _blocks(logits)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits if self._divisors is None else logits / self._divisors
+    def _scaled(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
+        return logits[rows] if self._divisors is None else logits[rows] / self._divisors[rows]
 
-    def _best(self, scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        scores = scaled if self._filters is None else self._filters.apply(scaled)
-        return (scores if noise is None else scores + noise).argmax(-1)
+    def _best(self, scaled: torch.Tensor, noise: torch.Tensor | None, rows: slice) -> torch.Tensor:
+        scores = scaled if self._filters is None else self._filters.apply(scaled, rows)
+        return (scores if noise is None else scores + noise[rows]).argmax(-1)
 
 
 def filtered(sampling: Sampling) -> bool:
@@ -74,16 +83,24 @@ class Filters:
         self._top_k, self._top_p = _column(top_k), _column(top_p)
         self._min_p = _column(like.new_tensor([s.min_p for s in settings]).log_())
 
-    def apply(self, scaled: torch.Tensor) -> torch.Tensor:
+    def apply(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
+        """`scaled` is of these rows alone."""
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         ordered = scaled.sort(-1, descending=True).values
-        last = self._top_k.clamp(max=scaled.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
+        last = top_k.clamp(max=scaled.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
         threshold = ordered.gather(-1, last)
         probabilities = ordered.masked_fill(ordered < threshold, float("-inf")).softmax(-1)
         above = probabilities.cumsum(-1).sub_(probabilities)
-        last = (above < self._top_p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+        last = (above < top_p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
         threshold = torch.maximum(threshold, ordered.gather(-1, last))
-        threshold = torch.maximum(threshold, ordered[..., :1] + self._min_p)
+        threshold = torch.maximum(threshold, ordered[..., :1] + min_p)
         return scaled.masked_fill(scaled < threshold, float("-inf"))
+
+
+def _blocks(logits: torch.Tensor) -> list[slice]:
+    """Rows that are drawn together: what is made on the way stays small."""
+    rows = max(block(logits.device) // logits[0].numel(), 1)
+    return [slice(first, first + rows) for first in range(0, len(logits), rows)]
 
 
 def _column(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from tlt.engine.native.weights import Weights
 from tlt.engine.ngrams import Ngrams
 from tlt.errors import ConfigError
 from tlt.messages import StrategyTally
-from tlt.models.drafter import Drafter
+from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.policies.strategy import Choice, StrategyPolicy
 from tlt.policies.strategy_tallies import Tallies
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
@@ -47,8 +47,15 @@ class Speculation:
 
     @property
     def bytes(self) -> int:
+        """The index counts as what it may come to hold."""
         drafting = self._drafting.bytes if self._drafting is not None else 0
-        return drafting + (self._ngrams.bytes if self._ngrams is not None else 0)
+        return drafting + (self._ngrams.budget if self._ngrams is not None else 0)
+
+    def bytes_of(self, config: DrafterConfig) -> int:
+        """What adopting such a drafter takes, if there is none yet."""
+        with torch.device("meta"):  # tensors without memory
+            drafter, policy = new_drafter(config), self._weights.without_memory()
+            return self._made(drafter, policy).bytes
 
     def decode_with(self, strategy: Strategy) -> None:
         if guesses(strategy) > self.longest:
@@ -60,9 +67,7 @@ class Speculation:
         self._offer()
 
     def adopt(self, version: DrafterVersion, drafter: Drafter, running: Sequence[Row]) -> None:
-        self._drafting = Drafting(
-            drafter, self._weights, self._slots, self._count, max(self.longest, 1)
-        )
+        self._drafting = self._made(drafter, self._weights)
         self.version = version
         for row in running:
             row.drafted = 0
@@ -120,6 +125,9 @@ class Speculation:
             self._learn(self._ngrams, row, index, row.position(step))
             self._ngrams.end(row.request.id)
             del self._indexed[row.request.id]
+
+    def _made(self, drafter: Drafter, policy: Weights) -> Drafting:
+        return Drafting(drafter, policy, self._slots, self._count, max(self.longest, 1))
 
     def _offer(self) -> None:
         if self._policy is not None:

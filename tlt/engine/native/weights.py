@@ -20,6 +20,10 @@ class Weights:
         self.norm = buffer(hidden)
         self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
 
+    def without_memory(self) -> "Weights":
+        """Of the same shapes, to reckon with."""
+        return Weights(self._config, self.embedding.dtype, torch.device("meta"))
+
     @torch.inference_mode()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         for index, layer in enumerate(self.layers):

@@ -13,7 +13,7 @@ from tlt.engine.ngrams.history import History, Proposal
 class Ngrams:
     def __init__(self, budget: int) -> None:
         """`budget` in bytes."""
-        self._budget = budget
+        self.budget = budget
         # the one that was longest not written to comes first
         self._histories: dict[Hashable, History] = {}
         # by running row: its group, and its number in there
@@ -77,7 +77,7 @@ class Ngrams:
 
     def _shrink(self) -> None:
         """Drop groups that nobody runs in, then the oldest answers of the largest group."""
-        while self._bytes > self._budget:
+        while self._bytes > self.budget:
             running = set(self._rows.values())
             groups = {group for group, _ in running}
             idle = next((group for group in self._histories if group not in groups), None)

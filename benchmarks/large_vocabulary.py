@@ -1,0 +1,181 @@
+"""What sampling costs where the vocabulary is large.
+
+`python -m benchmarks.large_vocabulary --out F.json`
+
+Random weights of the shape of Qwen2.5-0.5B decode in float32 on one thread, plainly and with a
+random drafter's chains, which are drawn as well. Sampling is all that makes tokens of logits:
+noise, scores, the best of them, log-probs, of drafts and of what is verified; the matrix products
+of the heads are no part of it. Its share is that of a whole step, drafting included. Seconds are
+the thread's CPU seconds: another process on the machine costs neither side.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.engine import random_prompts, request
+from benchmarks.result import Claim, write_result
+from tlt.engine.native import NativeEngine
+from tlt.engine.native.sampling import Sampler
+from tlt.models.decoder import Decoder, DecoderConfig, weight_shapes
+from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
+from tlt.models.rope import PlainRope
+from tlt.strategies import Draft, Off, Strategy
+from tlt.types import DrafterVersion, PolicyVersion
+
+_SHAPE = DecoderConfig(
+    vocabulary=151_936,
+    hidden=896,
+    intermediate=4864,
+    layers=24,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    norm_eps=1e-6,
+    rope=PlainRope(theta=1e6),
+    max_positions=32_768,
+    tied=True,
+    qkv_bias=True,
+    out_bias=False,
+    mlp_bias=False,
+    head_norms=False,
+)
+_BATCHES = (1, 4, 8)
+_CONTEXT = 256
+_STEPS = 9
+_WAYS: dict[str, tuple[Strategy, float]] = {
+    "plain": (Off(), 0.15),
+    "verify": (Draft(depth=4), 0.25),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    decoder, drafter = _random_policy(), _random_drafter()
+    before = _resident() + sum(weight.nbytes for weight in decoder.weights.values())
+    engine = _engine(decoder, drafter)
+    details: dict[str, Any] = {"context": _CONTEXT, "steps": _STEPS, "slots": max(_BATCHES)}
+    claims: list[Claim] = []
+    for name, (strategy, bar) in _WAYS.items():
+        measured = {batch: _measured(engine, strategy, batch) for batch in _BATCHES}
+        worst = max(by["share"] for by in measured.values())
+        claims.append(
+            Claim(
+                name=f"speculation.large_vocab_sampling_share.{name}",
+                value=worst,
+                unit="of a step",
+                bar=bar,
+                less_is_better=True,
+            )
+        )
+        details[name] = {"by_batch": measured}
+    details["memory_stated_bytes"] = engine.memory
+    details["memory_taken_bytes"] = _resident() - before
+    write_result("large_vocabulary", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _random_policy() -> Decoder:
+    torch.manual_seed(1)
+    weights = {
+        name: torch.ones(shape) if "norm" in name else torch.empty(shape).normal_(std=0.02)
+        for name, shape in weight_shapes(_SHAPE).items()
+    }
+    return Decoder(config=_SHAPE, weights=weights)
+
+
+def _random_drafter() -> Drafter:
+    return new_drafter(
+        DrafterConfig(
+            layout="eagle",
+            hidden=_SHAPE.hidden,
+            intermediate=_SHAPE.intermediate,
+            heads=_SHAPE.heads,
+            kv_heads=_SHAPE.kv_heads,
+            head_dim=_SHAPE.head_dim,
+            norm_eps=_SHAPE.norm_eps,
+            rope=_SHAPE.rope,
+            max_positions=_SHAPE.max_positions,
+            vocabulary=_SHAPE.vocabulary,
+            captured=(_SHAPE.layers,),
+        )
+    )
+
+
+def _engine(decoder: Decoder, drafter: Drafter) -> NativeEngine:
+    engine = NativeEngine(
+        decoder,
+        decode_text=lambda tokens: "",
+        slots=max(_BATCHES),
+        max_context=_CONTEXT,
+        device=torch.device("cpu"),
+        version=PolicyVersion(0),
+        captured=(_SHAPE.layers,),
+        arms=[strategy for strategy, _ in _WAYS.values()],
+    )
+    engine.adopt(DrafterVersion(1), drafter)
+    return engine
+
+
+def _measured(engine: NativeEngine, strategy: Strategy, batch: int) -> dict[str, float]:
+    """Medians over steps; the first two, which prefill and fill up, are left out."""
+    engine.decode_with(strategy)
+    engine.submit([request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))])
+    steps: list[tuple[float, dict[str, float]]] = []
+    for _ in range(_STEPS + 2):
+        with _sampling_timed() as spent:
+            started = time.thread_time()
+            engine.step()
+            steps.append((time.thread_time() - started, spent))
+    engine.cancel(range(batch))
+    engine.step()
+    steps = steps[2:]
+    milliseconds = {
+        f"{part}_milliseconds": round(1e3 * median(spent[part] for _, spent in steps), 2)
+        for part in ("noise", "guess", "draw")
+    }
+    return {
+        "share": round(median(sum(spent.values()) / seconds for seconds, spent in steps), 4),
+        "step_milliseconds": round(1e3 * median(seconds for seconds, _ in steps), 1),
+        **milliseconds,
+    }
+
+
+@contextmanager
+def _sampling_timed() -> Generator[dict[str, float]]:
+    spent = {"noise": 0.0, "guess": 0.0, "draw": 0.0}
+
+    def timed(part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            started = time.thread_time()
+            result = work(*arguments)
+            spent[part] += time.thread_time() - started
+            return result
+
+        return run
+
+    with (
+        patch.object(Sampler, "noise", timed("noise", Sampler.noise)),
+        patch.object(Sampler, "guess", timed("guess", Sampler.guess)),
+        patch.object(Sampler, "draw", timed("draw", Sampler.draw)),
+    ):
+        yield spent
+
+
+def _resident() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+if __name__ == "__main__":
+    main()
