@@ -6,17 +6,21 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from tests.engine import drafting
 from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.oracle import answers, ask, finish, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
+from tlt.models.drafter import new_drafter
 from tlt.models.folder import load_decoder
-from tlt.strategies import Ngram
-from tlt.types import PolicyVersion
+from tlt.strategies import Draft, Ngram
+from tlt.types import DrafterVersion, PolicyVersion
 
+ARMS = (Draft(depth=4), Ngram(tokens=4))
 _FILL = """
 import sys
 from pathlib import Path
@@ -76,6 +80,21 @@ def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path, arms: Sequen
     assert abs(taken - said) < 0.1 * said
 
 
+@pytest.mark.parametrize(
+    ("layout", "own_head"), [("eagle", None), ("eagle3", None), ("eagle3", 50)]
+)
+def test_what_a_drafter_adds_is_known_before(
+    folder: Path, layout: drafting.Layout, own_head: int | None
+) -> None:
+    engine = NativeEngine(
+        load_decoder(folder), show, 4, 128, torch.device("cpu"), PolicyVersion(0), (1, 2, 3), ARMS
+    )
+    config = msgspec.structs.replace(drafting.config(layout), own_head=own_head)
+    said = engine.memory + engine.memory_of(config)
+    engine.adopt(DrafterVersion(1), new_drafter(config))
+    assert engine.memory == said
+
+
 def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
     budget = 1 << 18
     engine = NativeEngine(
@@ -85,7 +104,7 @@ def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
         128,
         torch.device("cpu"),
         PolicyVersion(0),
-        arms=[Ngram(tokens=4)],
+        arms=ARMS,
         ngram_bytes=budget,
     )
     engine.decode_with(Ngram(tokens=4))
