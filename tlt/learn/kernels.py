@@ -1,6 +1,6 @@
 """What is written in C, built where there is a compiler and kept for the life of the process.
 
-Building takes two seconds, and nothing is cached on disk: a cache would have to know the machine.
+Building takes a second or two, and nothing is cached: a cache would have to know the machine.
 The kernels are used only after they agreed with torch's own, in both directions. Their tensors are
 float32 and contiguous; C checks no shapes, so what does not fit is refused on the way in.
 """
