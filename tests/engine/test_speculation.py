@@ -206,6 +206,17 @@ def test_a_finished_sibling_is_what_the_next_one_copies(policy: Path, eagle: Dra
     assert accept_length(again) > 3
 
 
+def test_what_was_answered_elsewhere_is_copied_too(policy: Path, eagle: Drafter) -> None:
+    prompt = random_prompts(1)[0]
+    asked = [ask(0, prompt, Sampling(), 40)]
+    plain = answers(engine(policy, eagle), asked)
+    made = engine(policy, eagle, Ngram(tokens=5))
+    made.overhear(prompt, plain[0].tokens)
+    done = answers(made, asked)
+    assert same(done, plain)
+    assert accept_length(done) > 3
+
+
 def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
     policy: Path, eagle: Drafter, next_folder: Path
 ) -> None:

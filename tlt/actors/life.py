@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 import structlog
 
+from tlt.actors.hearsay import overhear
 from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
 from tlt.config import SessionSpec
@@ -43,6 +44,7 @@ from tlt.ranks.frames import (
     Decode,
     FromRank,
     Load,
+    Overheard,
     Ready,
     Refused,
     SwapPolicy,
@@ -55,6 +57,7 @@ from tlt.store.codec import Codec
 from tlt.store.connection import GONE, Connection, persistently
 from tlt.store.keys import ROLLOUT, Keys
 from tlt.store.stream import Consumer, Stream, rows
+from tlt.strategies import Ngram
 from tlt.types import Attempt, EntryId, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 
 _RANK_START_SECONDS = 120.0
@@ -145,6 +148,7 @@ class Life:
             self._obey_commands(),
             self._pull(),
             self._watch(),
+            overhear(self._events, self._heard_elsewhere),
             *(self._listen(index, rank) for index, rank in enumerate(self.ranks)),
         ]
         running = [asyncio.create_task(task) for task in tasks]
@@ -389,7 +393,23 @@ class Life:
         if held is not None:
             self.useful = True
             self._outbox.post(rollout, self._queue, held[0])
+            self._tell_ranks(rollout, but=held[1])
             self._pull_again.set()
+
+    def _heard_elsewhere(self, rollout: RolloutFinished) -> None:
+        if rollout.worker != self.place.worker:
+            self._tell_ranks(rollout, but=None)
+
+    def _tell_ranks(self, rollout: RolloutFinished, but: int | None) -> None:
+        """Those who may guess from it."""
+        if self.job is None or rollout.job != self.job.job:
+            return
+        if not any(isinstance(arm, Ngram) for arm in self.job.spec.speculation.arms):
+            return
+        frame = Overheard(job=rollout.job, prompt=rollout.prompt_tokens, tokens=rollout.tokens)
+        for index, rank in enumerate(self.ranks):
+            if index != but:
+                rank.send(frame)
 
     def _rank_trained(self, frame: Trained) -> None:
         learn = frame.learn

@@ -96,6 +96,10 @@ class Engine(Protocol):
 
     def step(self) -> list[Completion]: ...
 
+    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """What was answered elsewhere: who guesses may guess from it."""
+        ...
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         """How it decoded since it was last asked."""
         ...

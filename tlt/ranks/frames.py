@@ -26,6 +26,7 @@ from tlt.messages import (
     PromptIssued,
     RolloutFinished,
     StrategyChosen,
+    Tensor,
     UpdateMetrics,
 )
 from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, WorkerId
@@ -59,6 +60,14 @@ class Decode(Frame, frozen=True, kw_only=True):
     prompts: tuple[PromptIssued, ...]
 
 
+class Overheard(Frame, frozen=True, kw_only=True):
+    """What another rank answered to one of the job's prompts."""
+
+    job: JobId
+    prompt: tuple[int, ...]
+    tokens: Tensor
+
+
 class Train(Frame, frozen=True, kw_only=True):
     """`samples` holds this rank's rollouts, by minibatch, in the order of its shares."""
 
@@ -88,7 +97,7 @@ class Refused(Frame, frozen=True, kw_only=True):
     error: str
 
 
-ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Train
+ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Overheard | Train
 FromRank: TypeAlias = Ready | RolloutFinished | StrategyChosen | DrafterRefused | Trained | Refused
 
 _LENGTH = struct.Struct("<Q")

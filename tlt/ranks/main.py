@@ -23,6 +23,7 @@ from tlt.ranks.engines import context_of, start_engine
 from tlt.ranks.frames import (
     Decode,
     Load,
+    Overheard,
     Progress,
     RankChannel,
     Ready,
@@ -115,6 +116,9 @@ class Rank:
             case Decode():
                 if job := self._current(command.prompts[0].job):
                     self._decode(job, command)
+            case Overheard():
+                if job := self._current(command.job):
+                    job.rollout.overhear(command)
             case Train():
                 if job := self._current(command.learn.job):
                     self._train(job, command)

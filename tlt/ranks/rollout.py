@@ -6,9 +6,10 @@ import torch
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
+from tlt.errors import BlobError
 from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen
 from tlt.models.weights import read_weights
-from tlt.ranks.frames import Load
+from tlt.ranks.frames import Load, Overheard
 from tlt.types import PolicyVersion, Purpose
 
 _SECONDS_BETWEEN_REPORTS = 1.0
@@ -52,6 +53,13 @@ class RolloutDuty:
         return StrategyChosen(
             job=load.job, worker=load.worker, incarnation=load.incarnation, tallies=tallies
         )
+
+    def overhear(self, answer: Overheard) -> None:
+        try:
+            tokens = self._blobs.unpack(answer.tokens)
+        except BlobError:
+            return  # its step is over, and with it what held the tokens
+        self.engine.overhear(answer.prompt, tokens.tolist())
 
     def swap(self, policy: PolicyRef) -> None:
         """Versions that are held already cost nothing."""

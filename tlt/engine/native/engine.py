@@ -158,6 +158,9 @@ class NativeEngine:
         """From the next step on, it says which of the arms."""
         self._speculation.let(policy, seed)
 
+    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        self._speculation.overhear(prompt, tokens)
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         return self._speculation.tallies()
 

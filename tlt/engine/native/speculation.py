@@ -111,6 +111,11 @@ class Speculation:
             reached[1:],
         )
 
+    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """What was answered elsewhere."""
+        if self._ngrams is not None:
+            self._ngrams.add(_group(prompt), prompt, tokens)
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         """Since they were last asked for."""
         return self._tallies.taken()
@@ -149,7 +154,7 @@ class Speculation:
     def _learn(self, ngrams: Ngrams, row: Row, index: int, position: int) -> None:
         request = row.request
         if request.id not in self._indexed:
-            ngrams.begin(request.id, request.prompt, hash(request.prompt))
+            ngrams.begin(request.id, request.prompt, _group(request.prompt))
             self._indexed[request.id] = 0
         first = len(request.prompt) + self._indexed[request.id]
         tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
@@ -171,6 +176,11 @@ class Round:
     def guessed(self, drafts: torch.Tensor | None) -> None:
         self.drafting = perf_counter() - self.began
         self.drafts = 0 if drafts is None else drafts.shape[1]
+
+
+def _group(prompt: Sequence[int]) -> int:
+    """Answers to one prompt are siblings, whenever and for whatever step they were asked for."""
+    return hash(tuple(prompt))
 
 
 def longest(arms: Sequence[Strategy]) -> int:

@@ -118,6 +118,9 @@ class SglangEngine:
         ended = [running for running in self._running.values() if running.task.done()]
         return dropped + [self._end(running) for running in ended]
 
+    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """It doesn't guess."""
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         return ()
 
