@@ -151,6 +151,7 @@ class Fixed:
         drafting: float,
         reached: Sequence[int],
         accepted: Sequence[int],
+        width: int | None = None,
     ) -> None:
         pass
 

@@ -274,6 +274,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
             self.speculation.mode == "off" or self.rollout.engine == "native",
             "speculation needs rollout.engine: native",
         )
+        _require(
+            not isinstance(self.speculation.strategy, Draft) or self.drafter.path is not None,
+            "speculation.strategy asks a drafter, and drafter.path names none",
+        )
         longest = self.speculation.longest
         room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
         _require(

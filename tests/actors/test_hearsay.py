@@ -5,6 +5,7 @@ import asyncio
 from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.actors.hearsay import overhear
+from tlt.actors.life import cancel_all
 from tlt.messages import AnyEvent, RolloutFinished, Tensor, WorkerIdled
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
@@ -68,6 +69,5 @@ async def test_answers_are_heard_and_nothing_else(connection: Connection, keys: 
     await say(answer(2))
     await wait_until(lambda: answer(2) in heard)
     assert [rollout for rollout in heard if rollout.member] == [answer(1), answer(2)]
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
+    await cancel_all([listening])
     await connection.delete(keys.events)

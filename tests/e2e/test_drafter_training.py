@@ -200,7 +200,7 @@ def test_a_drafter_of_another_policy_is_refused_by_name_and_shape(
     drafter = tmp_path / "drafter"
     train_drafter(plan(policy, data, tokens=200), drafter, lambda line: None, lambda: False)
     wider = Path(save_llama(tmp_path / "wider", hidden_size=40, vocab_size=32))
-    with pytest.raises(UnsupportedModel, match="hidden size is 32, that of the policy 40"):
+    with pytest.raises(UnsupportedModel, match="its hidden is 32, the policy's 40"):
         train_drafter(plan(wider, data, start=str(drafter)), tmp_path / "out", print, lambda: False)
     weights = load_file(drafter / "model.safetensors")
     weights["fc.bias"] = torch.zeros(7)

@@ -15,7 +15,8 @@ from tlt.store.journal import JournalEntry
 from tlt.strategies import Draft, Ngram, Off
 
 pytestmark = pytest.mark.timeout(240)
-SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
+DRAFTING = ("speculation.mode=static", "speculation.strategy={type: draft, depth: 2}")
+CHOOSING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
 
 
 def drafter_of(policy: Path, folder: Path, vocabulary: int | None = None) -> Path:
@@ -49,8 +50,8 @@ def first_step(journal: Sequence[JournalEntry]) -> dict[tuple[int, int], Rollout
 def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_path: Path) -> None:
     drafter = drafter_of(policy, tmp_path)
     plain = live.submit(spec)
-    speculating = live.submit(spec, *SPECULATING, f"drafter.path={drafter}")
-    refusing = live.submit(spec, *SPECULATING, f"drafter.path={tmp_path / 'nowhere'}")
+    speculating = live.submit(spec, *DRAFTING, f"drafter.path={drafter}")
+    refusing = live.submit(spec, *CHOOSING, f"drafter.path={tmp_path / 'nowhere'}")
     for job in (plain, speculating, refusing):
         live.tlt("logs", job, "-f")
         assert live.job(job)["status"] == "done"
@@ -59,10 +60,11 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     for rollout in found.values():
         told = (rollout.drafters, rollout.origins)
         assert [sum(span.tokens for span in spans) for spans in told] == [rollout.length] * 2
+        assert [span.version for span in rollout.drafters] == [0]
+        assert {span.origin for span in rollout.origins} <= {"accepted", "corrected"}
     events = [entry.event for entry in live.journal(speculating)]
     tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
-    ways = {tally.strategy for tally in tallies}
-    assert ways <= {Off(), Draft(depth=2), Draft(depth=2, noise=False), Ngram(tokens=3)}
+    assert {tally.strategy for tally in tallies} == {Draft(depth=2)}
     assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
     assert not any(isinstance(event, DrafterRefused) for event in events)
 
@@ -71,3 +73,5 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     assert refusals
     assert all("nowhere" in event.error for event in refusals)
     assert "goes without the drafter" in live.tlt("logs", refusing).stdout
+    tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
+    assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,9 @@ from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.models.drafter import Drafter, new_drafter
 from tlt.models.folder import load_decoder
+from tlt.models.rope import PlainRope
+from tlt.policies.adaptive import AdaptivePolicy
+from tlt.policies.strategy import Choice
 from tlt.strategies import Draft, Ngram, Off, Strategy
 from tlt.types import DrafterVersion, PolicyVersion
 
@@ -218,25 +222,76 @@ def test_what_was_answered_elsewhere_is_copied_too(policy: Path, eagle: Drafter)
 
 
 def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
-    policy: Path, eagle: Drafter, next_folder: Path
+    policy: Path, next_folder: Path
 ) -> None:
-    asked = requests(12)
-    later = load_decoder(drafting.predictable_policy(next_folder.parent / "later"), torch.float64)
+    """Where nothing is accepted of a random drafter, each way swaps at the same token."""
+    asked = [ask(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
+    strange = drafting.random_drafter("eagle", 1)
+    weights = load_decoder(next_folder, torch.float64).weights
+    later = dict(load_decoder(policy, torch.float64).weights)
+    later |= {name: w for name, w in weights.items() if "layers" in name}
 
     def swapping(strategy: Strategy) -> dict[int, Completion]:
-        made = engine(policy, eagle, strategy)
+        made = engine(policy, strange, strategy, slots=12)
         made.submit(asked)
-        done = {c.id: c for _ in range(1) for c in made.step()}
-        made.swap_weights(PolicyVersion(1), {n: w * 1.01 for n, w in later.weights.items()})
+        done = {c.id: c for _ in range(9) for c in made.step()}
+        made.swap_weights(PolicyVersion(1), later)
         while made.running:
             done |= {c.id: c for c in made.step()}
         return done
 
-    drafted = swapping(Draft(depth=3))
-    assert same(drafted, swapping(Off()))
-    versions = [[span.version for span in c.policies] for c in drafted.values()]
-    assert [0, 1] in versions
-    assert accept_length(drafted) > 1.2
+    plain, drafted = swapping(Off()), swapping(Draft(depth=3))
+    unswapped = answers(engine(policy, strange, Off()), asked)
+    for id, completion in drafted.items():
+        if any(span.origin == "accepted" for span in completion.origins):
+            continue
+        assert completion.tokens == plain[id].tokens
+        assert completion.policies == plain[id].policies
+        assert len(completion.policies) == 2
+        assert completion.tokens != unswapped[id].tokens
+    assert sum(c.tokens == plain[id].tokens for id, c in drafted.items()) >= 3
+
+
+def test_what_is_cancelled_keeps_what_it_has(policy: Path, eagle: Drafter) -> None:
+    asked = requests()
+    plain = answers(engine(policy, eagle), asked)
+    made = engine(policy, eagle, Draft(depth=6))
+    made.submit(asked)
+    done: dict[int, Completion] = {}
+    dice = Random(1)
+    while made.running:
+        made.cancel([dice.randrange(len(asked))])
+        done |= {completion.id: completion for completion in made.step()}
+    assert done.keys() == plain.keys()
+    assert any(c.stop == "cancelled" and c.tokens for c in done.values())
+    for id, completion in done.items():
+        assert completion.tokens == plain[id].tokens[: len(completion.tokens)]
+
+
+class Listening(AdaptivePolicy):
+    """Always the same, and what it is told."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__()
+        self.strategy = strategy
+        self.told: list[tuple[list[int], list[int]]] = []
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        return Choice(self.strategy, 1.0, "only")
+
+    def observe(self, *round: Any) -> None:
+        self.told.append((list(round[5]), list(round[6])))
+
+
+def test_what_is_not_even_proposed_counts_as_refused(policy: Path, eagle: Drafter) -> None:
+    made = engine(policy, eagle)
+    policy_ = Listening(Ngram(tokens=5))
+    made.let_choose(policy_, 0)
+    (done,) = answers(made, [ask(0, (3, 1, 4), Sampling(), 12)]).values()
+    kept = sum(sum(accepted) for _, accepted in policy_.told)
+    assert kept >= sum(span.tokens for span in done.origins if span.origin == "accepted")
+    assert all(len(reached) == 5 for reached, _ in policy_.told)
+    assert ([1, 0, 0, 0, 0], [0] * 5) in policy_.told
 
 
 @pytest.mark.parametrize(
@@ -244,7 +299,20 @@ def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
     [
         ({"vocabulary": 50}, "its vocabulary is 50, the policy's 97"),
         ({"hidden": 32}, "its hidden is 32, the policy's 64"),
-        ({"captured": (9,)}, "it reads layer 9 of 3"),
+        ({"captured": (1,)}, r"it reads layers \[1\], and EAGLE's reads what follows the last one"),
+        ({"layout": "eagle3", "captured": (1, 9)}, r"it reads layers \[1, 9\] of 3"),
+        ({"layout": "eagle3", "captured": (1, 1)}, r"it reads layers \[1, 1\] of 3"),
+        ({"kv_heads": 3}, "its 4 heads cannot share 3 keys"),
+        ({"head_dim": 15}, "its heads are 15 wide"),
+        ({"rope": PlainRope(theta=5.0)}, "its rope theta is 5, the policy's 10000"),
+        (
+            {"layout": "eagle3", "captured": (1, 2), "own_head": 98},
+            r"d2t \[98\] names tokens beyond the vocabulary",
+        ),
+        (
+            {"layout": "eagle3", "captured": (0, 2)},
+            r"reads the states of layers \[0\], which this engine does not keep",
+        ),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused(
@@ -267,5 +335,7 @@ def test_a_drafter_with_a_nan_is_refused(policy: Path, eagle: Drafter) -> None:
 
 
 def test_more_guesses_than_there_is_room_for_are_refused(policy: Path, eagle: Drafter) -> None:
-    with pytest.raises(ConfigError, match="7 tokens guessed, where 6 fit"):
+    with pytest.raises(ConfigError, match="7 tokens guessed, where 1 to 6 fit"):
         engine(policy, eagle, Draft(depth=7))
+    with pytest.raises(ConfigError, match="0 tokens guessed, where 1 to 6 fit"):
+        engine(policy, eagle, Draft(depth=0))

@@ -184,7 +184,11 @@ def test_speculation_is_the_native_engines() -> None:
 def test_ways_to_decode() -> None:
     assert parse().speculation.arms == ()
     static = {"mode": "static", "strategy": {"type": "draft", "depth": 4, "noise": False}}
-    assert parse(speculation=static).speculation.arms == (Draft(depth=4, noise=False),)
+    drafted = parse(speculation=static, drafter__path="drafter")
+    assert drafted.speculation.arms == (Draft(depth=4, noise=False),)
+    assert drafted.drafter.path == "/specs/drafter"
+    with pytest.raises(ConfigError, match=r"asks a drafter, and drafter.path names none"):
+        parse(speculation=static)
     adaptive = parse(speculation={"mode": "adaptive", "depths": [2], "ngrams": [9]}).speculation
     assert adaptive.arms == (
         Off(),

@@ -157,7 +157,7 @@ class Life:
             for task in done:
                 task.result()
         finally:
-            await _cancel_all(running)
+            await cancel_all(running)
 
     async def end(self, reason: str) -> None:
         """What is still in the outbox is true; then nothing more will come from here."""
@@ -468,7 +468,7 @@ class Life:
                     raise Over(f"rank {index} stood still for {still:.0f} s")
 
 
-async def _cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
+async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
     """Until they are done: a client's own time-out can swallow a cancellation."""
     pending = set(tasks)
     while pending:

@@ -122,17 +122,35 @@ def new_drafter(config: DrafterConfig) -> Drafter:
 def misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
     """In a few words, what keeps a drafter from guessing for this policy."""
     config = drafter.config
+    if (complaint := _misshape(config, policy)) is not None:
+        return complaint
+    for name, weight in drafter.state_dict().items():
+        if not weight.isfinite().all():
+            return f"{name} {list(weight.shape)} holds what is not a number"
+    if config.own_head is not None:
+        rows = torch.arange(config.own_head, device=drafter.get_buffer("d2t").device)
+        tokens = drafter.tokens(rows)
+        if tokens.min() < 0 or tokens.max() >= config.vocabulary:
+            return f"d2t [{config.own_head}] names tokens beyond the vocabulary"
+    return None
+
+
+def _misshape(config: DrafterConfig, policy: DecoderConfig) -> str | None:
     for name in ("vocabulary", "hidden"):
         own, needed = getattr(config, name), getattr(policy, name)
         if own != needed:
             return f"its {name} is {own}, the policy's {needed}"
+    if config.heads % config.kv_heads:
+        return f"its {config.heads} heads cannot share {config.kv_heads} keys"
+    if config.head_dim % 2:
+        return f"its heads are {config.head_dim} wide, an odd number"
     if config.rope.theta != policy.rope.theta:
         return f"its rope theta is {config.rope.theta:g}, the policy's {policy.rope.theta:g}"
-    if config.captured and max(config.captured) > policy.layers:
-        return f"it reads layer {max(config.captured)} of {policy.layers}"
-    for name, weight in drafter.state_dict().items():
-        if not weight.isfinite().all():
-            return f"{name} {list(weight.shape)} holds what is not a number"
+    layers = config.captured
+    if config.layout == "eagle" and layers != (policy.layers,):
+        return f"it reads layers {list(layers)}, and EAGLE's reads what follows the last one"
+    if len(set(layers)) < len(layers) or not all(0 <= n <= policy.layers for n in layers):
+        return f"it reads layers {list(layers)} of {policy.layers}"
     return None
 
 

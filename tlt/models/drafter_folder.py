@@ -23,6 +23,11 @@ class _Captured(msgspec.Struct):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
+class _RopeParameters(msgspec.Struct):
+    rope_theta: float = 10_000.0
+    rope_type: str = "default"
+
+
 class _ConfigFile(msgspec.Struct):
     architectures: list[str]
     hidden_size: int
@@ -34,7 +39,9 @@ class _ConfigFile(msgspec.Struct):
     num_hidden_layers: int = 1
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: _RopeParameters | None = None
     draft_vocab_size: int | None = None
     eagle_config: _Captured | None = None
 
@@ -83,6 +90,10 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
     listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
     entrances = tuple(layer + 1 for layer in listed) if listed else default_layers(policy_layers)
     heads = file.num_attention_heads
+    if min(heads, file.num_key_value_heads or heads, file.head_dim or 1) < 1:
+        raise UnsupportedModel(f"{folder}: a drafter without attention heads")
+    if (file.rope_scaling or {}).get("rope_type", "default") != "default":
+        raise UnsupportedModel(f"{folder}: the drafter's rope is scaled, which we don't run")
     return DrafterConfig(
         layout="eagle" if layouts == ["eagle"] else "eagle3",
         hidden=file.hidden_size,
@@ -91,12 +102,22 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
         kv_heads=file.num_key_value_heads or heads,
         head_dim=file.head_dim or file.hidden_size // heads,
         norm_eps=file.rms_norm_eps,
-        rope=PlainRope(theta=file.rope_theta),
+        rope=PlainRope(theta=_theta(folder, file)),
         max_positions=file.max_position_embeddings,
         vocabulary=file.vocab_size,
         captured=entrances if layouts == ["eagle3"] else (policy_layers,),
         own_head=file.draft_vocab_size if layouts == ["eagle3"] else None,
     )
+
+
+def _theta(folder: Path, file: _ConfigFile) -> float:
+    """Transformers 5 writes it elsewhere."""
+    given = file.rope_parameters
+    if given is None:
+        return 10_000.0 if file.rope_theta is None else file.rope_theta
+    if given.rope_type != "default":
+        raise UnsupportedModel(f"{folder}: the drafter's rope is scaled, which we don't run")
+    return given.rope_theta
 
 
 def default_layers(policy_layers: int) -> tuple[int, int, int]:

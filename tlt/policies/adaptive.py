@@ -76,14 +76,23 @@ class _Stretch:
         self.batch = batch
         self.context = context
         self.passing: list[float] = []
+        # of rounds in which as much was verified as the arm allows
+        self.whole: list[float] = []
         self.drafting: list[float] = []
         self.reached: Sequence[int] = ()
         self.accepted: Sequence[int] = ()
 
     def add(
-        self, seconds: float, drafting: float, reached: Sequence[int], accepted: Sequence[int]
+        self,
+        seconds: float,
+        drafting: float,
+        reached: Sequence[int],
+        accepted: Sequence[int],
+        width: int | None,
     ) -> None:
         self.passing.append(seconds - drafting)
+        if width is None or width == self.arm.drafted:
+            self.whole.append(seconds - drafting)
         self.drafting.append(drafting)
         if reached:
             self.reached = _added(self.reached, reached)
@@ -138,6 +147,7 @@ class AdaptivePolicy:
         drafting: float,
         reached: Sequence[int],
         accepted: Sequence[int],
+        width: int | None = None,
     ) -> None:
         stretch = self._stretch
         if (
@@ -148,7 +158,7 @@ class AdaptivePolicy:
         ):
             self._learn()
             stretch = self._stretch = _Stretch(self._arm(strategy), batch, context)
-        stretch.add(seconds, drafting, reached, accepted)
+        stretch.add(seconds, drafting, reached, accepted, width)
 
     def drafter_swapped(self) -> None:
         self._learn()
@@ -260,9 +270,9 @@ class AdaptivePolicy:
 
     def _learn_costs(self, stretch: _Stretch) -> None:
         arm, batch, context = stretch.arm, stretch.batch, stretch.context
-        rounds = len(stretch.passing)
-        passing = median(stretch.passing)
-        self._passes.observe(batch, context, arm.drafted, arm.passing, passing, rounds)
+        if stretch.whole:
+            passing, rounds = median(stretch.whole), len(stretch.whole)
+            self._passes.observe(batch, context, arm.drafted, arm.passing, passing, rounds)
         if arm.proposer is None:
             return
         place, cost = self._passes.at(batch, context), arm.proposer.cost

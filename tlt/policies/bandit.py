@@ -47,6 +47,7 @@ class BucketBandit:
         drafting: float,
         reached: Sequence[int],
         accepted: Sequence[int],
+        width: int | None = None,
     ) -> None:
         if seconds > 0.0:
             window = self._seen.setdefault((_bucket(batch), strategy), deque(maxlen=self._window))

@@ -38,12 +38,14 @@ class StrategyPolicy(Protocol):
         drafting: float,
         reached: Sequence[int],
         accepted: Sequence[int],
+        width: int | None = None,
     ) -> None:
         """`seconds` of the whole round; `drafting`: those before the policy's own pass.
 
         `reached[j]`: rows whose first j drafts were all accepted; `accepted[j]`: those of them that
         accepted the next one, too. A row for which nothing was proposed counts as one that refused
-        it. Both are empty without drafts.
+        it. Both are empty without drafts. `width`: how many drafts the pass was over, if that was
+        less than the strategy allows.
         """
         ...
 

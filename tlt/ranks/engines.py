@@ -15,6 +15,7 @@ from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.adaptive import AdaptivePolicy
 from tlt.ranks.frames import Load
+from tlt.strategies import Draft
 from tlt.types import DrafterVersion, PolicyVersion
 
 
@@ -64,7 +65,7 @@ def _native(
 
 def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
     path = load.spec.drafter.path
-    if path is None or not load.spec.speculation.arms:
+    if path is None or not any(isinstance(arm, Draft) for arm in load.spec.speculation.arms):
         return None, None
     policy = read_config(Path(load.spec.policy.path))
     try:

@@ -26,7 +26,7 @@ class DraftWeights:
             return weights[name].to(device, torch.promote_types(dtype, torch.float32))
 
         def own(name: str) -> torch.Tensor:
-            return weights[name].to(device, dtype)
+            return weights[name].to(device, dtype, copy=True)
 
         prefix = "midlayer." if merging else "layers.0."
         entrance = torch.ones(config.hidden, device=device)
@@ -42,7 +42,8 @@ class DraftWeights:
         # which tokens the rows of a head of its own stand for
         self.tokens = None
         if config.own_head is not None:
-            self.tokens = drafter.tokens(torch.arange(config.own_head)).to(device)
+            rows = torch.arange(config.own_head, device=weights["d2t"].device)
+            self.tokens = drafter.tokens(rows).to(device)
 
     @property
     def bytes(self) -> int:

@@ -60,6 +60,7 @@ class NativeEngine:
         if len(set(captured)) < len(captured) or not all(0 <= c <= config.layers for c in captured):
             raise ConfigError(f"no states can be captured at {list(captured)}")
         self._config = config
+        self._captured = captured
         self._decode_text = decode_text
         self._count = slots
         self._max_context = max_context
@@ -147,6 +148,11 @@ class NativeEngine:
         """From the next step on, it may be asked."""
         if (complaint := misfit(drafter, self._config)) is not None:
             raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
+        if missing := set(drafter.config.captured) - set(self._captured):
+            raise ConfigError(
+                f"drafter version {version} reads the states of layers {sorted(missing)}, "
+                "which this engine does not keep"
+            )
         running = [row for row in self._rows if row is not None]
         self._speculation.adopt(version, drafter, running)
 

@@ -58,15 +58,19 @@ class Speculation:
             return self._made(drafter, policy).bytes
 
     def decode_with(self, strategy: Strategy) -> None:
-        if guesses(strategy) > self.longest:
-            raise ConfigError(f"{guesses(strategy)} tokens guessed, where {self.longest} fit")
+        least, count = (0 if strategy == Off() else 1), guesses(strategy)
+        if not least <= count <= self.longest:
+            raise ConfigError(f"{count} tokens guessed, where {least} to {self.longest} fit")
         self._fixed, self._policy = strategy, None
 
     def let(self, policy: StrategyPolicy, seed: int) -> None:
+        if not self._offered():
+            raise ConfigError("no way of decoding is left to choose from: there is no drafter")
         self._policy, self._dice = policy, Random(seed)
         self._offer()
 
     def adopt(self, version: DrafterVersion, drafter: Drafter, running: Sequence[Row]) -> None:
+        self._drafting = None  # its memory goes before the next one's comes
         self._drafting = self._made(drafter, self._weights)
         self.version = version
         for row in running:
@@ -100,7 +104,9 @@ class Speculation:
         if self._policy is None:
             return
         accepted = verdict.accepted
-        reached = [sum(count >= depth for count in accepted) for depth in range(round.drafts + 1)]
+        # what was not even proposed is refused
+        depths = range(guesses(choice.strategy) + 1)
+        reached = [sum(count >= depth for count in accepted) for depth in depths]
         self._policy.observe(
             choice.strategy,
             round.rows,
@@ -109,6 +115,7 @@ class Speculation:
             round.drafting,
             reached[:-1],
             reached[1:],
+            round.drafts,
         )
 
     def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
@@ -136,8 +143,11 @@ class Speculation:
 
     def _offer(self) -> None:
         if self._policy is not None:
-            drafter = self._drafting is not None
-            self._policy.offer([a for a in self._arms if drafter or not isinstance(a, Draft)])
+            self._policy.offer(self._offered())
+
+    def _offered(self) -> list[Strategy]:
+        drafter = self._drafting is not None
+        return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)]
 
     def _look_up(self, ngrams: Ngrams, batch: Batch, most: int) -> torch.Tensor | None:
         found: list[list[int]] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tlt.errors import UnsupportedModel
 from tlt.learn.drafter.sample import DraftSample
 from tlt.models.decoder import DecoderConfig
-from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
+from tlt.models.drafter import Drafter, DrafterConfig, misfit, new_drafter
 from tlt.models.drafter_folder import default_layers
 from tlt.models.rope import PlainRope
 
@@ -65,14 +65,5 @@ def new_weights(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:
 
 def require_fit(drafter: Drafter, policy: DecoderConfig, name: str) -> None:
     """Before anything is computed with a drafter that was made elsewhere."""
-    config = drafter.config
-    for what, ours, theirs in (
-        ("hidden size", config.hidden, policy.hidden),
-        ("vocabulary", config.vocabulary, policy.vocabulary),
-    ):
-        if ours != theirs:
-            raise UnsupportedModel(f"{name}: its {what} is {ours}, that of the policy {theirs}")
-    if strange := [layer for layer in config.captured if not 0 <= layer <= policy.layers]:
-        raise UnsupportedModel(
-            f"{name}: it reads layer {strange[0]}, and the policy has {policy.layers}"
-        )
+    if (complaint := misfit(drafter, policy)) is not None:
+        raise UnsupportedModel(f"{name}: {complaint}")
