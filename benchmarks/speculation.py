@@ -112,20 +112,20 @@ class _Batch:
         self._seen: dict[str, list[Window]] = {}
 
     def measured(self, most_seconds: float) -> dict[str, Any]:
-        fixed = [arm for arm in ARMS if arm != Off()]
-        self._window(Off())
-        for _ in range(8):  # what it learns at first belongs to a job's first second
-            self._window(self._adaptive)
+        """First it is found out which fixed way is the best, then that is compared."""
+        began = time.monotonic()
+        while time.monotonic() < began + most_seconds / 3:
+            self._take_turns([self._adaptive, *ARMS])
+        found = {name_of(arm): _speed(self._seen[name_of(arm)]) for arm in ARMS}
+        best = max((arm for arm in ARMS if arm != Off()), key=lambda arm: found[name_of(arm)])
         self._seen.clear()
-        until = time.monotonic() + most_seconds
-        while time.monotonic() < until and not self._settled():
-            turns: list[Strategy | StrategyPolicy] = [Off(), self._adaptive, self._adaptive]
-            turns += [fixed.pop(0) for _ in range(3)]
-            fixed += [arm for arm in turns if arm in ARMS and arm != Off()]
-            self._dice.shuffle(turns)
-            for way in turns:
-                self._window(way)
-        return self._summary()
+        while time.monotonic() < began + most_seconds and not self._settled(name_of(best)):
+            self._take_turns([Off(), self._adaptive, best, self._adaptive, best])
+        return self._summary(name_of(best), found)
+
+    def _take_turns(self, ways: list[Strategy | StrategyPolicy]) -> None:
+        for way in self._dice.sample(ways, len(ways)):
+            self._window(way)
 
     def _window(self, way: Strategy | StrategyPolicy) -> None:
         decode_by(self._engine, way)
@@ -146,11 +146,11 @@ class _Batch:
             self._engine.submit(self._requests.take(missing))
         self._engine.step()
 
-    def _settled(self) -> bool:
+    def _settled(self, best: str) -> bool:
         if len(self._seen.get("adaptive", ())) < 60:
             return False
-        low, high = self._interval("adaptive", "off")
-        return high - low < 2 * _INTERVAL
+        pairs = [self._interval("adaptive", other) for other in ("off", best)]
+        return all(high - low < 2 * _INTERVAL for low, high in pairs)
 
     def _interval(self, one: str, other: str) -> tuple[float, float]:
         """Where 95 % of the ratios lie when the windows are drawn again."""
@@ -161,18 +161,16 @@ class _Batch:
         cuts = quantiles(ratios, n=40)
         return cuts[0], cuts[-1]
 
-    def _summary(self) -> dict[str, Any]:
-        fixed = {name_of(arm): self._seen[name_of(arm)] for arm in ARMS}
-        # which is the best is found on every other window, and what it is worth on the rest
-        best = max(fixed, key=lambda name: _speed(fixed[name][::2]))
+    def _summary(self, best: str, found: dict[str, float]) -> dict[str, Any]:
         speeds = {name: _speed(windows) for name, windows in self._seen.items()}
         return {
             "adaptive_vs_off": speeds["adaptive"] / speeds["off"],
             "interval": self._interval("adaptive", "off"),
             "best_fixed": best,
-            "adaptive_vs_best_fixed": speeds["adaptive"] / _speed(fixed[best][1::2]),
+            "adaptive_vs_best_fixed": speeds["adaptive"] / speeds[best],
             "interval_best": self._interval("adaptive", best),
             "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+            "when_the_best_was_found": {name: round(speed, 1) for name, speed in found.items()},
             "windows": {name: len(windows) for name, windows in self._seen.items()},
         }
 

@@ -49,3 +49,16 @@ def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
     assert policy.predicted(8, 800) == known
     assert known[Off()] == pytest.approx(1000, rel=0.1)
     assert known[Ngram(tokens=4)] == pytest.approx(1600, rel=0.1)
+
+
+def test_what_was_not_seen_takes_after_what_was() -> None:
+    one, other = Acceptance(0.6), Acceptance(0.6)
+    one.take_after(other)
+    before = other.gains(2)[2]
+    one.observe([1000, 900], [900, 810])
+    assert other.gains(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
+    assert other.gains(2)[2] > before
+    assert other.doubt(2) > 2 * one.doubt(2)
+    other.observe([1000, 300], [300, 90])
+    assert other.gains(2)[2] == pytest.approx(0.3 + 0.09, abs=0.02)
+    assert one.gains(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)

@@ -1,7 +1,8 @@
 """How many drafted tokens are accepted, depth by depth, of one way of proposing.
 
 A rate is conditional: of the rows whose earlier drafts were all accepted, how many accept this
-one. What was never seen takes after the depth above it, so every depth has an estimate.
+one. What was never seen takes after another way that was, or else after the depth above it, so
+every depth has an estimate.
 """
 
 import math
@@ -23,6 +24,11 @@ class Acceptance:
         self._rates: list[float] = []
         self._weights: list[float] = []
         self._gains: list[float] = [0.0]
+        self._like: Acceptance | None = None
+
+    def take_after(self, other: "Acceptance") -> None:
+        """Where only the other was seen yet."""
+        self._like, other._like = other, self
 
     def gains(self, depth: int) -> Sequence[float]:
         """At index d: how many of d drafts a row is expected to accept; to this depth at least."""
@@ -48,6 +54,8 @@ class Acceptance:
             rates[index] += step * (min(max(hits / rows, 0.0), 1.0) - rates[index])
             above = rates[index]
         self._gains = [0.0]
+        if self._like is not None:
+            self._like._gains = [0.0]
 
     def doubt(self, depth: int) -> float:
         """The standard deviation of the logarithm of the tokens that a round yields."""
@@ -71,6 +79,10 @@ class Acceptance:
         self._gains = [0.0]
 
     def _believed(self, index: int, above: float) -> tuple[float, float]:
+        like = self._like
+        if like is not None and self._weights[index] == 0.0:
+            seen = index < len(like._weights) and like._weights[index] > 0.0
+            above = like._rates[index] if seen else above
         weight = self._weights[index] + _LIKENESS
         return (self._rates[index] * self._weights[index] + above * _LIKENESS) / weight, weight
 

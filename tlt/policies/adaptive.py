@@ -115,6 +115,7 @@ class AdaptivePolicy:
         self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), _FIRST_ACCEPTANCE_NGRAM)
         self._noisy = _Proposer(drafter, _FIRST_ACCEPTANCE)
         self._best_guess = _Proposer(drafter, _FIRST_ACCEPTANCE)
+        self._noisy.acceptance.take_after(self._best_guess.acceptance)
         self._arms: dict[Strategy, _Arm] = {}
         self._offered: list[_Arm] = []
         self._decision: _Decision | None = None
