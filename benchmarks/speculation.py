@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--minutes", type=float, default=5, help="at most, for each batch size")
+    parser.add_argument("--batches", type=int, nargs="+", default=_BATCHES)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -55,7 +56,7 @@ def main() -> None:
         "float32": _identical_share(torch.float32, _SEQUENCES, device),
         "float64": _identical_share(torch.float64, _SEQUENCES_IN_DOUBLE, device),
     }
-    batches = {batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in _BATCHES}
+    batches = {batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in arguments.batches}
     claims = [
         Claim(name="speculation.identical_share", value=shares["float32"], unit="", bar=0.999),
         Claim(name="speculation.identical_share.float64", value=shares["float64"], unit="", bar=1),
@@ -67,6 +68,7 @@ def main() -> None:
                 bar=bar,
             )
             for batch, bar in _BARS.items()
+            if batch in batches
         ),
         _worst("speculation.adaptive_vs_plain_min", "adaptive_vs_off", batches, 0.97),
         _worst("speculation.adaptive_vs_best_min", "adaptive_vs_best_fixed", batches, 0.95),

@@ -2,7 +2,7 @@
 
 A rate is conditional: of the rows whose earlier drafts were all accepted, how many accept this
 one. What was never seen takes after another way that was, or else after the depth above it, so
-every depth has an estimate.
+every depth has an estimate. A rate that the last few rows contradict begins again from those.
 """
 
 import math
@@ -11,6 +11,9 @@ from collections.abc import Sequence
 # as many rows as a rate remembers, and as many rounds where a round has many rows
 _MEMORY_ROWS = 400.0
 _MEMORY_ROUNDS = 8.0
+# the last few rows, and so many standard deviations by which chance alone hardly moves their rate
+_RECENT_ROWS = 24.0
+_CONTRADICTION = 5.0
 # in rows: how firmly a depth is believed to be like the one above it
 _LIKENESS = 4.0
 # rows that old knowledge still counts for, however old
@@ -22,6 +25,7 @@ class Acceptance:
         """`first`: the guess for depth 1 before anything was seen."""
         self._first = first
         self._rates: list[float] = []
+        self._recent: list[float] = []
         self._weights: list[float] = []
         self._gains: list[float] = [0.0]
         self._like: Acceptance | None = None
@@ -49,13 +53,26 @@ class Acceptance:
                 break
             if weights[index] == 0.0:
                 rates[index], weights[index] = above, _LIKENESS
+                self._recent[index] = above
+            seen = min(max(hits / rows, 0.0), 1.0)
             weights[index] = min(weights[index] + rows, memory)
-            step = min(rows / weights[index], 1.0)
-            rates[index] += step * (min(max(hits / rows, 0.0), 1.0) - rates[index])
+            rates[index] += min(rows / weights[index], 1.0) * (seen - rates[index])
+            self._recent[index] += min(rows / _RECENT_ROWS, 1.0) * (seen - self._recent[index])
+            self._heed_contradiction(index, rows)
             above = rates[index]
         self._gains = [0.0]
         if self._like is not None:
             self._like._gains = [0.0]
+
+    def _heed_contradiction(self, index: int, rows: float) -> None:
+        """What is seen lately may have nothing to do with what was seen before."""
+        few = max(_RECENT_ROWS, rows)
+        if self._weights[index] <= few:
+            return
+        cautious = (self._rates[index] * few + 1.0) / (few + 2.0)
+        chance = math.sqrt(cautious * (1.0 - cautious) / (2.0 * few))
+        if abs(self._recent[index] - self._rates[index]) > _CONTRADICTION * chance:
+            self._rates[index], self._weights[index] = self._recent[index], few
 
     def doubt(self, depth: int) -> float:
         """The standard deviation of the logarithm of the tokens that a round yields."""
@@ -90,6 +107,7 @@ class Acceptance:
         missing = depth - len(self._rates)
         if missing > 0:
             self._rates += [0.0] * missing
+            self._recent += [0.0] * missing
             self._weights += [0.0] * missing
         above, survival, gain = self._first, 1.0, 0.0
         self._gains = [0.0]

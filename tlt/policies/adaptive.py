@@ -120,7 +120,7 @@ class AdaptivePolicy:
         self._offered: list[_Arm] = []
         self._decision: _Decision | None = None
         self._stretch: _Stretch | None = None
-        self._last_proposer: _Proposer | None = None
+        self._last_cost: DraftingCost | None = None
         self._allowance = Allowance()
         self._rounds_to_fade = _FADE_EVERY
 
@@ -260,7 +260,7 @@ class AdaptivePolicy:
         self._learn_costs(stretch)
         if stretch.arm.proposer is not None:
             stretch.arm.proposer.acceptance.observe(stretch.reached, stretch.accepted)
-        self._last_proposer = stretch.arm.proposer
+        self._last_cost = None if stretch.arm.proposer is None else stretch.arm.proposer.cost
         if decision is not None and decision.choice.strategy == stretch.arm.strategy:
             self._account(stretch, decision)
         self._rounds_to_fade -= len(stretch.passing)
@@ -278,8 +278,8 @@ class AdaptivePolicy:
             return
         place, cost = self._passes.at(batch, context), arm.proposer.cost
         drafting = stretch.drafting
-        if self._last_proposer is not arm.proposer:
-            # the first round after others has to catch up with what they decoded, too
+        if self._last_cost is not cost:
+            # after others decoded, the first round has to catch up with what they did
             first, drafting = drafting[0], drafting[1:]
             if not drafting and first < cost.seconds(place, arm.drafted, arm.drafting):
                 drafting = [first]

@@ -1,0 +1,110 @@
+"""Whatever a policy sees, its predictions can be used; what it comes to choose is nearly the best.
+
+The worlds are the benchmark's; what a policy is told of them has noise and outliers.
+"""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.decoding_world import ARMS, Fixed, Machine, Outcome, Text, lengths, run
+from tlt.policies.adaptive import AdaptivePolicy
+from tlt.policies.bandit import BucketBandit
+from tlt.policies.strategy import StrategyPolicy
+from tlt.strategies import Draft, Off, guesses
+
+_BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
+_SECONDS = st.one_of(st.floats(1e-5, 10.0), st.sampled_from([0.0, 1e-12, 1e9]))
+_MAKERS = pytest.mark.parametrize("make", [AdaptivePolicy, BucketBandit])
+
+
+def _always(rate: float) -> Callable[[float], float]:
+    return lambda done: rate
+
+
+def _late_loss(outcome: Outcome, after: float) -> float:
+    """Against the oracle's choices, as a share of the time, once such a share was decoded."""
+    late = [(tokens, lost) for tokens, lost in outcome.regret if tokens > after * outcome.tokens]
+    return (late[-1][1] - late[0][1]) / ((1.0 - after) * outcome.seconds)
+
+
+@_MAKERS
+@settings(max_examples=40)
+@given(data=st.data())
+def test_predictions_are_of_use_whatever_was_seen(
+    make: Callable[[], StrategyPolicy], data: st.DataObject
+) -> None:
+    policy = make()
+    offered = data.draw(st.lists(st.sampled_from(ARMS), min_size=1, unique=True))
+    policy.offer(offered)
+    for _ in range(data.draw(st.integers(0, 30))):
+        batch = data.draw(_BATCHES)
+        context = data.draw(st.integers(0, 100_000))
+        choice = policy.choose(batch, context, data.draw(st.floats(0.0, 1.0, exclude_max=True)))
+        assert choice.strategy in offered
+        assert math.isfinite(choice.predicted)
+        assert choice.predicted >= 0.0
+        chain = [batch]
+        for _ in range(guesses(choice.strategy)):
+            chain.append(data.draw(st.integers(0, chain[-1])))
+        seconds = data.draw(_SECONDS)
+        drafting = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
+        policy.observe(choice.strategy, batch, context, seconds, drafting, chain[:-1], chain[1:])
+        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights"]))
+        if happened == "drafter":
+            policy.drafter_swapped()
+        elif happened == "weights":
+            policy.weights_swapped()
+    if isinstance(policy, AdaptivePolicy):
+        for batch in (1, 7, 64):
+            speeds = policy.predicted(batch, 100 * batch)
+            assert list(speeds) == offered
+            assert all(math.isfinite(speed) and speed > 0.0 for speed in speeds.values())
+
+
+@settings(max_examples=12)
+@given(
+    batch=st.sampled_from([1, 4, 16, 64]),
+    drafter=st.floats(0.05, 0.95),
+    ngram=st.floats(0.05, 0.8),
+    dear=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_it_converges_to_nearly_the_best(
+    batch: int, drafter: float, ngram: float, dear: bool, seed: int
+) -> None:
+    machine = Machine(token_at_1=0.1, token_at_64=0.6, draft_step=0.1) if dear else Machine()
+    text = Text(drafter=_always(drafter), ngram=_always(ngram))
+    outcome = run(AdaptivePolicy(), machine, text, [[1500] * batch], seed)
+    assert _late_loss(outcome, 0.5) < 0.15
+
+
+@settings(max_examples=8)
+@given(batch=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
+def test_it_returns_to_off_when_nothing_pays_any_more(batch: int, seed: int) -> None:
+    def fails(done: float) -> float:
+        return 0.85 if done < 0.4 else 0.02
+
+    text = Text(drafter=fails, ngram=_always(0.01))
+    outcome = run(AdaptivePolicy(), Machine(), text, [[1500] * batch], seed)
+    off = run(Fixed(Off()), Machine(), text, [[1500] * batch], seed)
+    assert _late_loss(outcome, 0.7) < _late_loss(off, 0.7) + 0.08
+
+
+@settings(max_examples=8)
+@given(rows=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
+def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
+    def improves(done: float) -> float:
+        return 0.05 if done < 0.5 else 0.9
+
+    policy = AdaptivePolicy()
+    rollouts = [lengths(rows, Random(seed)) for _ in range(6)]
+    text = Text(drafter=improves, ngram=_always(0.02), swaps=(0.5,))
+    outcome = run(policy, Machine(), text, rollouts, seed)
+    speeds = policy.predicted(max(1, rows // 2), 300 * rows)
+    assert isinstance(max(speeds, key=lambda strategy: speeds[strategy]), Draft)
+    assert outcome.share > 0.85
