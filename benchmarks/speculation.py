@@ -56,7 +56,9 @@ def main() -> None:
         "float32": _identical_share(torch.float32, _SEQUENCES, device),
         "float64": _identical_share(torch.float64, _SEQUENCES_IN_DOUBLE, device),
     }
-    batches = {batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in arguments.batches}
+    batches = {
+        batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in arguments.batches
+    }
     claims = [
         Claim(name="speculation.identical_share", value=shares["float32"], unit="", bar=0.999),
         Claim(name="speculation.identical_share.float64", value=shares["float64"], unit="", bar=1),
