@@ -68,6 +68,10 @@ class Eagle(nn.Module):
         out = self.layers[0](merged, merged, self._turns(positions), attend)
         return Guess(out, out)
 
+    def head(self, policy_head: Tensor) -> Tensor:
+        """What its readout is multiplied with."""
+        return policy_head
+
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
         return F.linear(readout, policy_head)
 
@@ -103,8 +107,12 @@ class Eagle3(nn.Module):
         out = self.midlayer.merge(embeddings, features, self._turns(positions), attend)
         return Guess(self.norm(out), out)
 
+    def head(self, policy_head: Tensor) -> Tensor:
+        """What its readout is multiplied with."""
+        return policy_head if self.lm_head is None else self.lm_head.weight
+
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
-        return F.linear(readout, policy_head) if self.lm_head is None else self.lm_head(readout)
+        return F.linear(readout, self.head(policy_head))
 
     def tokens(self, rows: Tensor) -> Tensor:
         if self.lm_head is None:

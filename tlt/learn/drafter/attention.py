@@ -5,12 +5,18 @@ plain causal attention, and of the steps since then only its own row.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tlt.learn.drafter import looks
+from tlt.learn.drafter.looks import Look, look_back, nothing
 from tlt.learn.kernels import Kernels
+
+# What mask and softmax cost a score, in multiplications.
+_SCORE = 256
 
 
 class Pairs(NamedTuple):
@@ -21,26 +27,34 @@ class Pairs(NamedTuple):
 
 
 def attend(
-    queries: Tensor, seen: Pairs, own: Sequence[Pairs], bounds: Tensor, before: Pairs | None
+    queries: Tensor,
+    seen: Pairs,
+    own: Sequence[Pairs],
+    bounds: Tensor,
+    before: Pairs | None,
+    look: Look = nothing,
 ) -> Tensor:
     """[heads, rows, width]; `before` are rows ahead of the only sample, seen by all."""
-    sizes: list[int] = bounds.diff().tolist()
+    ends: list[int] = bounds.tolist()
     own_keys = torch.stack([pairs.keys for pairs in own]) if own else None
     own_values = torch.stack([pairs.values for pairs in own]) if own else None
+    prefix = 0 if before is None else before.keys.shape[1]
+    heads, _, width = queries.shape
     parts: list[Tensor] = []
-    first = 0
-    for size in sizes:
-        rows = slice(first, first + size)
-        first += size
-        parts.append(
-            _one(
+    for first, last in pairwise(ends):
+        block = max(1, looks.STRETCH // (heads * (width + _SCORE) * (prefix + last - first)))
+        for begin in range(first, last, block):
+            rows = slice(begin, min(last, begin + block))
+            look()
+            part = _one(
                 queries[:, rows],
-                Pairs(*(tensor[:, rows] for tensor in seen)),
+                Pairs(*(tensor[:, first : rows.stop] for tensor in seen)),
                 None if own_keys is None else own_keys[:, :, rows],
                 None if own_values is None else own_values[:, :, rows],
                 before,
             )
-        )
+            look_back(part, look)
+            parts.append(part)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -51,8 +65,10 @@ def _one(
     own_values: Tensor | None,
     before: Pairs | None,
 ) -> Tensor:
-    shared, rows, width = seen.keys.shape
+    """Rows of a sample, over the keys up to the last of them."""
+    _, rows, width = queries.shape
     keys, values = seen
+    shared = len(keys)
     if before is not None:
         keys = torch.cat([before.keys, keys], dim=1)
         values = torch.cat([before.values, values], dim=1)

@@ -1,7 +1,8 @@
 """A drafter learns from its policy, one micro-batch a call; between two calls it may stop for good.
 
 What is used is a running mean of the weights: good whenever the training stops, so that its length
-need not be known. An update whose loss or gradient isn't finite changes nothing but a counter.
+need not be known. An update whose loss or gradient isn't finite changes nothing but a counter, and
+one that a look gives up changes nothing at all.
 """
 
 import math
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tlt.learn.drafter.batching import DraftBatch
+from tlt.learn.drafter.looks import Look, nothing, watched
 from tlt.learn.drafter.loss import distance
 from tlt.learn.drafter.optimiser import MixedOptimiser
 from tlt.learn.drafter.recipe import Recipe
@@ -56,22 +58,19 @@ class DrafterLearner:
     def updates(self) -> int:
         return self._optimiser.steps
 
-    def learn(self, batch: DraftBatch) -> Lesson:
-        loss, overlap = self._loss(batch)
-        gradients = dict(
-            zip(
-                self._parameters,
-                torch.autograd.grad(loss, list(self._parameters.values())),
-                strict=True,
-            )
-        )
+    def learn(self, batch: DraftBatch, look: Look = nothing) -> Lesson:
+        """`look` is called often, and gives the micro-batch up by raising."""
+        with watched(self._drafter, batch.rows, look):
+            loss, overlap = self._loss(batch, look)
+            slopes = torch.autograd.grad(loss, list(self._parameters.values()))
+        gradients = dict(zip(self._parameters, slopes, strict=True))
         size = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         value = loss.item()
         skipped = not (math.isfinite(value) and math.isfinite(size.item()))
         if skipped:
             self.skipped += 1
         else:
-            self._optimiser.step(gradients, *self.recipe.rates(self.updates))
+            self._optimiser.step(gradients, *self.recipe.rates(self.updates), look)
             self._average()
         return Lesson(rows=batch.rows, loss=value, overlap=tuple(overlap), skipped=skipped)
 
@@ -102,15 +101,15 @@ class DrafterLearner:
         self._optimiser.load(parts["optimiser"])
         self.skipped = int(state["skipped"])
 
-    def _loss(self, batch: DraftBatch) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: DraftBatch, look: Look) -> tuple[Tensor, list[float]]:
         """A mean over the guesses that can be measured, later steps weighing less."""
         total, weight = self.ends.head.new_zeros(()), 0.0
         overlaps: list[Tensor] = []
-        readouts = unrolled(self._drafter, batch, self.ends.embedding, self._kernels)
+        readouts = unrolled(self._drafter, batch, self.ends.embedding, self._kernels, look)
         for step, readout in enumerate(readouts):
             live = batch.live[step].nonzero()[:, 0]
             last = batch.states[batch.aims[step][live], -1]
-            found = distance(self._drafter, readout[live], last, self.ends.head)
+            found = distance(self._drafter, readout[live], last, self.ends.head, look)
             share = self.recipe.fading**step
             total = total + share * found.loss
             weight += share * len(live)

@@ -1,15 +1,19 @@
 """Muon for matrices, Adam for the rest; the state has names and one step count.
 
+A step is computed aside and put in place at its end: a look that raises leaves all as it was.
+
 Muon moves a matrix by the orthogonal matrix nearest to its momentum: every direction by the same
 length, whatever its gradient's. So a matrix learns as if its inputs were of size one, if their
 sizes are known.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tlt.learn.drafter.looks import Look, nothing, product
 from tlt.learn.optimiser import copy_named
 
 _MOMENTUM = 0.95
@@ -18,6 +22,15 @@ _EPSILON = 1e-8
 # The quintic whose iteration drives singular values towards one (Jordan et al., 2024)
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+
+
+class _Move(NamedTuple):
+    """What a step will do to a parameter, and the moments after it."""
+
+    way: Tensor
+    rate: float
+    first: Tensor
+    second: Tensor | None = None
 
 
 class MixedOptimiser:
@@ -34,14 +47,28 @@ class MixedOptimiser:
         return self._steps
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], matrix_rate: float, vector_rate: float) -> None:
-        self._steps += 1
+    def step(
+        self,
+        gradients: Mapping[str, Tensor],
+        matrix_rate: float,
+        vector_rate: float,
+        look: Look = nothing,
+    ) -> None:
+        steps = self._steps + 1
+        moves: dict[str, _Move] = {}
         for name, parameter in self._parameters.items():
             if parameter.dim() < 2:
-                parameter.sub_(self._adapted(name, gradients[name]), alpha=vector_rate)
+                moves[name] = self._adapted(name, gradients[name], steps, vector_rate)
             else:
                 stretch = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
-                parameter.sub_(self._turned(name, gradients[name]), alpha=matrix_rate * stretch)
+                moves[name] = self._turned(name, gradients[name], matrix_rate * stretch, look)
+            look()
+        self._steps = steps
+        for name, move in moves.items():
+            self._parameters[name].sub_(move.way, alpha=move.rate)
+            self._first[name] = move.first
+            if move.second is not None:
+                self._second[name] = move.second
 
     def state(self) -> dict[str, Tensor]:
         return {"steps": torch.tensor(self._steps), **self._moments()}
@@ -58,29 +85,30 @@ class MixedOptimiser:
             **{f"{name}.sizes": sizes for name, sizes in self._sizes.items()},
         }
 
-    def _turned(self, name: str, gradient: Tensor) -> Tensor:
+    def _turned(self, name: str, gradient: Tensor, rate: float, look: Look) -> _Move:
         sizes = self._sizes.get(name)
         if sizes is not None:
             gradient = gradient / sizes
-        momentum = self._first[name].lerp_(gradient, 1 - _MOMENTUM)
-        update = orthogonal(gradient.lerp(momentum, _MOMENTUM))
-        return update if sizes is None else update / sizes
+        momentum = self._first[name].lerp(gradient, 1 - _MOMENTUM)
+        way = orthogonal(gradient.lerp(momentum, _MOMENTUM), look)
+        return _Move(way if sizes is None else way / sizes, rate, momentum)
 
-    def _adapted(self, name: str, gradient: Tensor) -> Tensor:
-        first = self._first[name].lerp_(gradient, 1 - _BETAS[0])
-        second = self._second[name].lerp_(gradient.square(), 1 - _BETAS[1])
-        mean = first / (1 - _BETAS[0] ** self._steps)
-        size = (second / (1 - _BETAS[1] ** self._steps)).sqrt_()
-        return mean / size.add_(_EPSILON)
+    def _adapted(self, name: str, gradient: Tensor, steps: int, rate: float) -> _Move:
+        first = self._first[name].lerp(gradient, 1 - _BETAS[0])
+        second = self._second[name].lerp(gradient.square(), 1 - _BETAS[1])
+        mean = first / (1 - _BETAS[0] ** steps)
+        size = (second / (1 - _BETAS[1] ** steps)).sqrt_()
+        return _Move(mean / size.add_(_EPSILON), rate, first, second)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonal(matrix: Tensor, look: Look = nothing) -> Tensor:
     """Nearly: singular values between 0.7 and 1.2, by products alone."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
-        square = x @ x.T
-        x = a * x + (b * square + c * (square @ square)) @ x
+        square = product(x, x.T, look)
+        mixed = b * square + c * product(square, square, look)
+        x = a * x + product(mixed, x, look)
     return x.T if tall else x

@@ -12,12 +12,17 @@ from torch import Tensor
 
 from tlt.learn.drafter.attention import Pairs, attend, attend_natively
 from tlt.learn.drafter.batching import DraftBatch
+from tlt.learn.drafter.looks import Look, nothing
 from tlt.learn.kernels import Kernels
 from tlt.models.drafter import Drafter
 
 
 def unrolled(
-    drafter: Drafter, batch: DraftBatch, embedding: Tensor, kernels: Kernels | None
+    drafter: Drafter,
+    batch: DraftBatch,
+    embedding: Tensor,
+    kernels: Kernels | None,
+    look: Look = nothing,
 ) -> Iterator[Tensor]:
     """The readouts [rows, hidden] of one step after the other."""
     read = len(drafter.config.captured)
@@ -30,7 +35,7 @@ def unrolled(
         seen, *own = steps
         if kernels is not None and before is None:
             return attend_natively(kernels, queries, seen, own, batch.bounds)
-        return attend(queries, seen, own, batch.bounds, before)
+        return attend(queries, seen, own, batch.bounds, before, look)
 
     for tokens, positions in zip(batch.tokens, batch.positions, strict=True):
         guess = drafter(F.embedding(tokens, embedding), features, positions, attention)
@@ -44,13 +49,17 @@ def _before(drafter: Drafter, batch: DraftBatch, embedding: Tensor) -> Pairs | N
     count = len(batch.before)
     if count == 0:
         return None
+    read = len(drafter.config.captured)
     found: list[Pairs] = []
 
     def keep(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         found.append(Pairs(keys, values))
         return queries
 
-    features = drafter.feature(batch.states[:count, : len(drafter.config.captured)])
     positions = torch.arange(count, device=batch.before.device)
-    drafter(F.embedding(batch.before, embedding), features, positions, keep)
-    return found[0]
+    # as many at a time as the window has rows, or there would be no look for long
+    for rows in positions.split(max(1, batch.rows)):
+        features = drafter.feature(batch.states[rows, :read])
+        drafter(F.embedding(batch.before[rows], embedding), features, rows, keep)
+    keys, values = zip(*found, strict=True)
+    return Pairs(torch.cat(keys, dim=1), torch.cat(values, dim=1))

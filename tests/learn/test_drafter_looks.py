@@ -1,0 +1,108 @@
+"""A micro-batch that a look gives up was never begun, wherever the look was."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tests.learn.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
+from tests.learn.models import CPU, copies
+from tlt.learn import scores
+from tlt.learn.drafter import looks
+from tlt.learn.drafter.batching import DraftBatch, Window, batch
+from tlt.learn.drafter.learner import DrafterLearner
+from tlt.learn.drafter.looks import Interrupted, product
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _everything_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "CHUNK", 2 * VOCABULARY * 7)
+    monkeypatch.setattr(looks, "STRETCH", 2000)
+
+
+def window() -> DraftBatch:
+    """Of a sample, so that others of its rows lie before it."""
+    sample = max(samples("eagle3", 9, dtype=torch.float32), key=lambda sample: sample.rows)
+    return batch([sample], [Window(sample=0, first=9, last=sample.rows)], STEPS, CPU)
+
+
+def several(layout: str) -> DraftBatch:
+    return whole(samples(layout, 2, dtype=torch.float32), STEPS)
+
+
+CASES: dict[str, Callable[[], tuple[DrafterLearner, DraftBatch]]] = {
+    **{
+        layout: lambda layout=layout: (learner(layout, torch.float32), several(layout))
+        for layout in LAYOUTS
+    },
+    "own head": lambda: (learner("eagle3", torch.float32, own_head=12), several("eagle3")),
+    "window": lambda: (learner("eagle3", torch.float32), window()),
+}
+
+
+def giving_up() -> Iterator[Callable[[], None]]:
+    """At the first look, at the second one, ..."""
+    count = 0
+    while True:
+        count += 1
+        left = iter(range(count - 1))
+
+        def look(left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Interrupted
+
+        yield look
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
+    steady, lesson = CASES[case]()
+    steady.learn(lesson)
+    interrupted, _ = CASES[case]()
+    interrupted.learn(lesson)
+    before = copies(steady.state())
+    expected = steady.learn(lesson)
+    given_up = 0
+    for look in giving_up():
+        try:
+            found = interrupted.learn(lesson, look)
+            break
+        except Interrupted:
+            given_up += 1
+        for name, tensor in interrupted.state().items():
+            assert torch.equal(tensor, before[name]), (given_up, name)
+    # on the way there, on the way back and in the step
+    assert given_up > 100
+    assert found == expected
+    after = interrupted.state()
+    for name, tensor in steady.state().items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_nobody_is_asked_once_a_lesson_is_over():
+    asked = 0
+
+    def look() -> None:
+        nonlocal asked
+        asked += 1
+
+    learns, lesson = CASES["eagle"]()
+    learns.learn(lesson, look)
+    once = asked
+    learns.learn(lesson)
+    learns.drafter()
+    assert asked == once
+
+
+def test_a_product_in_parts_is_the_product():
+    left, right = torch.randn(2, 30, 30, generator=torch.Generator().manual_seed(0))
+    asked = 0
+
+    def look() -> None:
+        nonlocal asked
+        asked += 1
+
+    torch.testing.assert_close(product(left, right.T, look), left @ right.T)
+    assert asked == 15

@@ -1,0 +1,65 @@
+"""Between two products of matrices somebody may look, there and on the way back, and say stop.
+
+A look that raises ends a micro-batch that then was never begun. Nothing but products takes long, so
+that none is larger than it must be.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+# On a GPU those of the backward pass come from a thread of autograd's.
+Look = Callable[[], None]
+
+# Multiplications without a look: some thirty milliseconds of one CPU core.
+STRETCH = 2**30
+# A layer's product that is so many times shorter needs none of its own: hooks take time, too.
+_SHORT = 64
+
+
+class Interrupted(Exception):
+    """What a look raises to have the micro-batch given up; anything else does as well."""
+
+
+def nothing() -> None:
+    """Seen by nobody."""
+
+
+@contextmanager
+def watched(model: nn.Module, rows: int, look: Look) -> Generator[None]:
+    """Long products with the model's weights are followed by a look, on the way back preceded."""
+
+    def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        look()
+        look_back(output, look)
+
+    hooks = [
+        module.register_forward_hook(seen)
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.weight.numel() * rows * _SHORT > STRETCH
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def look_back(tensor: Tensor, look: Look) -> None:
+    """When its gradient is known."""
+    if tensor.requires_grad:
+        tensor.register_hook(lambda slope: look())
+
+
+def product(left: Tensor, right: Tensor, look: Look) -> Tensor:
+    rows = max(1, STRETCH // right.numel())
+    if len(left) <= rows:
+        look()
+        return left @ right
+    found = left.new_empty(len(left), right.shape[1])
+    for part, out in zip(left.split(rows), found.split(rows), strict=True):
+        look()
+        torch.mm(part, right, out=out)
+    return found
