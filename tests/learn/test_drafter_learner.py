@@ -152,14 +152,17 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
 
 def test_rates_rise_stay_and_fall_to_a_part():
     recipe = Recipe(warmup=4, level=10, lowest=0.25, matrix_rate=1.0, vector_rate=0.5)
-    rates = [recipe.rates(update) for update in range(1000)]
+    rates = [recipe.rates(update, update) for update in range(1000)]
     assert rates[0] == (0.25, 0.125)
     assert rates[3] == rates[9] == (1.0, 0.5)
     assert rates[39] == (0.5, 0.25)
     assert rates[999] == (0.25, 0.125)
     taught = Recipe(warmup=4, level=10, lowest=0.25, past=30, matrix_rate=1.0, vector_rate=0.5)
-    assert taught.rates(0) == (0.25, 0.125)
-    assert taught.rates(9) == (0.5, 0.25)
+    assert taught.rates(0, 0) == (0.25, 0.125)
+    assert taught.rates(9, 9) == (0.5, 0.25)
+    # a member whose moments are fresh, on a trunk that others made
+    assert recipe.rates(39, 0) == (0.25, 0.125)
+    assert recipe.rates(42, 3) == recipe.rates(42, 42)
 
 
 def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_further():

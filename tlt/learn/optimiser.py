@@ -76,14 +76,19 @@ class NamedAdamW:
 
 def copy_named(into: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
     """Copies by name; both sides must have the same names and shapes."""
-    if odd := sorted(into.keys() ^ source.keys()):
-        missing = [name for name in odd if name in into]
-        complaint = f"lacks {missing[0]}" if missing else f"has an unknown {odd[0]}"
-        raise ConfigError(f"the {what} {complaint} ({len(odd)} names differ)")
-    for name, tensor in into.items():
-        if tensor.shape != source[name].shape:
-            shapes = f"{tuple(source[name].shape)} instead of {tuple(tensor.shape)}"
-            raise ConfigError(f"the {what} has {name} of shape {shapes}")
+    require_alike(into, source, what)
     with torch.no_grad():
         for name, tensor in into.items():
             tensor.copy_(source[name])
+
+
+def require_alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str) -> None:
+    """`what` is what theirs are."""
+    if odd := sorted(ours.keys() ^ theirs.keys()):
+        missing = [name for name in odd if name in ours]
+        complaint = f"lacks {missing[0]}" if missing else f"has an unknown {odd[0]}"
+        raise ConfigError(f"the {what} {complaint} ({len(odd)} names differ)")
+    for name, tensor in ours.items():
+        if tensor.shape != theirs[name].shape:
+            shapes = f"{tuple(theirs[name].shape)} instead of {tuple(tensor.shape)}"
+            raise ConfigError(f"the {what} has {name} of shape {shapes}")

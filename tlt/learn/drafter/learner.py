@@ -15,13 +15,14 @@ from torch import Tensor
 from tlt.learn.drafter.batching import DraftBatch
 from tlt.learn.drafter.looks import Look, nothing, watched
 from tlt.learn.drafter.loss import distance
+from tlt.learn.drafter.merging import Mark
 from tlt.learn.drafter.optimiser import MixedOptimiser
 from tlt.learn.drafter.recipe import Recipe
 from tlt.learn.drafter.sample import PolicyEnds
 from tlt.learn.drafter.unrolling import unrolled
 from tlt.learn.fusing import fuse
 from tlt.learn.kernels import Kernels, kernels
-from tlt.learn.optimiser import copy_named
+from tlt.learn.optimiser import copy_named, require_alike
 from tlt.models.drafter import Drafter, new_drafter
 
 
@@ -45,6 +46,8 @@ class DrafterLearner:
         """
         self.recipe = recipe
         self.ends = ends
+        # behind the weights, whoever made them
+        self.updates = 0
         self.skipped = 0
         self._drafter = drafter
         self._parameters = dict(drafter.named_parameters())
@@ -53,10 +56,6 @@ class DrafterLearner:
         self._kernels = _kernels(ends.head)
         if self._kernels is not None:
             fuse(drafter, self._kernels)
-
-    @property
-    def updates(self) -> int:
-        return self._optimiser.steps
 
     def learn(self, batch: DraftBatch, look: Look = nothing) -> Lesson:
         """`look` is called often, and gives the micro-batch up by raising."""
@@ -70,7 +69,9 @@ class DrafterLearner:
         if skipped:
             self.skipped += 1
         else:
-            self._optimiser.step(gradients, *self.recipe.rates(self.updates), look)
+            rates = self.recipe.rates(self.updates, self._optimiser.steps)
+            self._optimiser.step(gradients, *rates, look)
+            self.updates += 1
             self._average()
         return Lesson(rows=batch.rows, loss=value, overlap=tuple(overlap), skipped=skipped)
 
@@ -84,9 +85,9 @@ class DrafterLearner:
     def state(self) -> dict[str, Tensor]:
         """All that another learner needs to go on with the next micro-batch; live tensors."""
         return {
-            **{f"weights.{name}": p.detach() for name, p in self._parameters.items()},
-            **{f"mean.{name}": tensor for name, tensor in self._mean.items()},
+            **self._weights(),
             **{f"optimiser.{name}": tensor for name, tensor in self._optimiser.state().items()},
+            "updates": torch.tensor(self.updates),
             "skipped": torch.tensor(self.skipped),
         }
 
@@ -99,7 +100,28 @@ class DrafterLearner:
         copy_named(self._parameters, parts["weights"], "drafter")
         copy_named(self._mean, parts["mean"], "drafter's mean")
         self._optimiser.load(parts["optimiser"])
+        self.updates = int(state["updates"])
         self.skipped = int(state["skipped"])
+
+    def mark(self) -> Mark:
+        tensors = {name: tensor.clone() for name, tensor in self._weights().items()}
+        return Mark(tensors=tensors, updates=self.updates)
+
+    @torch.no_grad()
+    def rebase(self, since: Mark, onto: Mark) -> None:
+        """What was learned since then is put onto something else; the moments stay."""
+        weights = self._weights()
+        require_alike(weights, since.tensors, "drafter's mark")
+        require_alike(weights, onto.tensors, "drafter's trunk")
+        for name, tensor in weights.items():
+            tensor.sub_(since.tensors[name]).add_(onto.tensors[name])
+        self.updates += onto.updates - since.updates
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {
+            **{f"weights.{name}": p.detach() for name, p in self._parameters.items()},
+            **{f"mean.{name}": tensor for name, tensor in self._mean.items()},
+        }
 
     def _loss(self, batch: DraftBatch, look: Look) -> tuple[Tensor, list[float]]:
         """A mean over the guesses that can be measured, later steps weighing less."""

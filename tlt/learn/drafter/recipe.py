@@ -26,10 +26,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     averaged: float = 0.1
     most_averaged: int = 200
 
-    def rates(self, update: int) -> tuple[float, float]:
-        """For matrices and for the rest; `update` counts from 0."""
+    def rates(self, update: int, steps: int) -> tuple[float, float]:
+        """For matrices and for the rest; both count from 0, the optimiser's `steps` are its own."""
         falling = max(self.lowest, (self.level / (self.past + update + 1)) ** 0.5)
-        factor = min(1.0, (update + 1) / self.warmup, falling)
+        factor = min(1.0, (steps + 1) / self.warmup, falling)
         return self.matrix_rate * factor, self.vector_rate * factor
 
     def newest(self, updates: int) -> float:

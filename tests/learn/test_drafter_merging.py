@@ -1,0 +1,135 @@
+"""Members come and go at their own pace; what they learned is neither lost nor counted twice."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.learn.drafters import learner, samples, whole
+from tests.learn.models import copies
+from tlt.errors import ConfigError
+from tlt.learn.drafter.batching import DraftBatch
+from tlt.learn.drafter.learner import DrafterLearner
+from tlt.learn.drafter.merging import Delta, Mark, Trunk, delta, merge
+
+STEPS = 2
+
+
+def lessons(count: int, seed: int = 0) -> list[DraftBatch]:
+    return [whole(samples("eagle", 3, seed * 100 + n), STEPS) for n in range(count)]
+
+
+def trunk() -> Trunk:
+    """After some lessons."""
+    learns = learner("eagle")
+    for lesson in lessons(4, seed=9):
+        learns.learn(lesson)
+    mark = learns.mark()
+    return Trunk(tensors=mark.tensors, updates=mark.updates, lessons=mark.updates)
+
+
+def member(on: Trunk) -> DrafterLearner:
+    learns = learner("eagle")
+    learns.rebase(learns.mark(), on)
+    return learns
+
+
+def learned(learns: DrafterLearner, chosen: Sequence[DraftBatch]) -> DrafterLearner:
+    for lesson in chosen:
+        learns.learn(lesson)
+    return learns
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_one_member_that_merges_is_one_that_goes_on():
+    start = trunk()
+    steady, merging = member(start), member(start)
+    learned(steady, lessons(9))
+    base = start
+    for first in (0, 3, 6):
+        learned(merging, lessons(9)[first : first + 3])
+        mark = merging.mark()
+        base = merge(base, [delta(mark, base)])
+        merging.rebase(mark, base)
+    same(merging.state(), steady.state())
+    same(base.tensors, steady.mark().tensors)
+    assert base.updates == steady.updates == 13
+    assert base.lessons == 13
+
+
+def three(start: Trunk, counts: Sequence[int]) -> list[Delta]:
+    return [
+        delta(learned(member(start), lessons(count, seed)).mark(), start)
+        for seed, count in enumerate(counts)
+    ]
+
+
+def test_members_that_come_together_are_averaged_by_their_lessons_in_any_order():
+    start = trunk()
+    deltas = three(start, (4, 2, 2))
+    merged = merge(start, deltas)
+    for name, tensor in start.tensors.items():
+        parts = [
+            share * found.tensors[name] for share, found in zip((2, 1, 1), deltas, strict=True)
+        ]
+        torch.testing.assert_close(merged.tensors[name], tensor + torch.stack(parts).sum(0) / 4)
+    # 4 and a half in one row: 2 + 0.5 + 0.5
+    assert merged.updates == start.updates + 3
+    assert merged.lessons == start.lessons + 8
+    for order in permutations(deltas):
+        again = merge(start, order)
+        same(again.tensors, merged.tensors)
+        assert (again.updates, again.lessons) == (merged.updates, merged.lessons)
+
+
+def test_who_comes_late_counts_no_more_than_side_by_side():
+    start = trunk()
+    first, second, third = three(start, (3, 3, 3))
+    late = merge(merge(merge(start, [first]), [second]), [third])
+    for name, tensor in start.tensors.items():
+        expected = tensor + first.tensors[name] + second.tensors[name] / 2 + third.tensors[name] / 3
+        torch.testing.assert_close(late.tensors[name], expected)
+    assert late.lessons == merge(start, [first, second, third]).lessons
+
+
+def test_a_rebase_keeps_what_was_not_merged_yet_and_the_moments():
+    start = trunk()
+    learns = learned(member(start), lessons(2))
+    mark = learns.mark()
+    learned(learns, lessons(3, seed=1))
+    before, state = learns.mark(), copies(learns.state())
+    merged = merge(start, [delta(mark, start), *three(start, (2,))])
+    learns.rebase(mark, merged)
+    for name, tensor in learns.mark().tensors.items():
+        own = before.tensors[name] - mark.tensors[name]
+        torch.testing.assert_close(tensor, merged.tensors[name] + own)
+    assert learns.updates == merged.updates + 3
+    for name, tensor in learns.state().items():
+        if name.startswith("optimiser."):
+            assert torch.equal(tensor, state[name]), name
+
+
+def test_who_learned_nothing_changes_nothing():
+    start = trunk()
+    merged = merge(start, [delta(member(start).mark(), start)])
+    same(merged.tensors, start.tensors)
+    assert (merged.updates, merged.lessons) == (start.updates, start.lessons)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    start, other = trunk(), learner("eagle3")
+    with pytest.raises(ConfigError, match=r"mark has an unknown mean.midlayer|mark lacks"):
+        delta(other.mark(), start)
+    with pytest.raises(ConfigError, match="trunk lacks"):
+        other.rebase(other.mark(), start)
+    name = "weights.fc.weight"
+    narrow = Mark(tensors={**start.tensors, name: torch.zeros(2, 2)}, updates=1)
+    with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
+        delta(narrow, start)
+    with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
+        merge(start, [Delta(tensors=narrow.tensors, lessons=1, known=start.lessons)])
