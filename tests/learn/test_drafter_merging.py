@@ -54,7 +54,7 @@ def test_one_member_that_merges_is_one_that_goes_on():
     for first in (0, 3, 6):
         learned(merging, lessons(9)[first : first + 3])
         mark = merging.mark()
-        base = merge(base, [delta(mark, base)])
+        base = merge(base, [delta(mark, base, base.lessons)])
         merging.rebase(mark, base)
     same(merging.state(), steady.state())
     same(base.tensors, steady.mark().tensors)
@@ -64,7 +64,7 @@ def test_one_member_that_merges_is_one_that_goes_on():
 
 def three(start: Trunk, counts: Sequence[int]) -> list[Delta]:
     return [
-        delta(learned(member(start), lessons(count, seed)).mark(), start)
+        delta(learned(member(start), lessons(count, seed)).mark(), start, start.lessons)
         for seed, count in enumerate(counts)
     ]
 
@@ -97,13 +97,29 @@ def test_who_comes_late_counts_no_more_than_side_by_side():
     assert late.lessons == merge(start, [first, second, third]).lessons
 
 
+def test_work_that_was_rebased_counts_no_more_than_it_did():
+    start = trunk()
+    slow = learned(member(start), lessons(2))
+    mark = slow.mark()
+    merged = merge(start, [delta(mark, start, start.lessons)])
+    known = merged.lessons
+    learned(slow, lessons(2, seed=1))
+    merged = merge(merged, three(merged, (6,)))
+    slow.rebase(mark, merged)
+    late = delta(slow.mark(), merged, known)
+    assert late.lessons == 2
+    again = merge(merged, [late])
+    for name, tensor in merged.tensors.items():
+        torch.testing.assert_close(again.tensors[name], tensor + late.tensors[name] / 4)
+
+
 def test_a_rebase_keeps_what_was_not_merged_yet_and_the_moments():
     start = trunk()
     learns = learned(member(start), lessons(2))
     mark = learns.mark()
     learned(learns, lessons(3, seed=1))
     before, state = learns.mark(), copies(learns.state())
-    merged = merge(start, [delta(mark, start), *three(start, (2,))])
+    merged = merge(start, [delta(mark, start, start.lessons), *three(start, (2,))])
     learns.rebase(mark, merged)
     for name, tensor in learns.mark().tensors.items():
         own = before.tensors[name] - mark.tensors[name]
@@ -116,7 +132,7 @@ def test_a_rebase_keeps_what_was_not_merged_yet_and_the_moments():
 
 def test_who_learned_nothing_changes_nothing():
     start = trunk()
-    merged = merge(start, [delta(member(start).mark(), start)])
+    merged = merge(start, [delta(member(start).mark(), start, start.lessons)])
     same(merged.tensors, start.tensors)
     assert (merged.updates, merged.lessons) == (start.updates, start.lessons)
 
@@ -124,12 +140,12 @@ def test_who_learned_nothing_changes_nothing():
 def test_what_does_not_fit_is_refused_by_name():
     start, other = trunk(), learner("eagle3")
     with pytest.raises(ConfigError, match=r"mark has an unknown mean.midlayer|mark lacks"):
-        delta(other.mark(), start)
+        delta(other.mark(), start, start.lessons)
     with pytest.raises(ConfigError, match="trunk lacks"):
         other.rebase(other.mark(), start)
     name = "weights.fc.weight"
     narrow = Mark(tensors={**start.tensors, name: torch.zeros(2, 2)}, updates=1)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
-        delta(narrow, start)
+        delta(narrow, start, start.lessons)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
         merge(start, [Delta(tensors=narrow.tensors, lessons=1, known=start.lessons)])

@@ -3,9 +3,9 @@
 A member marks where it is, sends its delta since the trunk it stands on, and learns on; once a
 trunk has that delta in it, it rebases what came after the mark. Moments never travel.
 
-A delta counts by its share of all lessons since the trunk that it began from. So members that come
-together are averaged, each by its lessons; so are those that come one after the other; and of one
-alone nothing is lost.
+A delta counts by its share of all lessons since the member's last delta was merged, or since the
+trunk that it began from. So members that come together are averaged, each by its lessons; so are
+those that come one after the other; and of one alone nothing is lost.
 """
 
 from collections.abc import Sequence
@@ -41,16 +41,17 @@ class Delta:
     tensors: dict[str, Tensor]
     # micro-batches that its optimiser made a step for
     lessons: int
-    # those in the trunk that it began from
+    # those in the first trunk that had the member's last delta in it, or in the one it began from
     known: int
 
 
-def delta(now: Mark, since: Trunk) -> Delta:
+def delta(now: Mark, since: Mark, known: int) -> Delta:
+    """`since` is the trunk that the member stands on."""
     require_alike(since.tensors, now.tensors, "drafter's mark")
     return Delta(
         tensors={name: now.tensors[name] - tensor for name, tensor in since.tensors.items()},
         lessons=now.updates - since.updates,
-        known=since.lessons,
+        known=known,
     )
 
 
