@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tlt.learn.drafter import looks
-from tlt.learn.drafter.looks import Look, look_back, nothing
+from tlt.learn.drafter.looks import Look, look_back, nothing, stretch
 from tlt.learn.kernels import Kernels
 
 # What mask and softmax cost a score, in multiplications.
@@ -40,9 +39,10 @@ def attend(
     own_values = torch.stack([pairs.values for pairs in own]) if own else None
     prefix = 0 if before is None else before.keys.shape[1]
     heads, _, width = queries.shape
+    scores = stretch(queries) // (heads * (width + _SCORE))
     parts: list[Tensor] = []
     for first, last in pairwise(ends):
-        block = max(1, looks.STRETCH // (heads * (width + _SCORE) * (prefix + last - first)))
+        block = max(1, scores // max(1, prefix + last - first))
         for begin in range(first, last, block):
             rows = slice(begin, min(last, begin + block))
             look()

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tlt.learn import scores
-from tlt.learn.drafter import looks
-from tlt.learn.drafter.looks import Look, nothing
+from tlt.learn.drafter.looks import Look, nothing, stretch
 from tlt.models.drafter import Drafter
 
 
@@ -49,7 +48,7 @@ class _Distance(torch.autograd.Function):
         for ours, theirs, toward in zip(
             readout.split(rows), last_states.split(rows), slope.split(rows), strict=True
         ):
-            width = max(1, looks.STRETCH // max(1, ours.numel()))
+            width = max(1, stretch(ours) // max(1, ours.numel()))
             found = _likely(ours, own, width, look)
             aims = _likely(theirs, known, width, look)
             for at, likely, wanted in zip(range(0, len(own), width), found, aims, strict=True):
