@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from tlt.policies.strategy import Choice, StrategyPolicy
+from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (
@@ -127,39 +127,6 @@ class Oracle:
         speeds = [(self.speed(arm, batch, context, done), i) for i, arm in enumerate(arms)]
         speed, index = max(speeds)
         return arms[index], speed
-
-
-class Fixed:
-    """Always the same one, where it is on offer."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self._choice: Strategy = Off()
-
-    def offer(self, arms: Sequence[Strategy]) -> None:
-        self._choice = self._strategy if self._strategy in arms else Off()
-
-    def choose(self, batch: int, context: int, random: float) -> Choice:
-        return Choice(self._choice, 0.0, "only")
-
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
-        pass
-
-    def drafter_swapped(self) -> None:
-        pass
-
-    def weights_swapped(self) -> None:
-        pass
 
 
 Rows = list[int]

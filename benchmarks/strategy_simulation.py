@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.decoding_world import ARMS, Fixed, Machine, Outcome, Rows, Text, lengths, run
+from benchmarks.decoding_world import ARMS, Machine, Outcome, Rows, Text, lengths, run
 from benchmarks.result import Claim, write_result
 from tlt.policies.adaptive import AdaptivePolicy
 from tlt.policies.bandit import BucketBandit
+from tlt.policies.fixed import Fixed
 from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Off, Strategy
 

@@ -186,6 +186,9 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
 
     To choose from there are the drafter's chains of `depths` tokens, with and without the policy's
     noise, up to `ngrams` tokens that followed the same words before, and no guessing at all.
+
+    `control_share` of the rounds decode without any: what speculation saves is measured against
+    them.
     """
 
     mode: Literal["off", "static", "adaptive"] = "off"
@@ -194,6 +197,7 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
     ngrams: tuple[int, ...] = (4, 8)
     # what the index of past words may hold, on each rank
     ngram_megabytes: int = 64
+    control_share: float = 0.02
 
     def __post_init__(self) -> None:
         _require(
@@ -206,6 +210,9 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
         _require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
         _require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
         _require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
+        _require(
+            0 <= self.control_share < 0.5, "control_share must be 0 (no control) or more, below 0.5"
+        )
 
     @property
     def arms(self) -> tuple[Strategy, ...]:

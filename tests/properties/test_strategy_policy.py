@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.decoding_world import ARMS, Fixed, Machine, Outcome, Text, lengths, run
+from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
 from tlt.policies.adaptive import AdaptivePolicy
 from tlt.policies.bandit import BucketBandit
+from tlt.policies.fixed import Fixed
 from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Draft, Off, guesses
 

@@ -35,6 +35,7 @@ def duty(folder: Path, progress: Progress) -> LearnDuty:
         spec=SPEC,
         worker=WorkerId("worker-1"),
         incarnation=Incarnation(1),
+        rank=0,
         flight=str(folder),
         committed=str(folder),
     )

@@ -228,17 +228,19 @@ class Life:
         stream = Stream(self.place.connection, self.place.keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self.incarnation))
         self._held.clear()
-        load = Load(
-            job=command.job,
-            epoch=command.epoch,
-            spec=command.spec,
-            worker=self.place.worker,
-            incarnation=self.incarnation,
-            flight=session.flight,
-            committed=str(run / "blobs"),
-        )
-        for rank in self.ranks:
-            rank.send(load)
+        for index, rank in enumerate(self.ranks):
+            rank.send(
+                Load(
+                    job=command.job,
+                    epoch=command.epoch,
+                    spec=command.spec,
+                    worker=self.place.worker,
+                    incarnation=self.incarnation,
+                    rank=index,
+                    flight=session.flight,
+                    committed=str(run / "blobs"),
+                )
+            )
 
     def _close(self, job: JobId) -> None:
         if self.job is None or self.job.job != job:

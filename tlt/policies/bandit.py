@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from tlt.policies.strategy import Choice
+from tlt.policies.strategy import Choice, bucket_of
 from tlt.strategies import Strategy
 
 
@@ -50,7 +50,7 @@ class BucketBandit:
         width: int | None = None,
     ) -> None:
         if seconds > 0.0:
-            window = self._seen.setdefault((_bucket(batch), strategy), deque(maxlen=self._window))
+            window = self._seen.setdefault((bucket_of(batch), strategy), deque(maxlen=self._window))
             window.append((batch + sum(accepted)) / batch / seconds)
 
     def drafter_swapped(self) -> None:
@@ -60,9 +60,5 @@ class BucketBandit:
         """The window forgets by itself."""
 
     def _speed(self, batch: int, arm: Strategy) -> float | None:
-        window = self._seen.get((_bucket(batch), arm))
+        window = self._seen.get((bucket_of(batch), arm))
         return None if window is None else batch * median(window)
-
-
-def _bucket(batch: int) -> int:
-    return (batch - 1).bit_length()

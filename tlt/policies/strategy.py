@@ -7,7 +7,7 @@ import msgspec
 
 from tlt.strategies import Strategy
 
-Why = Literal["best", "explore", "only"]
+Why = Literal["best", "explore", "only", "control"]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -15,6 +15,11 @@ class Choice(msgspec.Struct, frozen=True):
     # tokens per second
     predicted: float
     why: Why
+
+
+def bucket_of(batch: int) -> int:
+    """Batch sizes up to the same power of two are taken together."""
+    return 1 << (batch - 1).bit_length()
 
 
 class StrategyPolicy(Protocol):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tlt.config import SpeculationSpec
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
 from tlt.errors import TltError
@@ -14,6 +15,10 @@ from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.adaptive import AdaptivePolicy
+from tlt.policies.control import Control
+from tlt.policies.fixed import Fixed
+from tlt.policies.keyed import mix
+from tlt.policies.strategy import StrategyPolicy
 from tlt.ranks.frames import Load
 from tlt.strategies import Draft
 from tlt.types import DrafterVersion, PolicyVersion
@@ -56,11 +61,18 @@ def _native(
     )
     if drafter is not None:
         engine.adopt(DrafterVersion(0), drafter)
-    if spec.speculation.strategy is not None:
-        engine.decode_with(spec.speculation.strategy)
-    elif spec.speculation.mode == "adaptive":
-        engine.let_choose(AdaptivePolicy(), spec.seed)
+    if spec.speculation.mode != "off":
+        # ranks that drew the same numbers would all measure in the same rounds
+        seed = mix(spec.seed, *load.worker.encode(), load.incarnation, load.rank)
+        engine.let_choose(strategy_policy(spec.speculation), seed)
     return engine, complaint
+
+
+def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:
+    fixed = speculation.strategy
+    policy = AdaptivePolicy() if fixed is None else Fixed(fixed)
+    share = speculation.control_share
+    return Control(policy, share) if share > 0 else policy
 
 
 def _drafter(load: Load) -> tuple[Drafter | None, str | None]:

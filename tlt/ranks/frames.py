@@ -42,6 +42,8 @@ class Load(Frame, frozen=True, kw_only=True):
     spec: JobSpec
     worker: WorkerId
     incarnation: Incarnation
+    # which of the worker's ranks this is
+    rank: int
     # where this job's blobs lie, in flight and committed
     flight: str
     committed: str

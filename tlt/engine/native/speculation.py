@@ -64,8 +64,6 @@ class Speculation:
         self._fixed, self._policy = strategy, None
 
     def let(self, policy: StrategyPolicy, seed: int) -> None:
-        if not self._offered():
-            raise ConfigError("no way of decoding is left to choose from: there is no drafter")
         self._policy, self._dice = policy, Random(seed)
         self._offer()
 
@@ -147,7 +145,7 @@ class Speculation:
 
     def _offered(self) -> list[Strategy]:
         drafter = self._drafting is not None
-        return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)]
+        return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)] or [Off()]
 
     def _look_up(self, ngrams: Ngrams, batch: Batch, most: int) -> torch.Tensor | None:
         found: list[list[int]] = []
