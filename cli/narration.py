@@ -9,6 +9,7 @@ from tlt.messages import (
     Command,
     DrafterRefused,
     FinishRun,
+    GiveUpSpeculation,
     IssuePrompts,
     JobStarted,
     PolicyPublished,
@@ -16,6 +17,7 @@ from tlt.messages import (
     RolloutDropped,
     RolloutScored,
     SessionResumed,
+    SpeculationStopped,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
@@ -46,6 +48,8 @@ class Narrator:
                 return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
             case DrafterRefused():
                 return f"{event.worker} goes without the drafter: {event.error}"
+            case SpeculationStopped():
+                return f"{event.worker} decodes without speculation"
             case WorkerFailed():
                 return f"{event.worker} cannot run it: {event.error}"
             case SessionResumed():
@@ -83,6 +87,11 @@ class Narrator:
                 return _eval(self.ledger.snapshot())
             case RecordRound():
                 return _round(self.ledger.snapshot().steps[-1])
+            case GiveUpSpeculation():
+                return (
+                    f"speculation is off from here on: it saved {command.saved:.1f} s, "
+                    f"between {command.low:.1f} and {command.high:.1f}"
+                )
             case FinishRun():
                 return f"{command.status}" + (f": {command.error}" if command.error else "")
             case _:

@@ -75,10 +75,25 @@ class BatchSpan(Value, frozen=True, kw_only=True, array_like=True):
     tokens: int
 
 
+class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
+    """Of each run: tokens and seconds, squared and multiplied, summed over the runs."""
+
+    count: int
+    tokens_squared: float
+    seconds_squared: float
+    product: float
+
+
 class StrategyTally(Value, frozen=True, kw_only=True):
-    """What decoding in one way came to, over some rounds."""
+    """What decoding in one way came to, over some rounds of one bucket of batch sizes."""
 
     strategy: Strategy
+    # the largest batch size in it
+    bucket: int
+    # that was asked
+    drafter: DrafterVersion | None
+    # where nothing was guessed so that others can be compared with it: runs that are over
+    control: ControlRuns | None
     rounds: int
     # rounds in which it was tried rather than thought best
     tried: int
@@ -319,6 +334,12 @@ class StrategyChosen(Event, frozen=True, kw_only=True):
     job: JobId
     worker: WorkerId
     incarnation: Incarnation
+    rank: int
+    # counts what this rank has said of the job
+    serial: int
+    # what it decoded for
+    step: Step
+    purpose: Purpose
     tallies: tuple[StrategyTally, ...]
 
 
@@ -329,6 +350,14 @@ class DrafterRefused(Event, frozen=True, kw_only=True):
     worker: WorkerId
     incarnation: Incarnation
     error: str
+
+
+class SpeculationStopped(Event, frozen=True, kw_only=True):
+    """The worker's ranks decode without it from now on, as they were told."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
 
 
 class UpdateMetrics(Value, frozen=True, kw_only=True):
@@ -379,6 +408,7 @@ RunEvent: TypeAlias = (
     | RolloutScored
     | WorkerIdled
     | StrategyChosen
+    | SpeculationStopped
     | DrafterRefused
     | LearnFinished
     | PolicyPublished
@@ -419,6 +449,12 @@ class StartRollout(ToWorker, frozen=True, kw_only=True):
     purpose: Purpose
     policy: PolicyRef
     requeues: int
+
+
+class StopSpeculation(ToWorker, frozen=True, kw_only=True):
+    """For the rest of the job."""
+
+    job: JobId
 
 
 class Learn(ToWorker, frozen=True, kw_only=True):
@@ -501,6 +537,15 @@ class KeepBest(Command, frozen=True, kw_only=True):
     mean: float
 
 
+class GiveUpSpeculation(Command, frozen=True, kw_only=True):
+    """It has cost more than it saved: seconds saved, and the interval that they lie in."""
+
+    job: JobId
+    saved: float
+    low: float
+    high: float
+
+
 class FinishRun(Command, frozen=True, kw_only=True):
     job: JobId
     status: JobStatus
@@ -534,7 +579,9 @@ class RecordStatus(Command, frozen=True, kw_only=True):
     error: str | None
 
 
-WorkerCommand: TypeAlias = OpenJob | CloseJob | StartRollout | Learn | ReplaceRanks
+WorkerCommand: TypeAlias = (
+    OpenJob | CloseJob | StartRollout | StopSpeculation | Learn | ReplaceRanks
+)
 RunCommand: TypeAlias = (
     WorkerCommand
     | IssuePrompts
@@ -544,6 +591,7 @@ RunCommand: TypeAlias = (
     | ReleasePolicy
     | RecordRound
     | KeepBest
+    | GiveUpSpeculation
     | FinishRun
 )
 SessionCommand: TypeAlias = PrepareJob | StartJob | CancelJob | RecordStatus

@@ -64,7 +64,8 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
         assert {span.origin for span in rollout.origins} <= {"accepted", "corrected"}
     events = [entry.event for entry in live.journal(speculating)]
     tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
-    assert {tally.strategy for tally in tallies} == {Draft(depth=2)}
+    assert {tally.strategy for tally in tallies if tally.control is None} == {Draft(depth=2)}
+    assert {tally.drafter for tally in tallies if tally.control is None} == {0}
     assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
     assert not any(isinstance(event, DrafterRefused) for event in events)
 

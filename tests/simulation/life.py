@@ -32,6 +32,9 @@ class Life:
     learning: Learn | None = None
     # the collective is through, the report is not out
     trained: bool = False
+    # whether its engine may guess, and how often its rank told how it decodes
+    speculates: bool = True
+    told: int = 0
     # what the trainer's weights are, as a name for their content
     content: str = INITIAL
     # the policy version that the engine decodes with

@@ -44,8 +44,10 @@ from tlt.messages import (
     RunEvent,
     SessionResumed,
     StartRollout,
+    StopSpeculation,
     Tensor,
     ToWorker,
+    WorkerCommand,
     WorkerIdled,
     WorkerInfo,
     WorkerJoined,
@@ -277,7 +279,7 @@ class World:
             case _:
                 pass  # it has no effect on what is simulated
 
-    def _tell(self, command: OpenJob | CloseJob | StartRollout | Learn | ReplaceRanks) -> None:
+    def _tell(self, command: WorkerCommand) -> None:
         if isinstance(command, Learn):
             known = self.learners.get(meeting(command), frozenset())
             self.learners[meeting(command)] = known | {command.incarnation}
@@ -427,6 +429,8 @@ class World:
                     self.crash(life)
             case StartRollout():
                 self._start_rollout(life, command)
+            case StopSpeculation():
+                life.speculates = False
             case Learn():
                 self._start_learning(life, command)
             case ReplaceRanks():

@@ -31,7 +31,9 @@ from tlt.messages import (
     PromptIssued,
     ReplaceRanks,
     RolloutFinished,
+    SpeculationStopped,
     StartRollout,
+    StopSpeculation,
     StrategyChosen,
     WorkerCommand,
     WorkerFailed,
@@ -45,6 +47,7 @@ from tlt.ranks.frames import (
     FromRank,
     Load,
     Overheard,
+    Plain,
     Ready,
     Refused,
     SwapPolicy,
@@ -210,6 +213,8 @@ class Life:
                 self._close(command.job)
             case StartRollout():
                 self._start_rollout(command)
+            case StopSpeculation():
+                self._stop_speculation(command)
             case Learn():
                 await self._learn(command)
             case ReplaceRanks():
@@ -262,6 +267,15 @@ class Life:
             rank.send(SwapPolicy(job=command.job, policy=command.policy))
         self._assignment = command
         self._pull_again.set()
+
+    def _stop_speculation(self, command: StopSpeculation) -> None:
+        for rank in self.ranks:
+            rank.send(Plain(job=command.job))
+        self._outbox.post(
+            SpeculationStopped(
+                job=command.job, worker=self.place.worker, incarnation=self.incarnation
+            )
+        )
 
     async def _learn(self, command: Learn) -> None:
         if command == self._last_update:

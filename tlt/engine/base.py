@@ -100,6 +100,10 @@ class Engine(Protocol):
         """What was answered elsewhere: who guesses may guess from it."""
         ...
 
+    def stop_speculating(self) -> None:
+        """From the next step on, nothing is guessed."""
+        ...
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         """How it decoded since it was last asked."""
         ...

@@ -15,6 +15,7 @@ from tlt.messages import (
     DrafterRefused,
     FinishRun,
     ForgetRollouts,
+    GiveUpSpeculation,
     IssuePrompts,
     JobCancelRequested,
     JobStarted,
@@ -34,7 +35,9 @@ from tlt.messages import (
     RunCommand,
     RunEvent,
     SessionResumed,
+    SpeculationStopped,
     StartRollout,
+    StopSpeculation,
     StrategyChosen,
     WorkerFailed,
     WorkerIdled,
@@ -42,7 +45,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import rounds, training
+from tlt.policies import rounds, saved, training
 from tlt.policies.keyed import permuted
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Draft, Duty, Phase, RunState, WorkerState
@@ -91,14 +94,18 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             _publish(draft, event)
         case CheckpointCommitted():
             _checkpoint(draft, event)
-        case StrategyChosen() | DrafterRefused():
+        case StrategyChosen():
+            _weigh(draft, event)
+        case SpeculationStopped() | DrafterRefused():
             pass
         case _:
             assert_never(event)
     return draft.state, draft.commands
 
 
-_FromWorker = TypeVar("_FromWorker", WorkerFailed, RolloutFinished, WorkerIdled, LearnFinished)
+_FromWorker = TypeVar(
+    "_FromWorker", WorkerFailed, RolloutFinished, WorkerIdled, StrategyChosen, LearnFinished
+)
 
 
 def _is_current(state: RunState, event: _FromWorker) -> bool:
@@ -305,6 +312,36 @@ def _idle(draft: Draft, event: WorkerIdled) -> None:
         draft.assign(event.worker, Duty.IDLE)
 
 
+# --- speculation --------------------------------------------------------------------------------
+
+
+def _weigh(draft: Draft, event: StrategyChosen) -> None:
+    """What it saves is added up; where it costs more, nobody speculates any longer."""
+    state = draft.state
+    if not state.speculates or not _is_current(state, event):
+        return
+    worker = state.workers[event.worker]
+    if event.serial <= worker.tallied.get(event.rank, 0):
+        return
+    heard = msgspec.structs.replace(worker, tallied={**worker.tallied, event.rank: event.serial})
+    spending = saved.spend(state.spending, event.tallies)
+    draft.set(workers={**state.workers, event.worker: heard}, spending=spending)
+    lost = saved.loss(spending)
+    if lost is not None and lost.low is not None and lost.high is not None:
+        draft.set(speculates=False)
+        draft.tell(
+            GiveUpSpeculation(job=state.job, saved=lost.seconds, low=lost.low, high=lost.high)
+        )
+        for known in state.workers.values():
+            _stop_speculation(draft, known.info)
+
+
+def _stop_speculation(draft: Draft, info: WorkerInfo) -> None:
+    draft.tell(
+        StopSpeculation(worker=info.worker, incarnation=info.incarnation, job=draft.state.job)
+    )
+
+
 # --- workers ------------------------------------------------------------------------------------
 
 
@@ -334,6 +371,8 @@ def _join(draft: Draft, info: WorkerInfo) -> None:
             folder=state.folder,
         )
     )
+    if not state.speculates:
+        _stop_speculation(draft, info)
     if draft.state.phase in (Phase.ROLLING, Phase.EVALUATING):
         _roll(draft, info.worker)
     elif draft.state.phase is Phase.LEARNING:

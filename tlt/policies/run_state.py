@@ -10,6 +10,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.messages import Checkpoint, PolicyRef, RunCommand, WorkerInfo
 from tlt.policies.rounds import Round
+from tlt.policies.saved import Spent
 from tlt.policies.training import Plan
 from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, Step, WorkerId
 
@@ -53,6 +54,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     duty: Duty = Duty.IDLE
     # the version that this worker's trainer holds; fresh ranks hold the initial one
     trained: PolicyVersion = PolicyVersion(0)
+    # the last tallies that were heard of each of its ranks
+    tallied: dict[int, int] = {}
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     learn_attempt: int = 0
     checkpoint: Checkpoint | None = None
     best: Best | None = None
+    # what decoding took, by bucket of batch sizes, for as long as anybody speculates
+    spending: dict[int, Spent] = {}
+    speculates: bool = True
 
 
 class Draft:

@@ -70,6 +70,12 @@ class Overheard(Frame, frozen=True, kw_only=True):
     tokens: Tensor
 
 
+class Plain(Frame, frozen=True, kw_only=True):
+    """Decode without speculation from now on."""
+
+    job: JobId
+
+
 class Train(Frame, frozen=True, kw_only=True):
     """`samples` holds this rank's rollouts, by minibatch, in the order of its shares."""
 
@@ -99,7 +105,7 @@ class Refused(Frame, frozen=True, kw_only=True):
     error: str
 
 
-ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Overheard | Train
+ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Overheard | Plain | Train
 FromRank: TypeAlias = Ready | RolloutFinished | StrategyChosen | DrafterRefused | Trained | Refused
 
 _LENGTH = struct.Struct("<Q")

@@ -24,6 +24,7 @@ from tlt.ranks.frames import (
     Decode,
     Load,
     Overheard,
+    Plain,
     Progress,
     RankChannel,
     Ready,
@@ -119,6 +120,9 @@ class Rank:
             case Overheard():
                 if job := self._current(command.job):
                     job.rollout.overhear(command)
+            case Plain():
+                if job := self._current(command.job):
+                    job.rollout.engine.stop_speculating()
             case Train():
                 if job := self._current(command.learn.job):
                     self._train(job, command)

@@ -10,7 +10,7 @@ from tlt.errors import BlobError
 from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen
 from tlt.models.weights import read_weights
 from tlt.ranks.frames import Load, Overheard
-from tlt.types import PolicyVersion, Purpose
+from tlt.types import PolicyVersion, Purpose, Step
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
@@ -29,6 +29,9 @@ class RolloutDuty:
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
         self._said = 0.0
+        # how often it has said how it decodes, and what the prompts in hand are for
+        self._serial = 0
+        self._round: tuple[Step, Purpose] = Step(0), "train"
 
     def submit(self, prompts: tuple[PromptIssued, ...]) -> None:
         requests: list[Request] = []
@@ -37,6 +40,7 @@ class RolloutDuty:
             self._issued[self._next_id] = prompt
             self._next_id += 1
         self.engine.submit(requests)
+        self._round = prompts[-1].step, prompts[-1].purpose
 
     def step(self) -> list[RolloutFinished]:
         return [self._finished(completion) for completion in self.engine.step()]
@@ -49,9 +53,17 @@ class RolloutDuty:
         if not tallies or not self._spec.speculation.arms:
             return None
         self._said = now
-        load = self._load
+        self._serial += 1
+        step, purpose = self._round
         return StrategyChosen(
-            job=load.job, worker=load.worker, incarnation=load.incarnation, tallies=tallies
+            job=self._load.job,
+            worker=self._load.worker,
+            incarnation=self._load.incarnation,
+            rank=self._load.rank,
+            serial=self._serial,
+            step=step,
+            purpose=purpose,
+            tallies=tallies,
         )
 
     def overhear(self, answer: Overheard) -> None:

@@ -29,7 +29,7 @@ from tlt.messages import StrategyTally
 from tlt.models.decoder import EMBEDDING, Decoder, mismatch
 from tlt.models.drafter import Drafter, DrafterConfig, misfit
 from tlt.policies.strategy import StrategyPolicy
-from tlt.strategies import Draft, Strategy, guesses
+from tlt.strategies import Draft, Off, Strategy, guesses
 from tlt.types import DrafterVersion, PolicyVersion, StopReason
 
 
@@ -164,11 +164,14 @@ class NativeEngine:
         """From the next step on, it says which of the arms."""
         self._speculation.let(policy, seed)
 
+    def stop_speculating(self) -> None:
+        self.decode_with(Off())
+
     def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self._speculation.overhear(prompt, tokens)
 
     def tallies(self) -> tuple[StrategyTally, ...]:
-        return self._speculation.tallies()
+        return self._speculation.tallies(over=not self.running)
 
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:

@@ -98,7 +98,8 @@ class Speculation:
 
     def observe(self, choice: Choice, round: "Round", verdict: Verdict) -> None:
         seconds = perf_counter() - round.began
-        self._tallies.add(choice, round.rows, sum(verdict.kept), seconds)
+        drafter = self.version if isinstance(choice.strategy, Draft) else None
+        self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds)
         if self._policy is None:
             return
         accepted = verdict.accepted
@@ -121,9 +122,9 @@ class Speculation:
         if self._ngrams is not None:
             self._ngrams.add(_group(prompt), prompt, tokens)
 
-    def tallies(self) -> tuple[StrategyTally, ...]:
-        """Since they were last asked for."""
-        return self._tallies.taken()
+    def tallies(self, over: bool) -> tuple[StrategyTally, ...]:
+        """Since they were last asked for. `over`: nothing runs any more."""
+        return self._tallies.taken(over)
 
     def moved(self, row: Row, source: int, target: int) -> None:
         if self._drafting is not None:

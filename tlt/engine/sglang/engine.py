@@ -121,6 +121,9 @@ class SglangEngine:
     def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """It doesn't guess."""
 
+    def stop_speculating(self) -> None:
+        """It doesn't guess."""
+
     def tallies(self) -> tuple[StrategyTally, ...]:
         return ()
 

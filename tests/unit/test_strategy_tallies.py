@@ -1,0 +1,65 @@
+"""Tallies add up to what was decoded, and a control run is told as a whole."""
+
+from random import Random
+
+from tlt.messages import ControlRuns, StrategyTally
+from tlt.policies.strategy import Choice
+from tlt.policies.strategy_tallies import Tallies
+from tlt.strategies import Draft, Off
+from tlt.types import DrafterVersion
+
+CONTROL = Choice(Off(), 0.0, "control")
+BEST = Choice(Draft(depth=4), 100.0, "best")
+DRAFTER = DrafterVersion(3)
+
+
+def controlled(tallies: tuple[StrategyTally, ...]) -> dict[int, ControlRuns]:
+    return {tally.bucket: tally.control for tally in tallies if tally.control is not None}
+
+
+def test_a_run_is_told_once_it_is_over() -> None:
+    tallies = Tallies()
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25)
+    for _ in range(3):
+        tallies.add(CONTROL, None, 4, 4, 0.125)
+    assert controlled(tallies.taken(over=False)) == {}
+    tallies.add(CONTROL, None, 4, 4, 0.125)
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25)
+    (runs,) = controlled(tallies.taken(over=False)).values()
+    assert runs == ControlRuns(count=1, tokens_squared=256, seconds_squared=0.25, product=8)
+
+
+def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
+    tallies = Tallies()
+    for rows in (6, 5, 4, 4, 3):
+        tallies.add(CONTROL, None, rows, rows, 1.0)
+    told = tallies.taken(over=True)
+    assert {tally.bucket: (tally.rounds, tally.tokens) for tally in told} == {
+        8: (2, 11),
+        4: (3, 11),
+    }
+    assert [runs.count for runs in controlled(told).values()] == [1, 1]
+    assert tallies.taken(over=True) == ()
+
+
+def test_nothing_is_lost_or_told_twice() -> None:
+    dice, tallies = Random(0), Tallies()
+    told: list[StrategyTally] = []
+    rounds = rows = tokens = 0
+    for _ in range(2000):
+        choice = dice.choice([CONTROL, CONTROL, BEST, Choice(Off(), 1.0, "explore")])
+        batch, got = dice.randint(1, 64), dice.randint(1, 9)
+        drafter = DRAFTER if choice is BEST else None
+        tallies.add(choice, drafter, batch, got, 0.5)
+        rounds, rows, tokens = rounds + 1, rows + batch, tokens + got
+        if dice.random() < 0.1:
+            told += tallies.taken(over=False)
+    told += tallies.taken(over=True)
+    assert sum(tally.rounds for tally in told) == rounds
+    assert sum(tally.rows for tally in told) == rows
+    assert sum(tally.tokens for tally in told) == tokens
+    assert sum(tally.seconds for tally in told) == rounds / 2
+    assert {(tally.strategy, tally.drafter) for tally in told} == {
+        (Off(), None),
+        (Draft(depth=4), DRAFTER),
+    }
