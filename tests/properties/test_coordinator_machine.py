@@ -164,6 +164,24 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
     assert world.status == ("failed" if world.state.losses > limit else "done")
 
 
+@pytest.mark.parametrize("speedup", [0.5, 2.0])
+def test_speculation_that_costs_more_is_given_up(speedup: float) -> None:
+    """And whoever joins afterwards is told so."""
+    world = World(small_spec(steps=4), [1, 1], speedup=speedup)
+    chooser = Random(1)
+    while world.state.step < 2:
+        for life in world.lives.values():
+            if Move("tell", (life,)) in world.moves():
+                world.tell(life)
+        step(world, chooser, faults=0.0, overtaking=0.0)
+    assert world.state.speculates == (speedup > 1.0)
+    world.crash(world.lives[WorkerId("w0")])
+    while not world.ended:
+        step(world, chooser, faults=0.0, overtaking=0.0)
+        told = [life.speculates for life in world.lives.values() if life.assignment is not None]
+        assert told == [speedup > 1.0] * len(told)
+
+
 def test_a_refusal_counts_only_from_a_living_incarnation() -> None:
     world = World(small_spec(), [1, 1])
     failed = WorkerFailed(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.life import INITIAL, meeting
 from tlt.messages import (
     BlobRef,
+    GiveUpSpeculation,
     IssuePrompts,
     KeepRollout,
     Learn,
@@ -17,6 +18,7 @@ from tlt.messages import (
     RunCommand,
     RunEvent,
     StartRollout,
+    StopSpeculation,
     ToWorker,
 )
 from tlt.policies.run_state import DUTIES, Duty, Phase, RunState
@@ -51,6 +53,8 @@ class Checks:
         # what the weights of each version have to be, whoever learned them and how often
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
+        self._plain: set[Incarnation] = set()
+        self._given_up = False
 
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -62,6 +66,7 @@ class Checks:
         self._check_plans(after)
         self._check_commands(after, commands)
         self._check_fence(before, event, after, commands)
+        self._check_speculation(after, commands)
 
     def _write_down(
         self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
@@ -233,6 +238,21 @@ class Checks:
         if incarnation < before.newest.get(worker, -1):
             assert after == before
             assert not commands
+
+    def _check_speculation(self, after: RunState, commands: Sequence[RunCommand]) -> None:
+        """It is given up once, where it is slower; nobody goes on with it, whenever they joined."""
+        self._plain |= {c.incarnation for c in commands if isinstance(c, StopSpeculation)}
+        given_up = [c for c in commands if isinstance(c, GiveUpSpeculation)]
+        if given_up:
+            assert not self._given_up
+            assert self._world.speedup < 1.0
+            assert given_up[0].low < given_up[0].saved < given_up[0].high < 0.0
+            self._given_up = True
+        assert after.speculates != self._given_up
+        if self._given_up and after.phase is not Phase.ENDED:
+            assert self._plain >= {k.info.incarnation for k in after.workers.values()}
+        if after.speculates and self._world.speedup < 1.0:
+            assert sum(spent.runs for spent in after.spending.values()) < 12
 
     # --- what the world finds out
 

@@ -21,7 +21,8 @@ def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         max_tries=chooser.randint(1, 3),
         seed=chooser.randint(0, 6),
     )
-    return World(spec, [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))], decide)
+    ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
+    return World(spec, ranks, decide, speedup=chooser.choice([0.5, 2.0]))
 
 
 def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:

@@ -21,6 +21,7 @@ from tlt.messages import (
     Checkpoint,
     CheckpointCommitted,
     CloseJob,
+    ControlRuns,
     FinishRun,
     ForgetRollouts,
     IssuePrompts,
@@ -45,6 +46,8 @@ from tlt.messages import (
     SessionResumed,
     StartRollout,
     StopSpeculation,
+    StrategyChosen,
+    StrategyTally,
     Tensor,
     ToWorker,
     WorkerCommand,
@@ -57,8 +60,10 @@ from tlt.policies import coordinator
 from tlt.policies.keyed import mix
 from tlt.policies.run_state import Phase, RunState
 from tlt.store.journal import JournalEntry, digest
+from tlt.strategies import Draft, Off
 from tlt.types import (
     Attempt,
+    DrafterVersion,
     Epoch,
     Incarnation,
     JobId,
@@ -73,6 +78,7 @@ JOB = JobId("job")
 TRAIN_PROMPTS = 5
 EVAL_PROMPTS = 2
 WINDOW = 6
+_MOST_TALLIES = 6
 
 Decide = Callable[[RunState, RunEvent, float], tuple[RunState, list[RunCommand]]]
 
@@ -96,10 +102,16 @@ class Move(NamedTuple):
 
 class World:
     def __init__(
-        self, spec: JobSpec, ranks: Sequence[int], decide: Decide = coordinator.decide
+        self,
+        spec: JobSpec,
+        ranks: Sequence[int],
+        decide: Decide = coordinator.decide,
+        speedup: float = 2.0,
     ) -> None:
         self.spec = spec
         self.decide = decide
+        # of speculation, whatever it is that the workers decode
+        self.speedup = speedup
         self.state: RunState = coordinator.new_run(JOB, spec)
         self.checks = Checks(self)
         self.journal: list[bytes] = []
@@ -173,6 +185,8 @@ class World:
                 found.append(Move("crash", (life,)))
             return found
         found += [Move("finish", (life, entry)) for entry in list(life.held)[:2]]
+        if life.held and life.told < _MOST_TALLIES:
+            found.append(Move("tell", (life,)))
         if life.assignment is not None and len(life.held) < self.spec.rollout.slots * life.ranks:
             if self.queue:
                 found.append(Move("pull", (life,)))
@@ -467,6 +481,22 @@ class World:
         if self._report(life, answer(life, prompt)):
             self.pending.get(life.incarnation, {}).pop(entry, None)
 
+    def tell(self, life: Life) -> None:
+        """How its first rank decoded lately."""
+        life.told += 1
+        (held, *_) = life.held.values()
+        chosen = StrategyChosen(
+            job=JOB,
+            worker=life.worker,
+            incarnation=life.incarnation,
+            rank=0,
+            serial=life.told,
+            step=held.step,
+            purpose=held.purpose,
+            tallies=tallies(self.speedup, life.told) if life.speculates else (),
+        )
+        self._report(life, chosen)
+
     def idle(self, life: Life) -> None:
         assignment = life.assignment
         assert assignment is not None
@@ -672,6 +702,40 @@ def answer(life: Life, prompt: PromptIssued) -> RolloutFinished:
         batches=(),
         decode_seconds=1.0,
         stop="stop",
+    )
+
+
+def tallies(speedup: float, number: int) -> tuple[StrategyTally, ...]:
+    """Control runs of 32 tokens take about a second; with speculation so much less."""
+    runs = [1.0 + 0.1 * (-1) ** (number + i) for i in range(3)]
+    common: dict[str, Any] = {"bucket": 1 << number % 3, "tried": 0, "expected": 0.0}
+    control = ControlRuns(
+        count=len(runs),
+        tokens_squared=len(runs) * 32.0**2,
+        seconds_squared=sum(seconds**2 for seconds in runs),
+        product=32.0 * sum(runs),
+    )
+    return (
+        StrategyTally(
+            strategy=Draft(depth=2),
+            drafter=DrafterVersion(0),
+            control=None,
+            rounds=1600,
+            rows=1600,
+            tokens=3200,
+            seconds=100.0 / speedup,
+            **common,
+        ),
+        StrategyTally(
+            strategy=Off(),
+            drafter=None,
+            control=control,
+            rounds=32 * len(runs),
+            rows=32 * len(runs),
+            tokens=32 * len(runs),
+            seconds=sum(runs),
+            **common,
+        ),
     )
 
 
