@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -10,10 +11,11 @@ import redis.exceptions
 
 from cli.session import find_session
 from tlt.config import SessionSpec
-from tlt.errors import ConfigError, StoreError
+from tlt.errors import ConfigError, NoSession, StoreError
 from tlt.messages import Heartbeat, JobRecord
 from tlt.store.connection import GONE, Connection, connect, shown
 from tlt.store.jobs import Jobs
+from tlt.store.journal import FILE_NAME
 from tlt.store.keys import Keys
 from tlt.types import JobId, WorkerId
 
@@ -72,3 +74,13 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
             await connection.aclose()
 
     return asyncio.run(run())
+
+
+def run_folder(job: str, session: str) -> Path:
+    """Of a job of the session, or of a run whose folder is named."""
+    if (Path(job) / FILE_NAME).exists():
+        return Path(job).resolve()
+    try:
+        return Path(with_client(session, lambda client: client.job(job)).folder)
+    except NoSession as error:
+        raise NoSession(f"{error}; or name a run's folder instead of {job}") from error

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from cli.client import with_client
+from cli.client import run_folder
 from cli.following import fold, open_ledger
 from cli.output import say
 from cli.session_commands import SessionName
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
-from tlt.errors import ConfigError, NoSession
+from tlt.errors import ConfigError
 from tlt.policies.ledger import Kept, Snapshot
 
 app = typer.Typer(help="Take something out of a run.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def policy(
     session: SessionName = "default",
 ) -> None:
     """Write a job's policy as a folder that Transformers and SGLang load."""
-    run = _run_folder(job, session)
+    run = run_folder(job, session)
     snapshot = fold(run)
     kept = snapshot.best if best else snapshot.last
     if kept is None:
@@ -74,15 +74,6 @@ def _state_precision(config: Path) -> None:
     content.pop("torch_dtype", None)
     content["dtype"] = "float32"
     config.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _run_folder(job: str, session: str) -> Path:
-    if (Path(job) / "journal.jsonl").exists():
-        return Path(job).resolve()
-    try:
-        return Path(with_client(session, lambda client: client.job(job)).folder)
-    except NoSession as error:
-        raise NoSession(f"{error}; or name a run's folder instead of {job}") from error
 
 
 def _score(snapshot: Snapshot, kept: Kept) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from cli import bench, config, demo, drafter, evaluate, export, jobs, session_commands
+from cli import bench, config, demo, drafter, evaluate, export, jobs, ledger, session_commands
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
 
@@ -41,6 +41,7 @@ app.command("status")(session_commands.status)
 app.command("submit")(jobs.submit)
 app.command("jobs")(jobs.list_jobs)
 app.command("logs")(jobs.logs)
+app.command("ledger")(ledger.ledger)
 app.command("cancel")(jobs.cancel)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)

@@ -22,7 +22,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies.ledger import EvalSummary, Ledger, Snapshot, StepSummary
+from tlt.policies.ledger import EvalSummary, Ledger, StepSummary
 
 
 class Narrator:
@@ -66,7 +66,7 @@ class Narrator:
                 return None
 
     def _update(self, event: PolicyPublished) -> str | None:
-        steps = self.ledger.snapshot().steps
+        steps = self.ledger.steps
         if not steps or event.metrics is None:
             return None
         metrics = event.metrics
@@ -84,9 +84,9 @@ class Narrator:
                 what = "evaluation" if command.purpose == "eval" else f"step {command.step}"
                 return f"{what}: {count} rollouts issued"
             case RecordRound(purpose="eval"):
-                return _eval(self.ledger.snapshot())
+                return _eval(self.ledger.evals[-1])
             case RecordRound():
-                return _round(self.ledger.snapshot().steps[-1])
+                return _round(self.ledger.steps[-1])
             case GiveUpSpeculation():
                 return (
                     f"speculation is off from here on: it saved {command.saved:.1f} s, "
@@ -98,8 +98,7 @@ class Narrator:
                 return None
 
 
-def _eval(snapshot: Snapshot) -> str:
-    done = snapshot.evals[-1]
+def _eval(done: EvalSummary) -> str:
     return f"evaluation of version {done.version}: {accuracy(done)}, {seconds(done.seconds)}"
 
 

@@ -1,12 +1,12 @@
 """What a run amounted to: a table of seconds, a plot, and summary.json in the run's folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
+from cli.ledger import seconds_tables, speculation_line
 from cli.narration import accuracy
 from cli.output import console, say, seconds
 from tlt.policies.ledger import Snapshot
@@ -31,9 +31,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     eval_problems: int
     policy_version: int
     worker_losses: int
+    device_seconds: float
+    # by speculation, on all ranks together, and the interval of 95 %; none without a control run
+    saved_seconds: float | None
+    saved_low: float | None
+    saved_high: float | None
+    # what it cost to know
+    control_cost: float | None
+    # of the generated tokens, those that were learned from
+    trained: float
 
 
 def summarise(snapshot: Snapshot) -> Summary:
+    saved = snapshot.saved
     before = snapshot.evals[0] if snapshot.evals else None
     after = snapshot.evals[-1] if len(snapshot.evals) > 1 else None
     return Summary(
@@ -51,6 +61,12 @@ def summarise(snapshot: Snapshot) -> Summary:
         eval_problems=before.problems if before else 0,
         policy_version=snapshot.version,
         worker_losses=snapshot.losses,
+        device_seconds=snapshot.device_seconds,
+        saved_seconds=saved.total.seconds if saved else None,
+        saved_low=saved.total.low if saved else None,
+        saved_high=saved.total.high if saved else None,
+        control_cost=saved.control_cost if saved else None,
+        trained=snapshot.trained,
     )
 
 
@@ -58,8 +74,10 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     """Show it and write it beside the journal."""
     summary = summarise(snapshot)
     (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
-    for table in _seconds_tables(snapshot):
+    for table in seconds_tables(snapshot):
         console.print(table)
+    if snapshot.acceptance:
+        say(speculation_line(snapshot))
     _say_curves(snapshot)
     if snapshot.steps:
         plot = folder / "progress.png"
@@ -71,26 +89,6 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
         gain = f"{100 * (last.mean - first.mean):+.1f} points"
         say(f"held-out reward: {accuracy(first)} before, {accuracy(last)} after: {gain}")
     return summary
-
-
-def _seconds_tables(snapshot: Snapshot) -> tuple[Table, Table]:
-    """Where the time went: of the job by phase, of each worker by duty."""
-    by_phase = _seconds_table("phase", {"job": snapshot.phases})
-    by_duty = _seconds_table(
-        "duty", {str(worker): spent for worker, spent in sorted(snapshot.workers.items())}
-    )
-    return by_phase, by_duty
-
-
-def _seconds_table(by: str, spent: Mapping[str, Mapping[str, float]]) -> Table:
-    columns = sorted({column for row in spent.values() for column in row})
-    table = Table(f"seconds by {by}", *columns, "total", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, row in spent.items():
-        values = [row.get(column, 0.0) for column in columns]
-        table.add_row(name, *(f"{value:.1f}" for value in (*values, sum(values))))
-    return table
 
 
 def _say_curves(snapshot: Snapshot) -> None:

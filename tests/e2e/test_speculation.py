@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.e2e.live import Live
-from tlt.messages import DrafterRefused, RolloutFinished, StrategyChosen
+from tlt.messages import DrafterRefused, RolloutFinished, SpeculationStopped, StrategyChosen
 from tlt.models.drafter import DrafterConfig, new_drafter
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.folder import load_decoder
@@ -69,6 +69,14 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
     assert not any(isinstance(event, DrafterRefused) for event in events)
 
+    account = live.json("ledger", speculating)
+    assert {part["drafter"] for part in account["acceptance"]} == {0}
+    for step in account["accounts"]:
+        for duties in step["workers"].values():
+            assert sum(duties.values()) == pytest.approx(step["seconds"])
+    assert "learned from" in live.tlt("ledger", str(live.runs / speculating)).stdout
+    live.tlt("ledger", "nobody-1", code=2)
+
     events = [entry.event for entry in live.journal(refusing)]
     refusals = [event for event in events if isinstance(event, DrafterRefused)]
     assert refusals
@@ -76,3 +84,30 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     assert "goes without the drafter" in live.tlt("logs", refusing).stdout
     tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
     assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
+
+
+def test_what_costs_more_than_it_saves_is_given_up(
+    live: Live, long_spec: Path, policy: Path, tmp_path: Path
+) -> None:
+    """A drafter that guesses at random, half of the rounds without."""
+    drafter = drafter_of(policy, tmp_path)
+    costly = (
+        "speculation.mode=static",
+        "speculation.strategy={type: draft, depth: 12}",
+        "speculation.control_share=0.45",
+        f"drafter.path={drafter}",
+    )
+    job = live.submit(long_spec, *costly)
+    live.tlt("logs", job, "-f")
+    assert live.job(job)["status"] == "done"
+    assert "speculation is off from here on" in live.tlt("logs", job).stdout
+    snapshot = live.fold(job)
+    assert snapshot.gave_up
+    assert snapshot.saved is not None
+    assert snapshot.saved.total.high is not None
+    assert snapshot.saved.total.high < 0
+    events = [entry.event for entry in live.journal(job)]
+    stopped = {event.worker for event in events if isinstance(event, SpeculationStopped)}
+    assert stopped == {"worker-0", "worker-1"}
+    last = [event for event in events if isinstance(event, StrategyChosen)][-1]
+    assert {tally.strategy for tally in last.tallies} == {Off()}

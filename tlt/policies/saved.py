@@ -23,9 +23,9 @@ _ENOUGH_RUNS = 8
 class Spent(msgspec.Struct, frozen=True, array_like=True):
     """What a bucket's tokens took, with speculation and in control runs."""
 
-    tokens: int = 0
+    tokens: float = 0.0
     seconds: float = 0.0
-    plain_tokens: int = 0
+    plain_tokens: float = 0.0
     plain_seconds: float = 0.0
     runs: int = 0
     # of each run's tokens and seconds
@@ -48,7 +48,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
 
 class BucketSaving(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
-    tokens: int
+    tokens: float
     seconds: float
     # of a token, decoded alone
     plain: float

@@ -1,11 +1,10 @@
-"""What a run was like, folded from its journal: dashboard, CLI and benchmarks read the same sums.
+"""What a run was like, folded from its journal.
 
 The fold drives `decide` over the journal's events and watches the state: seconds by duty and by
-phase are what the coordinator itself believed.
+phase are what the coordinator itself believed, and what it did not count is not counted here.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import cast
 
@@ -14,7 +13,6 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.messages import (
     AnyEvent,
-    BlobRef,
     Command,
     FinishRun,
     IssuePrompts,
@@ -22,99 +20,26 @@ from tlt.messages import (
     KeepBest,
     PolicyPublished,
     RecordRound,
-    RolloutDropped,
     RolloutFinished,
-    RolloutScored,
     RunEvent,
-    UpdateMetrics,
+    StrategyChosen,
+    WorkerIdled,
 )
-from tlt.policies import coordinator
+from tlt.policies import coordinator, saved
+from tlt.policies.ledger.accepted import Accepted
+from tlt.policies.ledger.answers import Answers, spread
+from tlt.policies.ledger.savings import Savings
+from tlt.policies.ledger.snapshot import (
+    EvalSummary,
+    Kept,
+    Rollout,
+    Snapshot,
+    StepAccount,
+    StepSummary,
+)
+from tlt.policies.ledger.wall import Wall
 from tlt.policies.run_state import Phase, RunState
-from tlt.types import JobId, JobStatus, PolicyVersion, Step, WorkerId
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    mean: float = 0.0
-    p50: int = 0
-    p90: int = 0
-    max: int = 0
-
-
-class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
-    step: Step
-    reward: float
-    rollouts: int
-    dropped: int
-    # reward errors that were scored with the fallback
-    unscored: int
-    tokens: int
-    length: Spread
-    # the share of answers that ran out of room
-    clipped: float
-    rollout_seconds: float
-    learn_seconds: float | None = None
-    metrics: UpdateMetrics | None = None
-
-
-class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
-    step: Step
-    version: PolicyVersion
-    mean: float
-    stderr: float
-    problems: int
-    length: Spread
-    seconds: float
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy whose weights lie in the run's folder."""
-
-    version: PolicyVersion
-    weights: BlobRef
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    job: JobId | None
-    status: JobStatus
-    error: str | None
-    phase: Phase
-    step: Step
-    steps_planned: int
-    version: PolicyVersion
-    # of the round in hand
-    settled: int
-    expected: int
-    seconds: float
-    phases: dict[str, float]
-    workers: dict[WorkerId, dict[str, float]]
-    losses: int
-    steps: tuple[StepSummary, ...]
-    evals: tuple[EvalSummary, ...]
-    last: Kept | None
-    best: Kept | None
-
-
-class _Open:
-    """Sums over the answers of the round in hand."""
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.lengths: list[int] = []
-        self.clipped = 0
-        self.dropped = 0
-        self.unscored = 0
-
-    def add(self, event: AnyEvent) -> None:
-        match event:
-            case RolloutFinished():
-                self.lengths.append(event.length)
-                self.clipped += event.stop == "length"
-            case RolloutDropped():
-                self.dropped += 1
-            case RolloutScored():
-                self.unscored += event.error is not None
-            case _:
-                pass
+from tlt.types import JobId, JobStatus, Step
 
 
 class Ledger:
@@ -125,12 +50,17 @@ class Ledger:
         self._now = 0.0
         self._status: JobStatus = "running"
         self._error: str | None = None
-        self._phases: defaultdict[str, float] = defaultdict(float)
-        self._workers: dict[WorkerId, defaultdict[str, float]] = {}
-        self._round = _Open(0.0)
+        self._wall = Wall()
+        self._savings = Savings()
+        self._accepted = Accepted()
+        self._round = Answers(0.0)
+        self._rollouts: dict[Step, Rollout] = {}
+        # tokens of training rollouts, and those that updates learned from
+        self._generated = 0
+        self._trained = 0
         self._learn_began = 0.0
-        self._steps: list[StepSummary] = []
-        self._evals: list[EvalSummary] = []
+        self.steps: list[StepSummary] = []
+        self.evals: list[EvalSummary] = []
         self._best: Kept | None = None
 
     @property
@@ -146,7 +76,8 @@ class Ledger:
         # The journal holds nothing but what this job's `decide` consumed.
         self._state, commands = coordinator.decide(before, cast("RunEvent", event), at)
         if self._state.round is not before.round:
-            self._round.add(event)
+            self._round.add(event, self._now)
+        self._watch(before, event)
         for command in commands:
             self._note(command)
         if isinstance(event, PolicyPublished) and self._state.version > before.version:
@@ -159,7 +90,7 @@ class Ledger:
         if state.round is not None:
             expected = sum(len(group.members) for group in state.round.groups.values())
             unsettled = state.round.unsettled
-        saved = state.checkpoint
+        checkpoint = state.checkpoint
         return Snapshot(
             job=state.job,
             status=self._status,
@@ -171,33 +102,77 @@ class Ledger:
             settled=expected - unsettled,
             expected=expected,
             seconds=0.0 if self._began is None else self._now - self._began,
-            phases=dict(self._phases),
-            workers={worker: dict(duties) for worker, duties in self._workers.items()},
+            phases=dict(self._wall.phases),
+            workers=self._wall.workers(),
+            device_seconds=self._wall.device_seconds,
             losses=state.losses,
-            steps=tuple(self._steps),
-            evals=tuple(self._evals),
-            last=None if saved is None else Kept(version=saved.version, weights=saved.weights),
+            accounts=self._accounts(),
+            saved=saved.saved(state.spending),
+            gave_up=not state.speculates,
+            acceptance=self._accepted.table(),
+            positions=self._accepted.positions(),
+            trained=self._trained / max(1, self._generated),
+            steps=tuple(self.steps),
+            evals=tuple(self.evals),
+            last=None
+            if checkpoint is None
+            else Kept(version=checkpoint.version, weights=checkpoint.weights),
             best=self._best,
         )
 
+    def _accounts(self) -> tuple[StepAccount, ...]:
+        rates = saved.Rates(self._state.spending)
+        found: list[StepAccount] = []
+        for step, time in self._wall.steps():
+            in_all, critical = self._savings.of(step, rates)
+            found.append(
+                StepAccount(
+                    step=step,
+                    seconds=time.seconds,
+                    device_seconds=time.device_seconds,
+                    workers={worker: dict(duties) for worker, duties in time.workers.items()},
+                    rollout=self._rollouts.get(step),
+                    saved=in_all,
+                    critical=critical,
+                )
+            )
+        return tuple(found)
+
     def _pass_time(self, state: RunState, at: float) -> None:
-        passed = max(0.0, at - self._now)
-        self._now = max(self._now, at)
         if state.phase in (Phase.STARTING, Phase.ENDED):
             return
-        self._phases[state.phase.value] += passed
-        for worker, known in state.workers.items():
-            duties = self._workers.setdefault(worker, defaultdict(float))
-            duties[known.duty.value] += passed
+        passed = max(0.0, at - self._now)
+        self._now = max(self._now, at)
+        self._wall.pass_time(state, passed)
+        if state.round is not None:
+            self._round.pass_time(state, passed)
+
+    def _watch(self, before: RunState, event: AnyEvent) -> None:
+        """What changed how the run is seen."""
+        after = self._state
+        match event:
+            case RolloutFinished() if after.round is not before.round:
+                self._accepted.follow(event.origins)
+                if event.purpose == "train":
+                    self._savings.finishes(event.step, event.worker)
+            case StrategyChosen() if after.spending is not before.spending:
+                self._savings.add(event)
+                self._accepted.add(event.tallies)
+            case WorkerIdled(purpose="train") if after.workers is not before.workers:
+                self._savings.idles(event.step)
+            case _:
+                pass
 
     def _note(self, command: Command) -> None:
         match command:
             case IssuePrompts():
-                self._round = _Open(self._now)
+                self._round = Answers(self._now)
+                self._savings.opens(self._state)
             case RecordRound(purpose="eval"):
-                self._evals.append(self._eval(command))
+                self.evals.append(self._eval(command))
             case RecordRound():
-                self._steps.append(self._step(command))
+                self._close(command)
+                self.steps.append(self._step(command))
                 self._learn_began = self._now
             case KeepBest() if command.policy.weights is not None:
                 self._best = Kept(version=command.policy.version, weights=command.policy.weights)
@@ -205,6 +180,13 @@ class Ledger:
                 self._status, self._error = command.status, command.error
             case _:
                 pass
+
+    def _close(self, closed: RecordRound) -> None:
+        plan = self._state.plans.get(closed.version)
+        trained = 0 if plan is None else sum(sample.length for sample in plan.samples)
+        self._rollouts[closed.step] = self._round.rollout(trained)
+        self._trained += trained
+        self._generated += sum(self._round.lengths)
 
     def _eval(self, closed: RecordRound) -> EvalSummary:
         rewards = closed.rewards
@@ -233,23 +215,11 @@ class Ledger:
         )
 
     def _learned(self, event: PolicyPublished) -> None:
-        self._steps[-1] = msgspec.structs.replace(
-            self._steps[-1],
+        self.steps[-1] = msgspec.structs.replace(
+            self.steps[-1],
             learn_seconds=self._now - self._learn_began,
             metrics=event.metrics,
         )
-
-
-def spread(lengths: Sequence[int]) -> Spread:
-    if not lengths:
-        return Spread()
-    ordered = sorted(lengths)
-    return Spread(
-        mean=sum(ordered) / len(ordered),
-        p50=ordered[len(ordered) // 2],
-        p90=ordered[int(0.9 * (len(ordered) - 1))],
-        max=ordered[-1],
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

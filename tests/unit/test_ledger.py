@@ -1,0 +1,91 @@
+"""What the ledger makes of a single step, by hand."""
+
+from typing import Any
+
+import pytest
+
+from tests.samples import JOB
+from tests.simulation.specs import small_spec
+from tlt.messages import ControlRuns, OriginSpan, StrategyChosen, StrategyTally
+from tlt.policies.coordinator import new_run
+from tlt.policies.ledger.accepted import Accepted
+from tlt.policies.ledger.savings import Savings
+from tlt.policies.saved import Rates, spend
+from tlt.strategies import Draft, Ngram, Off
+from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
+
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+
+
+def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:
+    values: dict[str, Any] = {
+        "strategy": Draft(depth=2),
+        "bucket": 1,
+        "drafter": DrafterVersion(0),
+        "control": None,
+        "rounds": 1,
+        "tried": 0,
+        "rows": 1,
+        "tokens": tokens,
+        "seconds": seconds,
+        "expected": 0.0,
+    }
+    return StrategyTally(**{**values, **changes})
+
+
+def chosen(worker: WorkerId, tokens: int, seconds: float, rank: int = 0) -> StrategyChosen:
+    return StrategyChosen(
+        job=JOB,
+        worker=worker,
+        incarnation=Incarnation(1),
+        rank=rank,
+        serial=1,
+        step=Step(0),
+        purpose="train",
+        tallies=(tally(tokens, seconds),),
+    )
+
+
+def test_only_the_last_to_finish_saves_of_the_tail() -> None:
+    """A plain token takes a second. Together they save 60 s, then one waits 50 s less."""
+    runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
+    plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
+    rates = Rates(spend({}, [plain]))
+    savings = Savings()
+    savings.opens(new_run(JOB, small_spec()))
+    savings._steps[Step(0)].ranks = 3
+    for worker, tokens in ((W0, 60), (W1, 20)):
+        savings.add(chosen(worker, tokens, 10.0))
+    savings.idles(Step(0))
+    savings.add(chosen(W0, 100, 10.0))
+    savings.add(chosen(W1, 70, 20.0, rank=0))
+    savings.add(chosen(W1, 50, 10.0, rank=1))
+    savings.finishes(Step(0), W1)
+    in_all, critical = savings.of(Step(0), rates)
+    assert in_all is not None
+    assert critical is not None
+    assert in_all.seconds == pytest.approx(60 + 90 + 50 + 40)
+    assert critical.seconds == pytest.approx(60 / 3 + 50)
+
+
+def test_how_far_drafts_are_accepted() -> None:
+    """Two rounds that accept two and none; plain tokens; one that accepts three and ends."""
+    accepted = Accepted()
+    spans = [("accepted", 2), ("corrected", 2), ("plain", 5), ("accepted", 3)]
+    accepted.follow([OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans])
+    assert accepted.positions() == pytest.approx((2 / 3, 2 / 3, 1 / 3))
+    assert Accepted().positions() == ()
+
+
+def test_acceptance_by_who_drafted_and_for_how_many() -> None:
+    accepted = Accepted()
+    accepted.add(
+        [
+            tally(30, 1.0, rows=10),
+            tally(25, 1.0, rows=10, strategy=Draft(depth=6)),
+            tally(8, 1.0, rows=8, strategy=Off(), drafter=None),
+            tally(9, 1.0, rows=8, strategy=Ngram(tokens=4), drafter=None, bucket=4),
+        ]
+    )
+    found = [(a.by, a.drafter, a.bucket, a.tokens / a.rows) for a in accepted.table()]
+    assert found == [("drafter", 0, 1, 2.75), ("ngram", None, 4, 1.125)]

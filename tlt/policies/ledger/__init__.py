@@ -1,0 +1,21 @@
+"""What a run was like, folded from its journal: dashboard, CLI and benchmarks read one ledger."""
+
+from tlt.policies.ledger.fold import Ledger
+from tlt.policies.ledger.snapshot import (
+    Acceptance,
+    EvalSummary,
+    Kept,
+    Snapshot,
+    StepAccount,
+    StepSummary,
+)
+
+__all__ = [
+    "Acceptance",
+    "EvalSummary",
+    "Kept",
+    "Ledger",
+    "Snapshot",
+    "StepAccount",
+    "StepSummary",
+]

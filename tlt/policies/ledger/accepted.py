@@ -1,0 +1,63 @@
+"""What was accepted of the drafts: by who drafted, for how many rows, and how far into a draft."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Literal
+
+from tlt.messages import OriginSpan, StrategyTally
+from tlt.policies.ledger.snapshot import Acceptance
+from tlt.strategies import Draft, Off
+from tlt.types import DrafterVersion
+
+_By = Literal["drafter", "ngram"]
+
+
+class Accepted:
+    def __init__(self) -> None:
+        # rounds, rows and tokens
+        self._sums: dict[tuple[_By, DrafterVersion | None, int], tuple[int, int, int]] = {}
+        # rounds of single rows, by how many drafts were accepted
+        self._rounds: Counter[int] = Counter()
+
+    def add(self, tallies: Iterable[StrategyTally]) -> None:
+        for tally in tallies:
+            if tally.strategy == Off():
+                continue
+            by: _By = "drafter" if isinstance(tally.strategy, Draft) else "ngram"
+            key = by, tally.drafter, tally.bucket
+            rounds, rows, tokens = self._sums.get(key, (0, 0, 0))
+            self._sums[key] = rounds + tally.rounds, rows + tally.rows, tokens + tally.tokens
+
+    def follow(self, origins: Iterable[OriginSpan]) -> None:
+        """Of one answer: the policy's own token ends each round, or else the answer does."""
+        accepted = 0
+        for span in origins:
+            match span.origin:
+                case "accepted":
+                    accepted = span.tokens
+                case "corrected":
+                    self._rounds[accepted] += 1
+                    self._rounds[0] += span.tokens - 1
+                    accepted = 0
+                case _:
+                    accepted = 0
+        if accepted:
+            self._rounds[accepted] += 1
+
+    def table(self) -> tuple[Acceptance, ...]:
+        def order(key: tuple[_By, DrafterVersion | None, int]) -> tuple[str, int, int]:
+            return key[0], -1 if key[1] is None else key[1], key[2]
+
+        return tuple(
+            Acceptance(by=key[0], drafter=key[1], bucket=key[2], rounds=n, rows=rows, tokens=tokens)
+            for key in sorted(self._sums, key=order)
+            for n, rows, tokens in [self._sums[key]]
+        )
+
+    def positions(self) -> tuple[float, ...]:
+        total = sum(self._rounds.values())
+        most = max(self._rounds, default=0)
+        # from the deepest on: rounds that accepted so many, or more
+        deep = list(accumulate(self._rounds[count] for count in range(most, 0, -1)))
+        return tuple(count / total for count in reversed(deep))

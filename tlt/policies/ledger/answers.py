@@ -1,0 +1,78 @@
+"""The answers of one round: how long they were, when they came, which slots they used."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tlt.messages import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.policies.ledger.snapshot import Rollout, Spread
+from tlt.policies.run_state import RunState
+from tlt.types import WorkerId
+
+
+class Answers:
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.lengths: list[int] = []
+        self.clipped = 0
+        self.dropped = 0
+        self.unscored = 0
+        # whose answer came last
+        self.last: WorkerId | None = None
+        self._done: list[float] = []
+        self._used: defaultdict[WorkerId, float] = defaultdict(float)
+        # slot-seconds that passed, and how many had when the last answer came
+        self._passed: defaultdict[WorkerId, float] = defaultdict(float)
+        self._there: dict[WorkerId, float] = {}
+
+    def pass_time(self, state: RunState, passed: float) -> None:
+        slots = state.spec.rollout.slots
+        for worker, known in state.workers.items():
+            self._passed[worker] += passed * slots * known.info.ranks
+
+    def add(self, event: AnyEvent, at: float) -> None:
+        match event:
+            case RolloutFinished():
+                self.lengths.append(event.length)
+                self.clipped += event.stop == "length"
+                self.last = event.worker
+                self._done.append(at - self.began)
+                self._used[event.worker] += event.decode_seconds
+                self._there = dict(self._passed)
+            case RolloutDropped():
+                self.dropped += 1
+            case RolloutScored():
+                self.unscored += event.error is not None
+            case _:
+                pass
+
+    def rollout(self, trained: int) -> Rollout:
+        return Rollout(
+            done_50=self._done_after(0.5),
+            done_90=self._done_after(0.9),
+            done_99=self._done_after(0.99),
+            slots=self._there,
+            empty={
+                worker: max(0.0, there - self._used[worker])
+                for worker, there in self._there.items()
+            },
+            trained=trained / max(1, sum(self.lengths)),
+        )
+
+    def _done_after(self, share: float) -> float:
+        """Answers are heard of in the order in which they came."""
+        if not self._done:
+            return 0.0
+        return self._done[math.ceil(share * len(self._done)) - 1]
+
+
+def spread(lengths: Sequence[int]) -> Spread:
+    if not lengths:
+        return Spread()
+    ordered = sorted(lengths)
+    return Spread(
+        mean=sum(ordered) / len(ordered),
+        p50=ordered[len(ordered) // 2],
+        p90=ordered[int(0.9 * (len(ordered) - 1))],
+        max=ordered[-1],
+    )
