@@ -108,6 +108,6 @@ def test_what_costs_more_than_it_saves_is_given_up(
     assert snapshot.saved.total.high < 0
     events = [entry.event for entry in live.journal(job)]
     stopped = {event.worker for event in events if isinstance(event, SpeculationStopped)}
-    assert stopped == {"worker-0", "worker-1"}
+    assert stopped == {"w0", "w1"}
     last = [event for event in events if isinstance(event, StrategyChosen)][-1]
     assert {tally.strategy for tally in last.tallies} == {Off()}
