@@ -1,15 +1,17 @@
-"""tlt export policy: a Hugging Face folder out of a run."""
+"""tlt export: folders that others load, out of a run: its policy, its drafter."""
 
 import json
 import os
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.client import run_folder
-from cli.following import fold, open_ledger
+from cli.following import fold, folded, open_ledger
 from cli.output import say
 from cli.session_commands import SessionName
 from tlt.blobs import Blobs
@@ -18,11 +20,6 @@ from tlt.errors import ConfigError
 from tlt.policies.ledger import Kept, Snapshot
 
 app = typer.Typer(help="Take something out of a run.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """So that `policy` stays a command of its own while it is the only one."""
 
 
 @app.command()
@@ -44,13 +41,25 @@ def policy(
     say(f"{folder}: policy of {job}, version {kept.version}{_score(snapshot, kept)}")
 
 
+@app.command()
+def drafter(
+    job: Annotated[str, typer.Argument(help="A job of the session, or a run's folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+    session: SessionName = "default",
+) -> None:
+    """Write the drafter that a job trained and used, as a folder that SGLang loads.
+
+    The next job begins with it: `drafter: {path: FOLDER}`.
+    """
+    from cli.drafter_export import write_drafter
+
+    run = run_folder(job, session)
+    said = write_drafter(run, folded(run), job, folder)
+    say(f"{folder}: {said}")
+
+
 def write_policy(run: Path, spec: JobSpec, kept: Kept, folder: Path) -> None:
-    if folder.exists():
-        raise ConfigError(f"{folder}: exists already")
-    unfinished = folder.with_name(f".{folder.name}-unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir(parents=True)
+    with whole_or_not(folder) as unfinished:
         base = Path(spec.policy.path)
         for file in base.iterdir():
             if file.is_file() and not _holds_weights(file):
@@ -58,10 +67,23 @@ def write_policy(run: Path, spec: JobSpec, kept: Kept, folder: Path) -> None:
         blobs = Blobs(run / "blobs", run / "blobs")
         (unfinished / "model.safetensors").write_bytes(blobs.get(kept.weights))
         _state_precision(unfinished / "config.json")
+
+
+@contextmanager
+def whole_or_not(folder: Path) -> Generator[Path]:
+    """What is written inside lies at its place when it is whole, or not at all."""
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already")
+    unfinished = folder.with_name(f".{folder.name}-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
         os.rename(unfinished, folder)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _holds_weights(file: Path) -> bool:

@@ -45,7 +45,11 @@ def live_entries(folder: Path) -> Iterator[JournalEntry | None]:
 
 
 def fold(folder: Path) -> Snapshot:
+    return folded(folder).snapshot()
+
+
+def folded(folder: Path) -> Ledger:
     ledger = open_ledger(folder)
     for entry in entries(folder):
         ledger.add(entry.event, entry.at)
-    return ledger.snapshot()
+    return ledger

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from cli.client import run_folder
+from cli.drafting_tables import drafting_tables
 from cli.following import fold
 from cli.output import console, print_json, say
 from cli.session_commands import SessionName
@@ -35,6 +36,9 @@ def ledger(
         console.print(_accepted(snapshot))
         say(_positions(snapshot))
         say(speculation_line(snapshot))
+    if snapshot.drafting is not None:
+        for part in drafting_tables(snapshot.drafting):
+            console.print(part)
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; "
         f"learned from {100 * snapshot.trained:.1f} % of the tokens of training rollouts"

@@ -8,6 +8,8 @@ from tlt.messages import (
     CheckpointCommitted,
     Command,
     DrafterRefused,
+    DrafterSpoiled,
+    ExplainDrafting,
     FinishRun,
     GiveUpSpeculation,
     IssuePrompts,
@@ -48,6 +50,8 @@ class Narrator:
                 return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
             case DrafterRefused():
                 return f"{event.worker} goes without the drafter: {event.error}"
+            case DrafterSpoiled():
+                return f"{event.worker} gives up what it trained: {event.error}"
             case SpeculationStopped():
                 return f"{event.worker} decodes without speculation"
             case WorkerFailed():
@@ -92,10 +96,27 @@ class Narrator:
                     f"speculation is off from here on: it saved {command.saved:.1f} s, "
                     f"between {command.low:.1f} and {command.high:.1f}"
                 )
+            case ExplainDrafting():
+                return decision(command.what, command.saved, command.cost, command.why)
             case FinishRun():
                 return f"{command.status}" + (f": {command.error}" if command.error else "")
             case _:
                 return None
+
+
+_DECISIONS = {
+    "train": "drafter: idle workers train it",
+    "rest": "drafter: training would not pay now",
+    "buy": "drafter: all workers train it for a while",
+    "adopt": "drafter: a better one is used from now on",
+    "reject": "drafter: the new one is not better",
+    "return": "drafter: back to the one in use",
+}
+
+
+def decision(what: str, saved: float, cost: float, why: str) -> str:
+    sums = f"; saves {saved:.1f} s, costs {cost:.1f} s, as predicted" if saved or cost else ""
+    return f"{_DECISIONS[what]}: {why}{sums}"
 
 
 def _eval(done: EvalSummary) -> str:

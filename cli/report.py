@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from cli.drafting_tables import drafting_tables
 from cli.ledger import seconds_tables, speculation_line
 from cli.narration import accuracy
 from cli.output import console, say, seconds
-from tlt.policies.ledger import Snapshot
+from tlt.policies.ledger import Drafting, Snapshot
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -40,6 +41,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     control_cost: float | None
     # of the generated tokens, those that were learned from
     trained: float
+    drafting: Drafting | None
 
 
 def summarise(snapshot: Snapshot) -> Summary:
@@ -67,6 +69,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         saved_high=saved.total.high if saved else None,
         control_cost=saved.control_cost if saved else None,
         trained=snapshot.trained,
+        drafting=snapshot.drafting,
     )
 
 
@@ -76,6 +79,9 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
     for table in seconds_tables(snapshot):
         console.print(table)
+    if snapshot.drafting is not None:
+        for table in drafting_tables(snapshot.drafting):
+            console.print(table)
     if snapshot.acceptance:
         say(speculation_line(snapshot))
     _say_curves(snapshot)

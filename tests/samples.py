@@ -75,6 +75,10 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(_strategy, types))
         case msgspec.inspect.VarTupleType(item_type=item):
             return st.lists(_strategy(item), max_size=3).map(tuple)
+        case msgspec.inspect.TupleType(item_types=items):
+            return st.tuples(*map(_strategy, items))
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_strategy(key), _strategy(value), max_size=3)
         case msgspec.inspect.LiteralType(values=values):
             return st.sampled_from(values)
         case msgspec.inspect.IntType():

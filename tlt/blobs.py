@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tlt.errors import BlobError
+from tlt.errors import BlobError, BlobLost
 from tlt.messages import BlobRef, Tensor
 from tlt.types import Digest
 
@@ -38,18 +38,18 @@ class Blobs:
             path = folder / ref.digest
             if path.exists():
                 return path
-        raise BlobError(f"blob {ref.digest} is neither in {self.flight} nor in {self.committed}")
+        raise BlobLost(f"blob {ref.digest} is neither in {self.flight} nor in {self.committed}")
 
     def get(self, ref: BlobRef) -> bytes:
         path = self.path(ref)
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise BlobError(f"{path}: cannot be read: {error.strerror}") from error
+            raise BlobLost(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) != ref.bytes:
-            raise BlobError(f"{path}: {len(data)} bytes, {ref.bytes} expected")
+            raise BlobLost(f"{path}: {len(data)} bytes, {ref.bytes} expected")
         if hashlib.blake2b(data, digest_size=20).hexdigest() != ref.digest:
-            raise BlobError(f"{path}: its bytes do not have the checksum that is its name")
+            raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
         return data
 
     def commit(self, ref: BlobRef) -> Path:

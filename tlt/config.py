@@ -235,10 +235,24 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     """`path`: the drafter to begin with, a folder that `tlt drafter train` wrote, or SGLang loads.
 
     One that does not fit the policy is refused when it is loaded, and the job goes on without.
+    Idle workers train it: `auto` when that pays, `always` whenever they can. Without a path they
+    begin with random weights in this `layout`.
     """
 
     path: str | None = None
-    train: Literal["off"] = "off"
+    train: Literal["off", "auto", "always"] = "off"
+    layout: Literal["eagle", "eagle3"] = "eagle"
+    # what each rank may keep of answers to learn from, states included
+    megabytes: int = 256
+    # micro-batches of all members together between two drafters that are measured
+    merge_every: int = 24
+    # a worker that takes longer to stop gets fresh ranks
+    preempt_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        _require(self.megabytes >= 1, "megabytes must be at least 1")
+        _require(self.merge_every >= 1, "merge_every must be at least 1")
+        _require(0 < self.preempt_seconds < math.inf, "preempt_seconds must be above 0 and finite")
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):
@@ -282,8 +296,15 @@ class JobSpec(Section, frozen=True, kw_only=True):
             "speculation needs rollout.engine: native",
         )
         _require(
-            not isinstance(self.speculation.strategy, Draft) or self.drafter.path is not None,
-            "speculation.strategy asks a drafter, and drafter.path names none",
+            not isinstance(self.speculation.strategy, Draft)
+            or self.drafter.path is not None
+            or self.drafter.train != "off",
+            "speculation.strategy asks a drafter; drafter.path names none, and none is trained",
+        )
+        guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
+        _require(
+            self.drafter.train == "off" or guesses_with_it,
+            "a drafter is trained that nobody asks: set speculation.mode: adaptive",
         )
         longest = self.speculation.longest
         room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)

@@ -6,7 +6,8 @@
     │   └── DataError            a row of a data set, with its file and line
     ├── NoSession                no session answers (exit 3)
     ├── StoreError               Redis is gone, refuses, or speaks another schema
-    ├── BlobError                a tensor's file is missing or its checksum is wrong
+    ├── BlobError                a tensor's file cannot be written, or is none of ours
+    │   └── BlobLost             it is missing, cannot be read, or its checksum is wrong
     ├── JournalError             a journal cannot be written or replayed
     └── RankError                a compute process died, hung or reported a failure
 
@@ -39,7 +40,11 @@ class StoreError(TltError):
 
 
 class BlobError(TltError):
-    """A tensor's file is missing or its checksum is wrong."""
+    """A tensor's file cannot be written, or is none of ours."""
+
+
+class BlobLost(BlobError):
+    """A tensor's file is missing, cannot be read, or its checksum is wrong."""
 
 
 class JournalError(TltError):

@@ -3,7 +3,7 @@
 Both are closed unions of frozen, tagged structs; whoever receives one matches all of it.
 """
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -127,6 +127,76 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     version: PolicyVersion
     weights: BlobRef
     optimiser: BlobRef
+
+
+class DrafterRef(Value, frozen=True, kw_only=True):
+    """Weights that engines guess with: the drafter's own, never the embedding or head it shares."""
+
+    version: DrafterVersion
+    weights: BlobRef
+    # what it learned from last; later policies may use it
+    policy: PolicyVersion
+    # of the policy's and its own shape: both must match
+    architecture: Digest
+
+
+class TrunkRef(Value, frozen=True, kw_only=True):
+    """Where the one drafter stands that all members train: what a member starts from."""
+
+    version: DrafterVersion
+    # the trunk that it grew from; what was added to older ones is void
+    root: DrafterVersion
+    # raw weights and their running mean; None: the drafter that the spec names, or random weights
+    weights: BlobRef | None
+    # one after the other, which the learning rates depend on; and all micro-batches, those that
+    # were learned side by side included
+    updates: int
+    lessons: int
+    # by member: the number of its newest delta in it, and the lessons of the first trunk with that
+    merged: dict[str, tuple[int, int]] = {}
+
+
+class DeltaRef(Value, frozen=True, kw_only=True):
+    """What one member has added to a trunk by now: it takes the place of its earlier ones."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    rank: int
+    # counts up by one for each of the rank's deltas
+    number: int
+    trunk: DrafterVersion
+    blob: BlobRef
+    # micro-batches in it; and those in the first trunk with the member's last delta in it
+    lessons: int
+    known: int
+
+    @property
+    def member(self) -> str:
+        return f"{self.incarnation}.{self.rank}"
+
+
+class Lessons(Value, frozen=True, kw_only=True):
+    """Tokens that were learned from, by where they came from."""
+
+    # this rank's own finished answers, those of others, parts of answers that are still being
+    # written, and answers of the step before
+    own: int = 0
+    others: int = 0
+    running: int = 0
+    previous: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.own + self.others + self.running + self.previous
+
+
+class Canary(Value, frozen=True, kw_only=True):
+    """Accept lengths on answers of the current policy that nobody trained on."""
+
+    # of the drafter in use, if there is one, and of the one that was trained
+    used: float | None
+    trained: float
+    answers: int
 
 
 class SampleRef(Value, frozen=True, kw_only=True, array_like=True):
@@ -360,6 +430,65 @@ class SpeculationStopped(Event, frozen=True, kw_only=True):
     incarnation: Incarnation
 
 
+class DrafterLearned(Event, frozen=True, kw_only=True):
+    """Some micro-batches of one member: every few of them, and when it leaves."""
+
+    job: JobId
+    lesson: int
+    policy: PolicyVersion
+    delta: DeltaRef
+    # since it last said so
+    updates: int
+    tokens: Lessons
+    # in micro-batches that were kept; in reading what others wrote; in publishing
+    seconds: float
+    reading_seconds: float
+    publishing_seconds: float
+    # of one micro-batch: the median and the longest
+    typical_seconds: float
+    longest_seconds: float
+    loss: float
+
+
+class DrafterPreempted(Event, frozen=True, kw_only=True):
+    """A worker trains no more: it was told so, or has nothing to learn from."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+    lesson: int
+    # from the command's arrival at the slowest rank until that had stopped
+    seconds: float
+    # in micro-batches that were dropped
+    dropped_seconds: float
+    # of a micro-batch
+    typical_seconds: float
+
+
+class DrafterTrained(Event, frozen=True, kw_only=True):
+    """Deltas were merged into a new trunk, and the drafter in it was measured."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+    trunk: TrunkRef
+    drafter: DrafterRef
+    canary: Canary
+    seconds: float
+
+
+class DrafterSpoiled(Event, frozen=True, kw_only=True):
+    """What was trained since the last good drafter is void: it diverged, or cannot be read."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+    lesson: int
+    # that it was told to train
+    trunk: DrafterVersion
+    error: str
+
+
 class UpdateMetrics(Value, frozen=True, kw_only=True):
     """Means over the samples of one update."""
 
@@ -410,6 +539,10 @@ RunEvent: TypeAlias = (
     | StrategyChosen
     | SpeculationStopped
     | DrafterRefused
+    | DrafterLearned
+    | DrafterPreempted
+    | DrafterTrained
+    | DrafterSpoiled
     | LearnFinished
     | PolicyPublished
     | CheckpointCommitted
@@ -448,7 +581,44 @@ class StartRollout(ToWorker, frozen=True, kw_only=True):
     step: Step
     purpose: Purpose
     policy: PolicyRef
+    # None: the one that the spec names, if it does
+    drafter: DrafterRef | None
     requeues: int
+
+
+class TrainDrafter(ToWorker, frozen=True, kw_only=True):
+    """Said again in the same lesson: go on from this trunk."""
+
+    job: JobId
+    step: Step
+    lesson: int
+    trunk: TrunkRef
+    policy: PolicyRef
+
+
+class PreemptDrafter(ToWorker, frozen=True, kw_only=True):
+    """Drop the micro-batch in hand, hand in what was learned, be free."""
+
+    job: JobId
+    lesson: int
+
+
+class MergeDrafter(ToWorker, frozen=True, kw_only=True):
+    """Make the next trunk of what has arrived, and measure the drafter in it."""
+
+    job: JobId
+    step: Step
+    lesson: int
+    version: DrafterVersion
+    trunk: TrunkRef
+    deltas: tuple[DeltaRef, ...]
+
+
+class AdoptDrafter(ToWorker, frozen=True, kw_only=True):
+    """In the middle of a rollout: its tokens do not change, only their speed."""
+
+    job: JobId
+    drafter: DrafterRef
 
 
 class StopSpeculation(ToWorker, frozen=True, kw_only=True):
@@ -514,9 +684,28 @@ class ForgetRollouts(Command, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
 
 
-class ReleasePolicy(Command, frozen=True, kw_only=True):
+class ReleaseBlobs(Command, frozen=True, kw_only=True):
+    """Nobody needs them in flight any more."""
+
     job: JobId
-    weights: BlobRef
+    blobs: tuple[BlobRef, ...]
+
+
+class KeepDrafter(Command, frozen=True, kw_only=True):
+    """It is used from now on: commit it to the run's folder."""
+
+    job: JobId
+    drafter: DrafterRef
+
+
+class ExplainDrafting(Command, frozen=True, kw_only=True):
+    """Why the drafter is trained, or isn't: seconds of the job's, as predicted."""
+
+    job: JobId
+    what: Literal["train", "rest", "buy", "adopt", "reject", "return"]
+    saved: float
+    cost: float
+    why: str
 
 
 class RecordRound(Command, frozen=True, kw_only=True):
@@ -580,7 +769,16 @@ class RecordStatus(Command, frozen=True, kw_only=True):
 
 
 WorkerCommand: TypeAlias = (
-    OpenJob | CloseJob | StartRollout | StopSpeculation | Learn | ReplaceRanks
+    OpenJob
+    | CloseJob
+    | StartRollout
+    | StopSpeculation
+    | TrainDrafter
+    | PreemptDrafter
+    | MergeDrafter
+    | AdoptDrafter
+    | Learn
+    | ReplaceRanks
 )
 RunCommand: TypeAlias = (
     WorkerCommand
@@ -588,7 +786,9 @@ RunCommand: TypeAlias = (
     | RequeuePrompts
     | KeepRollout
     | ForgetRollouts
-    | ReleasePolicy
+    | ReleaseBlobs
+    | KeepDrafter
+    | ExplainDrafting
     | RecordRound
     | KeepBest
     | GiveUpSpeculation

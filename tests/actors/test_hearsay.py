@@ -1,4 +1,4 @@
-"""Answers of others are heard as they come; what cannot be read, or is gone, is passed over."""
+"""Answers and idlers are heard as they come; what cannot be read, or is gone, is passed over."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.actors.hearsay import overhear
 from tlt.actors.life import cancel_all
-from tlt.messages import AnyEvent, RolloutFinished, Tensor, WorkerIdled
+from tlt.messages import AnyEvent, JobCancelRequested, RolloutFinished, Tensor, WorkerIdled
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
 from tlt.store.keys import Keys
@@ -46,9 +46,11 @@ def answer(member: int) -> RolloutFinished:
     )
 
 
-async def test_answers_are_heard_and_nothing_else(connection: Connection, keys: Keys) -> None:
+async def test_answers_and_idlers_are_heard_and_nothing_else(
+    connection: Connection, keys: Keys
+) -> None:
     events = Stream(connection, keys.events, Codec[AnyEvent](AnyEvent))
-    heard: list[RolloutFinished] = []
+    heard: list[RolloutFinished | WorkerIdled] = []
     listening = asyncio.create_task(overhear(events, heard.append))
 
     async def say(event: AnyEvent) -> None:
@@ -63,11 +65,13 @@ async def test_answers_are_heard_and_nothing_else(connection: Connection, keys: 
 
     await wait_until(is_heard)
     heard.clear()
-    await say(WorkerIdled(**ORIGIN, requeues=0))  # pyright: ignore
+    idled = WorkerIdled(**ORIGIN, requeues=0)  # pyright: ignore
+    await say(idled)
+    await say(JobCancelRequested(job=JOB))
     await connection.xadd(keys.events, {b"not": b"an event"})
     await say(answer(1))
     await say(answer(2))
     await wait_until(lambda: answer(2) in heard)
-    assert [rollout for rollout in heard if rollout.member] == [answer(1), answer(2)]
+    assert [event for event in heard if event != answer(0)] == [idled, answer(1), answer(2)]
     await cancel_all([listening])
     await connection.delete(keys.events)

@@ -88,9 +88,10 @@ def test_a_worker_process_dies(live: Live, long_spec: Path) -> None:
 
 
 def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec: Path) -> None:
+    # asked for beforehand: on a busy machine the job could be over by the time of the answer
+    sleeper = live.workers()["w0"]
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
-    sleeper = live.workers()["w0"]
     kill(sleeper["pid"], signal.SIGSTOP)
     try:
         wait_until(

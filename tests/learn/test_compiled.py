@@ -30,6 +30,7 @@ def forget_graphs() -> Iterator[None]:
 def test_compiled_layers_give_the_same_update(fresh_dir: str):
     parts = [whole(samples(11))]
     plain = learner(fresh_dir, compile=False)
+    before = {name: tensor.clone() for name, tensor in plain.weights().items()}
     expected = plain.update(0, parts, None, nothing)
     learns = learner(fresh_dir, compile=True, attention="native")
     with capture_logs() as logs, warnings.catch_warnings():
@@ -37,8 +38,10 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str):
         metrics = learns.update(0, parts, None, nothing)
     assert [entry["event"] for entry in logs] == ["layers compiled"]
     assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
-    for name, tensor in learns.weights().items():
-        torch.testing.assert_close(tensor, plain.weights()[name], rtol=1e-3, atol=1e-5)
+    # as a whole: Adam moves a weight whose gradient is nearly nothing by as much as any other
+    for name, tensor in plain.weights().items():
+        moved = (tensor - before[name]).norm()
+        assert (learns.weights()[name] - tensor).norm() <= 1e-2 * moved
 
 
 def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ picks = st.integers(0, 999)
 _EXAMPLES = settings().max_examples
 
 
-@settings(max_examples=3 * _EXAMPLES)
+@settings(max_examples=2 * _EXAMPLES)
 @given(seed=seeds)
 def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
     walk(Random(seed))

@@ -9,23 +9,38 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.simulation.life import Life
 from tests.simulation.specs import small_spec
 from tests.simulation.world import JOB, answer, reward
 from tlt.messages import (
+    Canary,
+    ExplainDrafting,
     JobStarted,
     PromptIssued,
     RolloutFinished,
     RolloutScored,
     RunEvent,
+    TrainDrafter,
+    TrunkRef,
     WorkerIdled,
     WorkerInfo,
 )
+from tlt.policies import drafting
 from tlt.policies.coordinator import decide, new_run
-from tlt.policies.run_state import Phase, RunState
-from tlt.types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.run_state import Duty, Phase, RunState
+from tlt.types import (
+    Attempt,
+    DrafterVersion,
+    Epoch,
+    Incarnation,
+    Member,
+    PromptIndex,
+    Step,
+    WorkerId,
+)
 
 WORKER = WorkerId("w0")
 
@@ -114,6 +129,27 @@ def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent)
     few = _instructions(lambda: decide(small, event, 0.0))
     many = _instructions(lambda: decide(large, event, 0.0))
     assert 0 < many <= few + 10
+
+
+def _trunk(lessons: int) -> TrunkRef:
+    first = DrafterVersion(1)
+    return TrunkRef(version=first, root=first, weights=None, updates=lessons, lessons=lessons)
+
+
+@pytest.mark.parametrize("marks", [0, 40])
+def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
+    """What canaries let expect is found when they are measured, not when somebody asks."""
+    spec = small_spec(steps=9, prompts=4, group=8, train="auto")
+    state = _started(4, 8)
+    schooling = state.schooling
+    for i in range(marks):
+        canary = Canary(used=2.0 + i / 40, trained=2.1 + i / 40, answers=4)
+        schooling = drafting.noted(schooling, canary, _trunk(24 * i), Step(0))
+    state = msgspec.structs.replace(state, spec=spec, schooling=schooling, rolled_seconds=1e3)
+    after, commands = decide(state, _idled(), 0.0)
+    assert after.workers[WORKER].duty is Duty.DRAFT
+    assert [type(command) for command in commands] == [ExplainDrafting, TrainDrafter]
+    assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3000
 
 
 def test_a_large_round_takes_so_many_instructions() -> None:

@@ -4,13 +4,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.simulation.life import INITIAL, meeting
+from tests.simulation.life import INITIAL, Life, meeting
+from tests.simulation.school import Part, name_of
 from tlt.messages import (
+    AdoptDrafter,
     BlobRef,
+    DrafterLearned,
+    DrafterPreempted,
+    DrafterRef,
+    DrafterTrained,
     GiveUpSpeculation,
     IssuePrompts,
     KeepRollout,
     Learn,
+    MergeDrafter,
+    PreemptDrafter,
+    ReleaseBlobs,
     ReplaceRanks,
     RolloutDropped,
     RolloutFinished,
@@ -20,10 +29,13 @@ from tlt.messages import (
     StartRollout,
     StopSpeculation,
     ToWorker,
+    TrainDrafter,
+    TrunkRef,
 )
+from tlt.policies.learning_curve import MOST_MARKS
 from tlt.policies.run_state import DUTIES, Duty, Phase, RunState
 from tlt.policies.training import Plan
-from tlt.types import Incarnation
+from tlt.types import Digest, DrafterVersion, Incarnation
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -32,7 +44,13 @@ if TYPE_CHECKING:
 Place = tuple[int, str, int, int]
 DutyCommand = StartRollout | Learn | ReplaceRanks
 
-_TOLD = {StartRollout: Duty.ROLLOUT, Learn: Duty.LEARN, ReplaceRanks: Duty.LEAVING}
+_TOLD: dict[type[RunCommand], Duty] = {
+    StartRollout: Duty.ROLLOUT,
+    TrainDrafter: Duty.DRAFT,
+    PreemptDrafter: Duty.PREEMPTING,
+    Learn: Duty.LEARN,
+    ReplaceRanks: Duty.LEAVING,
+}
 
 
 def _place(event: RolloutFinished | RolloutScored | RolloutDropped) -> Place:
@@ -55,6 +73,17 @@ class Checks:
         self.meetings: set[str] = set()
         self._plain: set[Incarnation] = set()
         self._given_up = False
+        # the lesson of each incarnation that was told to train and has not said that it stopped
+        self.training: dict[Incarnation, int] = {}
+        self.shape: Digest | None = None
+        self.versions: list[DrafterVersion] = []
+        # deltas that were heard of; those in some trunk that counted; those that never will be
+        self.known: set[Part] = set()
+        self.merged: set[Part] = set()
+        self.void: set[Part] = set()
+        # how often drafters were adopted, and seconds bought
+        self.adopted = 0
+        self.bought = 0
 
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -67,6 +96,8 @@ class Checks:
         self._check_commands(after, commands)
         self._check_fence(before, event, after, commands)
         self._check_speculation(after, commands)
+        self._check_training(before, event, commands)
+        self._check_school(before, event, after, commands)
 
     def _write_down(
         self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
@@ -144,8 +175,9 @@ class Checks:
         """At most one duty for a worker at a time; whoever has one has been told so."""
         told = [c for c in commands if isinstance(c, DutyCommand)]
         assert all(count == 1 for count in Counter(c.worker for c in told).values())
-        for command in told:
-            self._told[command.incarnation] = _TOLD[type(command)]
+        for command in commands:
+            if isinstance(command, ToWorker) and type(command) in _TOLD:
+                self._told[command.incarnation] = _TOLD[type(command)]
         for command in commands:
             if isinstance(command, ToWorker):
                 assert command.incarnation == after.newest[command.worker]
@@ -254,6 +286,82 @@ class Checks:
         if after.speculates and self._world.speedup < 1.0:
             assert sum(spent.runs for spent in after.spending.values()) < 12
 
+    def _check_training(
+        self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
+    ) -> None:
+        """Who is told to decode or to learn has said that it trains no more."""
+        if isinstance(event, DrafterPreempted):
+            told = self.training.pop(event.incarnation, event.lesson)
+            if told != event.lesson:
+                self.training[event.incarnation] = told
+        for command in commands:
+            if isinstance(command, StartRollout | Learn):
+                assert command.incarnation not in self.training, command
+            elif isinstance(command, TrainDrafter):
+                assert before.spec.drafter.train != "off"
+                lesson = self.training.setdefault(command.incarnation, command.lesson)
+                assert lesson == command.lesson
+            elif isinstance(command, PreemptDrafter):
+                assert self.training[command.incarnation] == command.lesson
+
+    def _check_school(
+        self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
+    ) -> None:
+        self._check_lineage(before, event, after)
+        for command in commands:
+            match command:
+                case AdoptDrafter():
+                    self.shape = self.shape or command.drafter.architecture
+                    assert command.drafter.architecture == self.shape
+                    assert command.drafter == after.schooling.used
+                    self.adopted += 1
+                case MergeDrafter():
+                    assert command.trunk == after.schooling.trunk
+                    assert command.deltas == after.schooling.deltas
+                    assert not self.versions or command.version > self.versions[-1]
+                    self.versions.append(command.version)
+                    assert self._told[command.incarnation] is Duty.DRAFT
+                case ReleaseBlobs():
+                    assert not any(map(self.is_in_use, command.blobs)), command
+                case _:
+                    pass
+        self.bought += before.phase is not after.phase and after.phase is Phase.DRAFTING
+        schooling = after.schooling
+        alive = {
+            f"{known.info.incarnation}.{rank}"
+            for known in after.workers.values()
+            for rank in range(known.info.ranks)
+        }
+        assert schooling.heard.keys() <= alive
+        assert len(schooling.marks) <= MOST_MARKS
+        if after.phase is Phase.DRAFTING:
+            assert any(
+                known.duty in (Duty.DRAFT, Duty.PREEMPTING) for known in after.workers.values()
+            )
+
+    def _check_lineage(self, before: RunState, event: RunEvent, after: RunState) -> None:
+        """A delta goes into one trunk at most, and into none that it did not grow on."""
+        parts, contents = self._world.school.parts, self._world.school.contents
+        old, new = before.schooling, after.schooling
+        if before.phase is Phase.ENDED or after.phase is Phase.ENDED:
+            return
+        if isinstance(event, DrafterLearned):
+            self.known |= contents[name_of(event.delta)]
+        if isinstance(event, DrafterTrained) and old.merging is not None and new.merging is None:
+            fresh = {part for delta in old.merging.deltas for part in contents[name_of(delta)]}
+            assert parts[event.trunk.version] == parts.get(old.trunk.version, frozenset()) | fresh
+            assert not fresh & self.merged
+            assert not fresh & self.void
+            self.merged |= fresh
+            assert not fresh & {part for d in new.deltas for part in contents[name_of(d)]}
+        if new.trunk.root != old.trunk.root:
+            begun = frozenset[Part]() if new.used is None else parts[new.used.version]
+            parts[new.trunk.root] = begun
+            self.void |= self.known - begun
+            assert not new.deltas
+        for delta in new.deltas:
+            assert self._world.school.grew_on[name_of(delta)] >= new.trunk.root
+
     # --- what the world finds out
 
     def collected(self, learn: Learn, content: str) -> None:
@@ -263,8 +371,10 @@ class Checks:
 
     def is_in_use(self, weights: BlobRef) -> bool:
         state = self._world.state
+        if state.phase is Phase.ENDED:
+            return False
         used = [state.policy, *([] if state.previous is None else [state.previous])]
-        return state.phase is not Phase.ENDED and any(p.weights == weights for p in used)
+        return any(p.weights == weights for p in used) or weights in _schooling_blobs(state)
 
     def unreadable(self, command: StartRollout) -> None:
         """Only what is out of date, or lost with the shared memory, cannot be read."""
@@ -280,9 +390,39 @@ class Checks:
         current = known is not None and known.info.incarnation == command.incarnation
         assert not current or known.duty is not Duty.LEARN or self._world.ended
 
+    def trunk_gone(self, life: Life, trunk: TrunkRef) -> None:
+        """Only a trunk that is out of date, or lost, cannot be read."""
+        state, world = self._world.state, self._world
+        assert trunk.weights is not None
+        if self._is_current(life) and trunk == state.schooling.trunk:
+            vanished = trunk.weights.digest in world.school.vanished
+            assert world.blobs_were_lost or vanished, f"{trunk} is gone"
+
+    def drafter_gone(self, life: Life, drafter: DrafterRef) -> None:
+        """Whoever is late finds none; what is in use was committed."""
+        state, world = self._world.state, self._world
+        if self._is_current(life) and drafter == state.schooling.used:
+            vanished = drafter.weights.digest in world.school.vanished
+            assert world.blobs_were_lost or vanished, f"{drafter} is gone"
+
+    def _is_current(self, life: Life) -> bool:
+        known = self._world.state.workers.get(life.worker)
+        ended = self._world.state.phase is Phase.ENDED
+        return known is not None and known.info.incarnation == life.incarnation and not ended
+
+    def rebased(self, life: Life, rank: int, unmerged: set[int], trunk: TrunkRef) -> None:
+        """What a member adds to a trunk is not in it already, and was not given up."""
+        if not self._is_current(life) or trunk != self._world.state.schooling.trunk:
+            return
+        own = {(int(life.incarnation), rank, number) for number in unmerged}
+        assert not own & self._world.school.parts.get(trunk.version, frozenset())
+        assert not own & self.void
+
     def at_the_end(self) -> None:
         """All rounds were closed, every step took the policy on by one version."""
         state = self._world.state
+        left = self._world.school.heard_of & self._world.flight
+        assert not left, f"never released: {left}"
         algorithm = state.spec.algorithm
         assert state.version == algorithm.steps
         assert state.policy.version == state.version
@@ -292,3 +432,17 @@ class Checks:
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
         assert state.policy.weights is not None
         assert state.policy.weights.digest == self.contents[algorithm.steps]
+
+
+def _schooling_blobs(state: RunState) -> set[BlobRef]:
+    """What the state would have somebody read."""
+    schooling = state.schooling
+    deltas = list(schooling.deltas)
+    if schooling.merging is not None:
+        deltas += schooling.merging.deltas
+    blobs = {delta.blob for delta in deltas}
+    if schooling.trunk.weights is not None:
+        blobs.add(schooling.trunk.weights)
+    if schooling.used is not None:
+        blobs.add(schooling.used.weights)
+    return blobs

@@ -3,7 +3,17 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tlt.messages import BlobRef, Learn, PromptIssued, StartRollout, WorkerCommand
+from tlt.messages import (
+    BlobRef,
+    DrafterRef,
+    Learn,
+    MergeDrafter,
+    PromptIssued,
+    StartRollout,
+    TrainDrafter,
+    TrunkRef,
+    WorkerCommand,
+)
 from tlt.types import Digest, Incarnation, WorkerId
 
 INITIAL = "initial"
@@ -16,6 +26,21 @@ def blob(content: str) -> BlobRef:
 def meeting(learn: Learn) -> str:
     """Which ranks find each other: a name may come again, but not in the same store."""
     return f"{learn.rendezvous}/{learn.group}"
+
+
+@dataclass(eq=False)
+class Pupil:
+    """A rank, as far as it trains the drafter."""
+
+    school: TrainDrafter | None = None
+    # where it stands: a trunk, and what it learned that is not in it yet, part by part
+    trunk: TrunkRef | None = None
+    unmerged: set[int] = field(default_factory=set)
+    # the same when it handed in a delta that is in no trunk yet, by number
+    marks: dict[int, frozenset[int]] = field(default_factory=dict)
+    # micro-batches since it last handed something in, and the number of the next delta
+    opened: int = 0
+    number: int = 0
 
 
 @dataclass(eq=False)
@@ -39,3 +64,21 @@ class Life:
     content: str = INITIAL
     # the policy version that the engine decodes with
     version: int = 0
+    # it has found out that it was shut out
+    gone: bool = False
+    # --- the drafter
+    drafter: DrafterRef | None = None
+    pupils: list[Pupil] = field(default_factory=list)
+    lesson: TrainDrafter | None = None
+    # the last lesson that it has said to be over
+    over: int = 0
+    dismissed: set[int] = field(default_factory=set)
+    told_to_stop: bool = False
+    # never stops training by itself
+    deaf: bool = False
+    merge: MergeDrafter | None = None
+    # answers that it wrote or overheard: step, prompt, member
+    overheard: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.pupils = [Pupil() for _ in range(self.ranks)]

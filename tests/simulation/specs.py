@@ -1,12 +1,16 @@
 """Small job specs for the simulation."""
 
+from typing import Literal
+
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
+    DrafterSpec,
     JobSpec,
     PolicySpec,
     RewardSpec,
     RolloutSpec,
+    SpeculationSpec,
     WorkersSpec,
 )
 
@@ -21,6 +25,8 @@ def small_spec(
     eval_every: int = 0,
     max_tries: int = 3,
     max_restarts: int = 1_000_000,
+    train: Literal["off", "auto", "always"] = "off",
+    merge_every: int = 8,
     seed: int = 0,
 ) -> JobSpec:
     return JobSpec(
@@ -36,6 +42,8 @@ def small_spec(
             eval_every=eval_every,
         ),
         rollout=RolloutSpec(max_tries=max_tries, slots=2),
+        speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),
+        drafter=DrafterSpec(train=train, merge_every=merge_every),
         workers=WorkersSpec(max_restarts=max_restarts),
         seed=seed,
     )

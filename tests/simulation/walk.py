@@ -8,6 +8,7 @@ from tlt.policies import coordinator
 
 # far more than any of these jobs needs once nothing goes wrong
 MOST_DELIVERIES = 3000
+LESSONS = ("study", "hand_in", "merge", "dismiss")
 
 
 def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
@@ -19,6 +20,8 @@ def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         checkpoint_every=chooser.randint(1, 4),
         eval_every=chooser.choice([0, 0, 1, 2]),
         max_tries=chooser.randint(1, 3),
+        train=chooser.choice(["off", "auto", "auto", "always"]),
+        merge_every=chooser.choice([1, 8, 16]),
         seed=chooser.randint(0, 6),
     )
     ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
@@ -40,6 +43,9 @@ def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
 
 def step(world: World, chooser: Random, faults: float, overtaking: float) -> None:
     moves = world.moves()
+    lessons = [move for move in moves if move.kind in LESSONS]
+    if lessons and chooser.random() < 0.5:
+        moves = lessons  # answers take long enough to learn something meanwhile
     failing = not moves or chooser.random() < faults
     move = chooser.choice(world.faults() if failing else moves)
     if move.kind == "deliver" and chooser.random() < overtaking:

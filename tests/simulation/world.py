@@ -15,8 +15,10 @@ import msgspec
 
 from tests.simulation.checks import Checks
 from tests.simulation.life import Life, blob, meeting
+from tests.simulation.school import School
 from tlt.config import JobSpec
 from tlt.messages import (
+    AdoptDrafter,
     AnyEvent,
     Checkpoint,
     CheckpointCommitted,
@@ -27,15 +29,18 @@ from tlt.messages import (
     IssuePrompts,
     JobStarted,
     KeepBest,
+    KeepDrafter,
     KeepRollout,
     Learn,
     LearnFinished,
+    MergeDrafter,
     MinibatchShare,
     OpenJob,
     PolicyPublished,
     PolicyRef,
+    PreemptDrafter,
     PromptIssued,
-    ReleasePolicy,
+    ReleaseBlobs,
     ReplaceRanks,
     RequeuePrompts,
     RolloutDropped,
@@ -50,6 +55,7 @@ from tlt.messages import (
     StrategyTally,
     Tensor,
     ToWorker,
+    TrainDrafter,
     WorkerCommand,
     WorkerIdled,
     WorkerInfo,
@@ -79,6 +85,8 @@ TRAIN_PROMPTS = 5
 EVAL_PROMPTS = 2
 WINDOW = 6
 _MOST_TALLIES = 6
+# between two events
+_SECONDS = 3.0
 
 Decide = Callable[[RunState, RunEvent, float], tuple[RunState, list[RunCommand]]]
 
@@ -113,6 +121,7 @@ class World:
         # of speculation, whatever it is that the workers decode
         self.speedup = speedup
         self.state: RunState = coordinator.new_run(JOB, spec)
+        self.school = School(self)
         self.checks = Checks(self)
         self.journal: list[bytes] = []
         self.log: list[Posted] = []
@@ -184,6 +193,7 @@ class World:
             elif self._is_broken(meeting(life.learning)):
                 found.append(Move("crash", (life,)))
             return found
+        found += [Move(*move) for move in self.school.moves(life)]
         found += [Move("finish", (life, entry)) for entry in list(life.held)[:2]]
         if life.held and life.told < _MOST_TALLIES:
             found.append(Move("tell", (life,)))
@@ -203,6 +213,8 @@ class World:
             else:
                 found += [Move("stop", (life,)), Move("crash", (life,))]
             found.append(Move("kill", (life,)))
+            found += [Move(*fault) for fault in self.school.faults(life)]
+        found += [Move(*loss) for loss in self.school.losses()]
         for worker in sorted(self.gone):
             found += [Move("observe", (worker,)), Move("come_back", (worker,))]
         found += [Move("fail_to_start", (worker,)) for worker in sorted(self.starting)]
@@ -211,7 +223,8 @@ class World:
         return found
 
     def do(self, move: Move) -> None:
-        getattr(self, move.kind)(*move.args)
+        doer = self.school if hasattr(self.school, move.kind) else self
+        getattr(doer, move.kind)(*move.args)
 
     def repeat(self) -> None:
         """A transaction whose reply was lost is said again."""
@@ -223,6 +236,9 @@ class World:
         self.log.append(Posted(source, event))
         if isinstance(event, RolloutFinished):
             self.unscored.append(event)
+            if event.purpose == "train":
+                for life in self.lives.values():
+                    life.overheard.add((event.step, event.prompt, event.member))
 
     def deliverable(self) -> list[int]:
         """Which entries may come next, none more than WINDOW places too early."""
@@ -241,7 +257,9 @@ class World:
     def deliver(self, index: int = 0) -> None:
         event = self.log.pop(index).event
         before = self.state
-        now = float(len(self.journal))
+        if before.phase is not Phase.ENDED:
+            self.school.heard(event)
+        now = _SECONDS * len(self.journal)
         after, commands = self.decide(before, event, now)
         self.state = after
         entry = JournalEntry(seq=len(self.journal), at=now, event=event, commands=digest(commands))
@@ -261,8 +279,8 @@ class World:
         state, commands = self.decide(self.state, event, -1.0)
         assert state == self.state, f"{event} changes the state"
         for command in commands:
-            assert isinstance(command, ReleasePolicy), f"{event} causes {command}"
-            assert not self.checks.is_in_use(command.weights)
+            assert isinstance(command, ReleaseBlobs), f"{event} causes {command}"
+            assert not any(map(self.checks.is_in_use, command.blobs))
 
     def _execute(self, command: RunCommand, event: AnyEvent) -> None:
         match command:
@@ -280,12 +298,14 @@ class World:
             case ForgetRollouts():
                 for step in command.steps:
                     self.kept.pop(step, None)
-            case ReleasePolicy():
-                self.flight.discard(command.weights.digest)
+            case ReleaseBlobs():
+                self.flight -= {blob.digest for blob in command.blobs}
             case KeepBest():
                 assert command.policy.weights is not None
                 assert self.is_readable(command.policy) or self.blobs_were_lost
                 self.committed.add(command.policy.weights.digest)
+            case KeepDrafter():
+                self.school.kept(command.drafter)
             case FinishRun():
                 self.status = command.status
                 self.queue.clear()
@@ -391,6 +411,9 @@ class World:
             self.post(life.worker, event)
         return True
 
+    def say(self, life: Life, *events: RunEvent) -> bool:
+        return self._report(life, *events)
+
     def _expect_no_ghost(self, life: Life, event: RunEvent) -> None:
         """Had it got past the fence: from an incarnation that is over it counts for nothing."""
         known = self.state.workers.get(life.worker)
@@ -439,8 +462,17 @@ class World:
             case CloseJob():
                 life.assignment = None
                 life.held.clear()
+                self.school.close(life)
                 if life.learning is not None:
                     self.crash(life)
+            case TrainDrafter():
+                self.school.train(life, command)
+            case PreemptDrafter():
+                self.school.preempt(life, command)
+            case MergeDrafter():
+                self.school.ask(life, command)
+            case AdoptDrafter():
+                self.school.adopt(life, command.drafter)
             case StartRollout():
                 self._start_rollout(life, command)
             case StopSpeculation():
@@ -460,9 +492,14 @@ class World:
                 self.crash(life)
                 return
             life.version = command.policy.version
-        life.assignment = command
+        assert life.lesson is None, "it trains"
+        if command.drafter is not None:
+            self.school.adopt(life, command.drafter)
+        if not life.gone:
+            life.assignment = command
 
     def _start_learning(self, life: Life, command: Learn) -> None:
+        assert life.lesson is None, "it trains"
         life.assignment = None
         life.learning, life.trained = command, False
         answers = self.kept.get(command.step, {})

@@ -22,7 +22,7 @@ from tlt.actors.preparing import prepare
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
-from tlt.errors import BlobError, JournalError, TltError
+from tlt.errors import BlobError, BlobLost, JournalError, TltError
 from tlt.logs import serve_run
 from tlt.messages import (
     AnyEvent,
@@ -39,10 +39,11 @@ from tlt.messages import (
     JobStarted,
     JobSubmitted,
     KeepBest,
+    KeepDrafter,
     KeepRollout,
     PrepareJob,
     RecordStatus,
-    ReleasePolicy,
+    ReleaseBlobs,
     RolloutFinished,
     SessionResumed,
     StartJob,
@@ -272,6 +273,8 @@ class Coordinator:
             match command:
                 case KeepBest() if command.policy.weights is not None:
                     blobs.commit(command.policy.weights)
+                case KeepDrafter():
+                    _keep_drafter(blobs, command)
                 case KeepRollout() if isinstance(event, RolloutFinished):
                     for tensor in (event.tokens, event.logprobs):
                         if tensor.blob is not None:
@@ -306,8 +309,9 @@ class Coordinator:
             match command:
                 case PrepareJob():
                     self._prepare(command)
-                case ReleasePolicy():
-                    self._blobs(command.job).release(command.weights)
+                case ReleaseBlobs():
+                    for blob in command.blobs:
+                        self._blobs(command.job).release(blob)
                 case RecordStatus():
                     if command.status == "cancelled" and command.job in self._preparing:
                         self._preparing[command.job].cancel()
@@ -374,6 +378,14 @@ class Coordinator:
                     prompts = self.effects.prompt_stream(self.job.state.job)
                     with contextlib.suppress(redis.exceptions.ResponseError):
                         await prompts.trim()
+
+
+def _keep_drafter(blobs: Blobs, command: KeepDrafter) -> None:
+    """Lost with the shared memory it is no use to anybody; its job is slower, and no less right."""
+    try:
+        blobs.commit(command.drafter.weights)
+    except BlobLost as error:
+        _log.warning("drafter lost", job=command.job, error=str(error))
 
 
 def _started(command: StartJob, epoch: Epoch) -> JobStarted:

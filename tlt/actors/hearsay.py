@@ -1,4 +1,4 @@
-"""What others answered reaches this worker's ranks, who guess from it.
+"""What others answered reaches this worker's ranks, who guess and learn from it.
 
 An answer that is missed costs a guess and nothing else: so events are read here without a group,
 from now on, and nothing is acknowledged.
@@ -8,14 +8,16 @@ import asyncio
 from collections.abc import Callable
 
 from tlt.errors import StoreError
-from tlt.messages import AnyEvent, RolloutFinished
+from tlt.messages import AnyEvent, RolloutFinished, WorkerIdled
 from tlt.store.connection import GONE
 from tlt.store.stream import Stream, rows
 
 _BLOCK_MS = 1000
 
 
-async def overhear(events: Stream[AnyEvent], hear: Callable[[RolloutFinished], None]) -> None:
+async def overhear(
+    events: Stream[AnyEvent], hear: Callable[[RolloutFinished | WorkerIdled], None]
+) -> None:
     last = "$"
     while True:
         try:
@@ -29,5 +31,5 @@ async def overhear(events: Stream[AnyEvent], hear: Callable[[RolloutFinished], N
                 event = events.codec.decode(fields)
             except StoreError:
                 continue  # the coordinator buries it
-            if isinstance(event, RolloutFinished):
+            if isinstance(event, RolloutFinished | WorkerIdled):
                 hear(event)

@@ -17,17 +17,25 @@ import structlog
 from tlt.actors.hearsay import overhear
 from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
+from tlt.actors.schoolhouse import Schoolhouse
 from tlt.config import SessionSpec
 from tlt.logs import serve_run
 from tlt.messages import (
+    AdoptDrafter,
     AnyEvent,
     CheckpointCommitted,
     CloseJob,
+    DrafterLearned,
+    DrafterRef,
     DrafterRefused,
+    DrafterSpoiled,
+    DrafterTrained,
     Learn,
     LearnFinished,
+    MergeDrafter,
     OpenJob,
     PolicyPublished,
+    PreemptDrafter,
     PromptIssued,
     ReplaceRanks,
     RolloutFinished,
@@ -35,6 +43,7 @@ from tlt.messages import (
     StartRollout,
     StopSpeculation,
     StrategyChosen,
+    TrainDrafter,
     WorkerCommand,
     WorkerFailed,
     WorkerIdled,
@@ -44,12 +53,16 @@ from tlt.messages import (
 )
 from tlt.ranks.frames import (
     Decode,
+    Dismissed,
     FromRank,
+    Growing,
     Load,
+    Merge,
     Overheard,
     Plain,
     Ready,
     Refused,
+    SwapDrafter,
     SwapPolicy,
     Train,
     Trained,
@@ -113,6 +126,7 @@ class Life:
         self._last_update: Learn | None = None
         self._trained: list[Trained] = []
         self._pull_again = asyncio.Event()
+        self._school = Schoolhouse(connection, keys, place.worker, incarnation, self.ranks)
 
     # --- from the first rank to the last
 
@@ -152,6 +166,8 @@ class Life:
             self._pull(),
             self._watch(),
             overhear(self._events, self._heard_elsewhere),
+            self._school.share(),
+            self._school.hear_growing(),
             *(self._listen(index, rank) for index, rank in enumerate(self.ranks)),
         ]
         running = [asyncio.create_task(task) for task in tasks]
@@ -213,6 +229,15 @@ class Life:
                 self._close(command.job)
             case StartRollout():
                 self._start_rollout(command)
+            case TrainDrafter():
+                self._assignment = None
+                self._school.begin(command)
+            case PreemptDrafter():
+                self._school.preempt(command)
+            case MergeDrafter():
+                self.ranks[0].send(Merge(merge=command))
+            case AdoptDrafter():
+                self._adopt(command.job, command.drafter)
             case StopSpeculation():
                 self._stop_speculation(command)
             case Learn():
@@ -246,6 +271,7 @@ class Life:
                     committed=str(run / "blobs"),
                 )
             )
+        self._school.open(command)
 
     def _close(self, job: JobId) -> None:
         if self.job is None or self.job.job != job:
@@ -259,14 +285,21 @@ class Life:
         self._learning = None
         self._queue = None
         self._held.clear()
+        self._school.close()
         for rank in self.ranks:
             rank.send(Unload(job=job))
 
     def _start_rollout(self, command: StartRollout) -> None:
         for rank in self.ranks:
             rank.send(SwapPolicy(job=command.job, policy=command.policy))
+        if command.drafter is not None:
+            self._adopt(command.job, command.drafter)
         self._assignment = command
         self._pull_again.set()
+
+    def _adopt(self, job: JobId, drafter: DrafterRef) -> None:
+        for rank in self.ranks:
+            rank.send(SwapDrafter(job=job, drafter=drafter))
 
     def _stop_speculation(self, command: StopSpeculation) -> None:
         for rank in self.ranks:
@@ -376,15 +409,25 @@ class Life:
     async def _listen(self, index: int, rank: RankProcess) -> None:
         while True:
             frame = await rank.receive()
-            self._hear(frame)
+            if isinstance(frame, Growing):
+                await self._school.grew(frame)
+            else:
+                self._hear(index, frame)
 
-    def _hear(self, frame: FromRank) -> None:
+    def _hear(self, rank: int, frame: FromRank) -> None:
         match frame:
             case RolloutFinished():
                 self._rollout_finished(frame)
-            case StrategyChosen() | DrafterRefused():
+            case StrategyChosen() | DrafterRefused() | DrafterLearned() | DrafterTrained():
                 if self.job is not None and self.job.job == frame.job:
                     self._outbox.post(frame)
+            case DrafterSpoiled():
+                if self.job is not None and self.job.job == frame.job:
+                    self._outbox.post(frame)
+            case Dismissed():
+                preempted = self._school.dismissed(rank, frame)
+                if preempted is not None:
+                    self._outbox.post(preempted)
             case Trained():
                 self._rank_trained(frame)
             case Refused():
@@ -397,7 +440,7 @@ class Life:
                             error=frame.error,
                         )
                     )
-            case Ready():
+            case Ready() | Growing():
                 raise Over("a rank said twice that it is ready")
             case _:
                 assert_never(frame)
@@ -412,17 +455,32 @@ class Life:
             self._tell_ranks(rollout, but=held[1])
             self._pull_again.set()
 
-    def _heard_elsewhere(self, rollout: RolloutFinished) -> None:
-        if rollout.worker != self.place.worker:
-            self._tell_ranks(rollout, but=None)
+    def _heard_elsewhere(self, event: RolloutFinished | WorkerIdled) -> None:
+        if event.worker == self.place.worker:
+            return
+        if isinstance(event, RolloutFinished):
+            self._tell_ranks(event, but=None)
+        else:
+            self._school.somebody_idles(event)
 
     def _tell_ranks(self, rollout: RolloutFinished, but: int | None) -> None:
         """Those who may guess from it."""
         if self.job is None or rollout.job != self.job.job:
             return
-        if not any(isinstance(arm, Ngram) for arm in self.job.spec.speculation.arms):
+        spec = self.job.spec
+        guess = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
+        if not guess and spec.drafter.train == "off":
             return
-        frame = Overheard(job=rollout.job, prompt=rollout.prompt_tokens, tokens=rollout.tokens)
+        frame = Overheard(
+            job=rollout.job,
+            step=rollout.step,
+            purpose=rollout.purpose,
+            prompt=rollout.prompt,
+            member=rollout.member,
+            prompt_tokens=rollout.prompt_tokens,
+            tokens=rollout.tokens,
+            whole=True,
+        )
         for index, rank in enumerate(self.ranks):
             if index != but:
                 rank.send(frame)
@@ -472,10 +530,12 @@ class Life:
         while True:
             await asyncio.sleep(self.place.session.heartbeat_seconds)
             await self._look_at_fence()
+            if (complaint := self._school.ignored(time.monotonic())) is not None:
+                raise Over(complaint)
             holding = {rank for _, rank in self._held.values()}
             for index, rank in enumerate(self.ranks):
                 done, _ = rank.progress()
-                busy = index in holding or self._learning is not None
+                busy = index in holding or self._learning is not None or self._school.trains
                 if done != seen[index] or not busy or self.job is None:
                     seen[index], since[index] = done, time.monotonic()
                     continue

@@ -108,6 +108,10 @@ class Engine(Protocol):
         """How it decoded since it was last asked."""
         ...
 
+    def growing(self, id: int) -> list[int] | None:
+        """The tokens of an answer that is being written, if it has any yet."""
+        ...
+
     def states(self, id: int) -> torch.Tensor:
         """[positions, captured layers, hidden] of a request that decodes or has just ended.
 

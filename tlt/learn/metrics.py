@@ -24,6 +24,9 @@ _SUMS = (
 # of the tokens whose old log-probs the learner computed
 _COMPARED = ("sampling_kl", "importance_truncated", "compared")
 
+# what is told instead of a number that is infinite, or none
+_HUGE = 1e300
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenFigures:
@@ -75,7 +78,8 @@ class Tally:
         self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
     ) -> UpdateMetrics:
         reduce_sum(self._sums, group)
-        sums = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+        finite = self._sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
+        sums = dict(zip(_SUMS, finite.tolist(), strict=True))
         tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
         compared = max(1.0, sums["compared"])
         return UpdateMetrics(

@@ -12,7 +12,11 @@ from tlt.config import JobSpec
 from tlt.messages import (
     CheckpointCommitted,
     CloseJob,
+    DrafterLearned,
+    DrafterPreempted,
     DrafterRefused,
+    DrafterSpoiled,
+    DrafterTrained,
     FinishRun,
     ForgetRollouts,
     GiveUpSpeculation,
@@ -26,7 +30,7 @@ from tlt.messages import (
     PolicyPublished,
     PolicyRef,
     RecordRound,
-    ReleasePolicy,
+    ReleaseBlobs,
     ReplaceRanks,
     RequeuePrompts,
     RolloutDropped,
@@ -45,7 +49,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import rounds, saved, training
+from tlt.policies import lessons, rounds, saved, training
 from tlt.policies.keyed import permuted
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Draft, Duty, Phase, RunState, WorkerState
@@ -69,7 +73,7 @@ def new_run(job: JobId, spec: JobSpec) -> RunState:
 def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list[RunCommand]]:
     if state.phase is Phase.ENDED:
         return state, []
-    draft = Draft(state)
+    draft = Draft(state, now)
     match event:
         case JobStarted():
             _start(draft, event)
@@ -94,6 +98,14 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             _publish(draft, event)
         case CheckpointCommitted():
             _checkpoint(draft, event)
+        case DrafterLearned():
+            lessons.learned(draft, event)
+        case DrafterPreempted():
+            _preempted(draft, event)
+        case DrafterTrained():
+            lessons.trained(draft, event)
+        case DrafterSpoiled():
+            lessons.spoiled(draft, event)
         case StrategyChosen():
             _weigh(draft, event)
         case SpeculationStopped() | DrafterRefused():
@@ -151,6 +163,7 @@ def _end(draft: Draft, status: JobStatus, error: str | None) -> None:
         )
     for policy in (state.policy, state.previous):
         _release(draft, policy)
+    lessons.end(draft)
     draft.tell(FinishRun(job=state.job, status=status, error=error))
 
 
@@ -160,7 +173,10 @@ def _resume(draft: Draft, event: SessionResumed) -> None:
     if event.epoch <= state.epoch:
         return
     draft.set(epoch=event.epoch)
-    if event.blobs_kept or state.policy.weights is None:
+    if event.blobs_kept:
+        return
+    lessons.blobs_lost(draft)
+    if state.policy.weights is None:
         return
     saved = state.checkpoint
     kept = PolicyRef(version=PolicyVersion(0), weights=None)
@@ -172,6 +188,7 @@ def _resume(draft: Draft, event: SessionResumed) -> None:
     # The weights are gone, but what made them is not: updates since the checkpoint run again.
     if state.phase is not Phase.LEARNING:
         draft.enter(Phase.LEARNING)
+        lessons.preempt_all(draft)
     _abandon_attempt(draft, "the published weights were lost")
     _learn(draft)
 
@@ -202,7 +219,8 @@ def _open_round(
     draft: Draft, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> None:
     state = draft.state
-    draft.set(round=rounds.open_round(state.step, purpose, prompts, members))
+    opened = rounds.open_round(state.step, purpose, prompts, members)
+    draft.set(round=opened, round_began=draft.now)
     draft.tell(
         IssuePrompts(
             job=state.job,
@@ -223,7 +241,11 @@ def _roll_everybody(draft: Draft) -> None:
 
 def _roll(draft: Draft, worker: WorkerId) -> None:
     state, current = draft.state, draft.state.workers[worker]
-    if state.round is None or Duty.ROLLOUT not in DUTIES[current.duty]:
+    if state.round is None:
+        return
+    if Duty.ROLLOUT not in DUTIES[current.duty]:
+        # who trains the drafter rolls when it has stopped
+        lessons.preempt(draft, worker)
         return
     draft.assign(worker, Duty.ROLLOUT)
     draft.tell(
@@ -235,6 +257,7 @@ def _roll(draft: Draft, worker: WorkerId) -> None:
             step=state.round.step,
             purpose=state.round.purpose,
             policy=state.policy,
+            drafter=state.schooling.used,
             requeues=state.round.requeues,
         )
     )
@@ -256,6 +279,8 @@ def _settle(draft: Draft, event: RolloutFinished | RolloutScored | RolloutDroppe
         )
     if after.settled and state.phase in (Phase.ROLLING, Phase.EVALUATING):
         _close_round(draft)
+    elif isinstance(event, RolloutFinished) and event.purpose == "train":
+        lessons.look_again(draft)
 
 
 def _close_round(draft: Draft) -> None:
@@ -282,9 +307,33 @@ def _close_round(draft: Draft) -> None:
     draft.set(
         plans={**state.plans, state.version: plan},
         target=PolicyVersion(state.version + 1),
+        rolled_seconds=draft.now - state.round_began,
     )
+    if lessons.buy(draft):
+        draft.enter(Phase.DRAFTING)
+    else:
+        _enter_learning(draft)
+
+
+def _enter_learning(draft: Draft) -> None:
     draft.enter(Phase.LEARNING)
+    lessons.preempt_all(draft)
     _learn(draft)
+
+
+def _preempted(draft: Draft, event: DrafterPreempted) -> None:
+    known = draft.state.workers.get(event.worker)
+    merges = lessons.is_merging(draft.state, event.worker)
+    if known is None or not lessons.preempted(draft, event):
+        return
+    opened = draft.state.round
+    if draft.state.phase not in (Phase.ROLLING, Phase.EVALUATING) or opened is None:
+        _learn_if_due(draft)
+    elif known.looked != (opened.step, opened.purpose, opened.requeues):
+        _roll(draft, event.worker)
+    elif merges:
+        # only because it did not: others may, or itself
+        lessons.begin_if_worth(draft, event.worker)
 
 
 def _judge(draft: Draft, done: Round) -> None:
@@ -309,7 +358,8 @@ def _idle(draft: Draft, event: WorkerIdled) -> None:
     if looked != (state.round.step, state.round.purpose, state.round.requeues):
         return
     if state.workers[event.worker].duty is Duty.ROLLOUT:
-        draft.assign(event.worker, Duty.IDLE)
+        draft.assign(event.worker, Duty.IDLE, looked=looked)
+        lessons.begin_if_worth(draft, event.worker)
 
 
 # --- speculation --------------------------------------------------------------------------------
@@ -375,8 +425,8 @@ def _join(draft: Draft, info: WorkerInfo) -> None:
         _stop_speculation(draft, info)
     if draft.state.phase in (Phase.ROLLING, Phase.EVALUATING):
         _roll(draft, info.worker)
-    elif draft.state.phase is Phase.LEARNING:
-        _learn(draft)
+    else:
+        _learn_if_due(draft)
 
 
 def _lose(draft: Draft, event: WorkerLost) -> None:
@@ -421,6 +471,7 @@ def _drop_worker(draft: Draft, info: WorkerInfo) -> None:
     state = draft.state
     known = state.workers[info.worker]
     draft.set(workers={k: v for k, v in state.workers.items() if k != info.worker})
+    lessons.lost(draft, known)
     _requeue(draft, info.incarnation)
     if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
         _abandon_attempt(draft, f"{info.worker} was lost during the update")
@@ -475,14 +526,17 @@ def _restart_version(state: RunState) -> PolicyVersion:
 
 
 def _learn_if_due(draft: Draft) -> None:
-    if draft.state.phase is Phase.LEARNING:
+    if draft.state.phase is Phase.DRAFTING and not lessons.is_trained(draft.state):
+        _enter_learning(draft)
+    elif draft.state.phase is Phase.LEARNING:
         _learn(draft)
 
 
 def _learn(draft: Draft) -> None:
     """Start the next update, unless one runs or somebody who will be back is awaited."""
     state = draft.state
-    waiting = any(w.duty in (Duty.LEARN, Duty.LEAVING) for w in state.workers.values())
+    busy = (Duty.LEARN, Duty.LEAVING, Duty.DRAFT, Duty.PREEMPTING)
+    waiting = any(worker.duty in busy for worker in state.workers.values())
     if waiting or state.returning or not state.workers:
         return
     if _is_published(state):
@@ -527,7 +581,9 @@ def _publish(draft: Draft, event: PolicyPublished) -> None:
     current = event.attempt == state.learn_attempt and event.policy.version == state.target
     if not awaited or not current:
         # a version that was passed on the way to a newer one, or that came too late
-        _release(draft, event.policy)
+        following = state.plans.get(event.policy.version)
+        if not awaited or following is None or following.samples:
+            _release(draft, event.policy)  # else the next version has the same bytes
         return
     _adopt(draft, event.policy)
     _learn(draft)
@@ -554,7 +610,7 @@ def _release(draft: Draft, policy: PolicyRef | None) -> None:
     if state.phase is not Phase.ENDED:
         used += [ref.weights for ref in (state.policy, state.previous) if ref is not None]
     if policy.weights not in used:
-        draft.tell(ReleasePolicy(job=state.job, weights=policy.weights))
+        draft.tell(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))
 
 
 def _after_update(draft: Draft) -> None:

@@ -11,14 +11,17 @@ from tlt.config import JobSpec
 from tlt.messages import Checkpoint, PolicyRef, RunCommand, WorkerInfo
 from tlt.policies.rounds import Round
 from tlt.policies.saved import Spent
+from tlt.policies.schooling import Schooling
 from tlt.policies.training import Plan
-from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, Step, WorkerId
+from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
 
 
 class Phase(StrEnum):
     STARTING = "starting"
     EVALUATING = "evaluating"
     ROLLING = "rolling"
+    # seconds that are not idle, bought for the drafter because they are saved many times over
+    DRAFTING = "drafting"
     LEARNING = "learning"
     ENDED = "ended"
 
@@ -26,6 +29,10 @@ class Phase(StrEnum):
 class Duty(StrEnum):
     IDLE = "idle"
     ROLLOUT = "rollout"
+    # trains the drafter
+    DRAFT = "draft"
+    # was told to stop training it
+    PREEMPTING = "preempting"
     LEARN = "learn"
     # told to start fresh ranks; takes no duty until it has joined again
     LEAVING = "leaving"
@@ -34,16 +41,20 @@ class Duty(StrEnum):
 PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
     Phase.EVALUATING: frozenset({Phase.ROLLING, Phase.LEARNING, Phase.ENDED}),
-    Phase.ROLLING: frozenset({Phase.LEARNING, Phase.ENDED}),
+    Phase.ROLLING: frozenset({Phase.DRAFTING, Phase.LEARNING, Phase.ENDED}),
+    Phase.DRAFTING: frozenset({Phase.LEARNING, Phase.ENDED}),
     # back to the round in hand, where an update only restored what a lost session had published
     Phase.LEARNING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 
 DUTIES: dict[Duty, frozenset[Duty]] = {
-    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
+    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFT, Duty.LEARN, Duty.LEAVING}),
     # a round ends with the last score, which may overtake the last worker's WorkerIdled
-    Duty.ROLLOUT: frozenset({Duty.IDLE, Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING}),
+    Duty.ROLLOUT: frozenset({Duty.IDLE, Duty.ROLLOUT, Duty.DRAFT, Duty.LEARN, Duty.LEAVING}),
+    # never straight to another duty: it says first that it has stopped
+    Duty.DRAFT: frozenset({Duty.IDLE, Duty.PREEMPTING, Duty.LEAVING}),
+    Duty.PREEMPTING: frozenset({Duty.IDLE, Duty.LEAVING}),
     Duty.LEARN: frozenset({Duty.IDLE, Duty.LEAVING}),
     Duty.LEAVING: frozenset(),
 }
@@ -54,6 +65,10 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     duty: Duty = Duty.IDLE
     # the version that this worker's trainer holds; fresh ranks hold the initial one
     trained: PolicyVersion = PolicyVersion(0)
+    # step, purpose and requeues of the round in which it last found the queue drained
+    looked: tuple[Step, Purpose, int] | None = None
+    # the drafter's lesson that it takes part in, or last did
+    lesson: int = 0
     # the last tallies that were heard of each of its ranks
     tallied: dict[int, int] = {}
 
@@ -89,6 +104,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     learn_attempt: int = 0
     checkpoint: Checkpoint | None = None
     best: Best | None = None
+    schooling: Schooling = Schooling()
+    # when the round in hand was opened, and how long the last round of answers took
+    round_began: float = 0.0
+    rolled_seconds: float = 0.0
     # what decoding took, by bucket of batch sizes, for as long as anybody speculates
     spending: dict[int, Spent] = {}
     speculates: bool = True
@@ -97,8 +116,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 class Draft:
     """A decision in the making: the state so far and the commands that go with it."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, now: float) -> None:
         self.state = state
+        self.now = now
         self.commands: list[RunCommand] = []
 
     def set(self, **changes: object) -> None:

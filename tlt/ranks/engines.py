@@ -1,6 +1,7 @@
 """The engine that a job asks for, over the policy in its folder."""
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,8 +10,10 @@ from tlt.config import SpeculationSpec
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
 from tlt.errors import TltError
+from tlt.learn.drafter.beginning import config_for
+from tlt.learn.drafter.sample import state_layers
 from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter, misfit
+from tlt.models.drafter import Drafter, DrafterConfig, misfit
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
@@ -24,15 +27,27 @@ from tlt.strategies import Draft
 from tlt.types import DrafterVersion, PolicyVersion
 
 
-def start_engine(
-    load: Load, tokenizer: Tokenizer, device: torch.device
-) -> tuple[Engine, str | None]:
-    """And why it goes without the drafter that the job names, if it does."""
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    engine: Engine
+    # the drafter that the job names, and why it goes without, if it does
+    drafter: Drafter | None = None
+    complaint: str | None = None
+
+
+def start_engine(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
     match load.spec.rollout.engine:
         case "native":
             return _native(load, tokenizer, device)
         case "sglang":
-            return _sglang(load, tokenizer, device), None
+            return Started(engine=_sglang(load, tokenizer, device))
+
+
+def drafter_config(load: Load, named: Drafter | None) -> DrafterConfig:
+    """Of the drafter that the job trains: the one it names, or a new one."""
+    if named is not None:
+        return named.config
+    return config_for(read_config(Path(load.spec.policy.path)), load.spec.drafter.layout)
 
 
 def context_of(load: Load) -> int:
@@ -42,12 +57,15 @@ def context_of(load: Load) -> int:
     return min(positions, policy.max_context or positions)
 
 
-def _native(
-    load: Load, tokenizer: Tokenizer, device: torch.device
-) -> tuple[NativeEngine, str | None]:
+def _native(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
     spec = load.spec
     model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
     drafter, complaint = _drafter(load)
+    captured: tuple[int, ...] = ()
+    if spec.drafter.train != "off":
+        captured = state_layers(drafter_config(load, drafter), model.config.layers)
+    elif drafter is not None:
+        captured = drafter.config.captured
     engine = NativeEngine(
         model,
         tokenizer.decode,
@@ -55,7 +73,7 @@ def _native(
         context_of(load),
         device,
         PolicyVersion(0),
-        captured=() if drafter is None else drafter.config.captured,
+        captured=captured,
         arms=spec.speculation.arms,
         ngram_bytes=spec.speculation.ngram_megabytes << 20,
     )
@@ -65,7 +83,7 @@ def _native(
         # ranks that drew the same numbers would all measure in the same rounds
         seed = mix(spec.seed, *load.worker.encode(), load.incarnation, load.rank)
         engine.let_choose(strategy_policy(spec.speculation), seed)
-    return engine, complaint
+    return Started(engine=engine, drafter=drafter, complaint=complaint)
 
 
 def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:

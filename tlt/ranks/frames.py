@@ -20,16 +20,32 @@ from tlt.config import JobSpec
 from tlt.errors import RankError
 from tlt.messages import (
     Checkpoint,
+    DrafterLearned,
+    DrafterRef,
     DrafterRefused,
+    DrafterSpoiled,
+    DrafterTrained,
     Learn,
+    MergeDrafter,
     PolicyRef,
     PromptIssued,
     RolloutFinished,
     StrategyChosen,
     Tensor,
+    TrainDrafter,
     UpdateMetrics,
 )
-from tlt.types import Epoch, Incarnation, JobId, PolicyVersion, WorkerId
+from tlt.types import (
+    Epoch,
+    Incarnation,
+    JobId,
+    Member,
+    PolicyVersion,
+    PromptIndex,
+    Purpose,
+    Step,
+    WorkerId,
+)
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -42,7 +58,7 @@ class Load(Frame, frozen=True, kw_only=True):
     spec: JobSpec
     worker: WorkerId
     incarnation: Incarnation
-    # which of the worker's ranks this is
+    # of its worker's
     rank: int
     # where this job's blobs lie, in flight and committed
     flight: str
@@ -63,11 +79,44 @@ class Decode(Frame, frozen=True, kw_only=True):
 
 
 class Overheard(Frame, frozen=True, kw_only=True):
-    """What another rank answered to one of the job's prompts."""
+    """What another rank answered to one of the job's prompts, or has by now."""
 
     job: JobId
-    prompt: tuple[int, ...]
+    step: Step
+    purpose: Purpose
+    prompt: PromptIndex
+    member: Member
+    prompt_tokens: tuple[int, ...]
     tokens: Tensor
+    whole: bool
+
+
+class School(Frame, frozen=True, kw_only=True):
+    """Train the drafter from now on, or go on from this trunk."""
+
+    train: TrainDrafter
+
+
+class Dismiss(Frame, frozen=True, kw_only=True):
+    job: JobId
+    lesson: int
+    # by the clock that all processes of a host share
+    sent: float
+
+
+class Merge(Frame, frozen=True, kw_only=True):
+    merge: MergeDrafter
+
+
+class SwapDrafter(Frame, frozen=True, kw_only=True):
+    job: JobId
+    drafter: DrafterRef
+
+
+class ShareGrowing(Frame, frozen=True, kw_only=True):
+    """What is being written now: others, who are idle, learn from it."""
+
+    job: JobId
 
 
 class Plain(Frame, frozen=True, kw_only=True):
@@ -98,6 +147,24 @@ class Trained(Frame, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None
 
 
+class Dismissed(Frame, frozen=True, kw_only=True):
+    """It trains the drafter no more."""
+
+    job: JobId
+    lesson: int
+    # since it was told so
+    seconds: float
+    dropped_seconds: float
+    typical_seconds: float
+
+
+class Growing(Frame, frozen=True, kw_only=True):
+    """Answers that are being written, by this rank or another one."""
+
+    job: JobId
+    answers: tuple[Overheard, ...]
+
+
 class Refused(Frame, frozen=True, kw_only=True):
     """The job cannot be run like this; trying again would not help."""
 
@@ -105,9 +172,35 @@ class Refused(Frame, frozen=True, kw_only=True):
     error: str
 
 
-ToRank: TypeAlias = Load | Unload | SwapPolicy | Decode | Overheard | Plain | Train
-FromRank: TypeAlias = Ready | RolloutFinished | StrategyChosen | DrafterRefused | Trained | Refused
+ToRank: TypeAlias = (
+    Load
+    | Unload
+    | SwapPolicy
+    | SwapDrafter
+    | Decode
+    | Overheard
+    | ShareGrowing
+    | School
+    | Merge
+    | Dismiss
+    | Plain
+    | Train
+)
+FromRank: TypeAlias = (
+    Ready
+    | RolloutFinished
+    | StrategyChosen
+    | DrafterRefused
+    | DrafterLearned
+    | DrafterTrained
+    | DrafterSpoiled
+    | Dismissed
+    | Growing
+    | Trained
+    | Refused
+)
 
+_URGENT = (Load, Unload, Decode, Dismiss, Train)
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)
@@ -133,23 +226,38 @@ class RankChannel:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._buffer = bytearray()
+        self._waiting: list[ToRank] = []
 
     def send(self, frame: FromRank) -> None:
         self._socket.sendall(pack(frame))
 
-    def receive(self, *, wait: bool) -> list[ToRank]:
-        """What has arrived, at least one frame if told to wait. EOFError: the worker is gone."""
-        frames = self._frames()
+    def receive(self, *, wait: float | None) -> list[ToRank]:
+        """What has arrived, or arrives within so many seconds, or ever (None).
+
+        EOFError: the worker is gone.
+        """
+        frames, self._waiting = self._waiting, []
+        frames += self._frames()
         while not frames and self._readable(wait):
-            chunk = self._socket.recv(1 << 20)
-            if not chunk:
-                raise EOFError
-            self._buffer += chunk
+            self._read()
             frames = self._frames()
         return frames
 
-    def _readable(self, wait: bool) -> bool:
-        return bool(select.select([self._socket], [], [], None if wait else 0)[0])
+    def commanded(self) -> bool:
+        """Whether something has arrived that cannot wait until a micro-batch is done."""
+        while self._readable(0.0):
+            self._read()
+        self._waiting += self._frames()
+        return any(isinstance(frame, _URGENT) for frame in self._waiting)
+
+    def _read(self) -> None:
+        chunk = self._socket.recv(1 << 20)
+        if not chunk:
+            raise EOFError
+        self._buffer += chunk
+
+    def _readable(self, wait: float | None) -> bool:
+        return bool(select.select([self._socket], [], [], wait)[0])
 
     def _frames(self) -> list[ToRank]:
         frames: list[ToRank] = []

@@ -5,6 +5,7 @@ worker does. Whatever it cannot do is either the job's fault (`Refused`) or the 
 nothing is repaired in here.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -15,20 +16,28 @@ from typing import assert_never
 import torch
 
 from tlt.blobs import Blobs
+from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.learn import group as groups
+from tlt.learn.drafter.looks import Interrupted
 from tlt.messages import DrafterRefused
 from tlt.models.tokenizer import Tokenizer
+from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.engines import context_of, start_engine
 from tlt.ranks.frames import (
     Decode,
+    Dismiss,
     Load,
+    Merge,
     Overheard,
     Plain,
     Progress,
     RankChannel,
     Ready,
     Refused,
+    School,
+    ShareGrowing,
+    SwapDrafter,
     SwapPolicy,
     ToRank,
     Train,
@@ -37,6 +46,9 @@ from tlt.ranks.frames import (
 from tlt.ranks.learning import LearnDuty
 from tlt.ranks.rollout import RolloutDuty
 from tlt.types import JobId
+
+# between two looks for something to learn from
+_HUNGRY_SECONDS = 0.05
 
 
 class Job:
@@ -52,20 +64,31 @@ class Job:
         self._progress = progress
         self._blobs = Blobs(Path(load.flight), Path(load.committed))
         tokenizer = Tokenizer(spec.policy.path)
-        engine, complaint = start_engine(load, tokenizer, device)
-        if complaint is not None:
-            channel.send(
-                DrafterRefused(
-                    job=load.job,
-                    worker=load.worker,
-                    incarnation=load.incarnation,
-                    error=complaint,
-                )
-            )
+        started = start_engine(load, tokenizer, device)
+        if started.complaint is not None:
+            channel.send(refused(load, started.complaint))
+        self.draft: DraftDuty | None = None
+        engine = started.engine
+        if spec.drafter.train != "off" and isinstance(engine, NativeEngine):
+            self.draft = DraftDuty(load, engine, started.drafter, self._blobs)
         self.rollout = RolloutDuty(
-            load, engine, tokenizer.stop_tokens(), context_of(load), self._blobs
+            load,
+            engine,
+            tokenizer.stop_tokens(),
+            context_of(load),
+            self._blobs,
+            None if self.draft is None else self.draft.pool,
         )
         self._learn: LearnDuty | None = None
+
+    @property
+    def patience(self) -> float | None:
+        """How long it may wait for a command; None if there is nothing else to do."""
+        if self.rollout.engine.running > 0:
+            return 0.0
+        if self.draft is None or not self.draft.active:
+            return None
+        return _HUNGRY_SECONDS if self.draft.hungry else 0.0
 
     @property
     def learn(self) -> LearnDuty:
@@ -87,8 +110,7 @@ class Rank:
     def run(self) -> None:
         while True:
             job = self._job
-            running = job is not None and job.rollout.engine.running > 0
-            for command in self._channel.receive(wait=not running):
+            for command in self._channel.receive(wait=None if job is None else job.patience):
                 self._obey(command)
             job = self._job
             if job is None:
@@ -98,7 +120,20 @@ class Rank:
                     self._channel.send(rollout)
                 if (chosen := job.rollout.strategies(time.monotonic())) is not None:
                     self._channel.send(chosen)
+            elif job.draft is not None and job.draft.active:
+                self._train_drafter(job.draft)
             self._progress.report(job.rollout.engine.running)
+
+    def _train_drafter(self, draft: DraftDuty) -> None:
+        """Until it is through with something, or the next command arrives."""
+        with contextlib.suppress(Interrupted):
+            for frame in draft.step(self._look):
+                self._channel.send(frame)
+
+    def _look(self) -> None:
+        self._progress.report(0)
+        if self._channel.commanded():
+            raise Interrupted
 
     def _obey(self, command: ToRank) -> None:
         match command:
@@ -114,6 +149,22 @@ class Rank:
             case SwapPolicy():
                 if job := self._current(command.job):
                     job.rollout.swap(command.policy)
+            case SwapDrafter():
+                if (job := self._current(command.job)) and job.draft is not None:
+                    self._adopt(job.draft, command)
+            case ShareGrowing():
+                if job := self._current(command.job):
+                    self._channel.send(job.rollout.growing())
+            case School():
+                if (job := self._current(command.train.job)) and job.draft is not None:
+                    job.draft.begin(command)
+            case Merge():
+                if (job := self._current(command.merge.job)) and job.draft is not None:
+                    job.draft.ask(command)
+            case Dismiss():
+                if (job := self._current(command.job)) and job.draft is not None:
+                    for frame in job.draft.dismiss(command.lesson, command.sent):
+                        self._channel.send(frame)
             case Decode():
                 if job := self._current(command.prompts[0].job):
                     self._decode(job, command)
@@ -128,6 +179,11 @@ class Rank:
                     self._train(job, command)
             case _:
                 assert_never(command)
+
+    def _adopt(self, draft: DraftDuty, command: SwapDrafter) -> None:
+        complaint = draft.adopt(command.drafter)
+        if complaint is not None:
+            self._channel.send(refused(draft.load, complaint))
 
     def _decode(self, job: Job, command: Decode) -> None:
         try:
@@ -151,6 +207,12 @@ class Rank:
         if self._job is not None:
             self._job.close()
             self._job = None
+
+
+def refused(load: Load, complaint: str) -> DrafterRefused:
+    return DrafterRefused(
+        job=load.job, worker=load.worker, incarnation=load.incarnation, error=complaint
+    )
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
 from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen
 from tlt.models.weights import read_weights
-from tlt.ranks.frames import Load, Overheard
+from tlt.ranks.frames import Growing, Load, Overheard
+from tlt.ranks.pool import Pool
 from tlt.types import PolicyVersion, Purpose, Step
 
 _SECONDS_BETWEEN_REPORTS = 1.0
@@ -17,8 +18,15 @@ _SECONDS_BETWEEN_REPORTS = 1.0
 
 class RolloutDuty:
     def __init__(
-        self, load: Load, engine: Engine, stop_tokens: frozenset[int], context: int, blobs: Blobs
+        self,
+        load: Load,
+        engine: Engine,
+        stop_tokens: frozenset[int],
+        context: int,
+        blobs: Blobs,
+        pool: Pool | None,
     ) -> None:
+        """`pool`: where answers are kept that a drafter may learn from."""
         self.engine = engine
         self.version = PolicyVersion(0)
         self._load = load
@@ -26,6 +34,7 @@ class RolloutDuty:
         self._stop_tokens = stop_tokens
         self._context = context
         self._blobs = blobs
+        self._pool = pool
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
         self._said = 0.0
@@ -68,10 +77,34 @@ class RolloutDuty:
 
     def overhear(self, answer: Overheard) -> None:
         try:
-            tokens = self._blobs.unpack(answer.tokens)
+            tokens = self._blobs.unpack(answer.tokens).tolist()
         except BlobError:
             return  # its step is over, and with it what held the tokens
-        self.engine.overhear(answer.prompt, tokens.tolist())
+        if answer.whole:
+            self.engine.overhear(answer.prompt_tokens, tokens)
+        if self._pool is not None:
+            origin = "others" if answer.whole else "running"
+            self._pool.add(origin, self._key(answer), answer.prompt_tokens, tokens)
+
+    def growing(self) -> Growing:
+        """What others, who are idle, may learn from."""
+        answers: list[Overheard] = []
+        for id_, prompt in self._issued.items():
+            tokens = self.engine.growing(id_) if prompt.purpose == "train" else None
+            if tokens:
+                answers.append(
+                    Overheard(
+                        job=prompt.job,
+                        step=prompt.step,
+                        purpose=prompt.purpose,
+                        prompt=prompt.prompt,
+                        member=prompt.member,
+                        prompt_tokens=prompt.tokens,
+                        tokens=self._blobs.pack(np.asarray(tokens, dtype=np.int32)),
+                        whole=False,
+                    )
+                )
+        return Growing(job=self._load.job, answers=tuple(answers))
 
     def swap(self, policy: PolicyRef) -> None:
         """Versions that are held already cost nothing."""
@@ -88,22 +121,34 @@ class RolloutDuty:
         return Request(
             id=id_,
             prompt=prompt.tokens,
-            key=NoiseKey(
-                seed=self._spec.seed,
-                step=prompt.step,
-                purpose=prompt.purpose,
-                prompt=prompt.prompt,
-                member=prompt.member,
-            ),
+            key=self._key(prompt),
             sampling=sampling(self._spec, prompt.purpose),
             max_new_tokens=min(rollout.max_new_tokens, self._context - len(prompt.tokens)),
             stop_tokens=self._stop_tokens,
             stop_strings=tuple(rollout.stop),
         )
 
+    def _key(self, about: PromptIssued | Overheard) -> NoiseKey:
+        return NoiseKey(
+            seed=self._spec.seed,
+            step=about.step,
+            purpose=about.purpose,
+            prompt=about.prompt,
+            member=about.member,
+        )
+
     def _finished(self, completion: Completion) -> RolloutFinished:
         prompt = self._issued.pop(completion.id)
         drawn = sampling(self._spec, prompt.purpose)
+        if self._pool is not None and completion.stop != "cancelled":
+            self._pool.add(
+                "own",
+                self._key(prompt),
+                prompt.tokens,
+                completion.tokens,
+                lambda: self.engine.states(completion.id),
+                self.version,
+            )
         return RolloutFinished(
             job=prompt.job,
             epoch=prompt.epoch,

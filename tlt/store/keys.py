@@ -63,9 +63,14 @@ class Keys(msgspec.Struct, frozen=True):
     def prompts(self, job: JobId) -> str:
         return self._key("prompts", job)
 
+    def growing(self, job: JobId) -> str:
+        """Answers that are being written: read by who likes, kept for a moment."""
+        return self._key("growing", job)
+
     def rollouts(self, job: JobId, step: Step) -> str:
         return self._key("rollouts", job, step)
 
-    def of_job(self, job: JobId) -> tuple[str, str]:
+    def of_job(self, job: JobId) -> tuple[str, ...]:
         """Patterns of what is gone when a job ends."""
-        return self._key("prompts", job), self._key("rollouts", job, "*")
+        prompts, growing = self.prompts(job), self.growing(job)
+        return prompts, growing, self._key("rollouts", job, "*")

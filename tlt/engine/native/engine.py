@@ -16,7 +16,7 @@ import torch
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.native.batch import Batch, Row, Verdict
 from tlt.engine.native.history import History
-from tlt.engine.native.network import Network
+from tlt.engine.native.network import Network, Piece
 from tlt.engine.native.noise import Noise
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.speculation import Round, Speculation, longest
@@ -180,6 +180,48 @@ class NativeEngine:
             if row is not None and row.request.id == id:
                 return self._slots.states.of(index, row.position(self._step))
         raise KeyError(id)
+
+    @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    @property
+    def drafter(self) -> DrafterVersion | None:
+        return self._speculation.version
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one token's captured states."""
+        return self._slots.states.token_bytes
+
+    @property
+    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's embedding and head: new weights are written into them."""
+        return self._weights.embedding, self._weights.head
+
+    def growing(self, id: int) -> list[int] | None:
+        """The tokens of an answer that is being written, if it has any yet."""
+        for index, row in enumerate(self._rows):
+            if row is not None and row.request.id == id:
+                answer = slice(len(row.request.prompt), row.position(self._step) + 1)
+                return self._slots.tokens[index, answer].tolist()
+        return None
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int], look: Callable[[], None]) -> torch.Tensor:
+        """The states of what somebody wrote, as `states` would give them, while nothing runs.
+
+        Between two chunks `look` may raise.
+        """
+        assert self.running == 0, "an engine that decodes does not read"
+        self._rows.clear()  # they have ended
+        read = list(tokens[:-1])
+        if len(read) > self._slots.positions:
+            raise ConfigError(f"{len(read)} tokens do not fit {self._slots.positions} positions")
+        for first in range(0, len(read), CHUNK):
+            look()
+            self._network.prefill([Piece(0, first, read[first : first + CHUNK])])
+        return self._slots.states.of(0, len(read))
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:

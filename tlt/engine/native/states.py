@@ -33,6 +33,10 @@ class States:
     def bytes(self) -> int:
         return self._data.nbytes
 
+    @property
+    def token_bytes(self) -> int:
+        return self._data[0, 0].nbytes
+
     def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return rows * self._positions + positions
 

@@ -127,6 +127,10 @@ class SglangEngine:
     def tallies(self) -> tuple[StrategyTally, ...]:
         return ()
 
+    def growing(self, id: int) -> list[int] | None:
+        """Its tokens come out when they are whole."""
+        return None
+
     def states(self, id: int) -> torch.Tensor:
         if id in self._ended:
             slot, fed = self._ended[id]

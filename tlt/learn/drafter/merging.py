@@ -55,6 +55,15 @@ def delta(now: Mark, since: Mark, known: int) -> Delta:
     )
 
 
+def rebased(mark: Mark, since: Mark, onto: Mark) -> Mark:
+    """A mark as it would be, had what came after `since` been learned on something else."""
+    tensors = {
+        name: tensor - since.tensors[name] + onto.tensors[name]
+        for name, tensor in mark.tensors.items()
+    }
+    return Mark(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
+
+
 def merge(trunk: Trunk, deltas: Sequence[Delta]) -> Trunk:
     """In any order."""
     lessons = trunk.lessons + sum(found.lessons for found in deltas)

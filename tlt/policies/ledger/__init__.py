@@ -1,5 +1,6 @@
 """What a run was like, folded from its journal: dashboard, CLI and benchmarks read one ledger."""
 
+from tlt.policies.ledger.drafted import Decision, Drafting
 from tlt.policies.ledger.fold import Ledger
 from tlt.policies.ledger.snapshot import (
     Acceptance,
@@ -12,6 +13,8 @@ from tlt.policies.ledger.snapshot import (
 
 __all__ = [
     "Acceptance",
+    "Decision",
+    "Drafting",
     "EvalSummary",
     "Kept",
     "Ledger",

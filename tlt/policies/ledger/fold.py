@@ -28,6 +28,7 @@ from tlt.messages import (
 from tlt.policies import coordinator, saved
 from tlt.policies.ledger.accepted import Accepted
 from tlt.policies.ledger.answers import Answers, spread
+from tlt.policies.ledger.drafted import Drafted
 from tlt.policies.ledger.savings import Savings
 from tlt.policies.ledger.snapshot import (
     EvalSummary,
@@ -39,6 +40,7 @@ from tlt.policies.ledger.snapshot import (
 )
 from tlt.policies.ledger.wall import Wall
 from tlt.policies.run_state import Phase, RunState
+from tlt.policies.schooling import Schooling
 from tlt.types import JobId, JobStatus, Step
 
 
@@ -53,6 +55,7 @@ class Ledger:
         self._wall = Wall()
         self._savings = Savings()
         self._accepted = Accepted()
+        self._drafted = Drafted()
         self._round = Answers(0.0)
         self._rollouts: dict[Step, Rollout] = {}
         # tokens of training rollouts, and those that updates learned from
@@ -66,6 +69,11 @@ class Ledger:
     @property
     def ended(self) -> bool:
         return self._state.phase is Phase.ENDED
+
+    @property
+    def schooling(self) -> Schooling:
+        """Where the drafter's training stands."""
+        return self._state.schooling
 
     def add(self, event: AnyEvent, at: float) -> list[Command]:
         """The journal's next entry; returns what was commanded."""
@@ -112,6 +120,7 @@ class Ledger:
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
             trained=self._trained / max(1, self._generated),
+            drafting=self._drafted.account(),
             steps=tuple(self.steps),
             evals=tuple(self.evals),
             last=None
@@ -144,12 +153,14 @@ class Ledger:
         passed = max(0.0, at - self._now)
         self._now = max(self._now, at)
         self._wall.pass_time(state, passed)
+        self._drafted.pass_time(state, passed)
         if state.round is not None:
             self._round.pass_time(state, passed)
 
     def _watch(self, before: RunState, event: AnyEvent) -> None:
         """What changed how the run is seen."""
         after = self._state
+        self._drafted.watch(before, event, after)
         match event:
             case RolloutFinished() if after.round is not before.round:
                 self._accepted.follow(event.origins)
@@ -164,6 +175,7 @@ class Ledger:
                 pass
 
     def _note(self, command: Command) -> None:
+        self._drafted.note(self._state, command)
         match command:
             case IssuePrompts():
                 self._round = Answers(self._now)

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from tlt.messages import BlobRef, UpdateMetrics
+from tlt.policies.ledger.drafted import Drafting
 from tlt.policies.run_state import Phase
 from tlt.policies.saved import Saved, Saving
 from tlt.types import DrafterVersion, JobId, JobStatus, PolicyVersion, Step, WorkerId
@@ -116,6 +117,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     positions: tuple[float, ...]
     # of the generated tokens, those that were learned from
     trained: float
+    # None where no drafter was trained
+    drafting: Drafting | None
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     last: Kept | None

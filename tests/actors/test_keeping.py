@@ -1,0 +1,61 @@
+"""What is used is committed to the run's folder; what was lost before that ends no job."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.samples import JOB, SPEC
+from tlt.actors.coordinator import Coordinator
+from tlt.actors.effects import Caused
+from tlt.blobs import Blobs
+from tlt.config import SessionSpec
+from tlt.errors import BlobError
+from tlt.messages import BlobRef, DrafterRef, JobCancelRequested, KeepDrafter
+from tlt.store.jobs import new_record
+from tlt.types import Digest, DrafterVersion, PolicyVersion
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Coordinator:
+    spec = SessionSpec(
+        name="test",
+        folder=str(tmp_path / "session"),
+        runs=str(tmp_path / "runs"),
+        flight=str(tmp_path / "flight"),
+        redis_url="redis://127.0.0.1:1",  # nobody speaks to it
+    )
+    made = Coordinator(spec)
+    made.effects.records[JOB] = new_record(JOB, SPEC, str(tmp_path / "run"))
+    return made
+
+
+def _kept(weights: BlobRef) -> Caused:
+    drafter = DrafterRef(
+        version=DrafterVersion(1),
+        weights=weights,
+        policy=PolicyVersion(0),
+        architecture=Digest("shape"),
+    )
+    return Caused(
+        KeepDrafter(job=JOB, drafter=drafter), JobCancelRequested(job=JOB), by_session=False
+    )
+
+
+def test_a_drafter_that_was_lost_does_not_keep_others_from_being_kept(
+    coordinator: Coordinator,
+) -> None:
+    blobs = coordinator._blobs(JOB)
+    here, lost, torn = (
+        blobs.put(content, commit=False) for content in (b"drafter", b"gone", b"torn")
+    )
+    blobs.release(lost)
+    (blobs.flight / torn.digest).write_bytes(b"to")
+    coordinator._commit_blobs(JOB, [_kept(lost), _kept(torn), _kept(here)])
+    assert [path.name for path in blobs.committed.iterdir()] == [here.digest]
+
+
+def test_a_folder_that_takes_nothing_ends_the_job(coordinator: Coordinator, tmp_path: Path) -> None:
+    here = Blobs(tmp_path / "flight", tmp_path).put(b"drafter", commit=False)
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(BlobError, match="cannot be written"):
+        coordinator._commit_blobs(JOB, [_kept(here)])

@@ -1,0 +1,306 @@
+"""What the drafter's training goes by: what to expect, what that is worth, what to learn from."""
+
+import math
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.specs import small_spec
+from tlt.config import JobSpec
+from tlt.messages import Canary, TrunkRef
+from tlt.policies import drafting
+from tlt.policies.learning_curve import MOST_MARKS, Mark, curve
+from tlt.policies.sampling import Candidate, drawn, held_out, least_worth
+from tlt.policies.schooling import Schooling
+from tlt.types import DrafterVersion, Member, PromptIndex, Step
+
+_lengths = st.floats(1.0, 12.0)
+_marks = st.lists(
+    st.builds(
+        Mark,
+        version=st.integers(1, 1000).map(DrafterVersion),
+        updates=st.integers(0, 100_000),
+        used=st.none() | _lengths,
+        trained=_lengths,
+    ),
+    max_size=60,
+)
+_START = Step(0)
+
+
+# --- the learning curve -------------------------------------------------------------------------
+
+
+@given(
+    start=st.none() | _lengths,
+    marks=_marks,
+    updates=st.lists(st.floats(0.0, 1e9), min_size=2, max_size=6).map(sorted),
+)
+def test_predictions_rise_from_now_to_the_plateau(
+    start: float | None, marks: list[Mark], updates: list[float]
+) -> None:
+    found = curve(start, marks)
+    predicted = [found.after(more) for more in updates]
+    assert all(math.isfinite(length) for length in predicted)
+    assert all(a <= b + 1e-9 for a, b in pairwise(predicted))
+    assert found.now - 1e-9 <= predicted[0]
+    assert predicted[-1] <= found.plateau + 1e-9
+    assert found.after(0.0) == pytest.approx(found.now)
+
+
+def _measured(
+    began: float, plateau: float, span: float, *, noise: float = 0.0, seed: int = 0, marks: int = 30
+) -> list[Mark]:
+    dice = Random(seed)
+    lengths = [plateau - (plateau - began) * math.exp(-24 * i / span) for i in range(marks + 1)]
+    lengths = [max(1.0, length + dice.gauss(0.0, noise)) for length in lengths]
+    return [
+        Mark(version=DrafterVersion(0), updates=24 * (i + 1), used=used, trained=trained)
+        for i, (used, trained) in enumerate(pairwise(lengths))
+    ]
+
+
+@given(
+    plateau=st.floats(2.0, 8.0),
+    span=st.floats(60.0, 600.0),
+    seed=st.integers(0, 10),
+    half=st.booleans(),
+)
+def test_a_curve_is_found_again(plateau: float, span: float, seed: int, half: bool) -> None:
+    """What ten more canaries will see, from thirty of them or from half as many."""
+    marks = _measured(1.0, plateau, span, noise=0.1, seed=seed)
+    seen = marks[: 15 if half else 30]
+    left = math.exp(-24 * (len(seen) + 10) / span)
+    truth = plateau - (plateau - 1.0) * left
+    assert curve(1.0, seen).after(240) == pytest.approx(truth, abs=0.45 + 0.08 * plateau)
+
+
+@given(length=st.floats(1.5, 6.0), seed=st.integers(0, 10), noise=st.sampled_from([0.0, 0.05]))
+def test_a_warm_drafter_that_gets_no_better_is_expected_to_gain_nothing(
+    length: float, seed: int, noise: float
+) -> None:
+    dice = Random(seed)
+    marks = [
+        Mark(
+            version=DrafterVersion(0),
+            updates=3000 + 24 * i,
+            used=length,
+            trained=length + dice.gauss(0.0, noise),
+        )
+        for i in range(1, 9)
+    ]
+    found = curve(length, marks)
+    assert found.after(24) - found.now < 0.15
+    assert found.after(1000) - found.now < 0.35
+
+
+def test_more_marks_than_count_change_nothing() -> None:
+    marks = _measured(1.0, 5.0, 200.0, marks=100)
+    assert curve(1.0, marks) == curve(1.0, marks[-MOST_MARKS:])
+
+
+# --- what training is worth ---------------------------------------------------------------------
+
+
+def _ahead(spec: JobSpec, step: int, seconds: float = 60.0, members: int = 4) -> drafting.Outlook:
+    return drafting.outlook(spec, spec.algorithm.steps - step - 1, seconds, members)
+
+
+def _trunk(lessons: int) -> TrunkRef:
+    first = DrafterVersion(1)
+    return TrunkRef(version=first, root=first, weights=None, updates=lessons, lessons=lessons)
+
+
+def _taught(marks: list[Mark]) -> Schooling:
+    schooling = Schooling()
+    for mark in marks:
+        canary = Canary(used=mark.used, trained=mark.trained, answers=4)
+        schooling = drafting.noted(schooling, canary, _trunk(mark.updates), _START)
+    return schooling
+
+
+def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
+    spec = small_spec(steps=100, train="auto")
+    ahead = _ahead(spec, 0)
+    bought = drafting.purchase(spec, Schooling(), ahead, _START)
+    assert bought.worth
+    assert bought.cost >= 8.0
+    assert bought.saved > 2.0 * bought.cost
+    assert drafting.worth_training(spec, Schooling(), ahead, _START).worth
+
+
+@given(marks=_marks, seconds=st.floats(0.0, 1e5), members=st.integers(1, 64))
+@settings(max_examples=40)
+def test_nothing_is_bought_at_the_last_step(
+    marks: list[Mark], seconds: float, members: int
+) -> None:
+    spec = small_spec(steps=5, train="auto")
+    ahead = _ahead(spec, 4, seconds, members)
+    assert not drafting.purchase(spec, _taught(marks), ahead, _START).worth
+    assert not drafting.worth_training(spec, _taught(marks), ahead, _START).worth
+
+
+@given(length=st.floats(1.0, 6.0), steps=st.integers(2, 30), seconds=st.floats(0.1, 100.0))
+@settings(max_examples=40)
+def test_nothing_is_bought_where_nothing_is_gained(
+    length: float, steps: int, seconds: float
+) -> None:
+    """The drafter has long been where it stays."""
+    marks = [
+        Mark(version=DrafterVersion(0), updates=2000 + 24 * i, used=length, trained=length)
+        for i in range(1, 41)
+    ]
+    spec = small_spec(steps=steps, train="auto")
+    schooling = msgspec.structs.replace(_taught(marks), rest_until=_START)
+    verdict = drafting.purchase(spec, schooling, _ahead(spec, 0, seconds), _START)
+    assert verdict.saved <= 0.15 * seconds * steps
+    assert verdict.cost <= 0.5 * verdict.saved
+
+
+@given(marks=_marks, seconds=st.floats(-1e6, 1e6), members=st.integers(0, 64))
+@settings(max_examples=40)
+def test_who_is_told_always_or_never_does_so(
+    marks: list[Mark], seconds: float, members: int
+) -> None:
+    schooling = _taught(marks)
+    for train, worth in (("always", True), ("off", False)):
+        spec = small_spec(steps=9, train=train)  # pyright: ignore[reportArgumentType]
+        ahead = _ahead(spec, 0, seconds, members)
+        assert drafting.worth_training(spec, schooling, ahead, _START).worth is worth
+        assert not drafting.purchase(spec, schooling, ahead, _START).worth
+
+
+@given(marks=_marks, seconds=st.floats(-1e6, 1e6), members=st.integers(1, 64))
+@settings(max_examples=40)
+def test_verdicts_are_numbers(marks: list[Mark], seconds: float, members: int) -> None:
+    spec = small_spec(steps=9, train="auto")
+    for verdict in (
+        drafting.worth_training(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
+        drafting.purchase(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
+    ):
+        assert math.isfinite(verdict.saved)
+        assert verdict.cost >= 0.0
+        assert not verdict.worth or verdict.saved > verdict.cost
+
+
+def test_rests_grow_and_end() -> None:
+    spec = small_spec(steps=1000, train="auto")
+    schooling, step, rests = Schooling(), 0, []
+    vain = Canary(used=3.0, trained=2.9, answers=4)
+    for _ in range(100):
+        schooling = drafting.noted(schooling, vain, _trunk(24), Step(step))
+        rest = schooling.rest_until - step
+        if rest > 0:
+            for pause in range(step, schooling.rest_until):
+                ahead = _ahead(spec, pause, 1e6)
+                assert not drafting.worth_training(spec, schooling, ahead, Step(pause)).worth
+                assert not drafting.purchase(spec, schooling, ahead, Step(pause)).worth
+        rests.append(rest)
+        step = schooling.rest_until
+    assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
+    assert rests == sorted(rests)
+    better = Canary(used=2.9, trained=3.2, answers=4)
+    assert drafting.noted(schooling, better, _trunk(24), Step(step)).vain == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "trained", "adopts", "spoiled"),
+    [
+        (None, 1.0, False, False),
+        (None, 1.2, True, False),
+        (2.0, 2.1, True, False),
+        (2.0, 2.0, False, False),
+        (2.0, 1.9, False, False),
+        (2.0, 1.7, False, True),
+        (2.0, math.nan, False, False),
+        (2.0, math.inf, False, False),
+    ],
+)
+def test_what_is_adopted(used: float | None, trained: float, adopts: bool, spoiled: bool) -> None:
+    canary = Canary(used=used, trained=trained, answers=4)
+    assert drafting.adopts(canary) is adopts
+    assert drafting.spoiled(canary) is spoiled
+    unmeasured = Canary(used=used, trained=trained, answers=0)
+    assert not drafting.adopts(unmeasured)
+    assert not drafting.spoiled(unmeasured)
+    assert drafting.noted(Schooling(), unmeasured, _trunk(24), _START) == Schooling()
+
+
+# --- what is learned from -----------------------------------------------------------------------
+
+_candidates = st.lists(
+    st.builds(
+        Candidate,
+        origin=st.sampled_from(["own", "others", "running", "previous"]),
+        tokens=st.integers(1, 4000),
+        bytes=st.integers(0, 10_000),
+        step=st.integers(0, 3),
+        taken=st.integers(0, 5),
+    ),
+    max_size=30,
+)
+
+
+@given(candidates=_candidates, most=st.integers(0, 200_000))
+def test_what_is_kept_fits_and_no_more_goes_than_has_to(
+    candidates: list[Candidate], most: int
+) -> None:
+    gone = least_worth(candidates, Step(3), most)
+    assert len(set(gone)) == len(gone)
+    kept = sum(c.bytes for i, c in enumerate(candidates) if i not in gone)
+    assert kept <= most
+    if gone:
+        assert kept + candidates[gone[-1]].bytes > most
+
+
+@given(candidates=_candidates, most=st.integers(1, 8000), seed=st.integers(0, 99))
+def test_none_is_drawn_twice_and_about_so_many_tokens(
+    candidates: list[Candidate], most: int, seed: int
+) -> None:
+    dice = Random(seed)
+    chosen = drawn(candidates, Step(3), most, [dice.random() for _ in range(64)])
+    assert len(set(chosen)) == len(chosen)
+    assert bool(chosen) == bool(candidates)
+    # the first comes whatever its length; the others fit beside it
+    assert sum(candidates[i].tokens for i in chosen[1:]) <= max(
+        0, most - sum(candidates[i].tokens for i in chosen[:1])
+    )
+    room = most - sum(candidates[i].tokens for i in chosen)
+    assert not any(c.tokens <= room for i, c in enumerate(candidates) if i not in chosen)
+
+
+def test_what_was_drawn_often_or_is_old_has_its_turn_later() -> None:
+    def one(tokens: int, step: int = 3, taken: int = 0) -> Candidate:
+        return Candidate(origin="own", tokens=tokens, bytes=1, step=Step(step), taken=taken)
+
+    def share(first: Candidate, second: Candidate) -> float:
+        dice = Random(0)
+        draws = [drawn([first, second], Step(3), 1, [dice.random()])[0] for _ in range(2000)]
+        return 1.0 - sum(draws) / len(draws)
+
+    assert share(one(400), one(100)) == pytest.approx(8 / 9, abs=0.03)
+    assert share(one(100), one(100, taken=1)) == pytest.approx(2 / 3, abs=0.04)
+    assert share(one(100), one(100, step=2)) == pytest.approx(2 / 3, abs=0.04)
+    assert share(one(100, taken=3000), one(100, taken=3000)) == pytest.approx(0.5, abs=0.04)
+
+
+def test_one_answer_in_eight_is_held_out() -> None:
+    places = [
+        (Step(step), PromptIndex(prompt), Member(member))
+        for step in range(10)
+        for prompt in range(20)
+        for member in range(20)
+    ]
+    held = [held_out(*place) for place in places]
+    assert sum(held) / len(held) == pytest.approx(1 / 8, abs=0.01)
+    assert held == [held_out(*place) for place in places]
+
+
+@given(step=st.integers(0, 1000), prompts=st.integers(0, 1000))
+def test_no_step_holds_out_everything(step: int, prompts: int) -> None:
+    held = [held_out(Step(step), PromptIndex(prompts + i), Member(0)) for i in range(64)]
+    assert sum(held) < 32

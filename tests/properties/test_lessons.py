@@ -1,0 +1,463 @@
+"""The drafter's training, in named histories: what each of them once did to it, it does no more.
+
+Two workers, of whom the first is through with its prompts and trains while the second decodes.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from tests.simulation import walk
+from tests.simulation.life import Life
+from tests.simulation.specs import small_spec
+from tests.simulation.walk import finish
+from tests.simulation.world import Move, World
+from tlt.messages import (
+    AdoptDrafter,
+    DrafterPreempted,
+    DrafterSpoiled,
+    DrafterTrained,
+    RunCommand,
+    WorkerIdled,
+)
+from tlt.policies import coordinator
+from tlt.policies.run_state import Duty, Phase
+from tlt.types import WorkerId
+
+_DECODES = WorkerId("w1")
+
+
+class Classroom(World):
+    """A world that is told what to do by the names of its moves, and remembers all commands."""
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...] = (1, 1),
+        train: Literal["auto", "always"] = "always",
+        **spec: Any,
+    ) -> None:
+        self.commands: list[RunCommand] = []
+        self.told = Counter[str]()
+        spec = {"steps": 3, "merge_every": 1, **spec}
+        super().__init__(small_spec(train=train, **spec), ranks, self._decide)
+
+    def _decide(self, state: Any, event: Any, now: float) -> Any:
+        after, commands = coordinator.decide(state, event, now)
+        if now >= 0.0:
+            self.commands += commands
+            self.told.update(type(command).__name__ for command in commands)
+        return after, commands
+
+    @property
+    def pupil(self) -> Life:
+        return self.lives[WorkerId("w0")]
+
+    def go(self, until: Callable[[], bool], *kinds: str, but: WorkerId | None = None) -> None:
+        """All moves of these kinds, again and again; `but`: this one finishes no answer."""
+        for _ in range(1000):
+            if until():
+                return
+            for move in self.moves():
+                lives = [arg for arg in move.args if isinstance(arg, Life)]
+                waits = move.kind == "finish" and any(life.worker == but for life in lives)
+                if move.kind in kinds and not waits and move in self.moves():
+                    self.do(move)
+                    if until():
+                        return
+        raise AssertionError(self.summary())
+
+    def settle(self) -> None:
+        """Everything that was said is heard."""
+        while found := [m for m in self.moves() if m.kind in ("deliver", "obey")]:
+            self.do(found[0])
+
+    def open_school(self) -> "Classroom":
+        second = self.lives[_DECODES]
+        self.go(lambda: second.assignment is not None, "obey", "deliver")
+        self.do(Move("pull", (second,)))
+        self.go(lambda: self.pupil.lesson is not None, *_WORK, but=_DECODES)
+        return self
+
+    def teach(self, rank: int = 0, life: Life | None = None) -> None:
+        """One delta."""
+        life = life or self.pupil
+        self.do(Move("study", (life, rank)))
+        self.do(Move("hand_in", (life, rank)))
+
+    def merge(self, quality: float) -> None:
+        self.school.quality = quality
+        self.go(lambda: self.pupil.merge is not None, "deliver", "obey", "study", "hand_in")
+        self.do(Move("merge", (self.pupil,)))
+
+
+_WORK = ("obey", "deliver", "pull", "finish", "idle", "score", "start")
+
+
+def test_a_drafter_that_got_better_is_adopted_by_all() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    assert world.told["KeepDrafter"] == 1
+    assert world.told["AdoptDrafter"] == 2
+    assert {life.drafter for life in world.lives.values()} == {world.state.schooling.used}
+    finish(world)
+
+
+def test_who_is_needed_stops_first() -> None:
+    """Prompts go back to the queue: the worker that trains decodes when it has said so."""
+    world = Classroom().open_school()
+    world.crash(world.lives[_DECODES])
+    world.settle()
+    assert world.state.workers[WorkerId("w0")].duty is Duty.PREEMPTING
+    assert world.pupil.assignment is None
+    world.go(lambda: world.pupil.assignment is not None, "dismiss", "deliver", "obey")
+    finish(world)
+
+
+def test_a_worker_that_never_stops_is_replaced() -> None:
+    world = Classroom().open_school()
+    world.do(Move("deafen", (world.pupil,)))
+    world.crash(world.lives[_DECODES])
+    finish(world)
+    assert world.state.losses == 2
+
+
+def test_with_nothing_to_learn_from_nobody_asks_again_and_again() -> None:
+    """It is asked once more for every answer that others finish."""
+    world = Classroom(prompts=2, group=2)
+    second = world.lives[_DECODES]
+    world.go(lambda: second.assignment is not None, "obey", "deliver")
+    while world.queue:
+        world.do(Move("pull", (second,)))
+    for _ in range(50):
+        moves = [m for m in world.moves() if m.kind in ("idle", "study", "obey", "deliver")]
+        for move in moves:
+            if move in world.moves():
+                world.do(move)
+    assert world.told["TrainDrafter"] == 1
+    world.do(Move("finish", (second, next(iter(second.held)))))
+    world.settle()
+    assert world.told["TrainDrafter"] == 2
+    finish(world)
+
+
+def test_what_comes_late_is_let_go_of() -> None:
+    """A delta that a later one has overtaken, a trunk of a merge that was given up."""
+    world = Classroom(merge_every=100).open_school()
+    world.teach()
+    world.teach()
+    late, early = len(world.log) - 2, len(world.log) - 1
+    world.deliver(early)
+    world.deliver(late)
+    assert "delta 1.0.0" not in world.flight
+    assert "delta 1.0.1" in world.flight
+    finish(world)
+
+
+def test_a_merge_that_was_given_up_leaves_nothing() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.post("w0", _preempted(world))
+    world.deliver(len(world.log) - 1)
+    assert world.state.schooling.merging is None
+    made = [digest for digest in world.flight if digest.startswith(("trunk", "drafter"))]
+    assert len(made) == 2
+    world.deliver()
+    assert not set(made) & world.flight
+
+
+def test_what_is_used_is_kept_when_a_trunk_grows_past_it() -> None:
+    """After a new beginning the trunk is what is used: one blob, and two that need it."""
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    used = world.state.schooling.used
+    assert used is not None
+    world.teach()
+    world.merge(quality=0.5)
+    world.settle()
+    assert world.state.schooling.used == used
+    assert world.state.schooling.trunk.weights == used.weights
+    for _ in range(2):
+        world.teach()
+        world.merge(quality=0.97)
+        world.settle()
+        assert used.weights.digest in world.flight
+    finish(world)
+
+
+def test_after_a_new_beginning_nobody_adds_what_was_given_up() -> None:
+    world = Classroom(merge_every=4).open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    world.teach()
+    world.do(Move("lose_blobs"))
+    world.settle()
+    assert world.state.schooling.trunk.root > 1
+    assert world.state.schooling.trunk.merged == {}
+    world.do(Move("study", (world.pupil, 0)))
+    assert not world.pupil.pupils[0].unmerged
+    finish(world)
+
+
+def test_a_delta_that_is_merged_a_trunk_later_is_merged_once() -> None:
+    """Its member stands on the trunk between the two by then, and adds to that."""
+    world = Classroom((2, 1)).open_school()
+    world.teach(rank=0)
+    world.go(lambda: world.pupil.merge is not None, "deliver", "obey")
+    world.teach(rank=1)
+    world.settle()
+    for _ in range(2):
+        world.school.quality = 0.97
+        world.do(Move("merge", (world.pupil,)))
+        world.settle()
+        world.teach(rank=1)
+        assert world.pupil.pupils[1].unmerged
+        world.teach(rank=0)
+        world.go(lambda: world.pupil.merge is not None, "deliver", "obey")
+    assert "1.1" in world.state.schooling.trunk.merged
+    finish(world)
+
+
+def test_a_drafter_of_another_shape_is_not_adopted() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    used = world.state.schooling.used
+    world.teach()
+    world.go(lambda: world.pupil.merge is not None, "deliver", "obey", "study", "hand_in")
+    world.do(Move("merge_other", (world.pupil,)))
+    world.settle()
+    assert world.state.schooling.used == used
+    assert used is not None
+    assert world.state.schooling.trunk.weights == used.weights
+    finish(world)
+
+
+def test_a_merge_that_nobody_makes_is_not_waited_for() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.go(lambda: world.pupil.merge is not None, "deliver", "obey")
+    world.do(Move("forget_merge", (world.pupil,)))
+    for _ in range(100):
+        if world.told["PreemptDrafter"]:
+            break
+        world.teach()
+        world.settle()
+    assert world.told["PreemptDrafter"] == 1
+    assert len(world.state.schooling.deltas) < 20
+    again = (*_WORK, "dismiss", "study", "hand_in")
+    world.go(lambda: world.told["MergeDrafter"] == 2, *again, but=_DECODES)
+    finish(world)
+
+
+def test_a_trunk_that_cannot_be_read_is_given_up() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    trunk = world.state.schooling.trunk
+    assert trunk.weights is not None
+    world.do(Move("vanish", (trunk.weights.digest,)))
+    world.go(lambda: world.told["PreemptDrafter"] > 0, "study", "deliver")
+    assert world.state.schooling.trunk.root > trunk.version
+    finish(world)
+
+
+def test_what_was_replaced_spoils_nothing() -> None:
+    """Who is slow cannot read the trunk that it was told of: there is another by now."""
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    trunk = world.state.schooling.trunk
+    world.post("w0", _spoiled(world, trunk=0))
+    world.settle()
+    assert world.state.schooling.trunk == trunk
+    assert world.state.workers[WorkerId("w0")].duty is Duty.PREEMPTING
+    finish(world)
+
+
+def test_who_spoils_in_vain_rests() -> None:
+    """And is not asked again before there is something new."""
+    world = Classroom(train="auto", merge_every=100, prompts=4).open_school()
+    rests: list[int] = []
+    for _ in range(3):
+        world.post("w0", _spoiled(world, trunk=world.state.schooling.trunk.version))
+        world.settle()
+        rests.append(world.state.schooling.rest_until)
+        lesson = world.state.schooling.lessons
+        world.go(lambda: world.pupil.lesson is None, "dismiss")
+        world.settle()
+        assert world.state.schooling.lessons == lesson
+        second = world.lives[_DECODES]
+        if rests[-1] == 0:
+            while not second.held:
+                world.do(Move("pull", (second,)))
+            world.do(Move("finish", (second, next(iter(second.held)))))
+            world.settle()
+    assert rests == [0, 0, 1]
+    finish(world)
+
+
+def test_that_it_found_nothing_to_do_counts_once() -> None:
+    """Said again after its lesson, it would begin another."""
+    world = Classroom(merge_every=100).open_school()
+    idled = next(e for e in reversed(world.delivered) if isinstance(e, WorkerIdled))
+    world.post("w0", _spoiled(world, trunk=0))
+    world.settle()
+    world.go(lambda: world.pupil.lesson is None, "dismiss")
+    world.settle()
+    world.expect_nothing(idled)
+    finish(world)
+
+
+# --- seconds that are bought ----------------------------------------------------------------------
+
+
+def _bought(ranks: tuple[int, ...] = (1, 1), **spec: Any) -> Classroom:
+    """Everybody trains."""
+    world = Classroom(ranks, train="auto", steps=6, **spec)
+    world.go(lambda: world.state.phase is Phase.DRAFTING, *_WORK)
+    world.settle()
+    assert all(life.lesson is not None for life in world.lives.values())
+    return world
+
+
+def test_bought_seconds_come_to_an_end() -> None:
+    world = _bought(merge_every=50)
+    world.school.quality = 2.0
+    finish(world)
+    assert world.checks.adopted > 0
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (1, 3)])
+def test_seconds_are_bought_for_every_rank(ranks: tuple[int, ...]) -> None:
+    per_rank = _bought(ranks).state.schooling.bought / sum(ranks)
+    assert per_rank in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+
+def test_what_turns_out_not_to_pay_is_not_bought_any_longer() -> None:
+    world = _bought(merge_every=1)
+    bought = world.state.schooling.bought
+    world.school.quality = 1.0
+    world.go(lambda: world.state.phase is Phase.LEARNING, *_WORK, *_SCHOOL)
+    assert world.state.schooling.bought > bought / 2
+    finish(world)
+
+
+_SCHOOL = ("study", "hand_in", "merge", "dismiss")
+
+
+def test_a_lone_worker_that_starts_again_is_not_waited_for() -> None:
+    """Nobody had said that it was gone."""
+    world = _bought((1,))
+    world.do(Move("kill", (world.pupil,)))
+    world.do(Move("come_back", (WorkerId("w0"),)))
+    finish(world)
+
+
+@pytest.mark.parametrize("fault", ["lose_blobs", "reboot", "restart"])
+def test_bought_seconds_end_though_everything_learned_is_lost(fault: str) -> None:
+    world = _bought(merge_every=50)
+    for life in world.lives.values():
+        world.teach(life=life)
+    world.settle()
+    world.do(Move(fault))
+    finish(world)
+
+
+def test_bought_seconds_end_though_nobody_merges() -> None:
+    world = _bought((2, 1), merge_every=1)
+    for _ in range(4000):
+        if world.state.phase is not Phase.DRAFTING:
+            break
+        for move in world.moves():
+            if move.kind != "merge" and move in world.moves():
+                world.do(move)
+        for life in list(world.lives.values()):
+            life.merge = None
+    assert world.state.phase is not Phase.DRAFTING
+    finish(world)
+
+
+# --- long jobs ------------------------------------------------------------------------------------
+
+
+def test_the_state_stays_small_over_a_long_job() -> None:
+    """Workers come and go, drafters get better and worse: what is known does not pile up."""
+    world = Classroom((1, 2), train="always", steps=80, prompts=1, group=2, checkpoint_every=1)
+    sizes: list[int] = []
+    step = 0
+    chooser = Random(0)
+    while not world.ended:
+        walk.step(world, chooser, faults=0.0, overtaking=0.1)
+        assert len(world.state.schooling.deltas) <= 2 * 16 * 3
+        if world.state.step > step:
+            step = int(world.state.step)
+            sizes.append(len(msgspec.json.encode(world.state.schooling)))
+            if step % 3 == 0:
+                world.crash(next(iter(world.lives.values())))
+    assert world.school.merges > 15
+    assert max(sizes[40:]) < 1.5 * max(sizes[10:40])
+
+
+def test_numbers_that_are_none_are_not_taken_for_a_drafter() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    event = world.log[-1].event
+    assert isinstance(event, DrafterTrained)
+    for canary in (
+        msgspec.structs.replace(event.canary, trained=float("nan")),
+        msgspec.structs.replace(event.canary, answers=0),
+    ):
+        state = world.state
+        for posted in world.log[:-1]:
+            state, _ = coordinator.decide(state, posted.event, 0.0)
+        after, commands = coordinator.decide(
+            state, msgspec.structs.replace(event, canary=canary), 0.0
+        )
+        assert after.schooling.used is None
+        assert not after.schooling.marks
+        assert not any(isinstance(command, AdoptDrafter) for command in commands)
+
+
+def test_off_is_off() -> None:
+    world = World(small_spec(), [1, 1])
+    finish(world)
+    assert world.state.schooling.lessons == 0
+
+
+def _preempted(world: Classroom) -> DrafterPreempted:
+    known = world.state.workers[WorkerId("w0")]
+    return DrafterPreempted(
+        job=world.state.job,
+        worker=known.info.worker,
+        incarnation=known.info.incarnation,
+        lesson=known.lesson,
+        seconds=0.0,
+        dropped_seconds=0.0,
+        typical_seconds=0.1,
+    )
+
+
+def _spoiled(world: Classroom, trunk: int) -> DrafterSpoiled:
+    known = world.state.workers[WorkerId("w0")]
+    return DrafterSpoiled(
+        job=world.state.job,
+        worker=known.info.worker,
+        incarnation=known.info.incarnation,
+        lesson=known.lesson,
+        trunk=trunk,  # pyright: ignore[reportArgumentType]
+        error="test",
+    )

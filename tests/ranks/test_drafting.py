@@ -1,0 +1,231 @@
+"""A rank's part in training the drafter: nothing is added twice, nothing stops what goes on."""
+
+import dataclasses
+import math
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import torch
+
+from tests.e2e.conftest import write_policy
+from tests.samples import JOB, SPEC, prompt
+from tlt.config import DrafterSpec, PolicySpec, RolloutSpec, SpeculationSpec
+from tlt.learn.drafter.learner import Lesson
+from tlt.learn.drafter.looks import Interrupted
+from tlt.messages import (
+    DrafterLearned,
+    DrafterTrained,
+    MergeDrafter,
+    PolicyRef,
+    TrainDrafter,
+    TrunkRef,
+)
+from tlt.models.weights import read_weights
+from tlt.policies import drafting
+from tlt.ranks.drafting import DraftDuty
+from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
+from tlt.ranks.main import Rank
+from tlt.types import DrafterVersion, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+
+Kind = TypeVar("Kind")
+WORKER = WorkerId("worker-1")
+FIRST, SECOND = DrafterVersion(0), DrafterVersion(1)
+NEW = TrunkRef(version=FIRST, root=FIRST, weights=None, updates=0, lessons=0)
+
+
+def look() -> None:
+    pass
+
+
+def interrupt() -> None:
+    raise Interrupted
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    """Two of one worker, each with four answers to learn from."""
+    opened: list[Rank] = []
+    policy = write_policy(tmp_path / "policy", layers=1)
+    sockets = [socket.socketpair() for _ in range(2)]
+    for index, (ours, _) in enumerate(sockets):
+        memory = os.memfd_create("progress")
+        os.ftruncate(memory, Progress.SIZE)
+        rank = Rank(RankChannel(ours.detach()), Progress(memory), torch.device("cpu"))
+        rank._obey(_load(index, policy, tmp_path))
+        rank._obey(Decode(prompts=tuple(prompt(7 + index, member=m) for m in range(4))))
+        os.close(memory)
+        opened.append(rank)
+        job = rank._job
+        assert job is not None
+        while job.rollout.engine.running:
+            job.rollout.step()
+    yield opened
+    for rank, (_, theirs) in zip(opened, sockets, strict=True):
+        rank._channel._socket.close()
+        theirs.close()
+
+
+def _load(rank: int, policy: Path, folder: Path) -> Load:
+    spec = msgspec.structs.replace(
+        SPEC,
+        policy=PolicySpec(path=str(policy)),
+        rollout=RolloutSpec(max_new_tokens=100, slots=4),
+        speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(train="always"),
+    )
+    return Load(
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        rank=rank,
+        flight=str(folder),
+        committed=str(folder),
+    )
+
+
+def draft_of(rank: Rank) -> DraftDuty:
+    assert rank._job is not None
+    assert rank._job.draft is not None
+    return rank._job.draft
+
+
+def school(trunk: TrunkRef, lesson: int = 1) -> School:
+    return School(
+        train=TrainDrafter(
+            worker=WORKER,
+            incarnation=Incarnation(1),
+            job=JOB,
+            step=Step(0),
+            lesson=lesson,
+            trunk=trunk,
+            policy=PolicyRef(version=PolicyVersion(0), weights=None),
+        )
+    )
+
+
+def merge(trunk: TrunkRef, version: int, *learned: DrafterLearned) -> Merge:
+    return Merge(
+        merge=MergeDrafter(
+            worker=WORKER,
+            incarnation=Incarnation(1),
+            job=JOB,
+            step=Step(0),
+            lesson=1,
+            version=DrafterVersion(version),
+            trunk=trunk,
+            deltas=tuple(one.delta for one in learned),
+        )
+    )
+
+
+def handed_in(draft: DraftDuty, trunk: TrunkRef) -> DrafterLearned:
+    """After two micro-batches on this trunk."""
+    draft.begin(school(trunk))
+    found = [*draft.step(look), *draft.step(look)]
+    if not found:
+        assert draft._school is not None
+        assert draft._member is not None
+        found = draft._hand_in(draft._school, draft._member)
+    return only(found, DrafterLearned)
+
+
+def merged(draft: DraftDuty, asked: Merge) -> DrafterTrained:
+    draft.ask(asked)
+    return only(draft.step(look), DrafterTrained)
+
+
+def only(frames: list[FromRank], kind: type[Kind]) -> Kind:
+    (found,) = frames
+    assert isinstance(found, kind)
+    return found
+
+
+def test_a_delta_that_is_merged_late_is_in_what_its_member_learned_no_more(
+    ranks: list[Rank],
+) -> None:
+    """It stood on the trunk before the last, and its member has gone on to the last since."""
+    merges, late = map(draft_of, ranks)
+    own, others = handed_in(merges, NEW), handed_in(late, NEW)
+    second = merged(merges, merge(NEW, 1, own)).trunk
+    late._on_trunk(second)
+    merges.begin(school(second))
+    third = merged(merges, merge(second, 2, others)).trunk
+    learner = late._on_trunk(third).learner
+    assert third.weights is not None
+    expected = read_weights(late._blobs, third.weights)
+    torch.testing.assert_close(learner.mark().tensors, expected)
+    assert learner.updates == third.updates
+
+
+def test_a_merge_that_something_interrupts_is_made_afterwards(ranks: list[Rank]) -> None:
+    draft = draft_of(ranks[0])
+    draft.ask(merge(NEW, 1, handed_in(draft, NEW)))
+    with pytest.raises(Interrupted):
+        draft.step(interrupt)
+    assert only(draft.step(look), DrafterTrained).trunk.version == 1
+    assert not any(isinstance(frame, DrafterTrained) for frame in draft.step(look))
+
+
+@pytest.mark.parametrize("over", ["dismissed", "given up"])
+def test_a_merge_of_what_is_over_is_not_made(ranks: list[Rank], over: str) -> None:
+    draft = draft_of(ranks[0])
+    learned = handed_in(draft, NEW)
+    draft.ask(merge(NEW, 1, learned))
+    if over == "dismissed":
+        draft.dismiss(1, 0.0)
+        draft.begin(school(NEW, lesson=2))
+    else:
+        draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
+    for _ in range(2):
+        assert not any(isinstance(frame, DrafterTrained) for frame in draft.step(look))
+    draft.dismiss(2, 0.0)
+    draft.dismiss(1, 0.0)
+    draft.ask(merge(NEW, 1, learned))
+    assert not draft.active
+
+
+def test_without_an_answer_to_measure_by_it_is_merged_all_the_same(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    learned = handed_in(draft, NEW)
+    monkeypatch.setattr(draft.pool, "canaries", list)
+    trained = merged(draft, merge(NEW, 1, learned))
+    assert trained.canary.answers == 0
+    assert not drafting.counts(trained.canary)
+    assert msgspec.json.decode(msgspec.json.encode(trained), type=DrafterTrained) == trained
+    draft.begin(school(trained.trunk))
+    draft.step(look)
+    assert draft.active
+
+
+def test_a_loss_that_is_no_number_is_not_spoken_of(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    first = handed_in(draft, NEW)
+    assert draft._member is not None
+    learner = draft._member.learner
+    learns, losses = learner.learn, iter([math.nan, None, math.inf])
+
+    def learn(*args: Any) -> Lesson:
+        loss, lesson = next(losses), learns(*args)
+        if loss is None:
+            return lesson
+        return dataclasses.replace(lesson, loss=loss, skipped=True)
+
+    monkeypatch.setattr(learner, "learn", learn)
+    assert not [frame for _ in range(3) for frame in draft.step(look)]
+    learned, dismissed = draft.dismiss(1, 0.0)
+    assert isinstance(learned, DrafterLearned)
+    assert (first.updates, learned.updates) == (2, 1)
+    assert math.isfinite(learned.loss)
+    assert isinstance(dismissed, Dismissed)
+    assert dismissed.dropped_seconds > 0.0

@@ -1,0 +1,123 @@
+"""What a member learns gets into the trunks once, whatever was merged between its deltas."""
+
+import torch
+from torch import Tensor
+
+from tests.learn.drafters import learner, samples, whole
+from tlt.learn.drafter.merging import Delta, Trunk, merge
+from tlt.messages import BlobRef, TrunkRef
+from tlt.ranks.membership import Membership
+from tlt.types import Digest, DrafterVersion
+
+NAME = "1.0"
+BLOB = BlobRef(digest=Digest("any"), bytes=0)
+
+
+def member() -> Membership:
+    found = Membership(NAME, learner("eagle"))
+    found.stand_on(ref(0, found.root), found.root)
+    return found
+
+
+def ref(version: int, trunk: Trunk, root: int = 0, number: int | None = None) -> TrunkRef:
+    return TrunkRef(
+        version=DrafterVersion(version),
+        root=DrafterVersion(root),
+        weights=BLOB,
+        updates=trunk.updates,
+        lessons=trunk.lessons,
+        merged={} if number is None else {NAME: (number, trunk.lessons)},
+    )
+
+
+def learn(found: Membership, seed: int) -> None:
+    found.learner.learn(whole(samples("eagle", 3, seed), 2))
+
+
+def weights(found: Membership) -> dict[str, Tensor]:
+    return found.learner.mark().tensors
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_delta_holds_all_that_no_trunk_has() -> None:
+    one = member()
+    learn(one, 1)
+    first = one.hand_in(0)
+    learn(one, 2)
+    second = one.hand_in(1)
+    assert (first.lessons, second.lessons) == (1, 2)
+    merged = merge(one.root, [second])
+    same(merged.tensors, weights(one))
+
+
+def test_what_was_learned_during_a_merge_comes_with_the_next_delta() -> None:
+    one, alone = member(), member()
+    for seed in (1, 2, 3, 4):
+        learn(alone, seed)
+    learn(one, 1)
+    asked = one.hand_in(0)
+    learn(one, 2)
+    one.hand_in(1)  # which nobody merges
+    learn(one, 3)
+    trunk = merge(one.root, [asked])
+    one.stand_on(ref(1, trunk, number=0), trunk)
+    learn(one, 4)
+    last = one.hand_in(2)
+    assert last.lessons == 3
+    same(merge(trunk, [last]).tensors, weights(alone))
+
+
+def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
+    """Its delta may be merged only after it has moved on to a trunk without it."""
+    one, other = member(), member()
+    learn(one, 1)
+    learn(other, 7)
+    mine, theirs = one.hand_in(0), other.hand_in(0)
+    first = merge(one.root, [theirs])
+    one.stand_on(ref(1, first), first)
+    learn(one, 2)
+    second = merge(first, [mine])
+    one.stand_on(ref(2, second, number=0), second)
+    left = one.hand_in(1)
+    assert left.lessons == 1
+    rest = {name: tensor - second.tensors[name] for name, tensor in weights(one).items()}
+    same(left.tensors, rest)
+
+
+def test_a_new_root_leaves_nothing_of_what_was_given_up() -> None:
+    one = member()
+    learn(one, 1)
+    one.hand_in(0)
+    learn(one, 2)
+    fresh = member()
+    learn(fresh, 9)
+    mark = fresh.learner.mark()
+    used = Trunk(tensors=mark.tensors, updates=mark.updates, lessons=mark.updates)
+    one.stand_on(ref(5, used, root=5), used)
+    same(weights(one), used.tensors)
+    assert one.hand_in(1).lessons == 0
+
+
+def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
+    one = member()
+    learn(one, 1)
+    first = one.hand_in(0)
+    for number in range(1, 20):
+        learn(one, number)
+        one.hand_in(number)
+    trunk = merge(one.root, [first])
+    one.stand_on(ref(1, trunk, number=0), trunk)
+    same(weights(one), trunk.tensors)
+
+
+def test_who_begins_from_a_trunk_counts_from_it() -> None:
+    one, late = member(), member()
+    learn(one, 1)
+    trunk = merge(one.root, [one.hand_in(0)])
+    late.stand_on(ref(1, trunk), trunk)
+    learn(late, 2)
+    added: Delta = late.hand_in(0)
+    assert (added.lessons, added.known) == (1, trunk.lessons)

@@ -1,0 +1,363 @@
+"""What workers of the simulated world do for the drafter, as ranks and their worker really do it.
+
+Deltas, trunks and drafters are blobs in flight, each with a name of its own; what a trunk was made
+of is written down, so that the checks can tell whether anything went into it twice.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.life import Life, Pupil, blob
+from tlt.messages import (
+    BlobRef,
+    Canary,
+    DeltaRef,
+    DrafterLearned,
+    DrafterPreempted,
+    DrafterRef,
+    DrafterRefused,
+    DrafterSpoiled,
+    DrafterTrained,
+    Lessons,
+    MergeDrafter,
+    PreemptDrafter,
+    RunEvent,
+    TrainDrafter,
+    TrunkRef,
+)
+from tlt.policies.keyed import mix
+from tlt.policies.sampling import held_out
+from tlt.types import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+SHAPE = Digest("shape")
+OTHER_SHAPE = Digest("other shape")
+# of a micro-batch
+_SECONDS = 0.1
+_BATCHES = 6
+# the next drafter's accept length, as a multiple of what is in use
+_BETTER, _SAME, _WORSE = 1.3, 0.97, 0.5
+
+# what a rank learned between two deltas, and a delta: incarnation, rank, number
+Part = tuple[int, int, int]
+
+
+def name_of(delta: DeltaRef) -> Part:
+    return delta.incarnation, delta.rank, delta.number
+
+
+@dataclass(eq=False)
+class School:
+    world: "World"
+    # what is in a delta, and in a trunk, by its version
+    contents: dict[Part, frozenset[Part]] = field(default_factory=dict)
+    parts: dict[DrafterVersion, frozenset[Part]] = field(default_factory=dict)
+    strengths: dict[DrafterVersion, float] = field(default_factory=dict)
+    # blobs that an event which was delivered spoke of
+    heard_of: set[Digest] = field(default_factory=set)
+    # gone, and nobody was told
+    vanished: set[Digest] = field(default_factory=set)
+    # the trunk that each delta's member really stood on
+    grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
+    merges: int = 0
+    # what all canaries come to, if not what chance gives
+    quality: float | None = None
+
+    # --- what can happen
+
+    def moves(self, life: Life) -> list[tuple[str, tuple[object, ...]]]:
+        if life.lesson is None:
+            return []
+        if life.told_to_stop:
+            if life.deaf:
+                return [("overdue", (life,))]
+            ranks = [i for i in range(life.ranks) if i not in life.dismissed]
+            return [("dismiss", (life, i)) for i in ranks]
+        found: list[tuple[str, tuple[object, ...]]] = []
+        for index, pupil in enumerate(life.pupils):
+            if index == 0 and life.merge is not None:
+                found.append(("merge", (life,)))
+            elif pupil.school is not None:
+                found.append(("study" if pupil.opened < _BATCHES else "hand_in", (life, index)))
+                if 0 < pupil.opened < _BATCHES:
+                    found.append(("hand_in", (life, index)))
+        return found
+
+    def faults(self, life: Life) -> list[tuple[str, tuple[object, ...]]]:
+        if life.stopped or life.lesson is None:
+            return []
+        found: list[tuple[str, tuple[object, ...]]] = [("deafen", (life,))]
+        found += [("spoil", (life, i)) for i, p in enumerate(life.pupils) if p.school is not None]
+        if life.merge is not None:
+            found += [("forget_merge", (life,)), ("merge_other", (life,))]
+        return found
+
+    def losses(self) -> list[tuple[str, tuple[object, ...]]]:
+        """Blobs of drafters that could vanish."""
+        there = self.heard_of & self.world.flight
+        return [("vanish", (digest,)) for digest in sorted(there)[:4]]
+
+    def vanish(self, digest: Digest) -> None:
+        self.world.flight.discard(digest)
+        self.vanished.add(digest)
+
+    def deafen(self, life: Life) -> None:
+        """Its ranks hang in something that no command ends."""
+        life.deaf = True
+
+    def overdue(self, life: Life) -> None:
+        self.world.crash(life)
+
+    def forget_merge(self, life: Life) -> None:
+        """Its ranks go on with something else."""
+        life.merge = None
+
+    # --- commands
+
+    def train(self, life: Life, command: TrainDrafter) -> None:
+        assert not life.held, "it decodes"
+        life.assignment = None
+        if command.lesson <= life.over:
+            return  # it has said that this one is over
+        if life.lesson is None or life.lesson.lesson != command.lesson:
+            life.dismissed.clear()
+            life.told_to_stop = False
+        if life.merge is not None and life.merge.trunk.version != command.trunk.version:
+            life.merge = None  # it grew on what was given up
+        life.lesson = command
+        for index, pupil in enumerate(life.pupils):
+            if index not in life.dismissed:
+                pupil.school = command
+
+    def preempt(self, life: Life, command: PreemptDrafter) -> None:
+        if life.lesson is not None and life.lesson.lesson == command.lesson:
+            life.told_to_stop, life.merge = True, None
+
+    def ask(self, life: Life, command: MergeDrafter) -> None:
+        school = life.pupils[0].school
+        if school is not None and school.lesson == command.lesson:
+            life.merge = command
+
+    def adopt(self, life: Life, drafter: DrafterRef) -> None:
+        if life.drafter == drafter:
+            return
+        if self.is_readable(drafter.weights):
+            life.drafter = drafter
+            return
+        self.world.checks.drafter_gone(life, drafter)
+        self._say(
+            life,
+            DrafterRefused(
+                job=self.world.state.job,
+                worker=life.worker,
+                incarnation=life.incarnation,
+                error="gone",
+            ),
+        )
+
+    def close(self, life: Life) -> None:
+        life.lesson = life.merge = None
+        life.told_to_stop = False
+        for pupil in life.pupils:
+            pupil.school = None
+
+    # --- a rank's work
+
+    def study(self, life: Life, rank: int) -> None:
+        pupil = life.pupils[rank]
+        school = pupil.school
+        assert school is not None
+        assert not life.held
+        if not self._knows_something(life, school.step):
+            self.dismiss(life, rank)
+            return
+        if school.trunk != pupil.trunk and not self._take(life, pupil, rank, school.trunk):
+            return
+        pupil.opened += 1 + mix(life.incarnation, rank, pupil.number, pupil.opened) % _BATCHES
+
+    def _knows_something(self, life: Life, step: Step) -> bool:
+        recent = (key for key in life.overheard if key[0] >= step - 1)
+        return any(not held_out(Step(s), PromptIndex(p), Member(m)) for s, p, m in recent)
+
+    def _take(self, life: Life, pupil: Pupil, rank: int, trunk: TrunkRef) -> bool:
+        if trunk.weights is not None and not self.is_readable(trunk.weights):
+            self.world.checks.trunk_gone(life, trunk)
+            self._spoil(life, rank)
+            return False
+        number, _ = trunk.merged.get(f"{life.incarnation}.{rank}", (-1, 0))
+        if pupil.trunk is not None and pupil.trunk.root != trunk.root:
+            pupil.unmerged, pupil.opened = set(), 0
+            pupil.marks.clear()
+        elif number in pupil.marks:
+            pupil.unmerged -= pupil.marks[number]
+            pupil.marks.clear()
+        self.world.checks.rebased(life, rank, pupil.unmerged, trunk)
+        pupil.trunk = trunk
+        return True
+
+    def hand_in(self, life: Life, rank: int) -> None:
+        pupil = life.pupils[rank]
+        school, trunk = pupil.school, pupil.trunk
+        assert school is not None
+        assert trunk is not None
+        pupil.unmerged.add(pupil.number)
+        pupil.marks[pupil.number] = frozenset(pupil.unmerged)
+        delta = DeltaRef(
+            worker=life.worker,
+            incarnation=life.incarnation,
+            rank=rank,
+            number=pupil.number,
+            trunk=trunk.version,
+            blob=self._put(f"delta {life.incarnation}.{rank}.{pupil.number}"),
+            lessons=_BATCHES * (len(pupil.unmerged) - 1) + pupil.opened,
+            known=0,
+        )
+        self.grew_on[name_of(delta)] = trunk.version
+        self.contents[name_of(delta)] = frozenset(
+            (int(life.incarnation), rank, number) for number in pupil.unmerged
+        )
+        updates, seconds = pupil.opened, _SECONDS * pupil.opened
+        pupil.number += 1
+        pupil.opened = 0
+        learned = DrafterLearned(
+            job=self.world.state.job,
+            lesson=school.lesson,
+            policy=PolicyVersion(life.version),
+            delta=delta,
+            updates=updates,
+            tokens=Lessons(own=updates),
+            seconds=seconds,
+            reading_seconds=0.0,
+            publishing_seconds=0.01,
+            typical_seconds=_SECONDS,
+            longest_seconds=_SECONDS,
+            loss=1.0,
+        )
+        self._say(life, learned)
+
+    def dismiss(self, life: Life, rank: int) -> None:
+        lesson, pupil = life.lesson, life.pupils[rank]
+        assert lesson is not None
+        if pupil.school is not None and pupil.opened and pupil.trunk is not None:
+            self.hand_in(life, rank)
+        pupil.school = None
+        life.dismissed.add(rank)
+        if len(life.dismissed) < life.ranks or life.gone:
+            return
+        life.lesson, life.told_to_stop, life.over = None, False, lesson.lesson
+        preempted = DrafterPreempted(
+            job=self.world.state.job,
+            worker=life.worker,
+            incarnation=life.incarnation,
+            lesson=lesson.lesson,
+            seconds=0.01,
+            dropped_seconds=0.0,
+            typical_seconds=_SECONDS,
+        )
+        self._say(life, preempted)
+
+    def spoil(self, life: Life, rank: int) -> None:
+        """It diverged."""
+        self._spoil(life, rank)
+
+    def _spoil(self, life: Life, rank: int) -> None:
+        pupil = life.pupils[rank]
+        school = pupil.school
+        assert school is not None
+        if rank == 0:
+            life.merge = None
+        pupil.school = pupil.trunk = None
+        pupil.unmerged, pupil.opened = set(), 0
+        pupil.marks.clear()
+        spoiled = DrafterSpoiled(
+            job=self.world.state.job,
+            worker=life.worker,
+            incarnation=life.incarnation,
+            lesson=school.lesson,
+            trunk=school.trunk.version,
+            error="test",
+        )
+        self._say(life, spoiled)
+
+    def merge_other(self, life: Life) -> None:
+        """By a rank that could not load the drafter which the spec names."""
+        self.merge(life, OTHER_SHAPE)
+
+    def merge(self, life: Life, shape: Digest = SHAPE) -> None:
+        merge = life.merge
+        assert merge is not None
+        life.merge = None
+        wanted = [delta.blob for delta in merge.deltas]
+        if merge.trunk.weights is not None:
+            wanted.append(merge.trunk.weights)
+        if not all(map(self.is_readable, wanted)):
+            self._spoil(life, 0)
+            return
+        self.merges += 1
+        version = merge.version
+        before = self.parts.get(merge.trunk.version, frozenset())
+        self.parts[version] = before.union(*(self.contents[name_of(d)] for d in merge.deltas))
+        used = None if life.drafter is None else self.strengths[life.drafter.version]
+        strength = min(6.0, (used or 1.0) * self._quality(version))
+        self.strengths[version] = strength
+        lessons = merge.trunk.lessons + sum(delta.lessons for delta in merge.deltas)
+        newest = {f"{d.incarnation}.{d.rank}": (d.number, lessons) for d in merge.deltas}
+        trained = DrafterTrained(
+            job=self.world.state.job,
+            worker=life.worker,
+            incarnation=life.incarnation,
+            trunk=TrunkRef(
+                version=version,
+                weights=self._put(f"trunk {version} {self.merges}"),
+                root=merge.trunk.root,
+                updates=lessons,
+                lessons=lessons,
+                merged={**merge.trunk.merged, **newest},
+            ),
+            drafter=DrafterRef(
+                version=version,
+                weights=self._put(f"drafter {version} {self.merges}"),
+                policy=PolicyVersion(life.version),
+                architecture=shape,
+            ),
+            canary=Canary(used=used, trained=strength, answers=2),
+            seconds=0.5,
+        )
+        self._say(life, trained)
+
+    def _quality(self, version: DrafterVersion) -> float:
+        if self.quality is not None:
+            return self.quality
+        kinds = (_BETTER,) * 4 + (_SAME,) * 3 + (_WORSE,)
+        return kinds[mix(self.world.spec.seed, version) % len(kinds)]
+
+    # --- blobs
+
+    def _put(self, name: str) -> BlobRef:
+        made = blob(name)
+        self.world.flight.add(made.digest)
+        return made
+
+    def is_readable(self, ref: BlobRef) -> bool:
+        return ref.digest in self.world.flight | self.world.committed
+
+    def heard(self, event: RunEvent) -> None:
+        match event:
+            case DrafterLearned():
+                self.heard_of.add(event.delta.blob.digest)
+            case DrafterTrained():
+                assert event.trunk.weights is not None
+                self.heard_of |= {event.trunk.weights.digest, event.drafter.weights.digest}
+            case _:
+                pass
+
+    def kept(self, drafter: DrafterRef) -> None:
+        there = self.is_readable(drafter.weights) or drafter.weights.digest in self.vanished
+        assert there or self.world.blobs_were_lost
+        self.world.committed.add(drafter.weights.digest)
+
+    def _say(self, life: Life, event: RunEvent) -> None:
+        if not self.world.say(life, event):
+            life.gone = True

@@ -1,0 +1,165 @@
+"""When workers train the drafter, and which drafter is used: seconds saved against seconds spent.
+
+What is saved is the rollouts' time in the steps that are left, shorter by what the learning curve
+predicts. Idle seconds cost what they slow down beside them; bought ones cost themselves.
+"""
+
+import math
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.messages import Canary, TrunkRef
+from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve
+from tlt.policies.schooling import Schooling
+from tlt.strategies import Ngram
+from tlt.types import Step
+
+# decoding takes as long as one over this power of the accept length: drafting and verifying cost
+_GAIN = 0.6
+# what n-grams alone come to, as an accept length
+_NGRAMS = 1.5
+# of a second of decoding beside a worker that trains: two models share a cache, or a power limit
+_SLOWED = 0.1
+# micro-batches of idle seconds: the first few may gain nothing, and many all the same
+_STRETCHES = (24, 96, 384)
+# micro-batches a second and member, before any was seen
+_USUAL_RATE = 10.0
+# several members' micro-batches teach less than one member's as many
+_MERGED = 0.85
+# a purchase must be predicted to save so many times what it costs
+_MARGIN = 2.0
+_PURCHASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+# of accept length, before one drafter counts as better than another
+_BETTER = 1.01
+_WORSE = 0.9
+# in a row that training may be in vain; then it rests, for twice as many steps each time
+_PATIENCE = 2
+_LONGEST_REST = 8
+# the accept length of a drafter that the spec names, before it is measured
+_NAMED = 3.0
+_UNMEASURED = {False: curve(None, ()), True: curve(_NAMED, ())}
+
+
+class Outlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the job is still to come, as far as the drafter can make it shorter."""
+
+    # of rolling out, at today's pace
+    seconds: float
+    members: int
+    ngrams: bool
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    worth: bool
+    # seconds of the job's, predicted
+    saved: float
+    cost: float
+    why: str
+
+
+def outlook(spec: JobSpec, steps: int, rolled_seconds: float, members: int) -> Outlook:
+    """`steps`: rounds of answers that are still to be opened."""
+    return Outlook(
+        seconds=max(0.0, rolled_seconds) * max(0, steps),
+        members=members,
+        ngrams=any(isinstance(arm, Ngram) for arm in spec.speculation.arms),
+    )
+
+
+def worth_training(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) -> Verdict:
+    """Idle seconds: as long a stretch as pays best."""
+    if spec.drafter.train != "auto":
+        worth = spec.drafter.train == "always"
+        return Verdict(worth=worth, saved=0.0, cost=0.0, why=f"train: {spec.drafter.train}")
+    if step < schooling.rest_until:
+        return _rests(schooling)
+    expected = _curve(spec, schooling)
+    verdicts: list[Verdict] = []
+    for updates in _STRETCHES:
+        saved = _saved(expected, updates, ahead)
+        cost = _SLOWED * updates / _rate(schooling)
+        why = f"accept length {expected.now:.2f} now, {expected.after(updates):.2f} expected"
+        verdicts.append(Verdict(worth=saved > cost, saved=saved, cost=cost, why=why))
+    return max(verdicts, key=lambda verdict: verdict.saved - verdict.cost)
+
+
+def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) -> Verdict:
+    """Seconds of all workers: as many as pay best; `cost` of them, or none."""
+    best = Verdict(worth=False, saved=0.0, cost=0.0, why="nothing pays")
+    if spec.drafter.train != "auto":
+        return best
+    if step < schooling.rest_until:
+        return _rests(schooling)
+    expected = _curve(spec, schooling)
+    rate = ahead.members * _rate(schooling) * (_MERGED if ahead.members > 1 else 1.0)
+    for seconds in _PURCHASES:
+        saved = _saved(expected, seconds * rate, ahead)
+        if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
+            after = expected.after(seconds * rate)
+            why = f"accept length {expected.now:.2f} now, {after:.2f} expected"
+            best = Verdict(worth=True, saved=saved, cost=seconds, why=why)
+    return best
+
+
+def counts(canary: Canary) -> bool:
+    """Whether anything was measured."""
+    return canary.answers > 0 and math.isfinite(canary.trained)
+
+
+def adopts(canary: Canary) -> bool:
+    return counts(canary) and canary.trained > _BETTER * (canary.used or 1.0)
+
+
+def spoiled(canary: Canary) -> bool:
+    """What was trained is so much worse than what is used that it had better begin there again."""
+    return counts(canary) and canary.used is not None and canary.trained < _WORSE * canary.used
+
+
+def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> Schooling:
+    """After a canary."""
+    if not counts(canary):
+        return schooling
+    mark = Mark(
+        version=trunk.version,
+        updates=trunk.lessons,
+        used=canary.used,
+        trained=canary.trained,
+    )
+    began = schooling.began if schooling.marks else canary.used
+    marks = (*schooling.marks, mark)[-MOST_MARKS:]
+    after = msgspec.structs.replace(
+        schooling, marks=marks, began=began, expected=curve(began, marks)
+    )
+    if adopts(canary):
+        return msgspec.structs.replace(after, vain=0, rest_until=step)
+    return in_vain(after, step)
+
+
+def in_vain(schooling: Schooling, step: Step) -> Schooling:
+    """Who trains in vain tries less and less often."""
+    vain = schooling.vain + 1
+    more = vain - _PATIENCE - 1
+    rest = 0 if more < 0 else min(_LONGEST_REST, 2 ** min(more, _LONGEST_REST))
+    return msgspec.structs.replace(schooling, vain=vain, rest_until=Step(step + rest))
+
+
+def _rests(schooling: Schooling) -> Verdict:
+    why = f"rests until step {schooling.rest_until}"
+    return Verdict(worth=False, saved=0.0, cost=0.0, why=why)
+
+
+def _curve(spec: JobSpec, schooling: Schooling) -> Curve:
+    return schooling.expected or _UNMEASURED[spec.drafter.path is not None]
+
+
+def _rate(schooling: Schooling) -> float:
+    if schooling.updates == 0 or schooling.seconds <= 0.0:
+        return _USUAL_RATE
+    return schooling.updates / schooling.seconds
+
+
+def _saved(expected: Curve, updates: float, ahead: Outlook) -> float:
+    least = _NGRAMS if ahead.ngrams else 1.0
+    now, then = max(least, expected.now), max(least, expected.after(updates))
+    return ahead.seconds * (1.0 - (now / then) ** _GAIN)

@@ -1,0 +1,47 @@
+"""What is known of one job's drafter: where its training stands, and what engines guess with."""
+
+import msgspec
+
+from tlt.messages import DeltaRef, DrafterRef, TrunkRef
+from tlt.policies.learning_curve import Curve, Mark
+from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
+
+
+class Merging(msgspec.Struct, frozen=True, kw_only=True):
+    """A member makes the next trunk of these."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    version: DrafterVersion
+    deltas: tuple[DeltaRef, ...]
+    # that the member handed in since it was asked
+    since: int = 0
+
+
+class Schooling(msgspec.Struct, frozen=True, kw_only=True):
+    # the number of the last lesson: a worker's stretch of training
+    lessons: int = 0
+    # the last version that somebody was asked to make
+    version: DrafterVersion = DrafterVersion(0)
+    trunk: TrunkRef = TrunkRef(
+        version=DrafterVersion(0), root=DrafterVersion(0), weights=None, updates=0, lessons=0
+    )
+    # None: what the spec names
+    used: DrafterRef | None = None
+    deltas: tuple[DeltaRef, ...] = ()
+    # by member that lives: the number of its newest delta, and the last trunk that has one of it
+    heard: dict[str, int] = {}
+    joined: dict[str, DrafterVersion] = {}
+    merging: Merging | None = None
+    # the last of them, and what they let expect; what the first began with
+    marks: tuple[Mark, ...] = ()
+    began: float | None = None
+    expected: Curve | None = None
+    # micro-batches of all members, and the seconds that they took
+    updates: int = 0
+    seconds: float = 0.0
+    # of the seconds that were bought, those of all members that are still to come
+    bought: float = 0.0
+    # how often training has not been worth it in a row, and the step before which nobody tries
+    vain: int = 0
+    rest_until: Step = Step(0)

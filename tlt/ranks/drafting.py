@@ -1,0 +1,353 @@
+"""A rank's part in training the drafter: micro-batches that a command ends at any moment.
+
+There is one drafter. A rank that trains is a member: what it adds to the trunk it hands in as
+deltas, and somebody merges them. It never waits for another member. What it keeps between two
+lessons (its moments, and what was not merged yet) dies with it and is missed by nobody.
+"""
+
+import random
+import time
+from collections import deque
+from statistics import median
+
+from tlt.blobs import Blobs
+from tlt.engine.native import NativeEngine
+from tlt.errors import BlobError, ConfigError
+from tlt.learn.drafter.batching import Window, batch
+from tlt.learn.drafter.beginning import input_sizes, new_weights
+from tlt.learn.drafter.health import Health
+from tlt.learn.drafter.learner import DrafterLearner, Lesson
+from tlt.learn.drafter.looks import Look
+from tlt.learn.drafter.recipe import Recipe
+from tlt.learn.drafter.sample import PolicyEnds
+from tlt.learn.kernels import kernels
+from tlt.messages import (
+    DeltaRef,
+    DrafterLearned,
+    DrafterRef,
+    DrafterSpoiled,
+    Lessons,
+    MergeDrafter,
+    TrunkRef,
+)
+from tlt.models.drafter import Drafter, new_drafter
+from tlt.models.weights import read_weights, to_bytes
+from tlt.ranks.engines import drafter_config
+from tlt.ranks.frames import Dismissed, FromRank, Load, Merge, School
+from tlt.ranks.membership import Membership
+from tlt.ranks.merging import (
+    architecture,
+    drafter_of,
+    mean_of,
+    measured,
+    next_trunk,
+    read_trunk,
+    report,
+)
+from tlt.ranks.pool import Answer, Pool
+
+# a micro-batch should last so long: who calls waits for no more than a look, but drops it
+_SECONDS = 0.06
+_FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 256, 32, 4096
+_PUBLISH_UPDATES = 8
+_PUBLISH_SECONDS = 0.5
+# of the time, at most
+_PUBLISHING_SHARE = 0.05
+_DRAWS = 64
+# who finds nothing to learn from for so long leaves
+_PATIENCE = 3.0
+# updates that a drafter which somebody trained before has behind it
+_TRAINED = 3000
+
+
+class _Open:
+    """What was learned since it was last handed in."""
+
+    def __init__(self, publishing: float = 0.0) -> None:
+        self.began = time.monotonic()
+        # what the last handing in took
+        self.publishing = publishing
+        self.seconds: list[float] = []
+        self.reading = 0.0
+        self.loss = 0.0
+        self.tokens: dict[str, int] = {}
+
+    @property
+    def updates(self) -> int:
+        return len(self.seconds)
+
+    def add(
+        self, answers: list[Answer], windows: list[Window], lesson: Lesson, seconds: float
+    ) -> None:
+        self.seconds.append(seconds)
+        self.loss += lesson.loss
+        for answer, window in zip(answers, windows, strict=True):
+            origin = answer.candidate.origin
+            self.tokens[origin] = self.tokens.get(origin, 0) + window.rows
+
+
+class DraftDuty:
+    def __init__(
+        self, load: Load, engine: NativeEngine, named: Drafter | None, blobs: Blobs
+    ) -> None:
+        """`named`: the drafter that the spec names."""
+        self.load = load
+        self._engine = engine
+        self._blobs = blobs
+        self._named = self._used = named
+        self._config = drafter_config(load, named)
+        self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
+        state_bytes = engine.state_bytes
+        self.pool = Pool(state_bytes, load.spec.drafter.megabytes << 20)
+        self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
+        self._school: School | None = None
+        # what it was asked to merge, and has not merged yet
+        self._asked: MergeDrafter | None = None
+        self._member: Membership | None = None
+        self._health = Health()
+        self._number = 0
+        self._rows = _FIRST_ROWS
+        self._lately: deque[float] = deque(maxlen=50)
+        self._dropped = 0.0
+        self._open = _Open()
+        self._began = 0.0
+        # whether there was nothing to learn from lately
+        self.hungry = False
+        # the last lesson that this rank has said to be over
+        self._over = 0
+        # builds what a first micro-batch would have to wait for
+        kernels()
+
+    @property
+    def active(self) -> bool:
+        return self._school is not None
+
+    # --- lessons
+
+    def begin(self, school: School) -> None:
+        if school.train.lesson <= self._over:
+            return
+        if self._school is None:
+            self._health = Health()  # other answers may be harder
+            self._began = time.monotonic()
+        self._school = school
+        if self._asked is not None and not self._is_asked(self._asked):
+            self._asked = None
+        self.pool.begin(school.train.step)
+        self._open.began = time.monotonic()
+
+    def step(self, look: Look) -> list[FromRank]:
+        """One micro-batch, or a merge. What `look` raises ends it, without a trace.
+
+        A merge is begun again after that.
+        """
+        school = self._school
+        assert school is not None
+        if self._asked is not None:
+            return self._merge(school, self._asked, look)
+        began = time.monotonic()
+        answers = self.pool.draw(self._rows, [self._dice.random() for _ in range(_DRAWS)])
+        self.hungry = not answers
+        if not answers:
+            # others' answers may be on their way
+            waited = began - self._began
+            return self.dismiss(school.train.lesson, began) if waited > _PATIENCE else []
+        try:
+            self._read(answers, look)
+            member = self._on_trunk(school.train.trunk)
+            complaint = self._learn(member.learner, answers, look)
+        except BlobError as error:
+            return [self._spoiled(school, str(error))]
+        except Exception:
+            self._dropped += time.monotonic() - began
+            raise
+        if complaint is not None:
+            return [self._spoiled(school, complaint)]
+        return self._hand_in(school, member) if self._is_due() else []
+
+    def dismiss(self, lesson: int, sent: float) -> list[FromRank]:
+        school, frames = self._school, list[FromRank]()
+        if school is not None and school.train.lesson == lesson:
+            if self._open.updates and self._member is not None:
+                frames += self._hand_in(school, self._member)
+            self._school = self._asked = None
+        self._over = max(self._over, lesson)
+        dropped, self._dropped = self._dropped, 0.0
+        return [
+            *frames,
+            Dismissed(
+                job=self.load.job,
+                lesson=lesson,
+                seconds=max(0.0, time.monotonic() - sent),
+                dropped_seconds=dropped,
+                typical_seconds=self._typical(),
+            ),
+        ]
+
+    def _on_trunk(self, ref: TrunkRef) -> Membership:
+        member = self._member
+        if member is not None and ref == member.ref:
+            return member
+        starts_over = member is not None and member.ref is not None and ref.weights is None
+        if member is None or starts_over:
+            name = f"{self.load.incarnation}.{self.load.rank}"
+            member = self._member = Membership(name, self._new_learner())
+            self._health = Health()
+        member.stand_on(ref, read_trunk(self._blobs, ref, member.root))
+        return member
+
+    def _new_learner(self) -> DrafterLearner:
+        samples = [answer.sample() for answer in self.pool.known()]
+        sizes = input_sizes(self._config, self._ends.embedding, samples)
+        if self._named is None:
+            drafter, past = new_weights(self._config, sizes, self.load.spec.seed), 0
+        else:
+            drafter, past = new_drafter(self._config), _TRAINED
+            drafter.load_state_dict(self._named.state_dict())
+        drafter = drafter.to(self._ends.head).requires_grad_(True)
+        return DrafterLearner(drafter, self._ends, Recipe(past=past), sizes)
+
+    def _read(self, answers: list[Answer], look: Look) -> None:
+        began = time.monotonic()
+        for answer in answers:
+            if answer.states is None:
+                answer.states = self._engine.read(answer.tokens, look).clone()
+                answer.policy = self._engine.version
+        self._open.reading += time.monotonic() - began
+
+    def _learn(self, learner: DrafterLearner, answers: list[Answer], look: Look) -> str | None:
+        """And what is wrong with the drafter, if something is."""
+        samples = [answer.sample() for answer in answers]
+        windows = [Window(sample=i, first=0, last=s.rows) for i, s in enumerate(samples)]
+        if len(samples) == 1 and samples[0].rows > self._rows:
+            last = self._dice.randint(samples[0].first + 1, samples[0].rows)
+            windows = [Window(sample=0, first=max(0, last - self._rows), last=last)]
+        steps = learner.recipe.steps
+        began = time.monotonic()
+        lesson = learner.learn(batch(samples, windows, steps, self._ends.head.device), look)
+        seconds = time.monotonic() - began
+        self._pace(seconds)
+        if lesson.skipped:
+            self._dropped += seconds  # its loss may be no number at all
+        else:
+            self._open.add(answers, windows, lesson, seconds)
+        self._health.note(lesson)
+        return self._health.complaint()
+
+    def _pace(self, seconds: float) -> None:
+        self._lately.append(seconds)
+        wanted = self._rows * _SECONDS / max(seconds, 1e-4)
+        self._rows = round(min(max(0.5 * (self._rows + wanted), _LEAST_ROWS), _MOST_ROWS))
+
+    def _typical(self) -> float:
+        return median(self._lately) if self._lately else 0.0
+
+    # --- handing in
+
+    def _is_due(self) -> bool:
+        taken = time.monotonic() - self._open.began
+        least = max(_PUBLISH_SECONDS, self._open.publishing / _PUBLISHING_SHARE)
+        return self._open.updates >= _PUBLISH_UPDATES and taken >= least
+
+    def _hand_in(self, school: School, member: Membership) -> list[FromRank]:
+        began, number, done = time.monotonic(), self._number, self._open
+        assert member.ref is not None
+        added = member.hand_in(number)
+        try:
+            blob = self._blobs.put(to_bytes(added.tensors), commit=False)
+        except BlobError as error:
+            return [self._spoiled(school, str(error))]
+        self._number += 1
+        publishing = time.monotonic() - began
+        self._open = _Open(publishing)
+        return [
+            DrafterLearned(
+                job=self.load.job,
+                lesson=school.train.lesson,
+                policy=self._engine.version,
+                delta=DeltaRef(
+                    worker=self.load.worker,
+                    incarnation=self.load.incarnation,
+                    rank=self.load.rank,
+                    number=number,
+                    trunk=member.ref.version,
+                    blob=blob,
+                    lessons=added.lessons,
+                    known=added.known,
+                ),
+                updates=done.updates,
+                tokens=Lessons(**done.tokens),
+                seconds=sum(done.seconds),
+                reading_seconds=done.reading,
+                publishing_seconds=publishing,
+                typical_seconds=self._typical(),
+                longest_seconds=max(done.seconds),
+                loss=done.loss / done.updates,
+            )
+        ]
+
+    def _spoiled(self, school: School, error: str) -> DrafterSpoiled:
+        """What this member holds is no use to anybody."""
+        self._school = self._asked = self._member = None
+        self._open = _Open()
+        return DrafterSpoiled(
+            job=self.load.job,
+            worker=self.load.worker,
+            incarnation=self.load.incarnation,
+            lesson=school.train.lesson,
+            trunk=school.train.trunk.version,
+            error=error,
+        )
+
+    # --- the drafter as others made it
+
+    def ask(self, frame: Merge) -> None:
+        if self._is_asked(frame.merge):
+            self._asked = frame.merge
+
+    def _is_asked(self, command: MergeDrafter) -> bool:
+        """Else its lesson is over, or its trunk was given up: somebody will be asked again."""
+        if self._school is None:
+            return False
+        train = self._school.train
+        return train.lesson == command.lesson and train.trunk.version == command.trunk.version
+
+    def _merge(self, school: School, command: MergeDrafter, look: Look) -> list[FromRank]:
+        began = time.monotonic()
+        try:
+            trunk = next_trunk(
+                self._blobs, command, None if self._member is None else self._member.root
+            )
+            trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
+            answers = self.pool.canaries()
+            self._read(answers, look)
+            canary = measured(trained, self._used, self._ends, answers, look)
+            blob = self._blobs.put(to_bytes(trunk.tensors), commit=False)
+            own = self._blobs.put(to_bytes(trained.state_dict()), commit=False)
+        except BlobError as error:
+            return [self._spoiled(school, str(error))]
+        self._asked = None
+        drafter = DrafterRef(
+            version=command.version,
+            weights=own,
+            policy=self._engine.version,
+            architecture=architecture(self._config),
+        )
+        seconds = time.monotonic() - began
+        return [report(self.load, command, trunk, blob, drafter, canary, seconds)]
+
+    def adopt(self, ref: DrafterRef) -> str | None:
+        """Or why not."""
+        if ref.version == self._engine.drafter:
+            return None
+        name = f"drafter version {ref.version}"
+        if ref.architecture != architecture(self._config):
+            return f"{name} was made for another architecture"
+        try:
+            weights = read_weights(self._blobs, ref.weights)
+            drafter = drafter_of(weights, self._config, self._ends, self._named)
+            self._engine.adopt(ref.version, drafter)
+        except (BlobError, ConfigError) as error:
+            return f"{name}: {error}"
+        self._used = drafter
+        return None

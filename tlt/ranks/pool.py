@@ -1,0 +1,143 @@
+"""Answers that a drafter may learn from: in bounded memory, what is long and recent first.
+
+States that were captured while decoding are copied out of the engine only for answers that are
+kept. What others wrote comes as tokens; the policy reads it when it is first drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+import torch
+
+from tlt.engine.base import NoiseKey
+from tlt.learn.drafter.sample import DraftSample
+from tlt.policies.sampling import Candidate, Origin, drawn, held_out, least_worth
+from tlt.types import Member, PolicyVersion, PromptIndex, Step
+
+_Key = tuple[Step, PromptIndex, Member]
+_TOKEN_BYTES = 8
+_SOME = 32
+_CANARIES = 8
+
+
+@dataclass
+class Answer:
+    key: NoiseKey
+    tokens: tuple[int, ...]
+    # how many of the tokens are the prompt's
+    prompt: int
+    candidate: Candidate
+    states: torch.Tensor | None = None
+    # whose states they are
+    policy: PolicyVersion | None = None
+
+    @property
+    def name(self) -> _Key:
+        return self.key.step, self.key.prompt, self.key.member
+
+    def sample(self) -> DraftSample:
+        assert self.states is not None
+        return DraftSample(tokens=self.tokens, prompt=self.prompt, states=self.states)
+
+
+class Pool:
+    def __init__(self, state_bytes: int, most_bytes: int) -> None:
+        """`state_bytes`: of one token's states."""
+        self._state_bytes = state_bytes
+        self._most_bytes = most_bytes
+        self._answers: dict[_Key, Answer] = {}
+        self._step = Step(0)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def bytes(self) -> int:
+        return sum(answer.candidate.bytes for answer in self._answers.values())
+
+    def begin(self, step: Step) -> None:
+        """What is of an earlier step than the one before is forgotten."""
+        if step == self._step:
+            return
+        self._step = step
+        kept = [a for a in self._answers.values() if step - a.key.step <= 1]
+        self._answers = {answer.name: answer for answer in kept if not _is_growing(answer)}
+        for answer in self._answers.values():
+            if answer.key.step < step:
+                answer.candidate = _replaced(answer.candidate, origin="previous")
+
+    def add(
+        self,
+        origin: Origin,
+        key: NoiseKey,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        states: Callable[[], torch.Tensor] | None = None,
+        policy: PolicyVersion | None = None,
+    ) -> None:
+        """`states` are a view: copied here, if the answer is kept."""
+        if key.purpose != "train" or key.step < self._step or len(tokens) < 2:
+            return
+        self.begin(key.step)
+        whole = (*prompt, *tokens)
+        name = (key.step, key.prompt, key.member)
+        known = self._answers.get(name)
+        if known is not None and not _is_growing(known):
+            return
+        candidate = Candidate(
+            origin=origin,
+            tokens=len(tokens),
+            bytes=len(whole) * (self._state_bytes + _TOKEN_BYTES),
+            step=key.step,
+            taken=0 if known is None else known.candidate.taken,
+        )
+        answer = Answer(key=key, tokens=whole, prompt=len(prompt), candidate=candidate)
+        self._answers[name] = answer
+        self._make_room()
+        if states is not None and name in self._answers:
+            answer.states, answer.policy = states().clone(), policy
+
+    def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
+        lessons = [a for a in self._answers.values() if not _is_held_out(a)]
+        chosen = drawn([a.candidate for a in lessons], self._step, most_tokens, randoms)
+        found = [lessons[index] for index in chosen]
+        for answer in found:
+            answer.candidate = _replaced(answer.candidate, taken=answer.candidate.taken + 1)
+        return found
+
+    def known(self) -> list[Answer]:
+        """Some whose states are here."""
+        known = (answer for answer in self._answers.values() if answer.states is not None)
+        return list(islice(known, _SOME))
+
+    def canaries(self, most: int = _CANARIES) -> list[Answer]:
+        """From short to long: of this step and not learned from, if there are such."""
+        whole = [answer for answer in self._answers.values() if not _is_growing(answer)]
+        whole = [answer for answer in whole if answer.key.step == self._step] or whole
+        kept = [answer for answer in whole if _is_held_out(answer)] or whole
+        # what was captured costs nothing to look at
+        known = [answer for answer in kept if answer.states is not None]
+        kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
+        if len(kept) <= most:
+            return kept
+        return [kept[(2 * i + 1) * len(kept) // (2 * most)] for i in range(most)]
+
+    def _make_room(self) -> None:
+        answers = list(self._answers.values())
+        candidates = [answer.candidate for answer in answers]
+        for index in least_worth(candidates, self._step, self._most_bytes):
+            del self._answers[answers[index].name]
+
+
+def _replaced(candidate: Candidate, **changes: object) -> Candidate:
+    return msgspec.structs.replace(candidate, **changes)
+
+
+def _is_growing(answer: Answer) -> bool:
+    return answer.candidate.origin == "running"
+
+
+def _is_held_out(answer: Answer) -> bool:
+    return held_out(answer.key.step, answer.key.prompt, answer.key.member)
