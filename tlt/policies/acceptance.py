@@ -14,6 +14,8 @@ _MEMORY_ROUNDS = 8.0
 # the last few rows, and so many standard deviations by which chance alone hardly moves their rate
 _RECENT_ROWS = 24.0
 _CONTRADICTION = 5.0
+# a round of more rows is soon forgotten anyway, and its rows, often siblings, are not independent
+_MOST_ROWS = 8
 # in rows: how firmly a depth is believed to be like the one above it
 _LIKENESS = 4.0
 # rows that old knowledge still counts for, however old
@@ -66,13 +68,14 @@ class Acceptance:
 
     def _heed_contradiction(self, index: int, rows: float) -> None:
         """What is seen lately may have nothing to do with what was seen before."""
-        few = max(_RECENT_ROWS, rows)
-        if self._weights[index] <= few:
+        if rows > _MOST_ROWS or self._weights[index] <= _RECENT_ROWS:
             return
+        # what a running mean with that share of the newest knows as much as
+        few = 2.0 * _RECENT_ROWS - rows
         cautious = (self._rates[index] * few + 1.0) / (few + 2.0)
-        chance = math.sqrt(cautious * (1.0 - cautious) / (2.0 * few))
+        chance = math.sqrt(cautious * (1.0 - cautious) / few)
         if abs(self._recent[index] - self._rates[index]) > _CONTRADICTION * chance:
-            self._rates[index], self._weights[index] = self._recent[index], few
+            self._rates[index], self._weights[index] = self._recent[index], _RECENT_ROWS
 
     def doubt(self, depth: int) -> float:
         """The standard deviation of the logarithm of the tokens that a round yields."""
