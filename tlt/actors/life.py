@@ -424,6 +424,8 @@ class Life:
             case DrafterSpoiled():
                 if self.job is not None and self.job.job == frame.job:
                     self._outbox.post(frame)
+            case Dismissed() if self.job is None or self.job.job != frame.job:
+                pass
             case Dismissed():
                 preempted = self._school.dismissed(rank, frame)
                 if preempted is not None:

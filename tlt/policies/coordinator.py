@@ -384,6 +384,7 @@ def _weigh(draft: Draft, event: StrategyChosen) -> None:
         )
         for known in state.workers.values():
             _stop_speculation(draft, known.info)
+        lessons.preempt_all(draft)
 
 
 def _stop_speculation(draft: Draft, info: WorkerInfo) -> None:

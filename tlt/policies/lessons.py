@@ -39,6 +39,11 @@ def is_trained(state: RunState) -> bool:
     return any(worker.duty in _TRAINS for worker in state.workers.values())
 
 
+def _is_wanted(state: RunState) -> bool:
+    """Nobody asks a drafter once speculation was given up."""
+    return state.spec.drafter.train != "off" and state.speculates
+
+
 def is_merging(state: RunState, worker: WorkerId) -> bool:
     merging = state.schooling.merging
     return merging is not None and merging.worker == worker
@@ -50,7 +55,7 @@ def is_merging(state: RunState, worker: WorkerId) -> bool:
 def begin_if_worth(draft: Draft, worker: WorkerId) -> None:
     """An idle worker trains, or stays idle."""
     state = draft.state
-    if state.spec.drafter.train == "off":
+    if not _is_wanted(state):
         return
     verdict = drafting.worth_training(state.spec, state.schooling, _ahead(draft), state.step)
     if not is_trained(state):
@@ -62,7 +67,7 @@ def begin_if_worth(draft: Draft, worker: WorkerId) -> None:
 def look_again(draft: Draft) -> None:
     """There is another answer to learn from: who is idle for want of one may begin."""
     state = draft.state
-    if state.spec.drafter.train == "off" or state.phase not in (Phase.ROLLING, Phase.EVALUATING):
+    if not _is_wanted(state) or state.phase not in (Phase.ROLLING, Phase.EVALUATING):
         return
     idle = [worker for worker, known in state.workers.items() if known.duty is Duty.IDLE]
     if not idle:
@@ -328,7 +333,7 @@ def _go_on(draft: Draft) -> None:
         if not worth and members:
             _explain(draft, "rest", verdict)
     for worker in members:
-        if worth:
+        if worth and state.speculates:
             _tell_trunk(draft, worker)
         else:
             preempt(draft, worker.info.worker)
@@ -399,7 +404,7 @@ def end(draft: Draft) -> None:
 def buy(draft: Draft) -> bool:
     """After a round, all workers may train for a while before they learn."""
     state = draft.state
-    if state.spec.drafter.train == "off" or not state.workers:
+    if not _is_wanted(state) or not state.workers:
         return False
     verdict = drafting.purchase(state.spec, state.schooling, _ahead(draft), state.step)
     members = [

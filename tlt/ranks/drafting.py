@@ -110,7 +110,8 @@ class DraftDuty:
         self._lately: deque[float] = deque(maxlen=50)
         self._dropped = 0.0
         self._open = _Open()
-        self._began = 0.0
+        # when there was something to learn from
+        self._fed = 0.0
         # whether there was nothing to learn from lately
         self.hungry = False
         # the last lesson that this rank has said to be over
@@ -129,7 +130,7 @@ class DraftDuty:
             return
         if self._school is None:
             self._health = Health()  # other answers may be harder
-            self._began = time.monotonic()
+            self._fed = time.monotonic()
         self._school = school
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
@@ -150,8 +151,9 @@ class DraftDuty:
         self.hungry = not answers
         if not answers:
             # others' answers may be on their way
-            waited = began - self._began
+            waited = began - self._fed
             return self.dismiss(school.train.lesson, began) if waited > _PATIENCE else []
+        self._fed = began
         try:
             self._read(answers, look)
             member = self._on_trunk(school.train.trunk)
@@ -193,7 +195,7 @@ class DraftDuty:
             name = f"{self.load.incarnation}.{self.load.rank}"
             member = self._member = Membership(name, self._new_learner())
             self._health = Health()
-        member.stand_on(ref, read_trunk(self._blobs, ref, member.root))
+        member.stand_on(ref, read_trunk(self._blobs, ref, member.root, self._ends.head.device))
         return member
 
     def _new_learner(self) -> DrafterLearner:
@@ -315,12 +317,13 @@ class DraftDuty:
     def _merge(self, school: School, command: MergeDrafter, look: Look) -> list[FromRank]:
         began = time.monotonic()
         try:
-            trunk = next_trunk(
-                self._blobs, command, None if self._member is None else self._member.root
-            )
-            trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             answers = self.pool.canaries()
             self._read(answers, look)
+            if self._member is None and answers:
+                self._on_trunk(school.train.trunk)
+            root = None if self._member is None else self._member.root
+            trunk = next_trunk(self._blobs, command, root, self._ends.head.device)
+            trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             canary = measured(trained, self._used, self._ends, answers, look)
             blob = self._blobs.put(to_bytes(trunk.tensors), commit=False)
             own = self._blobs.put(to_bytes(trained.state_dict()), commit=False)

@@ -16,7 +16,7 @@ class Membership:
     def __init__(self, name: str, learner: DrafterLearner) -> None:
         self.learner = learner
         mark = learner.mark()
-        # where all begin that have the same seed
+        # where it began: about there, all that have the same seed
         self.root = Trunk(tensors=mark.tensors, updates=mark.updates, lessons=0)
         self.ref: TrunkRef | None = None
         self._name = name
@@ -50,6 +50,7 @@ class Membership:
         number, _ = ref.merged.get(self._name, (-1, 0))
         if given_up or (number > self._merged and number not in self._marks):
             self._marks.clear()
+            self._merged = max(self._merged, number)
             return self.learner.mark()
         if number <= self._merged:
             return self._trunk

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+import torch
 from torch import Tensor
 
 from tlt.blobs import Blobs
@@ -29,13 +30,13 @@ def architecture(config: DrafterConfig) -> Digest:
     return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
-def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None) -> Trunk:
+def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None, device: torch.device) -> Trunk:
     """`root`: where this member's training began, if no blob holds that."""
     if ref.weights is None:
         if root is None:
             raise BlobError("a trunk that nobody has begun")
         return root
-    read = read_weights(blobs, ref.weights)
+    read = _read(blobs, ref.weights, device)
     if not any(name.startswith(_WEIGHTS) for name in read):
         # it begins with a drafter that was in use
         own = {name: tensor for name, tensor in read.items() if name != "d2t"}
@@ -43,12 +44,18 @@ def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None) -> Trunk:
     return Trunk(tensors=read, updates=ref.updates, lessons=ref.lessons)
 
 
-def next_trunk(blobs: Blobs, command: MergeDrafter, root: Trunk | None) -> Trunk:
+def next_trunk(
+    blobs: Blobs, command: MergeDrafter, root: Trunk | None, device: torch.device
+) -> Trunk:
     deltas = [
-        Delta(tensors=read_weights(blobs, ref.blob), lessons=ref.lessons, known=ref.known)
+        Delta(tensors=_read(blobs, ref.blob, device), lessons=ref.lessons, known=ref.known)
         for ref in command.deltas
     ]
-    return merge(read_trunk(blobs, command.trunk, root), deltas)
+    return merge(read_trunk(blobs, command.trunk, root, device), deltas)
+
+
+def _read(blobs: Blobs, ref: BlobRef, device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in read_weights(blobs, ref).items()}
 
 
 def mean_of(trunk: Trunk) -> dict[str, Tensor]:
@@ -86,7 +93,7 @@ def measured(
     rollouts = [_rollout(answer, len(ends.head)) for answer in answers]
 
     def length(drafter: Drafter) -> float:
-        found = accept_lengths(drafter, ends, list(_looking(rollouts, look)), (_DEPTH,))
+        found = accept_lengths(drafter, ends, _looking(rollouts, look), (_DEPTH,))
         return max(found.noise[_DEPTH], found.plain[_DEPTH])
 
     return Canary(

@@ -7,7 +7,7 @@ from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
-from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen
+from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen, Tensor
 from tlt.models.weights import read_weights
 from tlt.ranks.frames import Growing, Load, Overheard
 from tlt.ranks.pool import Pool
@@ -100,7 +100,12 @@ class RolloutDuty:
                         prompt=prompt.prompt,
                         member=prompt.member,
                         prompt_tokens=prompt.tokens,
-                        tokens=self._blobs.pack(np.asarray(tokens, dtype=np.int32)),
+                        # a hint, which nobody would release
+                        tokens=Tensor(
+                            dtype="int32",
+                            shape=(len(tokens),),
+                            data=np.asarray(tokens, dtype=np.int32).tobytes(),
+                        ),
                         whole=False,
                     )
                 )

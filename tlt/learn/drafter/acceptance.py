@@ -4,7 +4,7 @@ A chain is right until its first guess that isn't the sample's next token, so gu
 the sample's own tokens are accepted exactly as those of real decoding would be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +38,7 @@ class AcceptLengths:
 
 @torch.no_grad()
 def accept_lengths(
-    drafter: Drafter, ends: PolicyEnds, rollouts: Sequence[Rollout], depths: Sequence[int]
+    drafter: Drafter, ends: PolicyEnds, rollouts: Iterable[Rollout], depths: Sequence[int]
 ) -> AcceptLengths:
     counted = {(kind, depth): [0, 0] for kind in range(2) for depth in depths}
     for rollout in rollouts:
