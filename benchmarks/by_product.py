@@ -31,7 +31,7 @@ from tlt.models.folder import load_decoder
 from tlt.strategies import Draft
 from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 
-_STEPS = 4
+_STEPS = 12
 _DEPTH = 4
 _PROMPTS, _ANSWER = 48, 240
 _SLOTS, _CONTEXT = 16, 512
