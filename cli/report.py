@@ -8,9 +8,10 @@ import msgspec
 
 from cli.drafting_tables import drafting_tables
 from cli.ledger import seconds_tables, speculation_line
-from cli.narration import accuracy
-from cli.output import console, say, seconds
+from cli.output import console, say
+from tlt.narration import accuracy
 from tlt.policies.ledger import Drafting, Snapshot
+from tlt.wording import seconds
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -19,7 +19,8 @@ class Answers:
         self.unscored = 0
         # whose answer came last
         self.last: WorkerId | None = None
-        self._done: list[float] = []
+        # in seconds after it began
+        self.done: list[float] = []
         self._used: defaultdict[WorkerId, float] = defaultdict(float)
         # slot-seconds that passed, and how many had when the last answer came
         self._passed: defaultdict[WorkerId, float] = defaultdict(float)
@@ -36,7 +37,7 @@ class Answers:
                 self.lengths.append(event.length)
                 self.clipped += event.stop == "length"
                 self.last = event.worker
-                self._done.append(at - self.began)
+                self.done.append(at - self.began)
                 self._used[event.worker] += event.decode_seconds
                 self._there = dict(self._passed)
             case RolloutDropped():
@@ -61,9 +62,9 @@ class Answers:
 
     def _done_after(self, share: float) -> float:
         """Answers are heard of in the order in which they came."""
-        if not self._done:
+        if not self.done:
             return 0.0
-        return self._done[math.ceil(share * len(self._done)) - 1]
+        return self.done[math.ceil(share * len(self.done)) - 1]
 
 
 def spread(lengths: Sequence[int]) -> Spread:

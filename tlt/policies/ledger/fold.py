@@ -71,6 +71,16 @@ class Ledger:
         return self._state.phase is Phase.ENDED
 
     @property
+    def state(self) -> RunState:
+        """What the coordinator believes after the last entry."""
+        return self._state
+
+    @property
+    def round(self) -> Answers:
+        """Of the round in hand, or of the last one."""
+        return self._round
+
+    @property
     def schooling(self) -> Schooling:
         """Where the drafter's training stands."""
         return self._state.schooling
@@ -214,12 +224,15 @@ class Ledger:
 
     def _step(self, closed: RecordRound) -> StepSummary:
         sums = self._round
+        plan = self._state.plans.get(closed.version)
+        taught = set() if plan is None else {sample.prompt for sample in plan.samples}
         return StepSummary(
             step=closed.step,
             reward=_mean(closed.rewards),
             rollouts=len(closed.rewards),
             dropped=sums.dropped,
             unscored=sums.unscored,
+            agreed=self.spec.algorithm.prompts_per_step - len(taught),
             tokens=sum(sums.lengths),
             length=spread(sums.lengths),
             clipped=sums.clipped / max(1, len(sums.lengths)),
