@@ -16,6 +16,7 @@ from cli import (
     jobs,
     ledger,
     session_commands,
+    top,
 )
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
@@ -55,6 +56,7 @@ app.command("logs")(jobs.logs)
 app.command("ledger")(ledger.ledger)
 app.command("cancel")(jobs.cancel)
 app.command("dashboard")(dashboard.dashboard)
+app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.add_typer(config.app, name="config")

@@ -108,7 +108,9 @@ class Guarded:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-cache")
             await send(message)
 
         request = Request(scope)

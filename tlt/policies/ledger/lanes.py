@@ -109,6 +109,9 @@ class Lanes:
             chain.from_iterable(self._changes), chain.from_iterable(self._batches), self._marks
         )
 
+    def lane(self, worker: WorkerId) -> Sequence[Change]:
+        return self._changes[self._numbers[worker]]
+
     def duties(self) -> dict[WorkerId, str]:
         return dict(self._duties)
 
