@@ -14,7 +14,6 @@ import typer
 
 from cli.output import complain, say
 from cli.session import find_session
-from cli.session_commands import SessionName
 from tlt.processes import ends_with_parent
 from tlt.session_files import session_folder
 
@@ -32,7 +31,7 @@ def dashboard(
     run: Annotated[
         Path | None, typer.Option("--run", help="A run's folder, with or without a session.")
     ] = None,
-    session: SessionName = "default",
+    session: Annotated[str, typer.Option("--session", help="Name of the session.")] = "default",
     host: Annotated[
         str, typer.Option(help="Where to listen; any other address needs a --token.")
     ] = "127.0.0.1",
