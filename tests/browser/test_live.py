@@ -124,10 +124,5 @@ def test_a_dashboard_that_dies_costs_no_job(live: Live, spec: str) -> None:
     file.write_text(spec)
     job = live.submit(file, "algorithm.steps=2")
     live.await_phase(job, "rolling")
-    import msgspec
-
-    from cli.dashboard import Started
-
-    started = live.home / "tlt" / "sessions" / "default" / "dashboard.json"
-    kill(msgspec.json.decode(started.read_bytes(), type=Started).pid)
+    kill(dashboard(live).pid)
     assert live.ended(job)["status"] == "done"

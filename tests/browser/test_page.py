@@ -1,4 +1,4 @@
-"""The page over a finished run: at any width, by keyboard, with hostile text, without its server."""
+"""The page over a finished run: at any width, by keyboard, with hostile text, serverless."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -21,6 +21,7 @@ from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
 
 _TICK_SECONDS = 0.5
+_LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
 # sections may take one part in so many of the time
@@ -90,19 +91,22 @@ class RunFeed:
         )
 
     async def _follow(self) -> None:
+        pause = _TICK_SECONDS
         while self.channel.listeners:
             try:
                 await self._catch_up()
             except JournalError as error:
                 # The coordinator took back what it had not committed, or the file is damaged.
-                _log.warning("journal is read again", error=str(error))
                 self._begin_again(str(error))
-            except AssertionError as error:
-                self._begin_again(f"this release cannot replay the journal: {error}")
+            except Exception as error:  # what another release wrote may fail anywhere
+                _log.exception("journal cannot be replayed")
+                self._begin_again(f"this release cannot replay it: {error!r}")
             else:
                 self._broken = None
                 self._tell()
-            await asyncio.sleep(_TICK_SECONDS)
+            # reading a journal again and again that stays broken would take a core
+            pause = min(2 * pause, _LONGEST_PAUSE) if self._broken else _TICK_SECONDS
+            await asyncio.sleep(pause)
 
     async def _catch_up(self) -> None:
         begun = time.monotonic()
