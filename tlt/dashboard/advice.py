@@ -149,8 +149,7 @@ def about_session(health: Health) -> Iterator[Advice]:
             "No job is lost.",
         )
         return
-    for worker in health.workers:
-        yield from _about_worker(worker, health.lease_seconds)
+    yield from _about_workers(health)
     if health.dead_letters:
         yield Advice(
             urgency=Urgency.NOW,
@@ -176,17 +175,29 @@ def about_session(health: Health) -> Iterator[Advice]:
         )
 
 
-def _about_worker(worker: WorkerHealth, lease: float) -> Iterator[Advice]:
-    if worker.silent_seconds > lease / 2:
+def _about_workers(health: Health) -> Iterator[Advice]:
+    lease = health.lease_seconds
+    silent = [worker for worker in health.workers if worker.silent_seconds > lease / 2]
+    if silent:
+        longest = max(worker.silent_seconds for worker in silent)
         yield Advice(
             urgency=Urgency.NOW,
-            what=f"{worker.worker} was not heard of for {seconds(worker.silent_seconds)}.",
-            do=f"After {lease:.0f} s its answers go back to the queue and others write them. "
-            "It comes back by itself.",
+            what=f"{_named(silent, health.silent)} not heard of for {seconds(longest)}.",
+            do=f"After {lease:.0f} s what they hold goes back to the queue and others write it. "
+            "They come back by themselves.",
         )
-    elif not worker.ranks:
+    rankless = [worker for worker in health.workers if not worker.ranks and worker not in silent]
+    if rankless:
         yield Advice(
             urgency=Urgency.SOON,
-            what=f"{worker.worker} has no rank: it is starting fresh ones.",
-            do=f"Wait; if that lasts, see logs/{worker.worker}.jsonl of the session.",
+            what=f"{_named(rankless, health.rankless)} without a rank: fresh ones are starting.",
+            do="Wait; if that lasts, see logs/ of the session, a file for each worker.",
         )
+
+
+def _named(some: Sequence[WorkerHealth], count: int) -> str:
+    names = ", ".join(worker.worker for worker in some[:3])
+    more = max(count, len(some)) - len(some[:3])
+    return (
+        f"{names} and {more} more are" if more else f"{names} {'is' if len(some) == 1 else 'are'}"
+    )

@@ -8,18 +8,26 @@ import asyncio
 from collections import deque
 
 _PAST = 600
+_PAST_BYTES = 8 << 20
 
 
 class Channel:
-    def __init__(self) -> None:
+    """`past`: how many messages are remembered; none where each of them is the whole."""
+
+    def __init__(self, past: int | None = None) -> None:
         self.number = 0
         self.listeners = 0
-        self._past: deque[bytes] = deque(maxlen=_PAST)
+        self._most = _PAST if past is None else past
+        self._past: deque[bytes] = deque()
+        self._bytes = 0
         self._bells: set[asyncio.Event] = set()
 
     def publish(self, message: bytes) -> None:
         self.number += 1
         self._past.append(message)
+        self._bytes += len(message)
+        while len(self._past) > self._most or self._bytes > _PAST_BYTES:
+            self._bytes -= len(self._past.popleft())
         self.ring()
 
     def ring(self) -> None:
@@ -36,6 +44,7 @@ class Channel:
     def forget(self) -> None:
         """Everybody is told the whole again."""
         self._past.clear()
+        self._bytes = 0
         self.number += 1
         self.ring()
 

@@ -18,6 +18,7 @@ from tlt.types import Incarnation, JobId, WorkerId
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LONGEST = 32
+_LISTED = 128
 _codec = Codec[PromptIssued](PromptIssued)
 
 
@@ -50,7 +51,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     lease_seconds: float = 0.0
     streams: tuple[StreamHealth, ...] = ()
+    # the most urgent first, where they are too many to tell all
     workers: tuple[WorkerHealth, ...] = ()
+    all_workers: int = 0
+    # of all: silent for half a lease or longer, and without a rank
+    silent: int = 0
+    rankless: int = 0
+    running: int = 0
     dead_letters: int = 0
     redis_bytes: int = 0
     memory_used: int = 0
@@ -108,7 +115,11 @@ class Watcher:
         health = Health(
             lease_seconds=self._session.lease_seconds,
             streams=tuple(streams),
-            workers=tuple(self._worker(*each) for each in sorted(self._beats.items())),
+            workers=tuple(self._worker(*each) for each in self._told()),
+            all_workers=len(self._beats),
+            silent=sum(map(self._is_silent, self._beats)),
+            rankless=sum(not beat.rank_pids for beat in self._beats.values()),
+            running=sum(beat.running for beat in self._beats.values()),
             dead_letters=int(dead),
             redis_bytes=int(memory["used_memory"]),
             memory_used=used,
@@ -200,6 +211,19 @@ class Watcher:
         longest = sorted(held, key=lambda one: -one.seconds)
         return Holding(longest=tuple(longest), running=running)
 
+    def _told(self) -> list[tuple[WorkerId, Heartbeat]]:
+        beats = sorted(self._beats.items(), key=lambda each: _natural(each[0]))
+        if len(beats) <= _LISTED:
+            return beats
+        beats.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
+        return beats[:_LISTED]
+
+    def _silent_seconds(self, worker: WorkerId) -> float:
+        return time.monotonic() - self._seen[worker][1]
+
+    def _is_silent(self, worker: WorkerId) -> bool:
+        return self._silent_seconds(worker) > self._session.lease_seconds / 2
+
     def _worker(self, worker: WorkerId, beat: Heartbeat) -> WorkerHealth:
         return WorkerHealth(
             worker=worker,
@@ -207,10 +231,14 @@ class Watcher:
             ranks=len(beat.rank_pids),
             running=beat.running,
             job=beat.job,
-            silent_seconds=round(time.monotonic() - self._seen[worker][1], 1),
+            silent_seconds=round(self._silent_seconds(worker), 1),
             memory_bytes=sum(map(_resident, (beat.pid, *beat.rank_pids))),
             pid=beat.pid,
         )
+
+
+def _natural(worker: WorkerId) -> tuple[int, str]:
+    return len(worker), worker
 
 
 def _age(entry: bytes) -> float:

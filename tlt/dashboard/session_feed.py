@@ -53,7 +53,7 @@ class SessionFeed:
     def __init__(self, spec: SessionSpec, connection: Connection) -> None:
         self.spec = spec
         self.jobs = Jobs(connection, spec)
-        self.channel = Channel()
+        self.channel = Channel(past=0)
         self._watcher = Watcher(connection, spec)
         self._records: list[JobRecord] = []
         self._holding: dict[JobId, Holding] = {}

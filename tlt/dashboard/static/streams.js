@@ -28,7 +28,7 @@ export class StreamsCard {
     }
     say(
       this.sum,
-      `Redis uses ${bytes(health.redis_bytes)}; the machine ${bytes(health.memory_used)} of ${bytes(health.memory_total)}, load ${number(health.load, 1)}; ${plural(health.dead_letters, "dead letter")}.`,
+      `Redis uses ${bytes(health.redis_bytes)}; the machine ${bytes(health.memory_used)} of ${bytes(health.memory_total)}, load ${number(health.load, 1)}; ${plural(health.dead_letters, "dead letter")}; ${plural(health.running, "row")} on ${plural(health.all_workers, "worker")}.`,
     );
     fill(
       this.streams,
@@ -49,15 +49,11 @@ export class StreamsCard {
   }
 }
 
-const MOST = 200;
-
 function workers(health) {
   const lease = health.lease_seconds;
-  const urgent = [...health.workers].sort((a, b) => b.silent_seconds - a.silent_seconds || a.ranks - b.ranks);
-  const shown = health.workers.length > MOST ? urgent.slice(0, MOST) : health.workers;
   return table(
     [{ name: "worker", left: true }, { name: "lease", left: true }, { name: "ranks" }, { name: "rows now" }, { name: "job", left: true }, { name: "incarnation" }, { name: "memory" }, { name: "process" }],
-    shown.map((each) => [
+    health.workers.map((each) => [
       each.worker,
       each.silent_seconds > lease ? `ended, silent for ${seconds(each.silent_seconds)}` : each.silent_seconds > lease / 2 ? `silent for ${seconds(each.silent_seconds)} of ${lease} s` : "held",
       each.ranks ? count(each.ranks) : "starting",
@@ -68,7 +64,10 @@ function workers(health) {
       String(each.pid),
     ]),
     {
-      caption: health.workers.length > MOST ? `${MOST} of ${count(health.workers.length)}, the most silent first` : undefined,
+      caption:
+        health.all_workers > health.workers.length
+          ? `${count(health.workers.length)} of ${count(health.all_workers)}, those with trouble first`
+          : undefined,
       empty: "No worker beats.",
     },
   );
