@@ -166,3 +166,17 @@ async def test_the_page_hears_of_a_job_at_once(
                 view = msgspec.json.decode(line.removeprefix("data: "))
                 assert view["jobs"][0]["status"] == "queued"
                 return
+
+
+async def test_prometheus_reads_the_session_and_its_job(
+    session_client: httpx.AsyncClient, session: SessionSpec, connection: Connection, keys: Keys
+) -> None:
+    await connection.hset(keys.heartbeats, "w0", beat(1))
+    await Jobs(connection, session).submit(SPEC)
+    answer = await session_client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    assert "tlt_workers 1.0" in lines
+    assert 'tlt_jobs{status="queued"} 1.0' in lines
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))

@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from tlt.config import read_job_spec, to_yaml
 from tlt.dashboard.events import Feed, events
 from tlt.dashboard.guard import Guard, Guarded
+from tlt.dashboard.metrics import CONTENT_TYPE, exposition
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.sources import FolderSource, Source
 from tlt.errors import ConfigError, TltError
@@ -47,6 +48,7 @@ class Dashboard:
                 Route("/", self._page),
                 Route("/login", self._login_page, methods=["GET"]),
                 Route("/login", self._log_in, methods=["POST"]),
+                Route("/metrics", self._metrics),
                 Route("/api/about", self._about),
                 Route("/api/events", self._events),
                 Route("/api/jobs", self._submit, methods=["POST"]),
@@ -93,13 +95,24 @@ class Dashboard:
             feeds["session"] = self._source.session
         job = request.query_params.get("job")
         if job is not None:
-            feeds["run"] = await self._run(job)
+            feeds["run"] = await self._feed(job)
         last = request.headers.get("last-event-id") or request.query_params.get("last")
         return StreamingResponse(
             events(feeds, last),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
+
+    async def _metrics(self, _: Request) -> Response:
+        """Of the session and the job that runs, or of the run that is shown."""
+        source, view, job = self._source, None, None
+        if source.session is not None:
+            view = await source.session.view()
+            job = next((line.job for line in view.jobs if line.status == "running"), None)
+        elif isinstance(source, FolderSource):
+            job = source.job
+        run = None if job is None else (await self._run(job)).run
+        return Response(exposition(view, run), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:
         """The rounds, and the groups of one: the one that is asked for, or the newest."""
@@ -127,6 +140,12 @@ class Dashboard:
         )
 
     async def _run(self, job: str) -> RunFeed:
+        """Read up to now."""
+        feed = await self._feed(job)
+        await feed.refresh()
+        return feed
+
+    async def _feed(self, job: str) -> RunFeed:
         try:
             feed = await self._source.run(JobId(job))
         except (*GONE, redis.exceptions.RedisError) as error:

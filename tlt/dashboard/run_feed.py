@@ -75,6 +75,11 @@ class RunFeed:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    async def refresh(self) -> None:
+        """For who asks once and does not listen."""
+        if not self.channel.listeners:
+            await self._catch_up()
+
     def whole(self) -> bytes:
         """All that a new listener has to know."""
         if not self._ready:

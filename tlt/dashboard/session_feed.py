@@ -74,6 +74,10 @@ class SessionFeed:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    async def view(self) -> SessionView:
+        """For who asks once and does not listen."""
+        return await self._look()
+
     def holding(self, job: JobId) -> Holding:
         return self._holding.get(job, Holding())
 
