@@ -16,6 +16,7 @@ import { TailCard } from "./tail.js";
 import { TimesCard } from "./times.js";
 
 const ENDED = ["done", "failed", "cancelled"];
+const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "advice", "lanes", "lines", "session"];
 
 export class JobPage {
   constructor(app, job) {
@@ -33,7 +34,10 @@ export class JobPage {
     this.log = new LogCard();
     this.advice = h("ul", { class: "advice" });
     this.adviceCard = card("Warnings", { id: "warnings", wide: true }, this.advice);
-    this.cancel = h("button", { type: "button", class: "danger", onclick: () => this.askCancel() }, "Cancel the job");
+    const cancel = () => h("button", { type: "button", class: "danger", onclick: () => this.askCancel() }, "Cancel the job");
+    this.cancel = cancel();
+    this.cancelWaiting = cancel();
+    this.ready = false;
     this.spec = h("button", { type: "button", onclick: () => this.showSpec() }, "Spec");
     this.status = h("span", { class: "chip" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
@@ -84,9 +88,13 @@ export class JobPage {
     show(this.grid, ready);
     show(this.loading, !ready);
     if (!ready) {
+      this.ready = false;
       this.tellLoading(run, record);
       return;
     }
+    // what was told while nothing was shown
+    if (!this.ready) changed = new Set(EVERYTHING);
+    this.ready = true;
     const status = record?.status ?? run.head.status;
     say(this.status, status);
     this.status.dataset.status = status;
@@ -117,9 +125,9 @@ export class JobPage {
       fill(
         this.loading,
         h("p", {}, h("strong", {}, `${this.job} is ${record?.status ?? "not started"}. `), why ?? "Its journal is empty."),
-        this.cancel,
+        this.cancelWaiting,
       );
-      show(this.cancel, this.app.about.may_change && waits);
+      show(this.cancelWaiting, this.app.about.may_change && waits);
     } else {
       fill(
         this.loading,
