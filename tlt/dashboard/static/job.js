@@ -101,7 +101,7 @@ export class JobPage {
     show(this.cancel, this.app.about.may_change && !ENDED.includes(status));
     const now = run.now(this.app.isConnected);
     if (changed.has("head") || changed.has("time")) this.figures.update(run, now);
-    if (changed.has("advice") || changed.has("session")) this.tellAdvice(run);
+    if (changed.has("advice") || changed.has("session")) this.tellAdvice(run, record);
     if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(now, run.live);
     if (changed.has("tail")) this.tail.update(run.tail, run.head);
     if (changed.has("speculation") || changed.has("times")) this.speculation.update(run.speculation, run.times);
@@ -137,9 +137,12 @@ export class JobPage {
     }
   }
 
-  tellAdvice(run) {
+  tellAdvice(run, record) {
     const all = [...(run.live ? (this.app.session?.advice ?? []) : []), ...(run.advice ?? [])];
     if (run.broken) all.unshift({ urgency: 0, what: run.broken, do: "The journal was read again from its beginning." });
+    if (record?.error && run.head.status !== "failed") {
+      all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Mend what is named, and submit it again." });
+    }
     show(this.adviceCard, all.length > 0);
     fill(this.advice, advice(all));
   }
