@@ -1,5 +1,7 @@
 """A run's folder by requests: figures for Prometheus, samples, what is missing."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 from cli.following import fold
 from examples.tiny_reasoner.vocabulary import write_tokenizer
 from tests.dashboard.conftest import Serve
-from tests.dashboard.runs import some_run, write_run
+from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.simulation.world import JOB
 from tlt.dashboard.sources import FolderSource
 from tlt.dashboard.tokens import Tokens
@@ -83,3 +85,25 @@ def test_pieces_are_the_text(run_folder: Path, tmp_path: Path) -> None:
     assert "".join(text for _, text in pieces) == whole[0][1]
     nowhere = Tokens(tmp_path / "nowhere").pieces(answer)
     assert nowhere == (("", answer.text),)
+
+
+async def test_a_browser_that_never_reads_keeps_nobody_waiting(
+    serve: Serve, tmp_path: Path
+) -> None:
+    world = some_run(3)
+    folder = write_run(world, tmp_path, 10)
+    client = await serve(FolderSource(folder))
+    port = client.base_url.port
+    path = f"/api/events?job={JOB}"
+    _, sleeper = await asyncio.open_connection("127.0.0.1", port)
+    sleeper.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    await sleeper.drain()
+    async with client.stream("GET", path, timeout=20) as answer:
+        async for line in answer.aiter_lines():
+            if f'"entries":{len(world.journal)}' in line:
+                break
+            if '"entries":10' in line:
+                write_journal(world, folder)
+    sleeper.close()
+    with contextlib.suppress(ConnectionError):
+        await sleeper.wait_closed()
