@@ -27,6 +27,7 @@ Serve = Callable[..., Awaitable[httpx.AsyncClient]]
 async def _served(source: Source, loopback: bool) -> AsyncIterator[httpx.AsyncClient]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         port = listener.getsockname()[1]
         app = Dashboard(source, token=TOKEN, port=port, loopback=loopback).app
         config = uvicorn.Config(

@@ -49,17 +49,20 @@ def _all_done(ages: Sequence[float], ordered: Sequence[float], later: float) -> 
     """The logarithm of the chance."""
     total = 0.0
     for age in ages:
-        goes_on = _survival(ordered, age + later) / _survival(ordered, max(0.0, age))
-        if goes_on >= 1.0:
+        goes_on = _survival(ordered, age + later) - _survival(ordered, max(0.0, age))
+        if goes_on >= 0.0:
             return -math.inf
-        total += math.log1p(-goes_on)
+        total += math.log1p(-math.exp(goes_on))
     return total
 
 
 def _survival(ordered: Sequence[float], seconds: float) -> float:
+    """The logarithm of the chance to take longer than that."""
     if seconds <= 0.0:
-        return 1.0
+        return 0.0
     longest = ordered[-1]
-    beyond = max(0.0, seconds - longest) / max(longest / 2, 1e-9)
     longer = len(ordered) - bisect_right(ordered, seconds)
-    return (longer + 0.5**beyond) / (len(ordered) + 1.0)
+    if longer:
+        return math.log((longer + 1.0) / (len(ordered) + 1.0))
+    beyond = (seconds - longest) / max(longest / 2, 1e-9)
+    return -beyond * math.log(2.0) - math.log(len(ordered) + 1.0)

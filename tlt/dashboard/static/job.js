@@ -204,7 +204,7 @@ class Figures {
       head.expected ? `${count(head.settled)} of ${count(head.expected)}` : "–",
       head.expected ? "scored" : "no round is open",
     );
-    set("speed", `${number(head.tokens_per_second, head.tokens_per_second < 100 ? 1 : 0)} /s`, "over 10 s");
+    set("speed", `${number(head.tokens_per_second, head.tokens_per_second < 100 ? 1 : 0)} /s`, run.live ? "over 10 s" : "over its last 10 s");
     set("time", seconds(now), head.began ? `began ${when(head.began)}` : null);
     const away = head.duties.away ?? 0;
     set(

@@ -26,11 +26,15 @@ export class TailCard {
     this.longest = h("div");
     this.element = card(
       "The tail",
-      { id: "tail" },
+      { id: "tail", wide: true },
       this.sentence,
-      h("div", { class: "charts" }, this.done.element, this.lengths.element),
-      h("h3", {}, "Longest in hand"),
-      this.longest,
+      h(
+        "div",
+        { class: "charts" },
+        this.done.element,
+        this.lengths.element,
+        h("div", {}, h("h3", {}, "Longest in hand"), this.longest),
+      ),
     );
   }
 
