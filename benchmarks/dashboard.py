@@ -16,9 +16,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -72,7 +73,7 @@ class Listener(threading.Thread):
 
 
 @contextmanager
-def _events(address: str) -> Iterator[http.client.HTTPResponse]:
+def _events(address: str) -> Generator[http.client.HTTPResponse]:
     port = urlsplit(address).port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", f"/api/events?job={_JOB}")
@@ -92,7 +93,7 @@ class Beats(threading.Thread):
         counter = 0
         while not self.over:
             counter += 1
-            beats = {
+            beats: dict[Any, Any] = {
                 f"w{number}": msgspec.msgpack.encode(
                     Heartbeat(
                         incarnation=Incarnation(number + 1),
@@ -111,7 +112,7 @@ class Beats(threading.Thread):
 
 
 @contextmanager
-def session(home: Path, url: str, workers: int) -> Iterator[SessionSpec]:
+def session(home: Path, url: str, workers: int) -> Generator[SessionSpec]:
     folder = home / "sessions" / "default"
     spec = SessionSpec(
         name="default",

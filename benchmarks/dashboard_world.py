@@ -148,18 +148,21 @@ class World:
     def _learn(self) -> Iterator[RunEvent]:
         learns = [command for command in self._told if isinstance(command, Learn)]
         version = PolicyVersion(learns[0].version + 1)
-        common = {"job": self._job, "epoch": Epoch(1), "attempt": learns[0].attempt}
-        step = learns[0].step
+        step, attempt = learns[0].step, learns[0].attempt
         yield PolicyPublished(
-            **common,
+            job=self._job,
+            epoch=Epoch(1),
             step=step,
+            attempt=attempt,
             policy=PolicyRef(version=version, weights=None),
             metrics=_METRICS,
         )
         for info in self._infos:
             yield LearnFinished(
-                **common,
+                job=self._job,
+                epoch=Epoch(1),
                 step=step,
+                attempt=attempt,
                 worker=info.worker,
                 incarnation=info.incarnation,
                 version=version,

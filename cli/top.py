@@ -7,7 +7,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +88,7 @@ def _tell(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
+def _keys() -> Generator[Callable[[float], str]]:
     """One key at a time, without a line's end."""
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):

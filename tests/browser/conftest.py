@@ -50,7 +50,7 @@ class Visit:
         page.on("request", self._request)
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning") and not self.lenient:
+        if message.type == "error" and not self.lenient:
             self.complaints.append(f"{message.type}: {message.text}")
 
     def _request(self, request: Request) -> None:

@@ -121,7 +121,7 @@ class Dashboard:
         step, purpose = request.query_params.get("step"), request.query_params.get("purpose")
         chosen = rounds[0] if rounds else None
         if step is not None and purpose in ("train", "eval") and step.isdecimal():
-            chosen = Step(int(step)), cast("Purpose", purpose)
+            chosen = Step(int(step)), purpose
         groups = samples.groups(*chosen) if chosen is not None else []
         return _json({"rounds": rounds, "chosen": chosen, "groups": groups})
 

@@ -67,7 +67,8 @@ class TailView(msgspec.Struct, frozen=True, kw_only=True):
 class _Round:
     def __init__(self, answers: Answers, state: RunState) -> None:
         self.answers = answers
-        self.step, self.purpose = state.step, _purpose(state)
+        self.step: Step = state.step
+        self.purpose: Purpose = _purpose(state)
         self.expected = _expected(state)
 
     def curve(self) -> Curve:

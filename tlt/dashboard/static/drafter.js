@@ -1,7 +1,7 @@
 // The drafter: what training it took and gave, and why it was trained or left alone.
 
 import { Chart } from "./charts.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, fill, h, say, show, table } from "./dom.js";
 import { clock, count, number, percent, seconds } from "./format.js";
 
 const DECISIONS = {
@@ -33,16 +33,16 @@ export class DrafterCards {
     this.sum = h("p");
     this.seconds = h("div");
     this.decisions = h("div");
-    this.element = card(
-      "Drafter",
-      { id: "drafter", wide: true },
-      this.sum,
+    this.details = h(
+      "div",
+      {},
       h("div", { class: "charts" }, this.loss.element, this.canary.element),
       h("h3", {}, "Decisions, newest first"),
       this.decisions,
       h("h3", {}, "Where its time went (device-seconds)"),
       this.seconds,
     );
+    this.element = card("Drafter", { id: "drafter", wide: true }, h("div", { class: "stack" }, this.sum, this.details));
   }
 
   close() {
@@ -54,6 +54,7 @@ export class DrafterCards {
     if (drafter === null) return;
     const { train, account, losses } = drafter;
     say(this.sum, sum(train, account));
+    show(this.details, train !== "off");
     this.loss.set([losses.map(([at]) => at), losses.map(([, loss]) => loss)]);
     const measured = account?.measured ?? [];
     this.canary.set([

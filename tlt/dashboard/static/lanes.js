@@ -451,7 +451,7 @@ export class Lanes {
       show(this.tip, false);
       return;
     }
-    const time = this.time(at.x);
+    const time = at.time ?? this.time(at.x);
     const text = at.row === null ? this.tellAll(time) : this.tellLane(this.model.order[at.row], time);
     if (!text) {
       show(this.tip, false);
@@ -538,8 +538,10 @@ export class Lanes {
   step(way) {
     const lane = this.model.order[this.selected.row];
     if (!lane) return;
-    const index = lane.find(this.selected.at ?? this.now) + way;
-    this.select(lane.at[Math.max(0, Math.min(index, lane.at.length - 1))] ?? 0);
+    const now = this.selected.at ?? this.now;
+    const later = lane.at.find((at) => at > now);
+    const earlier = lane.at.findLast((at) => at < now);
+    this.select((way > 0 ? later : earlier) ?? now);
   }
 
   select(time) {
@@ -553,7 +555,7 @@ export class Lanes {
       this.rows.scrollTop = y + tall - this.rows.clientHeight;
     }
     const row = this.rows.hidden ? null : this.selected.row;
-    this.hovered = { x: this.x(time) + 1, y: BAND + SHARE + y - this.rows.scrollTop + tall / 2, row };
+    this.hovered = { time, x: this.x(time), y: BAND + SHARE + y - this.rows.scrollTop + tall / 2, row };
     this.draw();
   }
 }
