@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.client import with_client
+from cli.dashboard import start_dashboard, stop_dashboard
 from cli.following import fold
 from cli.jobs import Set, watch
 from cli.output import complain, say
@@ -25,6 +26,7 @@ def demo(
     engine: Annotated[str | None, typer.Option(help="native or sglang.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the job gets its folder.")] = Path("runs"),
     changes: Set = None,
+    dashboard: Annotated[bool, typer.Option(help="Serve the live page meanwhile.")] = True,
 ) -> None:
     """Train a tiny reasoner with reinforcement learning, here and now."""
     chosen = [] if engine is None else [f"rollout.engine={engine}"]
@@ -42,11 +44,15 @@ def demo(
     say(f"starting {session.workers} workers, a coordinator, a reward actor and Redis")
     start_session(session, ends_with_us=True)
     try:
+        address = start_dashboard(_SESSION, ends_with_us=True) if dashboard else None
+        if address is not None:
+            say(f"dashboard  {address}")
         record = _run(loaded)
     except KeyboardInterrupt:
         complain("interrupted; the session ends, the run's folder stays")
         raise typer.Exit(130) from None
     finally:
+        stop_dashboard(_SESSION)
         stop_session(_SESSION)
     folder = Path(record.folder)
     if (folder / "journal.jsonl").exists():

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from cli.narration import decision
+from tlt.narration import decision
 from tlt.policies.ledger import Drafting
 
 _LAST = 12

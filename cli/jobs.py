@@ -9,13 +9,13 @@ import typer
 
 from cli.client import Client, with_client
 from cli.following import entries, live_entries, open_ledger
-from cli.narration import Narrator
 from cli.output import complain, print_json, print_table, say
 from cli.progress import RunProgress
 from cli.session_commands import SessionName
 from cli.spec import load_runnable
 from tlt.errors import StoreError
 from tlt.messages import JobRecord
+from tlt.narration import Narrator
 from tlt.store.jobs import ENDED
 from tlt.store.journal import FILE_NAME
 

@@ -5,7 +5,19 @@ from typing import Any
 
 import typer
 
-from cli import bench, config, demo, drafter, evaluate, export, jobs, ledger, session_commands
+from cli import (
+    bench,
+    config,
+    dashboard,
+    demo,
+    drafter,
+    evaluate,
+    export,
+    jobs,
+    ledger,
+    session_commands,
+    top,
+)
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
 
@@ -43,6 +55,8 @@ app.command("jobs")(jobs.list_jobs)
 app.command("logs")(jobs.logs)
 app.command("ledger")(ledger.ledger)
 app.command("cancel")(jobs.cancel)
+app.command("dashboard")(dashboard.dashboard)
+app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.add_typer(config.app, name="config")

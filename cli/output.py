@@ -25,12 +25,6 @@ def complain(line: str) -> None:
     errors.print(f"tlt: {line}", soft_wrap=True, markup=False)
 
 
-def seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.1f} s"
-    return f"{int(value) // 60} min {int(value) % 60:02d} s"
-
-
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns for people; a line a row, with tabs, for a pipe."""
     if not console.is_terminal:

@@ -8,9 +8,10 @@ import msgspec
 
 from cli.drafting_tables import drafting_tables
 from cli.ledger import seconds_tables, speculation_line
-from cli.narration import accuracy
-from cli.output import console, say, seconds
+from cli.output import console, say
+from tlt.narration import accuracy
 from tlt.policies.ledger import Drafting, Snapshot
+from tlt.wording import seconds
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -106,12 +107,12 @@ def _say_curves(snapshot: Snapshot) -> None:
         if values:
             low, high = min(values), max(values)
             say(
-                f"{name}   {_spark(values)}  {values[0]:.3g} → {values[-1]:.3g}"
+                f"{name}   {spark(values)}  {values[0]:.3g} → {values[-1]:.3g}"
                 f"  (lowest {low:.3g}, highest {high:.3g})"
             )
 
 
-def _spark(values: Sequence[float]) -> str:
+def spark(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     width = (high - low) or 1.0
     return "".join(_BLOCKS[min(7, int(8 * (value - low) / width))] for value in values)

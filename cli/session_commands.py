@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from cli.client import Client, with_client
+from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
 from cli.session import find_session, new_session, start_session, stop_session
 from tlt.messages import Heartbeat, JobRecord
@@ -30,6 +31,7 @@ def up(
         float, typer.Option(min=1.0, help="A worker silent for longer loses what it holds.")
     ] = 15.0,
     session: SessionName = "default",
+    dashboard: Annotated[bool, typer.Option(help="Serve the live page, too.")] = True,
 ) -> None:
     """Start a session in the background."""
     spec = new_session(
@@ -47,6 +49,9 @@ def up(
     say(f"  redis  {shown(spec.redis_url)}")
     say(f"  runs   {spec.runs}")
     say(f"  logs   {spec.folder}/logs")
+    address = start_dashboard(session) if dashboard else None
+    if address is not None:
+        say(f"  page   {address}")
     say(f"next:    tlt submit configs/tiny-reasoner.yaml --wait{named}")
     say(f"         tlt status{named}")
     say(f"         tlt down{named}")
@@ -55,6 +60,7 @@ def up(
 def down(session: SessionName = "default") -> None:
     """End a session; jobs that have not ended go on when it is up again."""
     stop_session(session)
+    stop_dashboard(session)
     say(f"session '{session}' is down")
 
 

@@ -345,15 +345,22 @@ def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+    return read_job_spec(text, str(path), path.resolve().parent, overrides)
+
+
+def read_job_spec(
+    text: str, where: str, folder: Path, overrides: list[str] | None = None
+) -> JobSpec:
+    """A YAML spec that may lie in no file; paths in it are relative to the folder."""
     try:
         raw: Any = yaml.load(text, Loader=_Yaml)
     except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
-        raise ConfigError(f"{path}: not valid YAML: {_one_line(error)}") from error
+        raise ConfigError(f"{where}: not valid YAML: {_one_line(error)}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a spec is a mapping with the sections policy, data, reward, …")
+        raise ConfigError(f"{where}: a spec is a mapping with the sections policy, data, reward, …")
     for override in overrides or []:
         _override(raw, override)
-    return parse_job_spec(raw, where=str(path), folder=path.resolve().parent)
+    return parse_job_spec(raw, where=where, folder=folder)
 
 
 def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from tlt.policies.ledger.drafted import Decision, Drafting
 from tlt.policies.ledger.fold import Ledger
+from tlt.policies.ledger.lanes import Lanes
 from tlt.policies.ledger.snapshot import (
     Acceptance,
     EvalSummary,
@@ -10,6 +11,7 @@ from tlt.policies.ledger.snapshot import (
     StepAccount,
     StepSummary,
 )
+from tlt.policies.ledger.ways import Way, Ways
 
 __all__ = [
     "Acceptance",
@@ -17,8 +19,11 @@ __all__ = [
     "Drafting",
     "EvalSummary",
     "Kept",
+    "Lanes",
     "Ledger",
     "Snapshot",
     "StepAccount",
     "StepSummary",
+    "Way",
+    "Ways",
 ]

@@ -19,26 +19,36 @@ class Answers:
         self.unscored = 0
         # whose answer came last
         self.last: WorkerId | None = None
-        self._done: list[float] = []
+        # in seconds after it began
+        self.done: list[float] = []
         self._used: defaultdict[WorkerId, float] = defaultdict(float)
-        # slot-seconds that passed, and how many had when the last answer came
+        # slot-seconds that passed, and how many had when the last answer came; how long after the
+        # last time that passed that was
         self._passed: defaultdict[WorkerId, float] = defaultdict(float)
         self._there: dict[WorkerId, float] = {}
+        self._late: float | None = None
 
     def pass_time(self, state: RunState, passed: float) -> None:
         slots = state.spec.rollout.slots
+        if self._late is not None:
+            self._there = dict(self._passed)
         for worker, known in state.workers.items():
-            self._passed[worker] += passed * slots * known.info.ranks
+            before = self._passed[worker]
+            if self._late is not None:
+                self._there[worker] = before + self._late * slots * known.info.ranks
+            self._passed[worker] = before + passed * slots * known.info.ranks
+        self._late = None
 
-    def add(self, event: AnyEvent, at: float) -> None:
+    def add(self, event: AnyEvent, at: float, pending: float) -> None:
+        """`pending`: seconds up to now that have not passed here."""
         match event:
             case RolloutFinished():
                 self.lengths.append(event.length)
                 self.clipped += event.stop == "length"
                 self.last = event.worker
-                self._done.append(at - self.began)
+                self.done.append(at - self.began)
                 self._used[event.worker] += event.decode_seconds
-                self._there = dict(self._passed)
+                self._late = pending
             case RolloutDropped():
                 self.dropped += 1
             case RolloutScored():
@@ -47,23 +57,22 @@ class Answers:
                 pass
 
     def rollout(self, trained: int) -> Rollout:
+        """Once all time up to now has passed."""
+        there = self._there if self._late is None else dict(self._passed)
         return Rollout(
             done_50=self._done_after(0.5),
             done_90=self._done_after(0.9),
             done_99=self._done_after(0.99),
-            slots=self._there,
-            empty={
-                worker: max(0.0, there - self._used[worker])
-                for worker, there in self._there.items()
-            },
+            slots=there,
+            empty={worker: max(0.0, slots - self._used[worker]) for worker, slots in there.items()},
             trained=trained / max(1, sum(self.lengths)),
         )
 
     def _done_after(self, share: float) -> float:
         """Answers are heard of in the order in which they came."""
-        if not self._done:
+        if not self.done:
             return 0.0
-        return self._done[math.ceil(share * len(self._done)) - 1]
+        return self.done[math.ceil(share * len(self.done)) - 1]
 
 
 def spread(lengths: Sequence[int]) -> Spread:

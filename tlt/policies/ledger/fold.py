@@ -50,6 +50,9 @@ class Ledger:
         self._state = coordinator.new_run(job, spec)
         self._began: float | None = None
         self._now = 0.0
+        # seconds of the state as it is that nobody was told of yet: most entries change no duty,
+        # and every worker is charged for each stretch
+        self._pending = 0.0
         self._status: JobStatus = "running"
         self._error: str | None = None
         self._wall = Wall()
@@ -71,6 +74,16 @@ class Ledger:
         return self._state.phase is Phase.ENDED
 
     @property
+    def state(self) -> RunState:
+        """What the coordinator believes after the last entry."""
+        return self._state
+
+    @property
+    def round(self) -> Answers:
+        """Of the round in hand, or of the last one."""
+        return self._round
+
+    @property
     def schooling(self) -> Schooling:
         """Where the drafter's training stands."""
         return self._state.schooling
@@ -83,8 +96,10 @@ class Ledger:
         self._pass_time(before, at)
         # The journal holds nothing but what this job's `decide` consumed.
         self._state, commands = coordinator.decide(before, cast("RunEvent", event), at)
+        if _spends_otherwise(before, self._state):
+            self._charge(before)
         if self._state.round is not before.round:
-            self._round.add(event, self._now)
+            self._round.add(event, self._now, self._pending)
         self._watch(before, event)
         for command in commands:
             self._note(command)
@@ -94,6 +109,7 @@ class Ledger:
 
     def snapshot(self) -> Snapshot:
         state = self._state
+        self._charge(state)
         expected = unsettled = 0
         if state.round is not None:
             expected = sum(len(group.members) for group in state.round.groups.values())
@@ -150,8 +166,13 @@ class Ledger:
     def _pass_time(self, state: RunState, at: float) -> None:
         if state.phase in (Phase.STARTING, Phase.ENDED):
             return
-        passed = max(0.0, at - self._now)
+        self._pending += max(0.0, at - self._now)
         self._now = max(self._now, at)
+
+    def _charge(self, state: RunState) -> None:
+        passed, self._pending = self._pending, 0.0
+        if state.phase in (Phase.STARTING, Phase.ENDED):
+            return
         self._wall.pass_time(state, passed)
         self._drafted.pass_time(state, passed)
         if state.round is not None:
@@ -214,12 +235,15 @@ class Ledger:
 
     def _step(self, closed: RecordRound) -> StepSummary:
         sums = self._round
+        plan = self._state.plans.get(closed.version)
+        taught = set() if plan is None else {sample.prompt for sample in plan.samples}
         return StepSummary(
             step=closed.step,
             reward=_mean(closed.rewards),
             rollouts=len(closed.rewards),
             dropped=sums.dropped,
             unscored=sums.unscored,
+            agreed=self.spec.algorithm.prompts_per_step - len(taught),
             tokens=sum(sums.lengths),
             length=spread(sums.lengths),
             clipped=sums.clipped / max(1, len(sums.lengths)),
@@ -232,6 +256,29 @@ class Ledger:
             learn_seconds=self._now - self._learn_began,
             metrics=event.metrics,
         )
+
+
+def _spends_otherwise(before: RunState, after: RunState) -> bool:
+    """Whether time is spent otherwise from now on."""
+    if (
+        after.phase is not before.phase
+        or after.step != before.step
+        or after.newest is not before.newest
+        or (after.round is None) is not (before.round is None)
+    ):
+        return True
+    if after.workers is before.workers:
+        return False
+    was = before.workers
+    if len(was) != len(after.workers):
+        return True
+    for worker, known in after.workers.items():
+        old = was.get(worker)
+        if old is not known and (
+            old is None or old.duty is not known.duty or old.info is not known.info
+        ):
+            return True
+    return False
 
 
 def _mean(values: Sequence[float]) -> float:

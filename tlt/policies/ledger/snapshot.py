@@ -25,6 +25,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     # reward errors that were scored with the fallback
     unscored: int
+    # prompts whose answers all scored the same: nothing was learned from them
+    agreed: int
     tokens: int
     length: Spread
     # the share of answers that ran out of room

@@ -1,8 +1,8 @@
 """A journal told in lines: one for each thing that a person following a job wants to know."""
 
 import time
+from collections.abc import Sequence
 
-from cli.output import seconds
 from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
@@ -25,6 +25,7 @@ from tlt.messages import (
     WorkerLost,
 )
 from tlt.policies.ledger import EvalSummary, Ledger, StepSummary
+from tlt.wording import seconds
 
 
 class Narrator:
@@ -34,10 +35,12 @@ class Narrator:
         self.ledger = ledger
 
     def tell(self, event: AnyEvent, at: float) -> list[str]:
-        commands = self.ledger.add(event, at)
-        lines = [line for line in (self._event(event), *map(self._command, commands)) if line]
         clock = time.strftime("%H:%M:%S", time.localtime(at))
-        return [f"{clock}  {line}" for line in lines]
+        return [f"{clock}  {line}" for line in self.lines(event, self.ledger.add(event, at))]
+
+    def lines(self, event: AnyEvent, commands: Sequence[Command]) -> list[str]:
+        """Of an entry that the ledger has been given, and of what was commanded then."""
+        return [line for line in (self._event(event), *map(self._command, commands)) if line]
 
     def _event(self, event: AnyEvent) -> str | None:
         match event:

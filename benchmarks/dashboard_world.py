@@ -1,0 +1,251 @@
+"""A job of a thousand workers without a worker: events at a steady rate, as a coordinator writes
+them, and heartbeats. What it writes is what `decide` makes of it, so that a reader can fold it."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from tlt.config import (
+    AlgorithmSpec,
+    DataSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+    SpeculationSpec,
+)
+from tlt.messages import (
+    AnyEvent,
+    BatchSpan,
+    Command,
+    IssuePrompts,
+    JobStarted,
+    Learn,
+    LearnFinished,
+    OriginSpan,
+    PolicyPublished,
+    PolicyRef,
+    RolloutFinished,
+    RolloutScored,
+    RunEvent,
+    StrategyChosen,
+    StrategyTally,
+    Tensor,
+    UpdateMetrics,
+    WorkerIdled,
+    WorkerInfo,
+)
+from tlt.policies import coordinator
+from tlt.policies.run_state import RunState
+from tlt.store.journal import Journal, Position
+from tlt.strategies import Draft
+from tlt.types import (
+    Attempt,
+    Epoch,
+    Incarnation,
+    JobId,
+    Member,
+    PolicyVersion,
+    PromptIndex,
+    Step,
+    WorkerId,
+)
+
+_PROMPTS, _GROUP = 256, 8
+_METRICS = UpdateMetrics(
+    loss=0.1,
+    gradient_norm=0.1,
+    learning_rate=1e-6,
+    entropy=0.3,
+    clipped_low=0.001,
+    clipped_high=0.001,
+    sampling_kl=1e-4,
+    reference_kl=None,
+    importance_truncated=0.0,
+    tokens=1_000_000,
+    samples=_PROMPTS * _GROUP,
+)
+
+
+def big_spec() -> JobSpec:
+    return JobSpec(
+        name="big",
+        policy=PolicySpec(path="policy"),
+        data=DataSpec(train="train.jsonl"),
+        reward=RewardSpec(kind="final_answer"),
+        algorithm=AlgorithmSpec(steps=10_000, prompts_per_step=_PROMPTS, group_size=_GROUP),
+        rollout=RolloutSpec(max_new_tokens=4096),
+        speculation=SpeculationSpec(mode="adaptive"),
+    )
+
+
+class World:
+    def __init__(self, job: JobId, folder: Path, workers: int) -> None:
+        self.spec = big_spec()
+        self.journal = Journal(folder, Position())
+        self._job = job
+        self._folder = folder
+        self._random = random.Random(0)
+        self._infos = tuple(
+            WorkerInfo(
+                worker=WorkerId(f"w{number}"),
+                incarnation=Incarnation(number + 1),
+                ranks=1,
+                host="host",
+                rendezvous="127.0.0.1:1",
+            )
+            for number in range(workers)
+        )
+        self._state: RunState = coordinator.new_run(job, self.spec)
+        self._serials = dict.fromkeys((info.worker for info in self._infos), 0)
+        self._events = self._live()
+        self._told: deque[Command] = deque()
+
+    def write(self, count: int) -> None:
+        """So many events, in one batch."""
+        written: list[tuple[float, AnyEvent, Sequence[Command]]] = []
+        for _ in range(count):
+            event = next(self._events)
+            now = time.time()
+            self._state, commands = coordinator.decide(self._state, event, now)
+            self._told.extend(commands)
+            written.append((now, cast("AnyEvent", event), commands))
+        self.journal.append(written)
+
+    def _live(self) -> Iterator[RunEvent]:
+        yield JobStarted(
+            job=self._job,
+            epoch=Epoch(1),
+            spec=self.spec,
+            folder=str(self._folder),
+            train_prompts=100_000,
+            eval_prompts=0,
+            workers=self._infos,
+        )
+        while True:
+            issued = next(c for c in self._told if isinstance(c, IssuePrompts))
+            self._told.clear()
+            yield from self._roll_out(issued)
+            yield from self._learn()
+
+    def _roll_out(self, issued: IssuePrompts) -> Iterator[RunEvent]:
+        answers = [(prompt, member) for prompt in issued.prompts for member in range(_GROUP)]
+        self._random.shuffle(answers)
+        idle = list(self._infos)
+        self._random.shuffle(idle)
+        for number, (prompt, member) in enumerate(answers):
+            info = self._random.choice(self._infos)
+            yield self._chosen(info, issued.step)
+            yield self._finished(info, issued.step, prompt, member)
+            # the workers run out of prompts, one after the other, before the last answers are there
+            if number > len(answers) // 2 and idle and number % 2:
+                yield self._idled(idle.pop(), issued.step)
+            yield self._scored(issued.step, prompt, member)
+
+    def _learn(self) -> Iterator[RunEvent]:
+        learns = [command for command in self._told if isinstance(command, Learn)]
+        version = PolicyVersion(learns[0].version + 1)
+        step, attempt = learns[0].step, learns[0].attempt
+        yield PolicyPublished(
+            job=self._job,
+            epoch=Epoch(1),
+            step=step,
+            attempt=attempt,
+            policy=PolicyRef(version=version, weights=None),
+            metrics=_METRICS,
+        )
+        for info in self._infos:
+            yield LearnFinished(
+                job=self._job,
+                epoch=Epoch(1),
+                step=step,
+                attempt=attempt,
+                worker=info.worker,
+                incarnation=info.incarnation,
+                version=version,
+                seconds=1.0,
+            )
+
+    def _chosen(self, info: WorkerInfo, step: Step) -> StrategyChosen:
+        self._serials[info.worker] += 1
+        depth = self._random.choice((4, 6, 8))
+        tally = StrategyTally(
+            strategy=Draft(depth=depth),
+            bucket=16,
+            drafter=None,
+            control=None,
+            rounds=20,
+            tried=1,
+            rows=280,
+            tokens=900,
+            seconds=0.9,
+            expected=880.0,
+        )
+        return StrategyChosen(
+            job=self._job,
+            worker=info.worker,
+            incarnation=info.incarnation,
+            rank=0,
+            serial=self._serials[info.worker],
+            step=step,
+            purpose="train",
+            tallies=(tally,),
+        )
+
+    def _finished(
+        self, info: WorkerInfo, step: Step, prompt: PromptIndex, member: int
+    ) -> RolloutFinished:
+        length = min(4096, int(self._random.lognormvariate(6.0, 0.8)))
+        return RolloutFinished(
+            job=self._job,
+            epoch=Epoch(1),
+            step=step,
+            attempt=Attempt(0),
+            worker=info.worker,
+            incarnation=info.incarnation,
+            purpose="train",
+            prompt=prompt,
+            member=Member(member),
+            prompt_tokens=(1, 2, 3),
+            tokens=Tensor(dtype="int32", shape=(length,), data=bytes(4 * length)),
+            logprobs=Tensor(dtype="float32", shape=(length,), data=bytes(4 * length)),
+            text="x" * length,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            policies=(),
+            drafters=(),
+            origins=(OriginSpan(origin="plain", tokens=length),),
+            batches=(BatchSpan(size=16, tokens=length),),
+            decode_seconds=length / 60,
+            stop="stop",
+        )
+
+    def _scored(self, step: Step, prompt: PromptIndex, member: int) -> RolloutScored:
+        return RolloutScored(
+            job=self._job,
+            epoch=Epoch(1),
+            step=step,
+            attempt=Attempt(0),
+            purpose="train",
+            prompt=prompt,
+            member=Member(member),
+            length=1,
+            reward=float(self._random.random() < 0.5),
+        )
+
+    def _idled(self, info: WorkerInfo, step: Step) -> WorkerIdled:
+        return WorkerIdled(
+            job=self._job,
+            epoch=Epoch(1),
+            step=step,
+            attempt=Attempt(0),
+            worker=info.worker,
+            incarnation=info.incarnation,
+            purpose="train",
+            requeues=0,
+        )

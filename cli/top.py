@@ -1,0 +1,112 @@
+"""tlt top: a job's lanes and figures in the terminal, plain lines in a pipe."""
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+
+from cli.client import run_folder, with_client
+from cli.following import live_entries, open_ledger
+from cli.output import console, say
+from cli.session_commands import SessionName
+from cli.top_screen import Screen
+from tlt.dashboard import views
+from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard.tail import Holding
+from tlt.errors import ConfigError
+from tlt.narration import Narrator
+
+_REDRAW_SECONDS = 0.5
+_SLICE_SECONDS = 0.2
+
+
+def top(
+    job: Annotated[
+        str | None, typer.Argument(help="A job of the session, or a run's folder.")
+    ] = None,
+    session: SessionName = "default",
+    once: Annotated[bool, typer.Option("--once", help="One screen, then the end.")] = False,
+) -> None:
+    """Who does what, and what it comes to; `q` quits."""
+    folder = run_folder(job or _newest(session), session)
+    if not console.is_terminal and not once:
+        _tell(folder)
+        return
+    run = Run(folder, read_spec(folder))
+    if once:
+        while run.advance(_SLICE_SECONDS):
+            pass
+        console.print(_screen(run))
+        return
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            run.advance(_SLICE_SECONDS)
+            live.update(_screen(run), refresh=True)
+            if pressed(_REDRAW_SECONDS) in ("q", "Q", "\x03"):
+                return
+
+
+def _newest(session: str) -> str:
+    """The job that runs, or else the last one."""
+    records = with_client(session, lambda client: client.jobs.all())
+    if not records:
+        raise ConfigError(f"session '{session}' has no job yet: `tlt submit` queues one")
+    running = [record for record in records if record.status == "running"]
+    return (running or records)[-1].job
+
+
+def _screen(run: Run) -> RenderableType:
+    now = 0.0 if run.began is None else run.heard - run.began
+    if run.began is not None and not run.ended:
+        now = min(time.time() - run.began, now + 3600)
+    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, Holding())
+    sections = views.sections(run, followed=True)
+    return Screen(run, console.width, console.height).render(now, tail, sections)
+
+
+def _tell(folder: Path) -> None:
+    """A line for each thing that happens, until the job has ended."""
+    narrator = Narrator(open_ledger(folder))
+    for entry in live_entries(folder):
+        if entry is not None:
+            for line in narrator.tell(entry.event, entry.at):
+                say(line)
+            continue
+        sys.stdout.flush()
+        if narrator.ledger.ended:
+            return
+
+
+@contextlib.contextmanager
+def _keys() -> Generator[Callable[[float], str]]:
+    """One key at a time, without a line's end."""
+    descriptor = sys.stdin.fileno()
+    if not os.isatty(descriptor):
+        yield _sleep
+        return
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield _pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _pressed(seconds: float) -> str:
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

@@ -1,0 +1,82 @@
+"""A browser that complains: a console error or a request to any other host fails the test."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from tests.browser.served import Served, serve_folder
+from tests.dashboard.runs import some_run, write_run
+
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page, and everything that it should not have done."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        # what it says of a server that is gone is no fault of the page
+        self.lenient = False
+        self.hosts: set[str] = set()
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
+        page.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and not self.lenient:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        self.hosts.add(urlsplit(request.url).netloc)
+
+    def open(self, address: str) -> Page:
+        self.page.goto(address)
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    made = Visit(context.new_page())
+    yield made
+    context.close()
+    assert made.complaints == []
+    assert len(made.hosts) <= 1
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(some_run(3), tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="session")
+def served(finished_run: Path) -> Iterator[Served]:
+    with serve_folder(finished_run) as server:
+        yield server

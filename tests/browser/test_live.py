@@ -1,0 +1,128 @@
+"""A real job, seen from its page: lanes move, duties change, one is killed, it is cancelled."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from playwright.sync_api import Page, expect
+
+from cli.dashboard import Started
+from tests.browser.conftest import Visit
+from tests.e2e.conftest import write_policy
+from tests.e2e.live import Live, kill, wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+_PIXELS = """([canvas, name]) => {
+  const probe = document.createElement("canvas").getContext("2d");
+  const paint = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  probe.fillStyle = paint;
+  probe.fillRect(0, 0, 1, 1);
+  const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    found += data[i] === r && data[i + 1] === g && data[i + 2] === b;
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    session = Live(tmp_path_factory.mktemp("seen"))
+    session.tlt("up", "--workers", "2", "--runs", str(session.runs), "--lease-seconds", "4")
+    yield session
+    session.tlt("down")
+
+
+def dashboard(live: Live) -> Started:
+    file = live.home / "tlt" / "sessions" / "default" / "dashboard.json"
+    return msgspec.json.decode(file.read_bytes(), type=Started)
+
+
+@pytest.fixture(scope="module")
+def spec(live: Live) -> str:
+    folder = live.home
+    rows = "".join(f'{{"prompt": "{i:02d}+01=", "answer": "{i % 10}"}}\n' for i in range(24))
+    (folder / "data.jsonl").write_text(rows)
+    return yaml.safe_dump(
+        {
+            "name": "seen",
+            "policy": {"path": str(write_policy(folder / "policy", layers=2))},
+            "data": {"train": str(folder / "data.jsonl")},
+            "reward": {"kind": "regex", "pattern": r"(\d)\D*$"},
+            "algorithm": {
+                "steps": 1000,
+                "prompts_per_step": 4,
+                "group_size": 8,
+                "learning_rate": 1e-3,
+                "collective_timeout_seconds": 30,
+            },
+            "rollout": {"max_new_tokens": 200, "slots": 4},
+            "speculation": {"mode": "adaptive"},
+            "seed": 3,
+        }
+    )
+
+
+def pixels(page: Page, colour: str) -> int:
+    canvas = page.locator(".lanes .rows canvas").element_handle()
+    return page.evaluate(_PIXELS, [canvas, colour])
+
+
+def picture(page: Page) -> str:
+    return page.evaluate("document.querySelector('.lanes .rows canvas').toDataURL()")
+
+
+def keep_screenshot(page: Page, name: str, folder: Path) -> None:
+    kept = Path(os.environ.get("TLT_SCREENSHOTS", folder))
+    page.screenshot(path=kept / f"{name}.png", full_page=True)
+
+
+def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_path: Path) -> None:
+    page = visit.open(dashboard(live).address)
+    expect(page.locator("#streams")).to_contain_text("w1", timeout=20000)
+
+    page.get_by_role("button", name="Submit a job").click()
+    page.locator("#spec").fill(spec)
+    page.locator("dialog button.primary").click()
+    expect(page.locator("#lanes")).to_be_visible(timeout=30000)
+    job = page.url.rpartition("/")[2]
+
+    wait_until(lambda: pixels(page, "rollout") > 0, "a worker to roll out", 30)
+    before = picture(page)
+    wait_until(lambda: picture(page) != before, "the lanes to move", 10)
+    wait_until(lambda: pixels(page, "learn") > 0, "a worker to learn", 30)
+    expect(page.locator("#tail .uplot").first).to_be_visible()
+    expect(page.locator("#learning .uplot").first).to_be_visible(timeout=30000)
+    expect(page.locator("#log pre")).to_contain_text("step 1: reward", timeout=40000)
+    expect(page.locator("#samples .answer").first).to_be_visible(timeout=10000)
+    keep_screenshot(page, "live", tmp_path)
+
+    kill(live.workers()["w1"]["rank_pids"][0])
+    expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
+    wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
+    expect(page.locator("#warnings")).to_contain_text("lost")
+    keep_screenshot(page, "killed", tmp_path)
+
+    page.get_by_role("button", name="Cancel the job").first.click()
+    page.locator("dialog button.danger").click()
+    expect(page.locator("#job .chip")).to_have_text("cancelled", timeout=20000)
+    assert live.job(job)["status"] == "cancelled"
+
+    page.locator(".where a").click()
+    expect(page.locator("main")).to_contain_text("cancelled")
+    keep_screenshot(page, "session", tmp_path)
+
+
+def test_a_dashboard_that_dies_costs_no_job(live: Live, spec: str) -> None:
+    file = live.home / "job.yaml"
+    file.write_text(spec)
+    job = live.submit(file, "algorithm.steps=2")
+    live.await_phase(job, "rolling")
+    kill(dashboard(live).pid)
+    assert live.ended(job)["status"] == "done"

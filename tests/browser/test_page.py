@@ -1,0 +1,155 @@
+"""The page over a finished run: at any width, by keyboard, with hostile text, serverless."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Visit
+from tests.browser.served import Served, serve_folder, start, stop
+from tests.dashboard.runs import some_run, write_run
+from tests.simulation.world import JOB
+from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.store.journal import FILE_NAME
+
+_EVIL = (
+    "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&lt;b&gt;"
+)
+
+
+def ready(page: Page) -> None:
+    expect(page.locator("#lanes")).to_be_visible(timeout=15000)
+    expect(page.locator(".connection")).to_have_text("live")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1360, 2560])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits(browser: Browser, served: Served, width: int, scheme: Any, tmp_path: Path) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.goto(served.address)
+    ready(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
+    context.close()
+
+
+def test_first_paint_is_quick(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.reload()
+    ready(page)
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint < 1000
+
+
+def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    lanes = page.locator(".lanes")
+    tip = page.locator(".lanes .tip")
+    lanes.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(tip).to_contain_text(":")
+    first = tip.text_content()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert tip.text_content() != first
+    note = page.locator("#lanes .hint").first
+    everything = note.text_content()
+    page.keyboard.press("+")
+    assert note.text_content() != everything
+    page.keyboard.press("0")
+    assert note.text_content() == everything
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
+
+def test_hovering_and_dragging(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    box = page.locator(".lanes").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    expect(page.locator(".lanes .tip")).to_be_visible()
+    note = page.locator("#lanes .hint").first
+    before = note.text_content()
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2 + 150, box["y"] + 100, steps=4)
+    page.mouse.up()
+    assert note.text_content() != before
+    page.get_by_role("button", name="All", exact=True).click()
+    assert note.text_content() == before
+
+
+def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    dark = page.evaluate(paper)
+    assert dark != light
+    page.reload()
+    ready(page)
+    assert page.evaluate(paper) == dark
+
+
+def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    for number in range(1, page.locator(".jump a").count() + 1):
+        page.keyboard.press(str(number))
+        expect(page).to_have_url(page.url)
+        section = page.url.rpartition("/")[2]
+        expect(page.locator(f"#{section}")).to_be_in_viewport()
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
+    lines: list[bytes] = []
+    for line in (folder / FILE_NAME).read_bytes().splitlines():
+        entry = msgspec.json.decode(line)
+        if "text" in entry["event"]:
+            entry["event"]["text"] = _EVIL
+        if "reason" in entry["event"]:
+            entry["event"]["reason"] = _EVIL
+        lines.append(msgspec.json.encode(entry))
+    (folder / FILE_NAME).write_bytes(b"\n".join([*lines, b""]))
+    row = Prompt(tokens=(1,), row={"prompt": _EVIL}, answer=_EVIL)
+    Prompts.write(prompts_file(folder, "train"), [row] * 8)
+    with serve_folder(folder) as server:
+        yield server
+
+
+def test_prompts_and_answers_are_text_whatever_they_hold(visit: Visit, hostile: Served) -> None:
+    page = visit.open(f"{hostile.address}#/job/{JOB}/samples")
+    ready(page)
+    page.locator("#round").select_option("train 0")
+    expect(page.locator(".answer pre").first).to_contain_text("<script>")
+    expect(page.locator(".question")).to_contain_text("onerror")
+    assert page.locator("main img, main script").count() == 0
+    assert page.title() != "evil"
+
+
+def test_the_server_may_die_and_come_back(visit: Visit, finished_run: Path) -> None:
+    server = start(finished_run)
+    page = visit.open(server.address)
+    ready(page)
+    visit.lenient = True
+    stop(server)
+    expect(page.locator(".banner")).to_contain_text("does not answer")
+    again = start(finished_run, server.port)
+    try:
+        expect(page.locator(".connection")).to_have_text("live", timeout=15000)
+        expect(page.locator(".banner")).to_be_hidden()
+        expect(page.locator("#lanes")).to_be_visible()
+    finally:
+        stop(again)

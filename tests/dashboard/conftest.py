@@ -1,0 +1,79 @@
+"""The dashboard's own server, over a run's folder or a session's Redis, as a browser meets it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from tests.dashboard.runs import some_run, write_run
+from tlt.config import SessionSpec
+from tlt.dashboard.app import Dashboard
+from tlt.dashboard.sources import FolderSource, SessionSource, Source
+from tlt.store.connection import Connection
+from tlt.store.keys import Keys
+
+TOKEN = "the-token"
+OURS = {"x-tlt": "1", "authorization": f"Bearer {TOKEN}"}
+
+Serve = Callable[..., Awaitable[httpx.AsyncClient]]
+
+
+@asynccontextmanager
+async def _served(source: Source, loopback: bool) -> AsyncIterator[httpx.AsyncClient]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        app = Dashboard(source, token=TOKEN, port=port, loopback=loopback).app
+        config = uvicorn.Config(
+            app, http="h11", ws="none", log_level="critical", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            yield client
+        server.should_exit = True
+        await running
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    async with AsyncExitStack() as stack:
+
+        async def start(source: Source, *, loopback: bool = True) -> httpx.AsyncClient:
+            return await stack.enter_async_context(_served(source, loopback))
+
+        yield start
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return write_run(some_run(3), tmp_path)
+
+
+@pytest.fixture
+async def folder_client(serve: Serve, run_folder: Path) -> httpx.AsyncClient:
+    return await serve(FolderSource(run_folder))
+
+
+@pytest.fixture
+def session(keys: Keys, redis_url: str, tmp_path: Path) -> SessionSpec:
+    return SessionSpec(
+        name=keys.session,
+        folder=str(tmp_path / "session"),
+        runs=str(tmp_path / "runs"),
+        flight="/flight",
+        redis_url=redis_url,
+    )
+
+
+@pytest.fixture
+async def session_client(
+    serve: Serve, session: SessionSpec, connection: Connection
+) -> httpx.AsyncClient:
+    return await serve(SessionSource(session))

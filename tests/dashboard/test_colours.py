@@ -1,0 +1,66 @@
+"""Text can be read on every paper, and duties be told apart, in light and in dark."""
+
+import re
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+_TEXT = ("ink", "soft", "accent", "bad", "warn", "good")
+_PAPERS = ("paper", "card", "sunken")
+_ON_THEIR_OWN = (
+    ("bad", "bad-paper"),
+    ("warn", "warn-paper"),
+    ("good", "good-paper"),
+    ("accent", "note-paper"),
+    ("ink", "bad-paper"),
+    ("ink", "warn-paper"),
+    ("ink", "note-paper"),
+    ("ink", "accepted"),
+    ("ink", "corrected"),
+    ("on-accent", "accent"),
+)
+_DUTIES = ("rollout", "draft", "preempting", "learn", "idle", "away")
+
+
+def _themes() -> dict[str, dict[str, str]]:
+    sheet = Path("tlt/dashboard/static/style.css").read_text()
+    blocks = re.findall(r"(:root[^{]*)\{([^}]*)\}", sheet)
+    light = next(body for selector, body in blocks if selector.strip() == ":root")
+    darks = [body for selector, body in blocks if "--ink" in body and body != light]
+    assert len(darks) == 2
+    assert _colours(darks[0]) == _colours(darks[1])  # as the system has it, and as was chosen
+    return {"light": _colours(light), "dark": {**_colours(light), **_colours(darks[0])}}
+
+
+def _colours(body: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", body))
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    high, low = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_is_readable(theme: str) -> None:
+    colours = _themes()[theme]
+    for text, paper in (*product(_TEXT, _PAPERS), *_ON_THEIR_OWN):
+        assert contrast(colours[text], colours[paper]) >= 4.5, (theme, text, paper)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_duties_differ_from_each_other(theme: str) -> None:
+    colours = _themes()[theme]
+    for one, other in combinations(_DUTIES, 2):
+        apart = sum(
+            abs(int(colours[one][i : i + 2], 16) - int(colours[other][i : i + 2], 16))
+            for i in (1, 3, 5)
+        )
+        assert apart >= 90, (theme, one, other, apart)

@@ -1,0 +1,129 @@
+"""Who may look, who may change something, and what a browser is told to refuse."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.dashboard.conftest import OURS, TOKEN, Serve
+from tests.simulation.world import JOB
+from tlt.dashboard.guard import is_loopback
+from tlt.dashboard.server import serve as serve_page
+from tlt.dashboard.sources import FolderSource, Source
+from tlt.errors import ConfigError
+
+_CANCEL = f"/api/jobs/{JOB}/cancel"
+
+
+async def test_every_answer_forbids_what_the_page_does_not_need(
+    folder_client: httpx.AsyncClient,
+) -> None:
+    for path in ("/", "/static/main.js", "/api/about", "/nowhere", "/login"):
+        answer = await folder_client.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_the_page_has_no_script_or_style_of_its_own_and_loads_nothing_from_outside() -> None:
+    static = Path("tlt/dashboard/static")
+    for page in static.glob("*.html"):
+        text = page.read_text()
+        assert "style=" not in text
+        assert "<style" not in text
+        assert "onclick" not in text
+        assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:])
+    for file in (*static.glob("*.js"), *static.glob("*.css"), *static.glob("*.html")):
+        text = file.read_text()
+        assert "innerHTML" not in text, file
+        assert "//cdn" not in text, file
+        assert "https://" not in text, file
+        assert "http://" not in text, file
+
+
+async def test_another_sites_page_changes_nothing(folder_client: httpx.AsyncClient) -> None:
+    """Even where the browser sends the cookie along."""
+    known = {"authorization": f"Bearer {TOKEN}"}
+    for headers in (
+        known,  # a form cannot send our header
+        {**OURS, "origin": "https://evil.example"},
+        {**OURS, "origin": "null"},
+        {**OURS, "sec-fetch-site": "cross-site"},
+        {**OURS, "sec-fetch-site": "same-site"},
+    ):
+        answer = await folder_client.post(_CANCEL, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (403, "a request from another site")
+    asked = await folder_client.options(_CANCEL, headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in asked.headers
+
+
+async def test_changing_takes_the_token(folder_client: httpx.AsyncClient) -> None:
+    for path in (_CANCEL, "/api/jobs"):
+        refused = await folder_client.post(path, headers={"x-tlt": "1"}, json={})
+        assert refused.status_code == 401
+        wrong = {"x-tlt": "1", "authorization": f"Bearer {TOKEN}x"}
+        assert (await folder_client.post(path, headers=wrong, json={})).status_code == 401
+        passed = await folder_client.post(path, headers=OURS, json={})
+        assert passed.status_code == 409  # a folder has no session to ask
+
+
+async def test_a_name_that_was_made_to_resolve_to_us_is_refused(
+    folder_client: httpx.AsyncClient,
+) -> None:
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        assert (await folder_client.get("/", headers={"host": host})).status_code == 400
+    for host in ("localhost:8420", "127.0.0.1:1", "[::1]:8420"):
+        assert (await folder_client.get("/", headers={"host": host})).status_code == 200
+
+
+async def test_the_tokens_address_makes_a_cookie_that_no_script_reads(
+    folder_client: httpx.AsyncClient,
+) -> None:
+    assert (await folder_client.get("/", params={"token": "wrong"})).status_code == 401
+    answer = await folder_client.get("/", params={"token": TOKEN})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    changed = await folder_client.post(_CANCEL, headers={"x-tlt": "1"})
+    assert changed.status_code == 409
+
+
+async def test_beyond_its_own_host_nobody_looks_without_the_token(
+    serve: Serve, run_folder: Path
+) -> None:
+    client = await serve(FolderSource(run_folder), loopback=False)
+    assert (await client.get("/")).headers["location"] == "/login"
+    assert (await client.get("/login")).status_code == 200
+    assert (await client.get("/static/login.js")).status_code == 200
+    for path in ("/api/about", f"/api/events?job={JOB}", f"/api/jobs/{JOB}/samples"):
+        assert (await client.get(path)).status_code == 401
+    refused = await client.post("/login", headers={"x-tlt": "1"}, json={"token": "wrong"})
+    assert refused.status_code == 401
+    await client.post("/login", headers={"x-tlt": "1"}, json={"token": TOKEN})
+    assert (await client.get("/api/about")).status_code == 200
+
+
+def test_another_address_is_not_listened_on_without_a_token() -> None:
+    def nothing() -> Source:
+        raise AssertionError("it must not come that far")
+
+    with pytest.raises(ConfigError, match="give a --token"):
+        serve_page(nothing, host="0.0.0.0", port=0, token=None, ready=print)
+
+
+def test_which_addresses_are_the_hosts_own() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+
+
+async def test_too_much_and_no_json_are_refused(folder_client: httpx.AsyncClient) -> None:
+    big = await folder_client.post("/api/jobs", headers=OURS, content=b"x" * (2 << 20))
+    assert big.status_code in (409, 413)
+    assert (await folder_client.post("/login", headers=OURS, content=b"[")).status_code == 400
+    assert (await folder_client.post("/login", headers=OURS, content=b"[1]")).status_code == 400

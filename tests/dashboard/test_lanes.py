@@ -1,0 +1,71 @@
+"""Lanes and ledger are of one mind: a worker's changes add up to the seconds it is charged with."""
+
+from collections import defaultdict
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.walk import walk
+from tests.simulation.world import JOB, World
+from tlt.messages import JobStarted
+from tlt.policies.ledger import Lanes, Ledger
+from tlt.policies.ledger.lanes import OVER, LaneNews
+from tlt.policies.ledger.wall import AWAY
+from tlt.store.journal import JournalEntry
+
+_EXAMPLES = settings().max_examples
+
+
+def folded(world: World) -> tuple[Ledger, Lanes, list[LaneNews]]:
+    ledger, lanes, told = Ledger(JOB, world.spec), Lanes(), list[LaneNews]()
+    began = 0.0
+    for number, line in enumerate(world.journal):
+        entry = msgspec.json.decode(line, type=JournalEntry)
+        if isinstance(entry.event, JobStarted):
+            began = entry.at
+        before = ledger.state
+        commands = ledger.add(entry.event, entry.at)
+        lanes.watch(before, entry.event, ledger.state, commands, entry.at - began)
+        if number % 7 == 0:
+            told.append(lanes.news())
+    return ledger, lanes, [*told, lanes.news()]
+
+
+@settings(max_examples=_EXAMPLES)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
+    ledger, lanes, _ = folded(walk(Random(seed)))
+    spent: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for worker in lanes.duties():
+        changes = lanes.lane(worker)
+        assert changes[-1].duty == OVER
+        for change, following in pairwise(changes):
+            spent[worker, change.duty] += following.at - change.at
+    for worker, duties in ledger.snapshot().workers.items():
+        for duty, seconds in duties.items():
+            if duty != AWAY:  # the ledger charges who came late for the step's beginning
+                assert spent[worker, duty] == pytest.approx(seconds)
+
+
+@settings(max_examples=_EXAMPLES // 3)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_what_is_told_bit_by_bit_is_the_whole(seed: int) -> None:
+    _, lanes, told = folded(walk(Random(seed)))
+    whole = lanes.all()
+    for part in ("changes", "batches"):
+        bits = [bit for news in told for bit in getattr(news, part)]
+        assert sorted(bits, key=lambda bit: bit.worker) == list(getattr(whole, part))
+    assert [mark for news in told for mark in news.marks] == list(whole.marks)
+    assert told[-1].names == whole.names
+
+
+def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tlt.policies.ledger.lanes._KEPT", 40)
+    _, lanes, _ = folded(walk(Random(5)))
+    most = max(16, 40 // len(lanes.duties()))
+    assert all(len(lanes.lane(worker)) <= most for worker in lanes.duties())
+    assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())

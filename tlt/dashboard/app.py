@@ -1,0 +1,223 @@
+"""The web application: pages, events, samples, and the two things that change something."""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import redis.exceptions
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from tlt.config import read_job_spec, to_yaml
+from tlt.dashboard.events import Feed, events
+from tlt.dashboard.guard import Guard, Guarded
+from tlt.dashboard.metrics import CONTENT_TYPE, exposition
+from tlt.dashboard.run_feed import RunFeed
+from tlt.dashboard.sources import FolderSource, Source
+from tlt.errors import ConfigError, TltError
+from tlt.store.connection import GONE
+from tlt.store.jobs import ENDED
+from tlt.types import JobId, PromptIndex, Purpose, Step
+
+_STATIC = Path(__file__).parent / "static"
+_MOST_BYTES = 1 << 20
+_encode = msgspec.json.Encoder().encode
+
+
+class _Refused(Exception):
+    """What is asked for cannot be done, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Dashboard:
+    def __init__(self, source: Source, *, token: str, port: int, loopback: bool) -> None:
+        self._source = source
+        self._guard = guard = Guard(token=token, port=port, loopback=loopback)
+        self.app = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/login", self._login_page, methods=["GET"]),
+                Route("/login", self._log_in, methods=["POST"]),
+                Route("/metrics", self._metrics),
+                Route("/api/about", self._about),
+                Route("/api/events", self._events),
+                Route("/api/jobs", self._submit, methods=["POST"]),
+                Route("/api/jobs/{job}/cancel", self._cancel, methods=["POST"]),
+                Route("/api/jobs/{job}/spec", self._spec),
+                Route("/api/jobs/{job}/samples", self._samples),
+                Route("/api/jobs/{job}/samples/{step:int}/{purpose}/{prompt:int}", self._sample),
+                Mount("/static", StaticFiles(directory=_STATIC)),
+            ],
+            middleware=[Middleware(Guarded, guard=guard)],
+            exception_handlers={_Refused: _explain, TltError: _explain_ours},
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
+        yield
+        await self._source.close()
+
+    # --- looking
+
+    async def _page(self, _: Request) -> Response:
+        return FileResponse(_STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def _login_page(self, _: Request) -> Response:
+        return FileResponse(_STATIC / "login.html", headers={"cache-control": "no-store"})
+
+    async def _about(self, request: Request) -> Response:
+        """What the page has to know before it listens."""
+        source = self._source
+        job = source.job if isinstance(source, FolderSource) else None
+        return JSONResponse(
+            {
+                "session": source.session and source.session.spec.name,
+                "run": job,
+                "may_change": bool(request.state.may_change) and source.session is not None,
+            },
+            headers={"cache-control": "no-store"},
+        )
+
+    async def _events(self, request: Request) -> Response:
+        feeds: dict[str, Feed] = {}
+        if self._source.session is not None:
+            feeds["session"] = self._source.session
+        job = request.query_params.get("job")
+        if job is not None:
+            feeds["run"] = await self._feed(job)
+        last = request.headers.get("last-event-id") or request.query_params.get("last")
+        return StreamingResponse(
+            events(feeds, last),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    async def _metrics(self, _: Request) -> Response:
+        """Of the session and the job that runs, or of the run that is shown."""
+        source, view, job = self._source, None, None
+        if source.session is not None:
+            view = await source.session.view()
+            job = next((line.job for line in view.jobs if line.status == "running"), None)
+        elif isinstance(source, FolderSource):
+            job = source.job
+        run = None if job is None else (await self._run(job)).run
+        return Response(exposition(view, run), media_type=CONTENT_TYPE)
+
+    async def _samples(self, request: Request) -> Response:
+        """The rounds, and the groups of one: the one that is asked for, or the newest."""
+        samples = (await self._run(request.path_params["job"])).run.samples
+        rounds = samples.rounds()
+        step, purpose = request.query_params.get("step"), request.query_params.get("purpose")
+        chosen = rounds[0] if rounds else None
+        if step is not None and purpose in ("train", "eval") and step.isdecimal():
+            chosen = Step(int(step)), purpose
+        groups = samples.groups(*chosen) if chosen is not None else []
+        return _json({"rounds": rounds, "chosen": chosen, "groups": groups})
+
+    async def _sample(self, request: Request) -> Response:
+        asked = request.path_params
+        run = (await self._run(asked["job"])).run
+        purpose = cast("Purpose", asked["purpose"])
+        found = run.samples.sample(Step(asked["step"]), purpose, PromptIndex(asked["prompt"]))
+        if found is None:
+            raise _Refused(404, "this group is not remembered any more")
+        return _json(found)
+
+    async def _spec(self, request: Request) -> Response:
+        return JSONResponse(
+            {"yaml": to_yaml((await self._run(request.path_params["job"])).run.spec)}
+        )
+
+    async def _run(self, job: str) -> RunFeed:
+        """Read up to now."""
+        feed = await self._feed(job)
+        await feed.refresh()
+        return feed
+
+    async def _feed(self, job: str) -> RunFeed:
+        try:
+            feed = await self._source.run(JobId(job))
+        except (*GONE, redis.exceptions.RedisError) as error:
+            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
+        if feed is None:
+            raise _Refused(404, f"there is no job '{job}'")
+        return feed
+
+    # --- changing
+
+    async def _submit(self, request: Request) -> Response:
+        session = self._source.session
+        if session is None:
+            raise _Refused(409, "a run's folder is shown, there is no session to submit to")
+        body = await _body(request)
+        folder = Path(str(body.get("folder") or session.spec.runs))
+        spec = read_job_spec(str(body.get("yaml", "")), where="spec", folder=folder)
+        try:
+            record = await session.jobs.submit(spec)
+        except (*GONE, redis.exceptions.RedisError) as error:
+            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
+        return JSONResponse({"job": record.job, "folder": record.folder})
+
+    async def _cancel(self, request: Request) -> Response:
+        session = self._source.session
+        if session is None:
+            raise _Refused(409, "a run's folder is shown, there is no session to ask")
+        job = JobId(request.path_params["job"])
+        try:
+            record = await session.jobs.get(job)
+            if record is None:
+                raise _Refused(404, f"there is no job '{job}'")
+            if record.status not in ENDED:
+                await session.jobs.cancel(job)
+        except (*GONE, redis.exceptions.RedisError) as error:
+            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
+        return JSONResponse({"job": job, "status": record.status})
+
+    async def _log_in(self, request: Request) -> Response:
+        body = await _body(request)
+        if not self._guard.accepts(str(body.get("token", ""))):
+            raise _Refused(401, "this is not the token")
+        return self._guard.remember(JSONResponse({}))
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            raise _Refused(413, "that is too much")
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        raise _Refused(400, f"not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _Refused(400, "not a JSON object")
+    return cast("dict[str, Any]", body)
+
+
+def _json(value: Any) -> Response:
+    return Response(
+        _encode(value), media_type="application/json", headers={"cache-control": "no-store"}
+    )
+
+
+async def _explain(_: Request, error: Exception) -> Response:
+    status = error.status if isinstance(error, _Refused) else 500
+    return JSONResponse({"error": str(error)}, status_code=status)
+
+
+async def _explain_ours(_: Request, error: Exception) -> Response:
+    return JSONResponse(
+        {"error": str(error)}, status_code=400 if isinstance(error, ConfigError) else 500
+    )

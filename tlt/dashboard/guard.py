@@ -1,0 +1,148 @@
+"""Who may ask, and from where.
+
+On the host's own address everybody on it may look, unless a token was asked for; on any other
+nobody without one. Changing something always takes the token, and a request that a page of ours
+made: no other site can send our header, and browsers name the site that asks. A page of another
+name that resolves to our address is refused by the name that it asks for.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-tlt"
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+# what is shown to somebody without a token: it holds nothing but a field for it
+_OPEN = ("/static/", "/login")
+
+
+class Guard:
+    def __init__(self, *, token: str, port: int, loopback: bool) -> None:
+        self._token = token
+        # cookies are shared between the ports of a host
+        self._cookie = f"tlt-{port}"
+        self._loopback = loopback
+
+    def judge(self, request: Request) -> Response | None:
+        """None: it may pass."""
+        if self._loopback and not _names_loopback(request.headers.get("host", "")):
+            return _refused(400, "this page answers to its own address only")
+        offered = request.query_params.get("token")
+        if offered is not None and request.method == "GET" and request.url.path == "/":
+            return self._log_in(offered)
+        known = self._knows_token(request)
+        if request.method not in ("GET", "HEAD"):
+            if not _is_ours(request.headers):
+                return _refused(403, "a request from another site")
+            if request.url.path != "/login" and not known:
+                return _refused(401, "the token is needed: open the address that tlt printed")
+        elif not self._loopback and not known:
+            path = request.url.path
+            if path == "/":
+                return RedirectResponse("/login", status_code=303)
+            if not path.startswith(_OPEN):
+                return _refused(401, "the token is needed")
+        request.state.may_change = known
+        return None
+
+    def accepts(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    def remember(self, response: Response) -> Response:
+        response.set_cookie(
+            self._cookie, self._token, httponly=True, samesite="strict", max_age=30 * 86400
+        )
+        return response
+
+    def _log_in(self, token: str) -> Response:
+        """The token leaves the address line for a cookie that no script reads."""
+        if not self.accepts(token):
+            return _refused(401, "this is not the token")
+        return self.remember(RedirectResponse("/", status_code=303))
+
+    def _knows_token(self, request: Request) -> bool:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.accepts(bearer):
+            return True
+        return self.accepts(request.cookies.get(self._cookie, ""))
+
+
+class Guarded:
+    """What the guard lets pass, and what every answer says of itself."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-cache")
+            await send(message)
+
+        request = Request(scope)
+        answer = self._guard.judge(request)
+        await (answer or self._app)(scope, receive, send_guarded)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _names_loopback(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _is_ours(headers: Headers | Mapping[str, str]) -> bool:
+    """No other site's page can set this header without being asked first, and we never agree."""
+    if headers.get(HEADER) is None:
+        return False
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status_code=status)

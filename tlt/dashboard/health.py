@@ -1,0 +1,266 @@
+"""How the streams and the workers of a session are, read from Redis and nowhere written."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import redis.exceptions
+
+from tlt.config import SessionSpec
+from tlt.dashboard.tail import Held, Holding
+from tlt.messages import Heartbeat, PromptIssued
+from tlt.store.codec import Codec
+from tlt.store.connection import GONE, Connection
+from tlt.store.keys import ROLLOUT, Keys
+from tlt.types import Incarnation, JobId, WorkerId
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LONGEST = 32
+_LISTED = 128
+_codec = Codec[PromptIssued](PromptIssued)
+
+
+class StreamHealth(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    # None where the stream is read without one
+    group: str | None
+    depth: int
+    # delivered and not acknowledged
+    pending: int = 0
+    # something was not yet delivered
+    unread: bool = False
+    # of what is not acknowledged
+    oldest_seconds: float = 0.0
+
+
+class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    worker: WorkerId
+    incarnation: Incarnation
+    ranks: int
+    running: int
+    job: JobId | None
+    # since its heartbeat last changed, by our own clock
+    silent_seconds: float
+    memory_bytes: int
+    pid: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    error: str | None = None
+    lease_seconds: float = 0.0
+    streams: tuple[StreamHealth, ...] = ()
+    # the most urgent first, where they are too many to tell all
+    workers: tuple[WorkerHealth, ...] = ()
+    all_workers: int = 0
+    # of all: silent for half a lease or longer, and without a rank
+    silent: int = 0
+    rankless: int = 0
+    running: int = 0
+    dead_letters: int = 0
+    redis_bytes: int = 0
+    memory_used: int = 0
+    memory_total: int = 0
+    load: float = 0.0
+
+
+class Watcher:
+    """Remembers when each heartbeat last changed."""
+
+    def __init__(self, connection: Connection, session: SessionSpec) -> None:
+        self._connection = connection
+        self._session = session
+        self._keys = Keys(session.name)
+        self._beats: dict[WorkerId, Heartbeat] = {}
+        self._seen: dict[WorkerId, tuple[tuple[int, int], float]] = {}
+        self._prompts: dict[bytes, PromptIssued] = {}
+
+    async def look(self, job: JobId | None) -> tuple[Health, Holding]:
+        """With the answers of the running job that are being written."""
+        try:
+            return await self._look(job)
+        except (*GONE, redis.exceptions.RedisError) as error:
+            lease = self._session.lease_seconds
+            return Health(error=str(error), lease_seconds=lease), Holding()
+
+    async def _look(self, job: JobId | None) -> tuple[Health, Holding]:
+        keys = self._keys
+        named = {"events": keys.events}
+        if job is not None:
+            named |= {"prompts": keys.prompts(job), "growing": keys.growing(job)}
+        beats, dead, memory, *found = await self._ask(
+            lambda pipe: [
+                pipe.hgetall(keys.heartbeats),
+                pipe.xlen(keys.dead_letters),
+                pipe.info("memory"),
+                *(
+                    question
+                    for key in named.values()
+                    for question in (pipe.xlen(key), pipe.xinfo_groups(key))
+                ),
+            ]
+        )
+        lengths, groups = found[::2], found[1::2]
+        self._see(beats)
+        streams: list[StreamHealth] = []
+        holding = Holding()
+        for (name, key), depth, known in zip(named.items(), lengths, groups, strict=True):
+            if not isinstance(known, list):
+                continue  # not there, or no longer
+            streams += await self._streams(name, key, depth, known)
+            if name == "prompts" and known:
+                holding = await self._in_hand(key, int(known[0]["pending"]))
+        used, total = _machine_memory()
+        health = Health(
+            lease_seconds=self._session.lease_seconds,
+            streams=tuple(streams),
+            workers=tuple(self._worker(*each) for each in self._told()),
+            all_workers=len(self._beats),
+            silent=sum(map(self._is_silent, self._beats)),
+            rankless=sum(not beat.rank_pids for beat in self._beats.values()),
+            running=sum(beat.running for beat in self._beats.values()),
+            dead_letters=int(dead),
+            redis_bytes=int(memory["used_memory"]),
+            memory_used=used,
+            memory_total=total,
+            load=round(os.getloadavg()[0], 2),
+        )
+        return health, holding
+
+    async def _ask(self, questions: Callable[[Any], object]) -> list[Any]:
+        """In one trip; a question about what is not there is answered by its error."""
+        async with self._connection.pipeline(transaction=False) as pipe:
+            questions(pipe)
+            answers: list[Any] = await pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, GONE):
+                raise answer
+        return answers
+
+    def _see(self, raw: dict[bytes, bytes]) -> None:
+        self._beats = {
+            WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
+            for worker, beat in raw.items()
+        }
+        now = time.monotonic()
+        for worker, beat in self._beats.items():
+            pulse = beat.incarnation, beat.counter
+            if worker not in self._seen or self._seen[worker][0] != pulse:
+                self._seen[worker] = pulse, now
+
+    async def _streams(
+        self, name: str, key: str, depth: int, groups: list[dict[str, Any]]
+    ) -> list[StreamHealth]:
+        if not groups:
+            return [StreamHealth(name=name, group=None, depth=depth)]
+        answers = await self._ask(
+            lambda pipe: [
+                question
+                for group in groups
+                for question in (
+                    pipe.xpending_range(key, group["name"], min="-", max="+", count=1),
+                    pipe.xrange(key, min=f"({group['last-delivered-id'].decode()}", count=1),
+                )
+            ]
+        )
+        found: list[StreamHealth] = []
+        for group, pending, unread in zip(groups, answers[::2], answers[1::2], strict=True):
+            oldest = [row["message_id"] for row in pending] + [id_ for id_, _ in unread]
+            found.append(
+                StreamHealth(
+                    name=name,
+                    group=group["name"].decode(),
+                    depth=depth,
+                    pending=int(group["pending"]),
+                    unread=bool(unread),
+                    oldest_seconds=round(max(map(_age, oldest), default=0.0), 1),
+                )
+            )
+        return found
+
+    async def _in_hand(self, key: str, running: int) -> Holding:
+        """Entries are read in their order, so that the first have been in hand the longest."""
+        [rows] = await self._ask(
+            lambda pipe: pipe.xpending_range(key, ROLLOUT, min="-", max="+", count=_LONGEST)
+        )
+        if not isinstance(rows, list):
+            return Holding()
+        ids = [row["message_id"] for row in rows]
+        self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
+        unknown = [id_ for id_ in ids if id_ not in self._prompts]
+        if unknown:
+            answers = await self._ask(
+                lambda pipe: [pipe.xrange(key, min=id_, max=id_) for id_ in unknown]
+            )
+            for id_, entries in zip(unknown, answers, strict=True):
+                for _, fields in entries:
+                    self._prompts[id_] = _codec.decode(fields)
+        owners = {beat.incarnation: worker for worker, beat in self._beats.items()}
+        held = [
+            Held(
+                prompt=prompt.prompt,
+                member=prompt.member,
+                worker=owners.get(Incarnation(int(row["consumer"]))),
+                seconds=row["time_since_delivered"] / 1000,
+                attempt=prompt.attempt,
+            )
+            for row in rows
+            if (prompt := self._prompts.get(row["message_id"])) is not None
+        ]
+        longest = sorted(held, key=lambda one: -one.seconds)
+        return Holding(longest=tuple(longest), running=running)
+
+    def _told(self) -> list[tuple[WorkerId, Heartbeat]]:
+        beats = sorted(self._beats.items(), key=lambda each: _natural(each[0]))
+        if len(beats) <= _LISTED:
+            return beats
+        beats.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
+        return beats[:_LISTED]
+
+    def _silent_seconds(self, worker: WorkerId) -> float:
+        return time.monotonic() - self._seen[worker][1]
+
+    def _is_silent(self, worker: WorkerId) -> bool:
+        return self._silent_seconds(worker) > self._session.lease_seconds / 2
+
+    def _worker(self, worker: WorkerId, beat: Heartbeat) -> WorkerHealth:
+        return WorkerHealth(
+            worker=worker,
+            incarnation=beat.incarnation,
+            ranks=len(beat.rank_pids),
+            running=beat.running,
+            job=beat.job,
+            silent_seconds=round(self._silent_seconds(worker), 1),
+            memory_bytes=sum(map(_resident, (beat.pid, *beat.rank_pids))),
+            pid=beat.pid,
+        )
+
+
+def _natural(worker: WorkerId) -> tuple[int, str]:
+    return len(worker), worker
+
+
+def _age(entry: bytes) -> float:
+    """An entry's number begins with the time at which it was added."""
+    return max(0.0, time.time() - int(entry.split(b"-")[0]) / 1000)
+
+
+def _resident(pid: int) -> int:
+    """0 for a process that is gone, or on another host."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _machine_memory() -> tuple[int, int]:
+    """Used and all, in bytes."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        total, free = (int(lines[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+    return total - free, total

@@ -1,0 +1,149 @@
+"""One run, folded from its journal as far as that goes by now."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.dashboard.pace import Pace
+from tlt.dashboard.samples import Samples
+from tlt.dashboard.tail import Tail
+from tlt.errors import ConfigError, JournalError
+from tlt.messages import (
+    AnyEvent,
+    Command,
+    DrafterLearned,
+    DrafterRefused,
+    FinishRun,
+    JobStarted,
+    RolloutFinished,
+    StrategyChosen,
+)
+from tlt.narration import Narrator
+from tlt.policies.ledger import Lanes, Ledger, Ways
+from tlt.policies.run_state import RunState
+from tlt.store.journal import FILE_NAME, START, JournalEntry, follow
+from tlt.types import JobId, JobStatus
+
+_LINES = 2000
+_LOSSES = 2000
+# entries between two looks at the clock
+_STRIDE = 16
+
+
+class Loss(msgspec.Struct, frozen=True, array_like=True):
+    at: float
+    loss: float
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    at: float
+    text: str
+
+
+class Run:
+    def __init__(self, folder: Path, spec: JobSpec) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.begin()
+
+    def begin(self) -> None:
+        """From the first entry on: what was read may have been taken back."""
+        self.position = START
+        # of the first entry, and of the last one
+        self.began: float | None = None
+        self.heard = 0.0
+        self.status: JobStatus = "queued"
+        self.error: str | None = None
+        self.ledger = Ledger(JobId(self.folder.name), self.spec)
+        self.narrator = Narrator(self.ledger)
+        self.lanes = Lanes()
+        self.ways = Ways()
+        self.tail = Tail()
+        self.pace = Pace()
+        self.samples = Samples(self.folder, self.spec)
+        self.losses: deque[Loss] = deque(maxlen=_LOSSES)
+        self.refusals: list[str] = []
+        self.lines: deque[Line] = deque(maxlen=_LINES)
+        self.new_lines: list[Line] = []
+        self._line = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.ledger.ended
+
+    @property
+    def unread(self) -> int:
+        """Bytes of the journal."""
+        try:
+            return (self.folder / FILE_NAME).stat().st_size - self.position.bytes
+        except FileNotFoundError:
+            return 0
+
+    def advance(self, budget: float) -> bool:
+        """Fold what has come for `budget` seconds at most; whether anything was."""
+        unread = self.unread
+        if unread < 0:
+            raise JournalError(f"{self.folder / FILE_NAME}: shorter than it was")
+        if unread == 0:
+            return False
+        deadline = time.monotonic() + budget
+        first = self.position
+        for count, (entry, after) in enumerate(follow(self.folder / FILE_NAME, self.position)):
+            self._fold(entry)
+            self.position = after
+            if count % _STRIDE == 0 and time.monotonic() > deadline:
+                break
+        return self.position != first
+
+    def _fold(self, entry: JournalEntry) -> None:
+        event = entry.event
+        if isinstance(event, JobStarted):
+            self.began, self.status = entry.at, "running"
+        self.heard = max(self.heard, entry.at)
+        at = 0.0 if self.began is None else round(entry.at - self.began, 3)
+        before = self.ledger.state
+        commands = self.ledger.add(event, entry.at)
+        after = self.ledger.state
+        self.lanes.watch(before, event, after, commands, at)
+        self.tail.watch(self.ledger, event)
+        self.samples.watch(event, self.position)
+        self._watch(before, event, after, at)
+        self._tell(event, commands, at)
+        for command in commands:
+            if isinstance(command, FinishRun):
+                self.status, self.error = command.status, command.error
+
+    def _watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
+        match event:
+            case StrategyChosen() if after.spending is not before.spending:
+                self.ways.add(event, at)
+                self.pace.add(at, sum(tally.tokens for tally in event.tallies))
+            case RolloutFinished() if not self.spec.speculation.arms:
+                self.pace.add(at, event.length)
+            case DrafterLearned() if after.schooling is not before.schooling:
+                self.losses.append(Loss(at, event.loss))
+            case DrafterRefused():
+                self.refusals.append(f"{event.worker}: {event.error}")
+            case _:
+                pass
+
+    def _tell(self, event: AnyEvent, commands: Sequence[Command], at: float) -> None:
+        for text in self.narrator.lines(event, commands):
+            self._line += 1
+            line = Line(self._line, at, text)
+            self.lines.append(line)
+            self.new_lines.append(line)
+
+
+def read_spec(folder: Path) -> JobSpec:
+    try:
+        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder}: there is no run") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder / 'spec.json'}: {error}") from error

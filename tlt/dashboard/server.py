@@ -1,0 +1,85 @@
+"""The dashboard's own process: one port, one loop, gone without a trace when it is told to end."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from tlt.dashboard.app import Dashboard
+from tlt.dashboard.guard import is_loopback
+from tlt.dashboard.sources import Source
+from tlt.errors import ConfigError
+
+PORT = 8420
+# tried after the first, where none was asked for
+_MORE_PORTS = 20
+_TOKEN_FILE = "dashboard-token"
+
+
+def kept_token(folder: Path) -> str:
+    """The same for as long as the session's folder is there, so that an open page stays good."""
+    file = folder / _TOKEN_FILE
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_urlsafe(24))
+        return file.read_text()
+
+
+def serve(
+    make_source: Callable[[], Source],
+    *,
+    host: str,
+    port: int | None,
+    token: str | None,
+    ready: Callable[[str], None],
+) -> None:
+    """Until it is told to end; `ready` is given the address, once it answers there."""
+    loopback = is_loopback(host)
+    if not loopback and not token:
+        raise ConfigError(f"--host {host}: everybody there could look; give a --token, too")
+    token = token or secrets.token_urlsafe(24)
+    with _listen(host, port) as listener:
+        found = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+
+        async def run() -> None:
+            source = make_source()
+            app = Dashboard(source, token=token, port=found, loopback=loopback).app
+            config = uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                # those who listen would otherwise keep it up
+                timeout_graceful_shutdown=1,
+            )
+            server = uvicorn.Server(config)
+            ready(f"http://{shown}:{found}/?token={token}")
+            await server.serve(sockets=[listener])
+
+        asyncio.run(run())
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ports = [port] if port is not None else [*range(PORT, PORT + _MORE_PORTS), 0]
+    for each in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, each))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if each == ports[-1]:
+                raise ConfigError(f"{host}:{each}: cannot listen: {error.strerror}") from error
+        else:
+            return listener
+    raise AssertionError("there is always a last port")

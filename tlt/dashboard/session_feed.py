@@ -1,0 +1,126 @@
+"""A session as listeners follow it: its jobs, its workers and how its streams are."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+import redis.exceptions
+
+from tlt.config import SessionSpec
+from tlt.dashboard.advice import Advice, about_session, ordered
+from tlt.dashboard.channel import Channel
+from tlt.dashboard.health import Health, Watcher
+from tlt.dashboard.tail import Holding
+from tlt.messages import JobRecord
+from tlt.session_files import is_up
+from tlt.store.connection import GONE, Connection, shown
+from tlt.store.jobs import Jobs
+from tlt.types import JobId, JobStatus
+
+_TICK_SECONDS = 1.0
+_JOBS = 200
+# looking may take one part in so many of the time
+_SHARE = 40
+_encode = msgspec.json.Encoder().encode
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    job: JobId
+    status: JobStatus
+    error: str | None
+    submitted: float
+    folder: str
+    steps: int
+
+
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    up: bool
+    redis: str
+    runs: str
+    device: str
+    planned_workers: int
+    jobs: tuple[JobLine, ...]
+    # older ones, not listed
+    more: int
+    health: Health
+    advice: tuple[Advice, ...]
+
+
+class SessionFeed:
+    def __init__(self, spec: SessionSpec, connection: Connection) -> None:
+        self.spec = spec
+        self.jobs = Jobs(connection, spec)
+        self.channel = Channel(past=0)
+        self._watcher = Watcher(connection, spec)
+        self._records: list[JobRecord] = []
+        self._holding: dict[JobId, Holding] = {}
+        self._said = b""
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self, bell: asyncio.Event) -> None:
+        self.channel.listen(bell)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._follow())
+
+    def leave(self, bell: asyncio.Event) -> None:
+        self.channel.leave(bell)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def view(self) -> SessionView:
+        """For who asks once and does not listen."""
+        return await self._look()
+
+    def holding(self, job: JobId) -> Holding:
+        return self._holding.get(job, Holding())
+
+    def whole(self) -> bytes:
+        return self._said or b"null"
+
+    async def _follow(self) -> None:
+        while self.channel.listeners:
+            begun = time.monotonic()
+            said = _encode(await self._look())
+            pause = max(_TICK_SECONDS, _SHARE * (time.monotonic() - begun))
+            if said != self._said:
+                self._said = said
+                self.channel.publish(said)
+            await asyncio.sleep(pause)
+
+    async def _look(self) -> SessionView:
+        # while Redis is away, what it said last is still the best that is known
+        with contextlib.suppress(*GONE, redis.exceptions.RedisError):
+            self._records = await self.jobs.all()
+        current = next((r.job for r in self._records if r.status == "running"), None)
+        health, holding = await self._watcher.look(current)
+        self._holding = {} if current is None else {current: holding}
+        newest = self._records[-_JOBS:]
+        return SessionView(
+            name=self.spec.name,
+            up=is_up(Path(self.spec.folder)),
+            redis=shown(self.spec.redis_url),
+            runs=self.spec.runs,
+            device=self.spec.device,
+            planned_workers=self.spec.workers,
+            jobs=tuple(
+                JobLine(
+                    job=record.job,
+                    status=record.status,
+                    error=record.error,
+                    submitted=record.submitted,
+                    folder=record.folder,
+                    steps=record.spec.algorithm.steps,
+                )
+                for record in reversed(newest)
+            ),
+            more=len(self._records) - len(newest),
+            health=health,
+            advice=ordered(tuple(about_session(health))),
+        )

@@ -1,0 +1,109 @@
+// uPlot in our colours: made anew when the theme changes, sized with its box.
+
+import uPlot from "./vendor/uPlot.esm.js";
+import { h, show } from "./dom.js";
+import { number } from "./format.js";
+import { colours, onTheme } from "./theme.js";
+
+const HEIGHT = 170;
+
+// `series`: {name, colour, dashed, points, bars, format}; `x`: {name, format}; a band fills between two.
+export class Chart {
+  constructor(title, { x, series, format = number, band = null, zero = true, top = null, empty = "Nothing yet." }) {
+    this.options = { x, series, format, band, zero, top };
+    this.data = null;
+    this.plot = null;
+    this.frame = h("div", { role: "img", "aria-label": title });
+    this.nothing = h("p", { class: "empty" }, empty);
+    this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.nothing);
+    this.forget = onTheme(() => this.make());
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.element);
+  }
+
+  close() {
+    this.forget();
+    this.observer.disconnect();
+    this.plot?.destroy();
+  }
+
+  // Columns: x, then one for each series.
+  set(data) {
+    const there = data[0].length > 0;
+    show(this.nothing, !there);
+    show(this.frame, there);
+    this.data = there ? data : null;
+    if (!there) return;
+    if (this.plot) this.plot.setData(data);
+    else this.make();
+  }
+
+  resize() {
+    const width = Math.floor(this.element.clientWidth);
+    if (!width || !this.data) return;
+    if (!this.plot) this.make();
+    else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+  }
+
+  make() {
+    this.plot?.destroy();
+    this.plot = null;
+    const width = Math.floor(this.element.clientWidth);
+    if (!width || !this.data) return;
+    const paint = colours();
+    const { x, series, format, band, zero, top } = this.options;
+    const axis = {
+      stroke: paint.soft,
+      grid: { stroke: paint.line, width: 1 },
+      ticks: { stroke: paint.line, width: 1, size: 4 },
+      font: "11px system-ui, sans-serif",
+    };
+    const range = (_, low, high) => {
+      if (low === null) return [0, 1];
+      const bottom = zero ? Math.min(0, low) : low;
+      const end = Math.max(high, top ?? -Infinity);
+      const room = (end - bottom || Math.abs(end) || 1) * 0.06;
+      return [bottom === 0 ? 0 : bottom - room, end + room];
+    };
+    this.plot = new uPlot(
+      {
+        width,
+        height: HEIGHT,
+        padding: [8, 10, 0, 0],
+        cursor: { points: { size: 6 }, drag: { x: true, y: false } },
+        scales: { x: { time: false, range: (_, a, b) => [a, b > a ? b : a + 1] }, y: { range } },
+        axes: [
+          { ...axis, size: 30, space: 60, values: (_, ticks) => ticks.map((v) => (v === null ? "" : (x.tick ?? x.format)(v))) },
+          { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((v) => (v === null ? "" : format(v))) },
+        ],
+        series: [
+          { label: x.name, value: (_, v) => (v === null || v === undefined ? "" : x.format(v)) },
+          ...series.map((one) => ({
+            label: one.name,
+            stroke: paint[one.colour],
+            fill: one.bars ? paint[one.colour] : undefined,
+            width: one.width ?? 2,
+            dash: one.dashed ? [5, 4] : undefined,
+            spanGaps: true,
+            points: { show: one.points ?? undefined, size: 6, fill: paint.card },
+            paths: one.bars ? uPlot.paths.bars({ size: [0.9, 60] }) : one.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+            value: (_, v) => (v === null || v === undefined ? "–" : (one.format ?? format)(v)),
+          })),
+        ],
+        bands: band ? [{ series: band, fill: `${paint["series-1"]}26` }] : undefined,
+      },
+      this.data,
+      this.frame,
+    );
+  }
+}
+
+// Several curves with points of their own over one x: null where one has none.
+export function joined(curves) {
+  const xs = [...new Set(curves.flatMap(([at]) => at))].sort((a, b) => a - b);
+  const columns = curves.map(([at, values]) => {
+    const known = new Map(at.map((x, index) => [x, values[index]]));
+    return xs.map((x) => known.get(x) ?? null);
+  });
+  return [xs, ...columns];
+}

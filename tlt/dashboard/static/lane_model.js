@@ -1,0 +1,111 @@
+// What the lanes show: for each worker the moments at which its duty changed, and what ran.
+
+export const DUTIES = ["rollout", "draft", "preempting", "learn", "idle", "leaving", "away"];
+const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
+export const OVER = -1;
+
+class Lane {
+  constructor(name) {
+    this.name = name;
+    this.at = [];
+    this.duty = [];
+    this.batchAt = [];
+    this.rows = [];
+    this.marks = [];
+  }
+
+  // The last change at or before a time; -1 before the first.
+  find(time) {
+    return lastBefore(this.at, time);
+  }
+
+  batch(time) {
+    const index = lastBefore(this.batchAt, time);
+    return index < 0 ? null : this.rows[index];
+  }
+}
+
+export class LaneModel {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.lanes = [];
+    this.order = [];
+    this.marks = [];
+    this.mostRows = 1;
+  }
+
+  apply(news) {
+    for (let index = this.lanes.length; index < news.names.length; index++) {
+      this.lanes.push(new Lane(news.names[index]));
+    }
+    if (this.order.length !== this.lanes.length) {
+      const names = new Intl.Collator("en", { numeric: true });
+      this.order = [...this.lanes].sort((a, b) => names.compare(a.name, b.name));
+    }
+    for (const [worker, at, duty] of news.changes) {
+      const lane = this.lanes[worker];
+      lane.at.push(at);
+      lane.duty.push(CODES.get(duty) ?? OVER);
+    }
+    for (const [worker, at, rows] of news.batches) {
+      const lane = this.lanes[worker];
+      lane.batchAt.push(at);
+      lane.rows.push(rows);
+      if (rows > this.mostRows) this.mostRows = rows;
+    }
+    for (const [at, kind, worker, text] of news.marks) {
+      (worker === null ? this.marks : this.lanes[worker].marks).push({ at, kind, text });
+    }
+  }
+
+  // For each of `width` pixels the workers at each duty, as the mean over its time.
+  shares(from, to, now, width) {
+    const sums = DUTIES.map(() => new Float64Array(width + 2));
+    const parts = DUTIES.map(() => new Float64Array(width + 2));
+    const scale = width / (to - from);
+    for (const lane of this.lanes) {
+      const first = Math.max(0, lane.find(from));
+      for (let index = first; index < lane.at.length; index++) {
+        if (lane.at[index] > to) break;
+        const duty = lane.duty[index];
+        if (duty === OVER) continue;
+        const end = index + 1 < lane.at.length ? lane.at[index + 1] : now;
+        const a = Math.max(0, (lane.at[index] - from) * scale);
+        const b = Math.min(width, (end - from) * scale);
+        if (b <= a) continue;
+        const left = Math.floor(a);
+        const right = Math.floor(b);
+        if (left === right) {
+          parts[duty][left] += b - a;
+        } else {
+          parts[duty][left] += left + 1 - a;
+          parts[duty][right] += b - right;
+          sums[duty][left + 1] += 1;
+          sums[duty][right] -= 1;
+        }
+      }
+    }
+    for (let duty = 0; duty < DUTIES.length; duty++) {
+      let running = 0;
+      for (let x = 0; x < width; x++) {
+        running += sums[duty][x];
+        parts[duty][x] += running;
+      }
+    }
+    return parts;
+  }
+}
+
+export function lastBefore(sorted, value) {
+  let low = 0;
+  let high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}

@@ -1,0 +1,159 @@
+// The frame: what is shown, whether it is alive, and the keys.
+
+import { ask } from "./asking.js";
+import { fill, h, say, show } from "./dom.js";
+import { Feed } from "./feed.js";
+import { JobPage } from "./job.js";
+import { RunModel } from "./run_model.js";
+import { SessionPage } from "./session.js";
+import { chooseTheme, chosenTheme } from "./theme.js";
+
+const REDRAW_MS = 500;
+const STATES = {
+  connecting: "connecting",
+  live: "live",
+  stale: "nothing heard for a while",
+  lost: "disconnected, trying again",
+};
+
+class App {
+  constructor(about) {
+    this.about = about;
+    this.session = null;
+    this.run = new RunModel();
+    this.page = null;
+    this.job = undefined;
+    this.dirty = new Set();
+    this.scheduled = false;
+    this.feed = new Feed({
+      run: (update) => this.changed(this.run.apply(update)),
+      session: (view) => {
+        if (view === null) return;
+        this.session = view;
+        this.changed(["session"]);
+      },
+      connection: (state) => this.connected(state),
+    });
+    this.frame();
+    addEventListener("hashchange", () => this.go());
+    addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("visibilitychange", () => this.draw());
+    setInterval(() => this.tick(), REDRAW_MS);
+    this.go();
+  }
+
+  frame() {
+    this.where = h("span", { class: "where" });
+    this.connection = h("span", { class: "connection", role: "status" });
+    this.banner = h("div", { class: "banner", role: "alert", hidden: true });
+    this.main = h("main", { id: "main", tabindex: "-1" });
+    this.theme = h("button", { type: "button", onclick: () => this.nextTheme() });
+    this.jump = h("nav", { class: "jump", "aria-label": "Sections" });
+    this.nextTheme(chosenTheme());
+    fill(
+      document.querySelector("#app"),
+      h(
+        "header",
+        { class: "bar" },
+        h("a", { class: "brand", href: this.about.run ? `#/job/${this.about.run}` : "#/" }, "TLT"),
+        this.where,
+        h("span", { class: "space" }),
+        this.connection,
+        this.theme,
+      ),
+      this.banner,
+      this.jump,
+      this.main,
+    );
+  }
+
+  nextTheme(name) {
+    const order = ["auto", "light", "dark"];
+    const next = name ?? order[(order.indexOf(chosenTheme()) + 1) % order.length];
+    if (name === undefined) chooseTheme(next);
+    say(this.theme, { auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[next]);
+    this.theme.setAttribute("aria-label", `Colours: ${next}`);
+  }
+
+  go() {
+    const [, job, part] = location.hash.match(/^#\/job\/([^/]+)(?:\/(.+))?$/) ?? [];
+    const wanted = job === undefined ? this.about.run : decodeURIComponent(job);
+    if (wanted !== this.job) this.open(wanted);
+    if (part) document.getElementById(part)?.scrollIntoView();
+  }
+
+  open(job) {
+    this.page?.close();
+    this.job = job;
+    this.run.clear();
+    document.title = job === null ? "TLT" : `${job} · TLT`;
+    const links = [];
+    if (this.about.session) links.push(h("a", { href: "#/" }, `session ${this.about.session}`));
+    if (job !== null) links.push(h("strong", {}, job));
+    fill(this.where, links.flatMap((link, index) => (index ? [" › ", link] : [link])));
+    this.page = job === null ? new SessionPage(this) : new JobPage(this, job);
+    fill(this.main, this.page.element);
+    const sections = this.page.sections ?? [];
+    show(this.jump, sections.length > 0);
+    fill(
+      this.jump,
+      sections.map(([id, name]) => h("a", { href: `#/job/${encodeURIComponent(job)}/${id}` }, name)),
+    );
+    this.feed.open(job);
+    this.changed(["session"]);
+    scrollTo(0, 0);
+  }
+
+  connected(state) {
+    this.connection.dataset.state = state;
+    document.body.dataset.connection = state;
+    say(this.connection, STATES[state]);
+    this.banner.dataset.state = state;
+    show(this.banner, state === "lost" || state === "stale");
+    say(
+      this.banner,
+      state === "lost"
+        ? "The dashboard does not answer. What is shown is how it was; jobs run on without it."
+        : "Nothing was heard from the dashboard for a while. What is shown may be old.",
+    );
+  }
+
+  get isConnected() {
+    return this.feed.state === "live";
+  }
+
+  changed(names) {
+    for (const name of names) this.dirty.add(name);
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (document.hidden || !this.page) return;
+    const dirty = this.dirty;
+    this.dirty = new Set();
+    this.page.update(dirty);
+  }
+
+  // Time passes on the lanes, whether or not something was told.
+  tick() {
+    if (!document.hidden && this.isConnected && this.run.live) this.page.update(new Set(["time"]));
+  }
+
+  key(event) {
+    const typing = event.target.closest?.("input, textarea, select, dialog, [role=application]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "t") this.nextTheme();
+    else if (event.key === "j" && this.about.session) location.hash = "#/";
+    else if (/^[1-9]$/.test(event.key)) this.jump.querySelectorAll("a")[Number(event.key) - 1]?.click();
+  }
+}
+
+ask("/api/about").then(
+  (about) => new App(about),
+  (error) => fill(document.querySelector("#app"), h("p", { class: "boot" }, error.message)),
+);

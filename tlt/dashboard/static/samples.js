@@ -1,0 +1,124 @@
+// Samples: a prompt and its group's answers side by side, tokens by how they came about.
+
+import { ask } from "./asking.js";
+import { card, fill, h, say, table } from "./dom.js";
+import { count, number, plural, seconds } from "./format.js";
+
+const ORIGINS = { accepted: "guessed and accepted", corrected: "corrected by the policy", plain: "nothing was guessed" };
+
+export class SampleCard {
+  constructor(job) {
+    this.path = `/api/jobs/${encodeURIComponent(job)}/samples`;
+    this.asked = null;
+    this.rounds = h("select", { id: "round", onchange: () => this.load(this.rounds.value) });
+    this.groups = h("div");
+    this.question = h("pre", { class: "question", hidden: true });
+    this.answers = h("div", { class: "sample" });
+    this.complaint = h("p", { class: "complaint", role: "alert" });
+    this.element = card(
+      "Samples",
+      {
+        id: "samples",
+        wide: true,
+        note: [
+          h("label", { for: "round" }, "Round ", this.rounds),
+          h("button", { type: "button", onclick: () => this.load(this.rounds.value) }, "Look again"),
+        ],
+      },
+      h(
+        "div",
+        { class: "stack" },
+        h(
+          "div",
+          { class: "legend" },
+          Object.entries(ORIGINS).map(([origin, name]) => h("span", {}, h("i", { class: origin === "plain" ? "key-plain" : origin }), name)),
+        ),
+        this.complaint,
+        this.groups,
+        this.question,
+        this.answers,
+      ),
+    );
+  }
+
+  // Once there is something; after that, when somebody looks again.
+  update(head) {
+    if (this.asked === null && head && head.entries > 2) this.load("");
+  }
+
+  async load(round) {
+    this.asked = round;
+    say(this.complaint, "");
+    const [purpose, step] = round ? round.split(" ") : [];
+    const query = round ? `?step=${step}&purpose=${purpose}` : "";
+    try {
+      const found = await ask(`${this.path}${query}`);
+      this.list(found);
+    } catch (error) {
+      say(this.complaint, error.message);
+    }
+  }
+
+  list({ rounds, chosen, groups }) {
+    if (!chosen) {
+      this.asked = null;
+      fill(this.groups, h("p", { class: "empty" }, "No answer is there yet."));
+      return;
+    }
+    const name = ([step, purpose]) => (purpose === "eval" ? `evaluation at step ${step}` : `step ${step}`);
+    fill(this.rounds, rounds.map((each) => h("option", { value: `${each[1]} ${each[0]}` }, name(each))));
+    this.rounds.value = `${chosen[1]} ${chosen[0]}`;
+    const rows = groups.map((group) => [
+      h("button", { type: "button", onclick: (event) => this.open(group, event.target) }, `prompt ${group.prompt}`),
+      count(group.answers),
+      number(group.mean, 2),
+      group.low === null ? "–" : `${number(group.low, 2)} to ${number(group.high, 2)}`,
+      `${count(group.longest)} tokens`,
+    ]);
+    fill(
+      this.groups,
+      table([{ name: "group", left: true }, { name: "answers" }, { name: "mean reward" }, { name: "from, to" }, { name: "longest" }], rows, {
+        caption: `${name(chosen)}: ${plural(groups.length, "group")}`,
+      }),
+    );
+    if (groups.length) this.open(groups[0], this.groups.querySelector("button"));
+  }
+
+  async open(group, button) {
+    for (const row of this.groups.querySelectorAll("tr.chosen")) row.classList.remove("chosen");
+    button?.closest("tr")?.classList.add("chosen");
+    say(this.complaint, "");
+    try {
+      const sample = await ask(`${this.path}/${group.step}/${group.purpose}/${group.prompt}`);
+      this.question.hidden = false;
+      fill(
+        this.question,
+        sample.question || "(the prompt's text is not in the run's folder)",
+        sample.answer === null ? null : h("strong", {}, `\n\nright answer: ${sample.answer}`),
+      );
+      fill(this.answers, sample.answers.map(answer));
+    } catch (error) {
+      say(this.complaint, error.message);
+    }
+  }
+}
+
+function answer(one) {
+  const guessed = one.origins.accepted ?? 0;
+  return h(
+    "article",
+    { class: "answer" },
+    h(
+      "header",
+      {},
+      h("strong", {}, one.reward === null ? "not scored yet" : `reward ${number(one.reward, 2)}`),
+      h("span", {}, `member ${one.member}`),
+      h("span", {}, `${count(one.tokens)} tokens in ${seconds(one.seconds)}`),
+      h("span", {}, `${count(guessed)} accepted`),
+      h("span", {}, `on ${one.worker}`),
+      one.stop === "length" ? h("span", {}, "out of room") : null,
+      one.error ? h("span", { class: "complaint" }, one.error) : null,
+    ),
+    h("pre", {}, one.pieces.map(([origin, text]) => (origin && origin !== "plain" ? h("span", { class: origin, title: ORIGINS[origin] }, text) : text))),
+  );
+}

@@ -1,0 +1,89 @@
+// The tail: how the answers of a round come in, how long they are, who still writes.
+
+import { Chart, joined } from "./charts.js";
+import { card, fill, h, say, table } from "./dom.js";
+import { count, percent, seconds } from "./format.js";
+
+export class TailCard {
+  constructor() {
+    this.done = new Chart("Answers that are there (% of the round)", {
+      x: { name: "after", format: seconds },
+      format: (value) => `${Math.round(value)} %`,
+      series: [
+        { name: "this round", colour: "series-1", steps: true },
+        { name: "training round before", colour: "series-2", dashed: true, steps: true, width: 1.5 },
+      ],
+      top: 100,
+      empty: "No answer yet.",
+    });
+    this.lengths = new Chart("How long the answers of this round are", {
+      x: { name: "tokens from", format: count },
+      format: count,
+      series: [{ name: "answers", colour: "series-1", bars: true, width: 0 }],
+      empty: "No answer yet.",
+    });
+    this.sentence = h("p", { class: "hint", "aria-live": "polite" });
+    this.longest = h("div");
+    this.element = card(
+      "The tail",
+      { id: "tail", wide: true },
+      this.sentence,
+      h(
+        "div",
+        { class: "charts" },
+        this.done.element,
+        this.lengths.element,
+        h("div", {}, h("h3", {}, "Longest in hand"), this.longest),
+      ),
+    );
+  }
+
+  close() {
+    this.done.close();
+    this.lengths.close();
+  }
+
+  update(tail, head) {
+    if (tail === null) return;
+    this.done.set(joined([tail.now, tail.before].map((curve) => points(curve, tail))));
+    const { width, counts } = tail.lengths;
+    this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => index * width), counts] : [[], []]);
+    say(this.sentence, sentence(tail, head));
+    fill(
+      this.longest,
+      table(
+        [{ name: "answer", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
+        tail.longest.map((held) => [
+          `prompt ${held.prompt}, member ${held.member}`,
+          held.worker ?? "?",
+          seconds(held.seconds),
+          count(held.attempt + 1),
+        ]),
+        { empty: head.status === "running" ? "Nobody has an answer in hand." : "The run is over." },
+      ),
+    );
+  }
+}
+
+function points(curve, tail) {
+  if (!curve) return [[], []];
+  const scale = (100 * curve.stride) / Math.max(1, curve.expected);
+  const at = [0, ...curve.done];
+  const share = at.map((_, index) => Math.min(100, index * scale));
+  const open = curve === tail.now && tail.seconds > (at.at(-1) ?? 0);
+  return open ? [[...at, tail.seconds], [...share, share.at(-1)]] : [at, share];
+}
+
+function sentence(tail, head) {
+  if (!tail.now) return "No round yet.";
+  const name = tail.now.purpose === "eval" ? "Evaluation" : `Step ${tail.now.step}`;
+  if (!tail.seconds) return `${name}: all answers were there after ${seconds(tail.now.done.at(-1) ?? 0)}.`;
+  const parts = [`${name}, ${seconds(tail.seconds)} in: ${percent(head.settled / Math.max(1, head.expected))} scored`];
+  if (tail.running) parts.push(`${count(tail.running)} in hand`);
+  if (tail.queued) parts.push(`${count(tail.queued)} in the queue`);
+  const last = tail.forecast;
+  const end = last
+    ? ` The last one should be there in ${seconds(last.p50)}, 9 of 10 times within ${seconds(last.p90)}.`
+    : "";
+  return `${parts.join(", ")}.${end}`;
+}

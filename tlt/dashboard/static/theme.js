@@ -1,0 +1,51 @@
+// Light, dark, or as the system has it.
+
+// those that canvases draw with
+const NAMES = [
+  ...["ink", "soft", "line", "card", "sunken", "accent", "batch", "bad"],
+  ...["rollout", "draft", "preempting", "learn", "idle", "leaving", "away"],
+  ...["series-1", "series-2", "series-3", "series-4"],
+];
+const listeners = new Set();
+let memo = null;
+
+export function colours() {
+  if (memo === null) {
+    const style = getComputedStyle(document.documentElement);
+    memo = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+  return memo;
+}
+
+export function onTheme(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function changed() {
+  memo = null;
+  for (const listener of listeners) listener();
+}
+
+export function chooseTheme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  try {
+    localStorage.setItem("theme", name);
+  } catch {
+    // a browser that keeps nothing has the system's theme next time
+  }
+  changed();
+}
+
+export function chosenTheme() {
+  return document.documentElement.dataset.theme ?? "auto";
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+try {
+  const kept = localStorage.getItem("theme");
+  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+} catch {
+  // as above
+}

@@ -1,0 +1,151 @@
+"""The tail of the round in hand: how its answers come in, how long they are, who still writes."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from tlt.dashboard.forecast import Forecast, forecast
+from tlt.messages import AnyEvent, RolloutFinished
+from tlt.policies.ledger import Ledger
+from tlt.policies.ledger.answers import Answers
+from tlt.policies.run_state import RunState
+from tlt.types import Member, PromptIndex, Purpose, Step, WorkerId
+
+_POINTS = 300
+_BINS = 24
+_LONGEST = 12
+# answers whose seconds are remembered
+_REMEMBERED = 2000
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that a worker has in hand."""
+
+    prompt: PromptIndex
+    member: Member
+    worker: WorkerId | None
+    seconds: float
+    attempt: int
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the queue tells of the round in hand: the longest first."""
+
+    longest: tuple[Held, ...] = ()
+    running: int = 0
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers by the seconds after which they were there."""
+
+    step: Step
+    purpose: Purpose
+    expected: int
+    done: tuple[float, ...]
+    # how many answers each point stands for
+    stride: int
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    width: int
+    counts: tuple[int, ...]
+
+
+class TailView(msgspec.Struct, frozen=True, kw_only=True):
+    now: Curve | None
+    before: Curve | None
+    seconds: float
+    lengths: Histogram
+    room: int
+    longest: tuple[Held, ...]
+    running: int
+    queued: int
+    forecast: Forecast | None
+
+
+class _Round:
+    def __init__(self, answers: Answers, state: RunState) -> None:
+        self.answers = answers
+        self.step: Step = state.step
+        self.purpose: Purpose = _purpose(state)
+        self.expected = _expected(state)
+
+    def curve(self) -> Curve:
+        done = self.answers.done
+        stride = max(1, math.ceil(len(done) / _POINTS))
+        return Curve(
+            step=self.step,
+            purpose=self.purpose,
+            expected=self.expected,
+            done=tuple(round(seconds, 2) for seconds in done[stride - 1 :: stride]),
+            stride=stride,
+        )
+
+
+class Tail:
+    def __init__(self) -> None:
+        self._round: _Round | None = None
+        self._before: _Round | None = None
+        self._seconds: list[float] = []
+
+    def watch(self, ledger: Ledger, event: AnyEvent) -> None:
+        state = ledger.state
+        if self._round is None or ledger.round is not self._round.answers:
+            if state.round is None:
+                return
+            if self._round is not None and self._round.purpose == "train":
+                self._before = self._round
+            self._round = _Round(ledger.round, state)
+        if isinstance(event, RolloutFinished):
+            self._seconds.append(event.decode_seconds)
+            if len(self._seconds) > 2 * _REMEMBERED:
+                del self._seconds[:_REMEMBERED]
+
+    def _unfinished(self) -> int:
+        if self._round is None:
+            return 0
+        answers = self._round.answers
+        return self._round.expected - len(answers.lengths) - answers.dropped
+
+    def view(self, state: RunState, now: float, holding: Holding) -> TailView:
+        lengths = [] if self._round is None else self._round.answers.lengths
+        open_ = state.round is not None and not state.round.settled
+        slots = sum(known.info.ranks for known in state.workers.values())
+        queued = max(0, self._unfinished() - holding.running) if open_ else 0
+        return TailView(
+            now=None if self._round is None else self._round.curve(),
+            before=None if self._before is None else self._before.curve(),
+            seconds=now - state.round_began if open_ else 0.0,
+            lengths=histogram(lengths, state.spec.rollout.max_new_tokens),
+            room=state.spec.rollout.max_new_tokens,
+            longest=holding.longest[:_LONGEST] if open_ else (),
+            running=holding.running if open_ else 0,
+            queued=queued,
+            forecast=forecast(
+                [held.seconds for held in holding.longest],
+                self._seconds,
+                queued,
+                slots * state.spec.rollout.slots,
+            )
+            if open_
+            else None,
+        )
+
+
+def histogram(lengths: Sequence[int], room: int) -> Histogram:
+    width = max(1, math.ceil(room / _BINS))
+    counts = [0] * _BINS
+    for length in lengths:
+        counts[min(_BINS - 1, length // width)] += 1
+    return Histogram(width=width, counts=tuple(counts))
+
+
+def _purpose(state: RunState) -> Purpose:
+    return "train" if state.round is None else state.round.purpose
+
+
+def _expected(state: RunState) -> int:
+    if state.round is None:
+        return 0
+    return sum(len(group.members) for group in state.round.groups.values())
