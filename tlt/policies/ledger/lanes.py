@@ -27,7 +27,7 @@ from tlt.messages import (
 )
 from tlt.policies.ledger.wall import AWAY
 from tlt.policies.run_state import Phase, RunState
-from tlt.types import DrafterVersion, WorkerId
+from tlt.types import NAMED, DrafterVersion, WorkerId
 from tlt.wording import way
 
 # after the last entry of a run
@@ -185,13 +185,18 @@ class Lanes:
                 self._mark("eval", None, "evaluation", at)
             case IssuePrompts():
                 self._mark("step", None, f"step {command.step}", at)
-            case AdoptDrafter() if command.drafter.version != self._drafter:
-                self._drafter = command.drafter.version
-                self._mark("drafter", None, f"drafter {self._drafter} in use", at)
+            case AdoptDrafter():
+                self._adopt(NAMED if command.drafter is None else command.drafter.version, at)
             case GiveUpSpeculation():
                 self._mark("off", None, "speculation given up", at)
             case _:
                 pass
+
+    def _adopt(self, version: DrafterVersion, at: float) -> None:
+        """Every worker is told, and it is marked once."""
+        if version != self._drafter:
+            self._drafter = version
+            self._mark("drafter", None, f"drafter {version} in use", at)
 
     def _batch(self, worker: WorkerId, rows: float, at: float) -> None:
         number = self._number(worker)
