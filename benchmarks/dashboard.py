@@ -243,6 +243,7 @@ def measure(
         "events_per_second": len(written[since:]) / seconds,
         "listeners": "two that read, one that sleeps",
         "p50_seconds": late[len(late) // 2],
+        "p99_seconds": late[int(0.99 * (len(late) - 1))],
         "bytes_per_second_and_listener": listeners[0].bytes / seconds,
         "entries": world.journal.position.entries,
     }

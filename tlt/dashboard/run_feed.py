@@ -1,4 +1,4 @@
-"""A run as listeners follow it: the whole once, then what has changed, twice a second at most.
+"""A run as listeners follow it: the whole once, then what has changed, three times a second at most.
 
 The journal is read only while somebody listens. Sections are made as often as one thread can
 afford: their cost grows with the run, and the page may never take a core from the workers.
@@ -20,7 +20,7 @@ from tlt.dashboard.tail import Holding
 from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.3
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
