@@ -1,4 +1,4 @@
-"""A run as listeners follow it: the whole once, then what has changed, three times a second at most.
+"""A run as listeners follow it: the whole once, then what has changed, a few times a second.
 
 The journal is read only while somebody listens. Sections are made as often as one thread can
 afford: their cost grows with the run, and the page may never take a core from the workers.
