@@ -24,6 +24,7 @@ _TICK_SECONDS = 0.3
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
+_SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of the time
 _SHARE = 40
 _encode = msgspec.json.Encoder().encode
@@ -153,9 +154,8 @@ class RunFeed:
             sections = views.sections(run, self._followed)
             for name in sections.__struct_fields__:
                 made[name] = _encode(getattr(sections, name))
-            # those that nothing can change any more are told at once
             spent = time.monotonic() - begun
-            self._next_sections = begun + spent * _SHARE
+            self._next_sections = begun + max(_SECTIONS_SECONDS, spent * _SHARE)
         changed = {name: raw for name, raw in made.items() if self._said.get(name) != raw}
         self._said.update(changed)
         return changed
