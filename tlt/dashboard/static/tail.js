@@ -52,9 +52,9 @@ export class TailCard {
     fill(
       this.longest,
       table(
-        [{ name: "answer", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
+        [{ name: "prompt · member", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
         tail.longest.map((held) => [
-          `prompt ${held.prompt}, member ${held.member}`,
+          `${held.prompt} · ${held.member}`,
           held.worker ?? "?",
           seconds(held.seconds),
           count(held.attempt + 1),
