@@ -24,8 +24,9 @@ _ARGUMENTS = (
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """No longer than a module: while it is open, a loop of its own keeps asynchronous tests out."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip("there is no Chromium: apt-get install chromium")

@@ -66,6 +66,7 @@ def world() -> World:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_feed, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(run_feed, "_SECTIONS_SECONDS", 0.0)
 
 
 def feed_of(folder: Path) -> RunFeed:

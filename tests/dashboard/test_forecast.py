@@ -4,42 +4,60 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.dashboard.forecast import forecast
+from tlt.dashboard.forecast import Done, forecast
 
-_SECONDS = st.floats(0.1, 1000.0)
+_SECONDS = st.floats(0.01, 1000.0)
+_DONE = st.builds(Done, st.integers(0, 500), _SECONDS)
+# of 1 to 100 tokens, ten a second
+_FINISHED = [Done(tokens, tokens / 10) for tokens in range(1, 101)]
 
 
-def test_who_has_run_longer_than_half_of_them_has_the_other_half_before_him() -> None:
-    finished = [float(n) for n in range(1, 101)]
-    told = forecast([50.0], finished, 0, 1)
+def test_who_has_half_of_the_longest_has_a_quarter_before_him() -> None:
+    told = forecast([5.0], _FINISHED, 100, 0, 1)
     assert told is not None
-    assert told.p50 == pytest.approx(25.0, abs=1.5)
-    assert told.p90 == pytest.approx(45.0, abs=2.0)
+    assert told.p50 == pytest.approx(2.5, abs=0.2)
+    assert told.p90 == pytest.approx(4.5, abs=0.3)
 
 
-def test_the_last_of_many_takes_about_as_long_as_the_longest() -> None:
-    finished = [float(n) for n in range(1, 101)]
-    told = forecast([0.0] * 50, finished, 0, 50)
+def test_the_last_of_many_takes_as_long_as_the_longest() -> None:
+    told = forecast([0.0] * 50, _FINISHED, 100, 0, 50)
     assert told is not None
-    assert 95.0 < told.p50 < 130.0
+    assert told.p50 == pytest.approx(10.0, abs=0.3)
+
+
+def test_room_ends_what_nothing_else_does() -> None:
+    """All were short; one is not, and has at most its room."""
+    short = [Done(10, 1.0)] * 100
+    told = forecast([30.0], short, 400, 0, 1)
+    assert told is not None
+    assert told.p50 == pytest.approx(5.0, abs=0.1)
+    late = forecast([45.0], short, 400, 0, 1)
+    assert late is not None
+    assert late.p90 < 1.0
 
 
 def test_what_waits_in_the_queue_comes_on_top() -> None:
-    finished = [10.0] * 100
-    alone = forecast([5.0], finished, 0, 4)
-    queued = forecast([5.0], finished, 40, 4)
+    alone = forecast([5.0], _FINISHED, 100, 0, 4)
+    queued = forecast([5.0], _FINISHED, 100, 40, 4)
     assert alone is not None
     assert queued is not None
-    assert queued.p50 - alone.p50 > 90.0
+    assert queued.p50 - alone.p50 > 40 * 5.0 / 4
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
-    assert forecast([1.0], [], 0, 1) is None
-    assert forecast([], [1.0], 0, 1) is None
+    assert forecast([1.0], [], 100, 0, 1) is None
+    assert forecast([1.0], [Done(0, 0.0)], 100, 0, 1) is None
+    assert forecast([], _FINISHED, 100, 0, 1) is None
 
 
-@given(st.lists(_SECONDS, min_size=1, max_size=20), st.lists(_SECONDS, min_size=1, max_size=50))
-def test_it_is_in_order_and_never_in_the_past(running: list[float], finished: list[float]) -> None:
-    told = forecast(running, finished, 0, len(running))
-    assert told is not None
-    assert 0.0 <= told.p50 <= told.p90
+@given(
+    st.lists(_SECONDS, min_size=1, max_size=20),
+    st.lists(_DONE, min_size=1, max_size=50),
+    st.integers(1, 1000),
+    st.integers(0, 100),
+)
+def test_it_is_in_order_and_never_in_the_past(
+    running: list[float], finished: list[Done], room: int, queued: int
+) -> None:
+    told = forecast(running, finished, room, queued, 4)
+    assert told is None or 0.0 <= told.p50 <= told.p90

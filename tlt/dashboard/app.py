@@ -115,11 +115,15 @@ class Dashboard:
         return Response(exposition(view, run), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:
-        """The rounds, and the groups of one: the one that is asked for, or the newest."""
+        """The rounds, and the groups of one: the one that is asked for, or the newest.
+
+        An evaluation has one answer a prompt, with nothing beside it.
+        """
         samples = (await self._run(request.path_params["job"])).run.samples
         rounds = samples.rounds()
         step, purpose = request.query_params.get("step"), request.query_params.get("purpose")
-        chosen = rounds[0] if rounds else None
+        trained = [each for each in rounds if each[1] == "train"]
+        chosen = next(iter(trained or rounds), None)
         if step is not None and purpose in ("train", "eval") and step.isdecimal():
             chosen = Step(int(step)), purpose
         groups = samples.groups(*chosen) if chosen is not None else []

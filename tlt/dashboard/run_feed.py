@@ -1,4 +1,4 @@
-"""A run as listeners follow it: the whole once, then what has changed, twice a second at most.
+"""A run as listeners follow it: the whole once, then what has changed, a few times a second.
 
 The journal is read only while somebody listens. Sections are made as often as one thread can
 afford: their cost grows with the run, and the page may never take a core from the workers.
@@ -20,10 +20,11 @@ from tlt.dashboard.tail import Holding
 from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 0.3
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
+_SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of the time
 _SHARE = 40
 _encode = msgspec.json.Encoder().encode
@@ -153,9 +154,8 @@ class RunFeed:
             sections = views.sections(run, self._followed)
             for name in sections.__struct_fields__:
                 made[name] = _encode(getattr(sections, name))
-            # those that nothing can change any more are told at once
             spent = time.monotonic() - begun
-            self._next_sections = begun + spent * _SHARE
+            self._next_sections = begun + max(_SECTIONS_SECONDS, spent * _SHARE)
         changed = {name: raw for name, raw in made.items() if self._said.get(name) != raw}
         self._said.update(changed)
         return changed

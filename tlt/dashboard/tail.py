@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.dashboard.forecast import Forecast, forecast
+from tlt.dashboard.forecast import Done, Forecast, forecast
 from tlt.messages import AnyEvent, RolloutFinished
 from tlt.policies.ledger import Ledger
 from tlt.policies.ledger.answers import Answers
@@ -14,8 +14,8 @@ from tlt.types import Member, PromptIndex, Purpose, Step, WorkerId
 
 _POINTS = 300
 _BINS = 24
-_LONGEST = 12
-# answers whose seconds are remembered
+_LONGEST = 8
+# answers that a forecast may remember
 _REMEMBERED = 2000
 
 
@@ -87,7 +87,7 @@ class Tail:
     def __init__(self) -> None:
         self._round: _Round | None = None
         self._before: _Round | None = None
-        self._seconds: list[float] = []
+        self._finished: list[Done] = []
 
     def watch(self, ledger: Ledger, event: AnyEvent) -> None:
         state = ledger.state
@@ -98,9 +98,9 @@ class Tail:
                 self._before = self._round
             self._round = _Round(ledger.round, state)
         if isinstance(event, RolloutFinished):
-            self._seconds.append(event.decode_seconds)
-            if len(self._seconds) > 2 * _REMEMBERED:
-                del self._seconds[:_REMEMBERED]
+            self._finished.append(Done(event.length, event.decode_seconds))
+            if len(self._finished) > 2 * _REMEMBERED:
+                del self._finished[:_REMEMBERED]
 
     def _unfinished(self) -> int:
         if self._round is None:
@@ -124,7 +124,8 @@ class Tail:
             queued=queued,
             forecast=forecast(
                 [held.seconds for held in holding.longest],
-                self._seconds,
+                self._finished,
+                state.spec.rollout.max_new_tokens,
                 queued,
                 slots * state.spec.rollout.slots,
             )

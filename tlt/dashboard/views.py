@@ -178,7 +178,7 @@ def _times(snapshot: Snapshot) -> Times:
                 seconds=account.seconds,
                 duties=_summed(account.workers),
                 saved=account.saved,
-                critical=account.critical,
+                critical=account.critical if account.rollout is not None else None,
             )
             for account in snapshot.accounts[-_STEPS:]
         ),

@@ -6,6 +6,7 @@ import { number } from "./format.js";
 import { colours, onTheme } from "./theme.js";
 
 const HEIGHT = 170;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 
 // `series`: {name, colour, dashed, points, bars, format}; `x`: {name, format}; a band fills between two.
 export class Chart {
@@ -45,6 +46,14 @@ export class Chart {
     else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
   }
 
+  // Bars stand around their value.
+  range(low, high) {
+    if (!this.options.series.some((one) => one.bars)) return [low, high > low ? high : low + 1];
+    const xs = this.data[0];
+    const half = (xs.length > 1 ? xs[1] - xs[0] : 1) / 2;
+    return [low - half, high + half];
+  }
+
   make() {
     this.plot?.destroy();
     this.plot = null;
@@ -71,9 +80,9 @@ export class Chart {
         height: HEIGHT,
         padding: [8, 10, 0, 0],
         cursor: { points: { size: 6 }, drag: { x: true, y: false } },
-        scales: { x: { time: false, range: (_, a, b) => [a, b > a ? b : a + 1] }, y: { range } },
+        scales: { x: { time: false, range: (_, a, b) => this.range(a, b) }, y: { range } },
         axes: [
-          { ...axis, size: 30, space: 60, values: (_, ticks) => ticks.map((v) => (v === null ? "" : (x.tick ?? x.format)(v))) },
+          { ...axis, size: 30, space: 60, incrs: x.whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((v) => (v === null ? "" : (x.tick ?? x.format)(v))) },
           { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((v) => (v === null ? "" : format(v))) },
         ],
         series: [

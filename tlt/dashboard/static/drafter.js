@@ -22,7 +22,7 @@ export class DrafterCards {
       empty: "No micro-batch yet.",
     });
     this.canary = new Chart("Canary: tokens a round on answers nobody trained on", {
-      x: { name: "drafter", format: count },
+      x: { name: "drafter", format: count, whole: true },
       format: (value) => number(value, 2),
       series: [
         { name: "this drafter", colour: "series-1", points: true },

@@ -8,8 +8,9 @@ export function count(value) {
 
 export function number(value, digits = 2) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 10 ** -digits || size >= 1e6)) return value.toExponential(1);
+  if (size < 10 ** -digits || size >= 1e6) return value.toExponential(1);
   return value.toFixed(digits);
 }
 

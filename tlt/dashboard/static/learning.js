@@ -4,7 +4,7 @@ import { Chart, joined } from "./charts.js";
 import { card, fill, h, table } from "./dom.js";
 import { count, number, percent, seconds } from "./format.js";
 
-const STEP = { name: "step", format: count };
+const STEP = { name: "step", format: count, whole: true };
 
 export class LearningCard {
   constructor() {

@@ -11,7 +11,7 @@ export class SampleCard {
     this.path = `/api/jobs/${encodeURIComponent(job)}/samples`;
     this.asked = null;
     this.rounds = h("select", { id: "round", onchange: () => this.load(this.rounds.value) });
-    this.groups = h("div");
+    this.groups = h("div", { class: "groups" });
     this.question = h("pre", { class: "question", hidden: true });
     this.answers = h("div", { class: "sample" });
     this.complaint = h("p", { class: "complaint", role: "alert" });

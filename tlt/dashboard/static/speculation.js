@@ -7,14 +7,14 @@ import { count, number, percent, saving, seconds } from "./format.js";
 export class SpeculationCard {
   constructor() {
     this.positions = new Chart("Rounds that accepted so many guesses or more (%)", {
-      x: { name: "guesses", format: count },
+      x: { name: "guesses", format: count, whole: true },
       format: (value) => `${Math.round(value)} %`,
       series: [{ name: "rounds", colour: "series-1", bars: true, width: 0 }],
       top: 100,
       empty: "Nothing was guessed yet.",
     });
     this.saved = new Chart("Saved of each step's wait (s; the band holds 95 %)", {
-      x: { name: "step", format: count },
+      x: { name: "step", format: count, whole: true },
       format: (value) => number(value, 1),
       series: [
         { name: "at most", colour: "series-1", width: 0.5 },

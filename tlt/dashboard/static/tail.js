@@ -17,7 +17,7 @@ export class TailCard {
       empty: "No answer yet.",
     });
     this.lengths = new Chart("How long the answers of this round are", {
-      x: { name: "tokens from", format: count },
+      x: { name: "about", format: (tokens) => `${count(tokens)} tokens`, tick: count },
       format: count,
       series: [{ name: "answers", colour: "series-1", bars: true, width: 0 }],
       empty: "No answer yet.",
@@ -47,14 +47,14 @@ export class TailCard {
     if (tail === null) return;
     this.done.set(joined([tail.now, tail.before].map((curve) => points(curve, tail))));
     const { width, counts } = tail.lengths;
-    this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => index * width), counts] : [[], []]);
+    this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => (index + 0.5) * width), counts] : [[], []]);
     say(this.sentence, sentence(tail, head));
     fill(
       this.longest,
       table(
-        [{ name: "answer", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
+        [{ name: "prompt · member", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
         tail.longest.map((held) => [
-          `prompt ${held.prompt}, member ${held.member}`,
+          `${held.prompt} · ${held.member}`,
           held.worker ?? "?",
           seconds(held.seconds),
           count(held.attempt + 1),
