@@ -84,4 +84,4 @@ def _accept(schooling: Schooling) -> str:
     found = [m.trained for m in schooling.marks if used is not None and m.version == used.version]
     if not found:
         return "accept length not measured lately"
-    return f"accept length {found[-1]:.2f} at depth 6 on answers that nobody trained on"
+    return f"accept length {found[-1]:.2f} at depth 6 on held-out answers"

@@ -12,6 +12,7 @@ import yaml
 
 from tlt.errors import ConfigError
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+from tlt.types import JobId
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
@@ -330,6 +331,10 @@ class SessionSpec(Section, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"] = "cpu"
     lease_seconds: float = 15.0
     heartbeat_seconds: float = 0.5
+
+    def job_flight(self, job: JobId) -> Path:
+        """Of a job's shared memory, gone with the job."""
+        return Path(self.flight) / job
 
 
 def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:

@@ -136,7 +136,7 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     weights: BlobRef
     # what it learned from last; later policies may use it
     policy: PolicyVersion
-    # of the policy's and its own shape: both must match
+    # of its shape, which must match
     architecture: Digest
 
 
@@ -191,7 +191,7 @@ class Lessons(Value, frozen=True, kw_only=True):
 
 
 class Canary(Value, frozen=True, kw_only=True):
-    """Accept lengths on answers of the current policy that nobody trained on."""
+    """Accept lengths on answers of the current policy; on held out ones, if there are such."""
 
     # of the drafter in use, if there is one, and of the one that was trained
     used: float | None
@@ -593,7 +593,6 @@ class TrainDrafter(ToWorker, frozen=True, kw_only=True):
     step: Step
     lesson: int
     trunk: TrunkRef
-    policy: PolicyRef
 
 
 class PreemptDrafter(ToWorker, frozen=True, kw_only=True):
@@ -618,7 +617,8 @@ class AdoptDrafter(ToWorker, frozen=True, kw_only=True):
     """In the middle of a rollout: its tokens do not change, only their speed."""
 
     job: JobId
-    drafter: DrafterRef
+    # None: what the spec names
+    drafter: DrafterRef | None
 
 
 class StopSpeculation(ToWorker, frozen=True, kw_only=True):
@@ -698,11 +698,14 @@ class KeepDrafter(Command, frozen=True, kw_only=True):
     drafter: DrafterRef
 
 
+Decision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
+
+
 class ExplainDrafting(Command, frozen=True, kw_only=True):
     """Why the drafter is trained, or isn't: seconds of the job's, as predicted."""
 
     job: JobId
-    what: Literal["train", "rest", "buy", "adopt", "reject", "return"]
+    what: Decision
     saved: float
     cost: float
     why: str

@@ -14,6 +14,8 @@ PromptIndex = NewType("PromptIndex", int)
 Member = NewType("Member", int)
 PolicyVersion = NewType("PolicyVersion", int)
 DrafterVersion = NewType("DrafterVersion", int)
+# the drafter that a job's spec names
+NAMED = DrafterVersion(0)
 EntryId = NewType("EntryId", str)
 Digest = NewType("Digest", str)
 

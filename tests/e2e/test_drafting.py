@@ -1,20 +1,29 @@
 """Workers that have nothing left to decode train the drafter; the answers stay what they were."""
 
 import math
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.live import Live
+from tests.e2e.live import Live, kill, wait_until
 from tests.e2e.test_speculation import first_step
-from tlt.messages import DrafterLearned, DrafterPreempted, DrafterTrained, RolloutFinished
+from tlt.messages import (
+    DrafterLearned,
+    DrafterPreempted,
+    DrafterTrained,
+    PolicyPublished,
+    RolloutFinished,
+    WorkerLost,
+)
 from tlt.models.drafter_folder import load_drafter
 from tlt.store.journal import JournalEntry
 
 pytestmark = pytest.mark.timeout(300)
 # as many answers as one worker has slots: it takes them all, and the other has nothing to do
-UNEVEN = ("algorithm.steps=3", "algorithm.prompts_per_step=1", "rollout.slots=4")
+# for far longer than anything takes that it could do with the drafter
+UNEVEN = ("algorithm.steps=3", "algorithm.prompts_per_step=8", "rollout.slots=32")
 SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[]")
 TRAINING = ("drafter.train=always", "drafter.merge_every=1")
 
@@ -72,6 +81,50 @@ def test_the_ledger_tells_of_it(live: Live, trained: str) -> None:
     assert _versions(live.journal(trained)) <= {None, *(m["version"] for m in drafting["measured"])}
 
 
+def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: Path) -> None:
+    """One of its ranks stands still; caught while it does something else, another one does."""
+    job = live.submit(
+        long_spec,
+        *UNEVEN,
+        *SPECULATING,
+        *TRAINING,
+        *("algorithm.steps=50", "algorithm.collective_timeout_seconds=5"),
+        *("drafter.preempt_seconds=1", "workers.stuck_seconds=5", "workers.max_restarts=50"),
+    )
+    for _ in range(5):
+        live.await_workers(2)
+        ranks = {worker: known["rank_pids"] for worker, known in live.workers().items()}
+        losses = len(_lost(live, job))
+        wait_until(lambda: _learns(live, job) is not None, "somebody to learn")
+        kill(ranks[str(_learns(live, job))][0], signal.SIGSTOP)
+        wait_until(lambda known=losses: len(_lost(live, job)) > known, "it to be missed")
+        if any("trained on" in reason for reason in _lost(live, job)):
+            break
+    assert any("trained on" in reason for reason in _lost(live, job))
+    step = live.fold(job).step
+    wait_until(lambda: live.fold(job).step > step, "the job to go on")
+    live.tlt("cancel", job)
+    assert live.ended(job)["status"] == "cancelled"
+    live.await_workers(2)
+
+
+def _learns(live: Live, job: str) -> str | None:
+    """Who has handed something in and not said since that it has stopped."""
+    learning: str | None = None
+    if (live.runs / job / "journal.jsonl").exists():
+        for entry in live.journal(job):
+            if isinstance(entry.event, DrafterLearned):
+                learning = entry.event.delta.worker
+            elif isinstance(entry.event, DrafterPreempted | WorkerLost | PolicyPublished):
+                learning = None
+    return learning
+
+
+def _lost(live: Live, job: str) -> list[str]:
+    events = (entry.event for entry in live.journal(job))
+    return [event.reason for event in events if isinstance(event, WorkerLost)]
+
+
 def _versions(journal: Sequence[JournalEntry]) -> set[int | None]:
     rollouts = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
     return {span.version for rollout in rollouts for span in rollout.drafters}
@@ -80,11 +133,6 @@ def _versions(journal: Sequence[JournalEntry]) -> set[int | None]:
 def test_the_drafter_is_taken_out_and_the_next_job_begins_with_it(
     live: Live, long_spec: Path, policy: Path, trained: str, tmp_path: Path
 ) -> None:
-    drafting = live.json("ledger", trained)["drafting"]
-    if not any(made["adopted"] for made in drafting["measured"]):
-        refused = live.tlt("export", "drafter", trained, str(tmp_path / "drafter"), code=2)
-        assert "no drafter of its own making" in refused.stderr
-        return
     folder = tmp_path / "drafter"
     live.tlt("export", "drafter", trained, str(folder))
     assert load_drafter(folder, 2).config.layout == "eagle"

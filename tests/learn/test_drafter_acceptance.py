@@ -69,11 +69,12 @@ def decoded(made: Drafter, rollout: Rollout, depth: int, noisy: bool) -> tuple[i
     return len(sample.tokens) - sample.prompt, steps
 
 
+@pytest.mark.parametrize("budget", [None, 7])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_lengths_are_those_of_decoding_step_by_step(layout: str):
+def test_lengths_are_those_of_decoding_step_by_step(layout: str, budget: int | None):
     made = drafter(layout)
     rollouts = [written_with(made, layout, 0.8, seed) for seed in range(3)]
-    found = accept_lengths(made, ends(), rollouts, (2, 4))
+    found = accept_lengths(made, ends(), rollouts, (2, 4), budget)
     for noisy, lengths in ((True, found.noise), (False, found.plain)):
         for depth in (2, 4):
             counts = [decoded(made, rollout, depth, noisy) for rollout in rollouts]

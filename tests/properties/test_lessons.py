@@ -19,6 +19,7 @@ from tests.simulation.world import Move, World
 from tlt.messages import (
     AdoptDrafter,
     DrafterPreempted,
+    DrafterRef,
     DrafterSpoiled,
     DrafterTrained,
     RunCommand,
@@ -108,6 +109,27 @@ def test_a_drafter_that_got_better_is_adopted_by_all() -> None:
     finish(world)
 
 
+def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> None:
+    """Of this world's drafters the third one does."""
+    world = Classroom().open_school()
+    second, used = world.lives[_DECODES], list[DrafterRef | None]()
+    for _ in range(3):
+        world.teach()
+        world.merge(quality=1.5)
+        world.settle()
+        used.append(world.state.schooling.used)
+        world.tell(second)
+        world.tell(second)
+        world.settle()
+    assert world.checks.adopted == 6
+    assert world.checks.returned == 2
+    assert world.state.schooling.used == used[1]
+    assert {life.drafter for life in world.lives.values()} == {used[1]}
+    assert used[1] is not None
+    assert world.state.schooling.trunk.weights == used[1].weights
+    finish(world)
+
+
 def test_who_is_needed_stops_first() -> None:
     """Prompts go back to the queue: the worker that trains decodes when it has said so."""
     world = Classroom().open_school()
@@ -163,9 +185,15 @@ def test_a_merge_that_was_given_up_leaves_nothing() -> None:
     world = Classroom().open_school()
     world.teach()
     world.merge(quality=2.0)
+    given_up = world.state.schooling.merging
+    assert given_up is not None
     world.post("w0", _preempted(world))
     world.deliver(len(world.log) - 1)
-    assert world.state.schooling.merging is None
+    # who begins after that is asked at once: what was handed in is still to be merged
+    again = world.state.schooling.merging
+    assert again is not None
+    assert again.version > given_up.version
+    assert again.deltas == given_up.deltas
     made = [digest for digest in world.flight if digest.startswith(("trunk", "drafter"))]
     assert len(made) == 2
     world.deliver()

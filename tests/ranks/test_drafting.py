@@ -21,7 +21,6 @@ from tlt.messages import (
     DrafterLearned,
     DrafterTrained,
     MergeDrafter,
-    PolicyRef,
     TrainDrafter,
     TrunkRef,
 )
@@ -30,7 +29,7 @@ from tlt.policies import drafting
 from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
 from tlt.ranks.main import Rank
-from tlt.types import DrafterVersion, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+from tlt.types import DrafterVersion, Epoch, Incarnation, Step, WorkerId
 
 Kind = TypeVar("Kind")
 WORKER = WorkerId("worker-1")
@@ -105,7 +104,6 @@ def school(trunk: TrunkRef, lesson: int = 1) -> School:
             step=Step(0),
             lesson=lesson,
             trunk=trunk,
-            policy=PolicyRef(version=PolicyVersion(0), weights=None),
         )
     )
 

@@ -1,14 +1,23 @@
 """What a drafter learns from is bounded, and comes from where it is said to come from."""
 
+from functools import partial
+from pathlib import Path
+
+import pytest
 import torch
 
 from tlt.engine.base import NoiseKey
 from tlt.policies.sampling import held_out
 from tlt.ranks.pool import Pool
-from tlt.types import Member, PolicyVersion, PromptIndex, Step
+from tlt.ranks.shelf import Shelf
+from tlt.types import Member, PromptIndex, Step
 
-STATES = 8
 PROMPT = (1, 2, 3)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path, torch.empty(1, 2))
 
 
 def key(prompt: int, member: int = 0, step: int = 0, purpose: str = "train") -> NoiseKey:
@@ -34,12 +43,11 @@ def states(length: int) -> torch.Tensor:
 def add(pool: Pool, prompt: int, length: int, origin: str = "own", step: int = 0) -> None:
     tokens = list(range(length))
     given = (lambda: states(length)) if origin == "own" else None
-    version = PolicyVersion(0) if origin == "own" else None
-    pool.add(origin, key(prompt, step=step), PROMPT, tokens, given, version)  # pyright: ignore
+    pool.add(origin, key(prompt, step=step), PROMPT, tokens, given)  # pyright: ignore
 
 
-def test_memory_is_bounded_and_long_answers_stay() -> None:
-    pool = Pool(STATES, 4000)
+def test_memory_is_bounded_and_long_answers_stay(shelf: Shelf) -> None:
+    pool = Pool(shelf, 4000)
     for prompt in range(60):
         add(pool, prompt, 5 + prompt)
         assert pool.bytes <= 4000
@@ -47,8 +55,8 @@ def test_memory_is_bounded_and_long_answers_stay() -> None:
     assert min(len(answer.tokens) for answer in pool.known()) > 20
 
 
-def test_only_states_of_what_is_kept_are_copied() -> None:
-    pool, copied = Pool(STATES, 1600), list[int]()
+def test_only_states_of_what_is_kept_are_copied(shelf: Shelf) -> None:
+    pool, copied = Pool(shelf, 1600), list[int]()
 
     def counted(length: int) -> torch.Tensor:
         copied.append(length)
@@ -56,13 +64,12 @@ def test_only_states_of_what_is_kept_are_copied() -> None:
 
     for prompt, length in enumerate(range(60, 10, -1)):
         tokens = list(range(length))
-        kept = lambda length=length: counted(length)  # noqa: E731
-        pool.add("own", key(prompt), PROMPT, tokens, kept, PolicyVersion(0))
+        pool.add("own", key(prompt), PROMPT, tokens, partial(counted, length))
     assert copied == [len(answer.tokens) - len(PROMPT) for answer in pool.known()]
 
 
-def test_a_growing_answer_gives_way_to_the_whole_one() -> None:
-    pool, prompt = Pool(STATES, 10**6), learned()[0]
+def test_a_growing_answer_gives_way_to_the_whole_one(shelf: Shelf) -> None:
+    pool, prompt = Pool(shelf, 10**6), learned()[0]
     add(pool, prompt, 4, "running")
     add(pool, prompt, 9, "running")
     assert len(pool) == 1
@@ -73,8 +80,8 @@ def test_a_growing_answer_gives_way_to_the_whole_one() -> None:
     assert len(answer.tokens) == len(PROMPT) + 12
 
 
-def test_the_step_before_is_still_learned_from_and_the_one_before_that_is_not() -> None:
-    pool = Pool(STATES, 10**6)
+def test_the_step_before_is_still_learned_from_and_the_one_before_that_is_not(shelf: Shelf) -> None:
+    pool = Pool(shelf, 10**6)
     first, second = learned(0)[0], learned(1)[0]
     add(pool, first, 9)
     add(pool, first + 1, 9, "running")
@@ -86,8 +93,8 @@ def test_the_step_before_is_still_learned_from_and_the_one_before_that_is_not() 
     assert {answer.candidate.origin for answer in pool.draw(1000, [0.1, 0.9])} == {"previous"}
 
 
-def test_what_measures_is_not_learned_from() -> None:
-    pool = Pool(STATES, 10**6)
+def test_what_measures_is_not_learned_from(shelf: Shelf) -> None:
+    pool = Pool(shelf, 10**6)
     for prompt in range(80):
         add(pool, prompt, 6)
     measured = {answer.name for answer in pool.canaries()}
@@ -96,8 +103,8 @@ def test_what_measures_is_not_learned_from() -> None:
     assert not measured & {answer.name for answer in pool.draw(10**6, dice)}
 
 
-def test_answers_to_evaluations_and_of_old_steps_are_not_taken() -> None:
-    pool = Pool(STATES, 10**6)
+def test_answers_to_evaluations_and_of_old_steps_are_not_taken(shelf: Shelf) -> None:
+    pool = Pool(shelf, 10**6)
     pool.begin(Step(3))
     add(pool, 1, 9, step=2)
     pool.add("own", key(1, step=3, purpose="eval"), PROMPT, [1, 2, 3])
@@ -105,3 +112,47 @@ def test_answers_to_evaluations_and_of_old_steps_are_not_taken() -> None:
     assert len(pool) == 0
     assert pool.draw(100, [0.5]) == []
     assert pool.canaries() == []
+
+
+def test_what_one_has_captured_is_there_for_the_others(tmp_path: Path) -> None:
+    token = torch.empty(1, 2)
+    ours, theirs = (Pool(Shelf(tmp_path, token), 10**6) for _ in range(2))
+    name = learned()[0]
+    add(ours, name, 9)
+    add(theirs, name, 9, "others")
+    (answer,) = theirs.draw(100, [0.5])
+    assert answer.states is None
+    assert theirs.fetch(answer)
+    assert answer.states is not None
+    assert torch.equal(answer.states, states(9))
+    ours.begin(Step(2))
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(answer.states, states(9))  # it is mapped here
+
+
+def test_what_is_still_being_written_is_lent_and_taken_back(tmp_path: Path) -> None:
+    token = torch.empty(1, 2)
+    ours, theirs = (Pool(Shelf(tmp_path, token), 10**6) for _ in range(2))
+    name = learned()[0]
+    add(theirs, name, 6, "running")
+    (answer,) = theirs.draw(100, [0.5])
+    assert not theirs.fetch(answer)
+    ours.lend(key(name), states(4))
+    assert not theirs.fetch(answer)  # they are too few yet
+    ours.lend(key(name), states(8))
+    assert theirs.fetch(answer)
+    assert answer.sample().states.shape == states(6).shape
+    add(ours, name, 12)
+    assert len(list(tmp_path.iterdir())) == 1
+    ours.begin(Step(1))
+    ours.begin(Step(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_for_others_to_see_it_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    pool = Pool(Shelf(tmp_path / "file", torch.empty(1, 2)), 10**6)
+    add(pool, learned()[0], 9)
+    (answer,) = pool.known()
+    assert answer.states is not None
+    assert torch.equal(answer.states, states(9))

@@ -81,8 +81,9 @@ class Checks:
         self.known: set[Part] = set()
         self.merged: set[Part] = set()
         self.void: set[Part] = set()
-        # how often drafters were adopted, and seconds bought
+        # how often drafters were adopted, and the one before again, and seconds bought
         self.adopted = 0
+        self.returned = 0
         self.bought = 0
 
     def decided(
@@ -311,10 +312,8 @@ class Checks:
         for command in commands:
             match command:
                 case AdoptDrafter():
-                    self.shape = self.shape or command.drafter.architecture
-                    assert command.drafter.architecture == self.shape
                     assert command.drafter == after.schooling.used
-                    self.adopted += 1
+                    self._check_adopted(before, command.drafter)
                 case MergeDrafter():
                     assert command.trunk == after.schooling.trunk
                     assert command.deltas == after.schooling.deltas
@@ -332,12 +331,23 @@ class Checks:
             for known in after.workers.values()
             for rank in range(known.info.ranks)
         }
-        assert schooling.heard.keys() <= alive
+        assert schooling.handed_in.keys() <= alive
         assert len(schooling.marks) <= MOST_MARKS
         if after.phase is Phase.DRAFTING:
             assert any(
                 known.duty in (Duty.DRAFT, Duty.PREEMPTING) for known in after.workers.values()
             )
+
+    def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
+        last = before.schooling.used
+        if last is not None and (drafter is None or drafter.version < last.version):
+            assert drafter == before.schooling.before
+            self.returned += 1
+            return
+        assert drafter is not None
+        self.shape = self.shape or drafter.architecture
+        assert drafter.architecture == self.shape
+        self.adopted += 1
 
     def _check_lineage(self, before: RunState, event: RunEvent, after: RunState) -> None:
         """A delta goes into one trunk at most, and into none that it did not grow on."""

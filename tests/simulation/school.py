@@ -140,8 +140,9 @@ class School:
         if school is not None and school.lesson == command.lesson:
             life.merge = command
 
-    def adopt(self, life: Life, drafter: DrafterRef) -> None:
-        if life.drafter == drafter:
+    def adopt(self, life: Life, drafter: DrafterRef | None) -> None:
+        if drafter is None or life.drafter == drafter:
+            life.drafter = drafter
             return
         if self.is_readable(drafter.weights):
             life.drafter = drafter

@@ -1,13 +1,34 @@
 """A lesson that a worker has said to be over does not begin again."""
 
+import asyncio
 from typing import Any
 
+import msgspec
+
 from tests.samples import JOB, SPEC
+from tlt.actors.life import cancel_all
 from tlt.actors.schoolhouse import Schoolhouse
-from tlt.messages import OpenJob, PolicyRef, PreemptDrafter, TrainDrafter, TrunkRef
-from tlt.ranks.frames import Dismiss, Dismissed, School
+from tlt.config import DrafterSpec, SpeculationSpec
+from tlt.messages import (
+    OpenJob,
+    PolicyRef,
+    PreemptDrafter,
+    StartRollout,
+    TrainDrafter,
+    TrunkRef,
+    WorkerIdled,
+)
+from tlt.ranks.frames import Dismiss, Dismissed, Growing, School, ShareGrowing
 from tlt.store.keys import Keys
-from tlt.types import DrafterVersion, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+from tlt.types import (
+    Attempt,
+    DrafterVersion,
+    Epoch,
+    Incarnation,
+    PolicyVersion,
+    Step,
+    WorkerId,
+)
 
 _WORKER, _INCARNATION = WorkerId("w0"), Incarnation(1)
 
@@ -15,9 +36,12 @@ _WORKER, _INCARNATION = WorkerId("w0"), Incarnation(1)
 class _Rank:
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.asked_to_share = asyncio.Semaphore(0)
 
     def send(self, frame: Any) -> None:
         self.sent.append(frame)
+        if isinstance(frame, ShareGrowing):
+            self.asked_to_share.release()
 
 
 def _train(lesson: int, version: int) -> TrainDrafter:
@@ -34,7 +58,6 @@ def _train(lesson: int, version: int) -> TrainDrafter:
             updates=0,
             lessons=0,
         ),
-        policy=PolicyRef(version=PolicyVersion(0), weights=None),
     )
 
 
@@ -42,20 +65,70 @@ def _dismissed(lesson: int) -> Dismissed:
     return Dismissed(job=JOB, lesson=lesson, seconds=0.0, dropped_seconds=0.0, typical_seconds=0.1)
 
 
-async def test_a_lesson_ends_once() -> None:
-    """Its ranks had nothing to learn from, and a new trunk was on its way to them."""
-    ranks = [_Rank(), _Rank()]
+def _opened(ranks: list[_Rank]) -> Schoolhouse:
     school = Schoolhouse(None, Keys("test"), _WORKER, _INCARNATION, ranks)  # type: ignore[arg-type]
+    spec = msgspec.structs.replace(
+        SPEC,
+        speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(train="always"),
+    )
     school.open(
         OpenJob(
             worker=_WORKER,
             incarnation=_INCARNATION,
             job=JOB,
             epoch=Epoch(1),
-            spec=SPEC,
+            spec=spec,
             folder="/runs",
         )
     )
+    return school
+
+
+def _rolls(step: int) -> StartRollout:
+    return StartRollout(
+        worker=_WORKER,
+        incarnation=_INCARNATION,
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(step),
+        purpose="train",
+        policy=PolicyRef(version=PolicyVersion(0), weights=None),
+        drafter=None,
+        requeues=0,
+    )
+
+
+async def test_who_idles_is_shared_with_until_the_round_is_over() -> None:
+    """Also when there was nothing to share at first, and when it was heard of early."""
+    rank = _Rank()
+    school = _opened([rank])
+    sharing = asyncio.create_task(school.share())
+    idles = WorkerIdled(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(0),
+        worker=WorkerId("w1"),
+        incarnation=Incarnation(1),
+        purpose="train",
+        requeues=0,
+    )
+    school.somebody_idles(idles)
+    school.decodes(_rolls(0))
+    await school.grew(Growing(job=JOB, answers=()))
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await rank.asked_to_share.acquire()
+    school.decodes(_rolls(1))
+    assert not school._wanted.is_set()
+    await cancel_all([sharing])
+
+
+async def test_a_lesson_ends_once() -> None:
+    """Its ranks had nothing to learn from, and a new trunk was on its way to them."""
+    ranks = [_Rank(), _Rank()]
+    school = _opened(ranks)
     school.begin(_train(lesson=1, version=0))
     assert school.dismissed(0, _dismissed(1)) is None
     school.begin(_train(lesson=1, version=1))

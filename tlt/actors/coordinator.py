@@ -6,6 +6,7 @@ every effect, the commands, how far the journal reaches, and the acknowledgement
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,7 @@ class Coordinator:
         return Path(self.effects.records[job].folder)
 
     def _blobs(self, job: JobId) -> Blobs:
-        return Blobs(Path(self.spec.flight), self.run_folder(job) / "blobs")
+        return Blobs(self.spec.job_flight(job), self.run_folder(job) / "blobs")
 
     # --- read, decide, execute, acknowledge
 
@@ -312,6 +313,8 @@ class Coordinator:
                 case ReleaseBlobs():
                     for blob in command.blobs:
                         self._blobs(command.job).release(blob)
+                case FinishRun():
+                    shutil.rmtree(self.spec.job_flight(command.job), ignore_errors=True)
                 case RecordStatus():
                     if command.status == "cancelled" and command.job in self._preparing:
                         self._preparing[command.job].cancel()

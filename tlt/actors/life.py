@@ -267,7 +267,7 @@ class Life:
                     worker=self.place.worker,
                     incarnation=self.incarnation,
                     rank=index,
-                    flight=session.flight,
+                    flight=str(session.job_flight(command.job)),
                     committed=str(run / "blobs"),
                 )
             )
@@ -295,9 +295,10 @@ class Life:
         if command.drafter is not None:
             self._adopt(command.job, command.drafter)
         self._assignment = command
+        self._school.decodes(command)
         self._pull_again.set()
 
-    def _adopt(self, job: JobId, drafter: DrafterRef) -> None:
+    def _adopt(self, job: JobId, drafter: DrafterRef | None) -> None:
         for rank in self.ranks:
             rank.send(SwapDrafter(job=job, drafter=drafter))
 
@@ -418,10 +419,13 @@ class Life:
         match frame:
             case RolloutFinished():
                 self._rollout_finished(frame)
-            case StrategyChosen() | DrafterRefused() | DrafterLearned() | DrafterTrained():
-                if self.job is not None and self.job.job == frame.job:
-                    self._outbox.post(frame)
-            case DrafterSpoiled():
+            case (
+                StrategyChosen()
+                | DrafterRefused()
+                | DrafterLearned()
+                | DrafterTrained()
+                | DrafterSpoiled()
+            ):
                 if self.job is not None and self.job.job == frame.job:
                     self._outbox.post(frame)
             case Dismissed() if self.job is None or self.job.job != frame.job:

@@ -12,14 +12,21 @@ from collections.abc import Sequence
 import msgspec
 
 from tlt.actors.rank_process import RankProcess
-from tlt.messages import DrafterPreempted, OpenJob, PreemptDrafter, TrainDrafter, WorkerIdled
+from tlt.messages import (
+    DrafterPreempted,
+    OpenJob,
+    PreemptDrafter,
+    StartRollout,
+    TrainDrafter,
+    WorkerIdled,
+)
 from tlt.ranks.frames import Dismiss, Dismissed, Growing, School, ShareGrowing
 from tlt.store.connection import GONE, Connection
 from tlt.store.keys import Keys
 from tlt.store.stream import rows
-from tlt.types import Incarnation, WorkerId
+from tlt.types import Incarnation, Purpose, Step, WorkerId
 
-_SHARE_SECONDS = 1.0
+_SHARE_SECONDS = 0.5
 _KEPT = 32
 _BLOCK_MS = 500
 _FIELD = "growing"
@@ -48,8 +55,9 @@ class Schoolhouse:
         self._told_to_stop: float | None = None
         # by rank
         self._dismissed: dict[int, Dismissed] = {}
-        # somebody idles while this worker decodes
+        # somebody idles while this worker decodes: in which round
         self._wanted = asyncio.Event()
+        self._wanted_in: tuple[Step, Purpose] | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -121,7 +129,13 @@ class Schoolhouse:
         if job is None or event.job != job.job or job.spec.drafter.train == "off":
             return
         if event.purpose == "train" and self._lesson is None:
+            self._wanted_in = event.step, event.purpose
             self._wanted.set()
+
+    def decodes(self, command: StartRollout) -> None:
+        """Who idled in another round does no longer."""
+        if self._wanted_in != (command.step, command.purpose):
+            self._wanted.clear()
 
     async def share(self) -> None:
         while True:
@@ -133,8 +147,7 @@ class Schoolhouse:
 
     async def grew(self, frame: Growing) -> None:
         if not frame.answers:
-            self._wanted.clear()
-            return
+            return  # none of them has grown by much
         with contextlib.suppress(*GONE):
             key = self._keys.growing(frame.job)
             await self._connection.xadd(

@@ -1,6 +1,6 @@
 """What is known of one job's run, and every way in which it may change.
 
-The tables name the transitions; a `Draft` refuses any other.
+The tables name the transitions; a `Turn` refuses any other.
 """
 
 from enum import StrEnum
@@ -113,7 +113,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     speculates: bool = True
 
 
-class Draft:
+class Turn:
     """A decision in the making: the state so far and the commands that go with it."""
 
     def __init__(self, state: RunState, now: float) -> None:

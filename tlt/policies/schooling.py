@@ -3,6 +3,7 @@
 import msgspec
 
 from tlt.messages import DeltaRef, DrafterRef, TrunkRef
+from tlt.policies.heard import Heard
 from tlt.policies.learning_curve import Curve, Mark
 from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
 
@@ -28,9 +29,13 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     )
     # None: what the spec names
     used: DrafterRef | None = None
+    # the last one before it that is known from rollouts, and what both came to there
+    before: DrafterRef | None = None
+    heard: Heard = {}
+    heard_before: Heard = {}
     deltas: tuple[DeltaRef, ...] = ()
     # by member that lives: the number of its newest delta, and the last trunk that has one of it
-    heard: dict[str, int] = {}
+    handed_in: dict[str, int] = {}
     joined: dict[str, DrafterVersion] = {}
     merging: Merging | None = None
     # the last of them, and what they let expect; what the first began with

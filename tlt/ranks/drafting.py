@@ -8,6 +8,7 @@ lessons (its moments, and what was not merged yet) dies with it and is missed by
 import random
 import time
 from collections import deque
+from pathlib import Path
 from statistics import median
 
 from tlt.blobs import Blobs
@@ -45,6 +46,8 @@ from tlt.ranks.merging import (
     report,
 )
 from tlt.ranks.pool import Answer, Pool
+from tlt.ranks.shelf import Shelf
+from tlt.types import NAMED
 
 # a micro-batch should last so long: who calls waits for no more than a look, but drops it
 _SECONDS = 0.06
@@ -97,8 +100,8 @@ class DraftDuty:
         self._named = self._used = named
         self._config = drafter_config(load, named)
         self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
-        state_bytes = engine.state_bytes
-        self.pool = Pool(state_bytes, load.spec.drafter.megabytes << 20)
+        shelf = Shelf(Path(load.flight) / "states", engine.token_states)
+        self.pool = Pool(shelf, load.spec.drafter.megabytes << 20)
         self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
         self._school: School | None = None
         # what it was asked to merge, and has not merged yet
@@ -212,9 +215,8 @@ class DraftDuty:
     def _read(self, answers: list[Answer], look: Look) -> None:
         began = time.monotonic()
         for answer in answers:
-            if answer.states is None:
-                answer.states = self._engine.read(answer.tokens, look).clone()
-                answer.policy = self._engine.version
+            if not self.pool.fetch(answer):
+                self.pool.read(answer, self._engine.read(answer.tokens, look))
         self._open.reading += time.monotonic() - began
 
     def _learn(self, learner: DrafterLearner, answers: list[Answer], look: Look) -> str | None:
@@ -324,7 +326,7 @@ class DraftDuty:
             root = None if self._member is None else self._member.root
             trunk = next_trunk(self._blobs, command, root, self._ends.head.device)
             trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
-            canary = measured(trained, self._used, self._ends, answers, look)
+            canary = measured(trained, self._used, self._ends, answers, self._rows, look)
             blob = self._blobs.put(to_bytes(trunk.tensors), commit=False)
             own = self._blobs.put(to_bytes(trained.state_dict()), commit=False)
         except BlobError as error:
@@ -339,8 +341,13 @@ class DraftDuty:
         seconds = time.monotonic() - began
         return [report(self.load, command, trunk, blob, drafter, canary, seconds)]
 
-    def adopt(self, ref: DrafterRef) -> str | None:
+    def adopt(self, ref: DrafterRef | None) -> str | None:
         """Or why not."""
+        if ref is None:
+            if self._named is not None:
+                self._engine.adopt(NAMED, self._named)
+            self._used = self._named
+            return None
         if ref.version == self._engine.drafter:
             return None
         name = f"drafter version {ref.version}"

@@ -24,7 +24,7 @@ from tlt.policies.keyed import mix
 from tlt.policies.strategy import StrategyPolicy
 from tlt.ranks.frames import Load
 from tlt.strategies import Draft
-from tlt.types import DrafterVersion, PolicyVersion
+from tlt.types import NAMED, PolicyVersion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def _native(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
         ngram_bytes=spec.speculation.ngram_megabytes << 20,
     )
     if drafter is not None:
-        engine.adopt(DrafterVersion(0), drafter)
+        engine.adopt(NAMED, drafter)
     if spec.speculation.mode != "off":
         # ranks that drew the same numbers would all measure in the same rounds
         seed = mix(spec.seed, *load.worker.encode(), load.incarnation, load.rank)
@@ -113,6 +113,7 @@ def _sglang(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engine:
     from tlt.engine.sglang import start
 
     spec = load.spec
+    Path(load.flight).mkdir(parents=True, exist_ok=True)
     return start.start_engine(
         Path(spec.policy.path),
         tokenizer.decode,

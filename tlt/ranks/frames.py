@@ -110,7 +110,8 @@ class Merge(Frame, frozen=True, kw_only=True):
 
 class SwapDrafter(Frame, frozen=True, kw_only=True):
     job: JobId
-    drafter: DrafterRef
+    # None: what the spec names
+    drafter: DrafterRef | None
 
 
 class ShareGrowing(Frame, frozen=True, kw_only=True):

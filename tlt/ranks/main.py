@@ -7,6 +7,7 @@ nothing is repaired in here.
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -59,6 +60,7 @@ class Job:
     ) -> None:
         spec = load.spec
         self.id = load.job
+        self.flight = load.flight
         self._load = load
         self._device = device
         self._progress = progress
@@ -145,7 +147,7 @@ class Rank:
                 except ConfigError as error:
                     self._channel.send(Refused(job=command.job, error=str(error)))
             case Unload():
-                self._close()
+                self._unload()
             case SwapPolicy():
                 if job := self._current(command.job):
                     job.rollout.swap(command.policy)
@@ -202,6 +204,13 @@ class Rank:
 
     def _current(self, job: JobId) -> Job | None:
         return self._job if self._job is not None and self._job.id == job else None
+
+    def _unload(self) -> None:
+        """The job has ended: what was handed in late is nobody's."""
+        job = self._job
+        self._close()
+        if job is not None:
+            shutil.rmtree(job.flight, ignore_errors=True)
 
     def _close(self) -> None:
         if self._job is not None:

@@ -1,7 +1,7 @@
 """From a trunk and what members added to it: the next trunk, and how good the drafter in it is."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -85,15 +85,16 @@ def measured(
     used: Drafter | None,
     ends: PolicyEnds,
     answers: Sequence[Answer],
+    budget: int,
     look: Look,
 ) -> Canary:
-    """On no answers it says nothing, which nobody goes by."""
+    """On no answers it says nothing, which nobody goes by; `budget`: rows at once."""
     if not answers:
         return Canary(used=None, trained=1.0, answers=0)
     rollouts = [_rollout(answer, len(ends.head)) for answer in answers]
 
     def length(drafter: Drafter) -> float:
-        found = accept_lengths(drafter, ends, _looking(rollouts, look), (_DEPTH,))
+        found = accept_lengths(drafter, ends, rollouts, (_DEPTH,), budget, look)
         return max(found.noise[_DEPTH], found.plain[_DEPTH])
 
     return Canary(
@@ -131,12 +132,6 @@ def report(
         canary=canary,
         seconds=seconds,
     )
-
-
-def _looking(rollouts: Sequence[Rollout], look: Look) -> Iterator[Rollout]:
-    for one in rollouts:
-        look()
-        yield one
 
 
 def _rollout(answer: Answer, vocabulary: int) -> Rollout:

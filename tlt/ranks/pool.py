@@ -14,9 +14,9 @@ import torch
 from tlt.engine.base import NoiseKey
 from tlt.learn.drafter.sample import DraftSample
 from tlt.policies.sampling import Candidate, Origin, drawn, held_out, least_worth
-from tlt.types import Member, PolicyVersion, PromptIndex, Step
+from tlt.ranks.shelf import Name, Shelf
+from tlt.types import Step
 
-_Key = tuple[Step, PromptIndex, Member]
 _TOKEN_BYTES = 8
 _SOME = 32
 _CANARIES = 8
@@ -30,11 +30,9 @@ class Answer:
     prompt: int
     candidate: Candidate
     states: torch.Tensor | None = None
-    # whose states they are
-    policy: PolicyVersion | None = None
 
     @property
-    def name(self) -> _Key:
+    def name(self) -> Name:
         return self.key.step, self.key.prompt, self.key.member
 
     def sample(self) -> DraftSample:
@@ -43,11 +41,10 @@ class Answer:
 
 
 class Pool:
-    def __init__(self, state_bytes: int, most_bytes: int) -> None:
-        """`state_bytes`: of one token's states."""
-        self._state_bytes = state_bytes
+    def __init__(self, shelf: Shelf, most_bytes: int) -> None:
+        self._shelf = shelf
         self._most_bytes = most_bytes
-        self._answers: dict[_Key, Answer] = {}
+        self._answers: dict[Name, Answer] = {}
         self._step = Step(0)
 
     def __len__(self) -> int:
@@ -67,6 +64,7 @@ class Pool:
         for answer in self._answers.values():
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
+        self._shelf.keep_only(self._answers)
 
     def add(
         self,
@@ -75,7 +73,6 @@ class Pool:
         prompt: Sequence[int],
         tokens: Sequence[int],
         states: Callable[[], torch.Tensor] | None = None,
-        policy: PolicyVersion | None = None,
     ) -> None:
         """`states` are a view: copied here, if the answer is kept."""
         if key.purpose != "train" or key.step < self._step or len(tokens) < 2:
@@ -89,7 +86,7 @@ class Pool:
         candidate = Candidate(
             origin=origin,
             tokens=len(tokens),
-            bytes=len(whole) * (self._state_bytes + _TOKEN_BYTES),
+            bytes=len(whole) * (self._shelf.token_bytes + _TOKEN_BYTES),
             step=key.step,
             taken=0 if known is None else known.candidate.taken,
         )
@@ -97,7 +94,24 @@ class Pool:
         self._answers[name] = answer
         self._make_room()
         if states is not None and name in self._answers:
-            answer.states, answer.policy = states().clone(), policy
+            answer.states = self._shelf.put(name, states())
+
+    def lend(self, key: NoiseKey, states: torch.Tensor) -> None:
+        """What an answer has come to that is still being written here, for others to learn from."""
+        if key.step >= self._step:
+            self.begin(key.step)
+            self._shelf.put((key.step, key.prompt, key.member), states, growing=True)
+
+    def fetch(self, answer: Answer) -> bool:
+        """Whether its states are at hand, captured here or by somebody else on this host."""
+        if answer.states is None:
+            answer.states = self._shelf.take(answer.name, len(answer.tokens) - 1)
+        return answer.states is not None
+
+    def read(self, answer: Answer, states: torch.Tensor) -> None:
+        """They had to be made."""
+        growing = _is_growing(answer)
+        answer.states = self._shelf.put(answer.name, states, growing=growing)
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
         lessons = [a for a in self._answers.values() if not _is_held_out(a)]
@@ -129,6 +143,7 @@ class Pool:
         candidates = [answer.candidate for answer in answers]
         for index in least_worth(candidates, self._step, self._most_bytes):
             del self._answers[answers[index].name]
+            self._shelf.remove(answers[index].name)
 
 
 def _replaced(candidate: Candidate, **changes: object) -> Candidate:

@@ -14,6 +14,8 @@ from tlt.ranks.pool import Pool
 from tlt.types import PolicyVersion, Purpose, Step
 
 _SECONDS_BETWEEN_REPORTS = 1.0
+# tokens of an answer before others may learn from it, and by how much it grows before they do again
+_LEAST_GROWN, _GROWN = 8, 1.5
 
 
 class RolloutDuty:
@@ -37,6 +39,8 @@ class RolloutDuty:
         self._pool = pool
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
+        # of answers that are being written: how long they were when others were told
+        self._shared: dict[int, int] = {}
         self._said = 0.0
         # how often it has said how it decodes, and what the prompts in hand are for
         self._serial = 0
@@ -87,11 +91,17 @@ class RolloutDuty:
             self._pool.add(origin, self._key(answer), answer.prompt_tokens, tokens)
 
     def growing(self) -> Growing:
-        """What others, who are idle, may learn from."""
+        """What others, who are idle, may learn from: all that has grown by half since they saw it.
+
+        So all that is ever copied of an answer is three times what it comes to.
+        """
         answers: list[Overheard] = []
         for id_, prompt in self._issued.items():
             tokens = self.engine.growing(id_) if prompt.purpose == "train" else None
-            if tokens:
+            if tokens and len(tokens) >= max(_LEAST_GROWN, _GROWN * self._shared.get(id_, 0)):
+                self._shared[id_] = len(tokens)
+                if self._pool is not None:
+                    self._pool.lend(self._key(prompt), self.engine.states(id_))
                 answers.append(
                     Overheard(
                         job=prompt.job,
@@ -144,6 +154,7 @@ class RolloutDuty:
 
     def _finished(self, completion: Completion) -> RolloutFinished:
         prompt = self._issued.pop(completion.id)
+        self._shared.pop(completion.id, None)
         drawn = sampling(self._spec, prompt.purpose)
         if self._pool is not None and completion.stop != "cancelled":
             self._pool.add(
@@ -152,7 +163,6 @@ class RolloutDuty:
                 prompt.tokens,
                 completion.tokens,
                 lambda: self.engine.states(completion.id),
-                self.version,
             )
         return RolloutFinished(
             job=prompt.job,

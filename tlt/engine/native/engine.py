@@ -190,9 +190,9 @@ class NativeEngine:
         return self._speculation.version
 
     @property
-    def state_bytes(self) -> int:
-        """Of one token's captured states."""
-        return self._slots.states.token_bytes
+    def token_states(self) -> torch.Tensor:
+        """What the captured states of one token look like."""
+        return self._slots.states.token
 
     @property
     def ends(self) -> tuple[torch.Tensor, torch.Tensor]:

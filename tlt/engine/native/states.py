@@ -34,8 +34,9 @@ class States:
         return self._data.nbytes
 
     @property
-    def token_bytes(self) -> int:
-        return self._data[0, 0].nbytes
+    def token(self) -> torch.Tensor:
+        """One token's: [layers, hidden]."""
+        return self._data[0, 0]
 
     def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return rows * self._positions + positions

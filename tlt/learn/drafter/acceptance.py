@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tlt.learn.drafter.batching import Window, batch
+from tlt.learn.drafter.batching import batch, cut
+from tlt.learn.drafter.looks import Look, nothing, stretch, watched
 from tlt.learn.drafter.sample import DraftSample, PolicyEnds
 from tlt.learn.drafter.unrolling import unrolled
 from tlt.models.drafter import Drafter
@@ -38,11 +39,19 @@ class AcceptLengths:
 
 @torch.no_grad()
 def accept_lengths(
-    drafter: Drafter, ends: PolicyEnds, rollouts: Iterable[Rollout], depths: Sequence[int]
+    drafter: Drafter,
+    ends: PolicyEnds,
+    rollouts: Iterable[Rollout],
+    depths: Sequence[int],
+    budget: int | None = None,
+    look: Look = nothing,
 ) -> AcceptLengths:
+    """`budget`: rows at once, so that looks are not too far apart."""
     counted = {(kind, depth): [0, 0] for kind in range(2) for depth in depths}
     for rollout in rollouts:
-        for kind, accepted in enumerate(_accepted(drafter, ends, rollout, max(depths))):
+        for kind, accepted in enumerate(
+            _accepted(drafter, ends, rollout, max(depths), budget, look)
+        ):
             for depth in depths:
                 tokens, steps = _walk(rollout.sample, accepted, depth)
                 counted[kind, depth][0] += tokens
@@ -55,26 +64,45 @@ def accept_lengths(
 
 
 def _accepted(
-    drafter: Drafter, ends: PolicyEnds, rollout: Rollout, depth: int
+    drafter: Drafter,
+    ends: PolicyEnds,
+    rollout: Rollout,
+    depth: int,
+    budget: int | None,
+    look: Look,
 ) -> tuple[list[int], list[int]]:
-    """By row: how many guesses of the chain that begins there are right."""
+    """By row of the answer: how many guesses of the chain that begins there are right."""
     sample, device = rollout.sample, ends.head.device
-    whole = batch([sample], [Window(sample=0, first=0, last=sample.rows)], depth, device)
     tokens = torch.tensor(sample.tokens, device=device)
-    right: tuple[list[Tensor], list[Tensor]] = ([], [])
-    rows = torch.arange(sample.rows, device=device)
-    noise = rollout.noise(torch.arange(2, len(tokens), device=device))
-    for step, readout in enumerate(unrolled(drafter, whole, ends.embedding, None)):
-        guessed = (rows + step).clamp(max=sample.rows - 1)
-        wanted = tokens[guessed + 2]
-        known = rows + step < sample.rows
-        logits = drafter.logits(readout, ends.head)
-        own = drafter.tokens(torch.arange(logits.shape[1], device=device))
-        noisy = logits + noise[guessed][:, own].to(logits)
-        for kind, scores in enumerate((noisy, logits)):
-            right[kind].append((drafter.tokens(scores.argmax(-1)) == wanted) & known)
-    first, second = (torch.stack(kind).int().cumprod(0).sum(0).tolist() for kind in right)
+    # by kind, step and row
+    right = torch.zeros(2, depth, sample.rows, dtype=torch.bool, device=device)
+    for window in cut(0, sample.first, sample.rows, budget or sample.rows):
+        one = batch([sample], [window], depth, device)
+        rows = torch.arange(window.first, window.last, device=device)
+        with watched(drafter, window.rows, look):
+            for step, readout in enumerate(unrolled(drafter, one, ends.embedding, None, look)):
+                aims = rows + step + 2
+                guesses = _guesses(drafter, ends, rollout.noise, readout, aims, look)
+                wanted = tokens[aims.clamp(max=len(tokens) - 1)]
+                right[:, step, rows] = (guesses == wanted) & (aims < len(tokens))
+    first, second = right.int().cumprod(1).sum(1).tolist()
     return first, second
+
+
+def _guesses(
+    drafter: Drafter, ends: PolicyEnds, noise: Noise, readout: Tensor, aims: Tensor, look: Look
+) -> Tensor:
+    """[kinds, rows]: the tokens for these positions, with the noise there and without."""
+    found: list[Tensor] = []
+    # never the whole vocabulary for all rows at once
+    most = max(1, stretch(ends.head) // ends.head.numel())
+    for part, positions in zip(readout.split(most), aims.split(most), strict=True):
+        look()
+        logits = drafter.logits(part, ends.head)
+        own = drafter.tokens(torch.arange(logits.shape[1], device=logits.device))
+        noisy = logits + noise(positions)[:, own].to(logits)
+        found.append(drafter.tokens(torch.stack([noisy, logits]).argmax(-1)))
+    return torch.cat(found, dim=1)
 
 
 def _walk(sample: DraftSample, accepted: Sequence[int], depth: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
             whole = samples[index].rows
             if whole > budget:
                 first = samples[index].first
-                yield from ([window] for window in _cut(index, first, whole, budget))
+                yield from ([window] for window in cut(index, first, whole, budget))
                 continue
             if rows + whole > budget:
                 yield chosen
@@ -76,7 +76,7 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
             yield chosen
 
 
-def _cut(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
+def cut(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
     """As even as can be."""
     count = -(-(last - first) // budget)
     cuts = [first + (last - first) * part // count for part in range(count + 1)]

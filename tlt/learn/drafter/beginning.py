@@ -44,7 +44,7 @@ def input_sizes(config: DrafterConfig, embedding: Tensor, samples: Sequence[Draf
     if config.layout == "eagle":
         tokens = torch.tensor([token for sample in some for token in sample.tokens])
         inputs.insert(0, embedding[tokens.to(embedding.device)])
-    sizes = torch.stack([x.float().square().mean().sqrt() for x in inputs])
+    sizes = torch.tensor([x.float().square().mean().sqrt().item() for x in inputs])
     return sizes.to(embedding).repeat_interleave(config.hidden)
 
 

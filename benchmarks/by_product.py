@@ -1,0 +1,162 @@
+"""The drafter that a job leaves behind gains as much in SGLang as in our own engine.
+
+`python -m benchmarks.by_product --out F.json`
+
+A job of a few steps from a cold drafter; `tlt export` takes its policy and its drafter out. Both
+engines load these folders and answer held-out prompts greedily, with chains of the same depth.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from benchmarks.result import Claim, write_result
+from benchmarks.speculating import held_out_prompts
+from benchmarks.stacks import run, session, tlt
+from tlt.engine.base import Engine, NoiseKey, Request, Sampling
+from tlt.engine.native import NativeEngine
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.plugin import Proposal
+from tlt.engine.sglang.start import start_server
+from tlt.engine.sglang.tap import Name
+from tlt.models.config_file import read_config
+from tlt.models.drafter_folder import load_drafter
+from tlt.models.folder import load_decoder
+from tlt.strategies import Draft
+from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+
+_STEPS = 12
+_DEPTH = 4
+_PROMPTS, _ANSWER = 48, 240
+_SLOTS, _CONTEXT = 16, 512
+_FIRST = PolicyVersion(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    out = parser.parse_args().out
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        with session():
+            job = run("cold", 1, f"algorithm.steps={_STEPS}")
+            assert job.snapshot.job is not None
+            for part in ("policy", "drafter"):
+                tlt("export", part, job.snapshot.job, str(folder / part))
+        requests = _requests()
+        native = _native(folder, requests)
+        sglang = _sglang(folder, requests)
+    assert job.snapshot.drafting is not None
+    adopted = [m for m in job.snapshot.drafting.measured if m.adopted]
+    claims = [
+        Claim(
+            name="by_product.engines_apart",
+            value=abs(native / sglang - 1.0),
+            unit="",
+            bar=0.05,
+            less_is_better=True,
+        )
+    ]
+    details = {
+        "accept_length": {"native": native, "sglang": sglang},
+        "canary_in_the_job": [round(m.trained, 3) for m in adopted],
+        "depth": _DEPTH,
+        "prompts": _PROMPTS,
+    }
+    write_result("by_product", claims, details, time.monotonic() - began, out)
+
+
+def _requests() -> list[Request]:
+    return [
+        Request(
+            id=index,
+            prompt=tuple(prompt),
+            key=NoiseKey(
+                seed=0,
+                step=Step(0),
+                purpose="eval",
+                prompt=PromptIndex(index),
+                member=Member(0),
+            ),
+            sampling=Sampling(temperature=0.0),
+            max_new_tokens=_ANSWER,
+            stop_tokens=frozenset(),
+        )
+        for index, prompt in enumerate(held_out_prompts()[:_PROMPTS])
+    ]
+
+
+def _native(folder: Path, requests: Sequence[Request]) -> float:
+    decoder = load_decoder(folder / "policy", torch.float32)
+    drafter = load_drafter(folder / "drafter", decoder.config.layers)
+    chain = Draft(depth=_DEPTH, noise=False)
+    engine = NativeEngine(
+        decoder,
+        decode_text=lambda tokens: "",
+        slots=_SLOTS,
+        max_context=_CONTEXT,
+        device=torch.device("cpu"),
+        version=_FIRST,
+        captured=tuple(drafter.config.captured),
+        arms=(chain,),
+    )
+    engine.adopt(DrafterVersion(0), drafter)
+    engine.decode_with(chain)
+    _answer(engine, requests)
+    tallies = [tally for tally in engine.tallies() if tally.strategy == chain]
+    return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)
+
+
+def _sglang(folder: Path, requests: Sequence[Request]) -> float:
+    config = read_config(folder / "policy")
+    drafter = load_drafter(folder / "drafter", config.layers)
+    trace = folder / "proposals"
+    server, tap = start_server(
+        folder / "policy",
+        slots=_SLOTS,
+        max_context=_CONTEXT,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=_FIRST,
+        folder=folder,
+        stuck_seconds=60,
+        captured=(*drafter.config.captured,),
+        drafts=Drafts(
+            algorithm="EAGLE" if drafter.config.layout == "eagle" else "EAGLE3",
+            drafter=folder / "drafter",
+            steps=_DEPTH,
+        ),
+        proposals=trace,
+    )
+    engine = SglangEngine(server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, _FIRST)
+    lengths = _answer(engine, requests)
+    server.close()
+    made = [msgspec.json.decode(line, type=Proposal) for line in trace.read_bytes().splitlines()]
+    first = min(Name.read(proposal.name).serial for proposal in made)
+    passes = 0
+    for proposal in made:
+        request = Name.read(proposal.name).serial - first
+        # some are made ahead of an end that was not known yet
+        passes += proposal.seen < len(requests[request].prompt) + lengths[request]
+    # an answer's first token comes from the prompt's pass
+    return (sum(lengths.values()) - len(lengths)) / passes
+
+
+def _answer(engine: Engine, requests: Sequence[Request]) -> dict[int, int]:
+    engine.submit(list(requests))
+    lengths: dict[int, int] = {}
+    while engine.running:
+        lengths |= {done.id: len(done.tokens) for done in engine.step()}
+    return lengths
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What whole jobs gain: every stack against decoding without speculation, step by step.
+
+`python -m benchmarks.e2e --out F.json`
+
+Two workers of one core. Stacks take turns, in reversed order every other time, with the same seeds.
+Each has the number of slots and the learner's settings that `benchmarks.sweep` found best for it.
+A step's seconds are its rollout's and those until new weights are published; evaluations aside.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import Claim, write_result
+from benchmarks.stacks import ROOT, Job, Ratio, StepTime, ratio, run, session
+from benchmarks.sweep import best_settings
+from tlt.policies.ledger import Drafting
+
+_STEPS, _COLD_STEPS = 10, 30
+_ROUNDS, _COLD_ROUNDS = 4, 2
+# 16 answers a worker instead of 64
+_TAIL = ("algorithm.prompts_per_step=2", "algorithm.minibatches=1")
+# accuracy is measured where a job is long enough to gain some
+_LONG = (f"algorithm.steps={_COLD_STEPS}", f"algorithm.eval_every={_COLD_STEPS}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=_ROUNDS)
+    out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
+    began = time.monotonic()
+    with session():
+        whole, tail = _take_turns(rounds)
+    claims = [*_warm(whole, tail), *_cold(whole), *_idle(tail)]
+    details = {
+        "ratios": {
+            "64 answers a worker": _table(whole, _STEPS),
+            "16 answers a worker": _table(tail, _STEPS),
+            f"64 answers a worker, {_COLD_STEPS} steps": _table(_long(whole), _COLD_STEPS),
+        },
+        "ahead_of_off_from_step": _ahead_from(_long(whole)),
+        "stacks": {name: _account(jobs) for name, jobs in whole.items()},
+        "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
+        "settings": {name: best_settings(name) for name in whole},
+        "engine": _claims_of("engine"),
+    }
+    write_result("e2e", claims, details, time.monotonic() - began, out)
+
+
+def _take_turns(rounds: int) -> tuple[dict[str, list[Job]], dict[str, list[Job]]]:
+    """By stack: jobs with 64 answers a worker, and with 16."""
+    whole: dict[str, list[Job]] = {}
+    tail: dict[str, list[Job]] = {}
+    for round_ in range(rounds):
+        order = ["off", "n-gram", "frozen", "warm", "cold"]
+        tails = ["off", "frozen", "warm", "forced"]
+        if round_ % 2:
+            order.reverse()
+            tails.reverse()
+        seed = 1 + round_
+        for stack in order:
+            long = stack in ("off", "n-gram", "cold") and round_ < _COLD_ROUNDS
+            if stack == "cold" and not long:
+                continue
+            steps = _LONG if long else (f"algorithm.steps={_STEPS}",)
+            job = run(stack, seed, *steps, *best_settings(stack))
+            whole.setdefault(stack, []).append(job)
+        for stack in tails:
+            job = run(stack, seed, f"algorithm.steps={_STEPS}", *_TAIL)
+            tail.setdefault(stack, []).append(job)
+    return whole, tail
+
+
+def _rollout(step: StepTime) -> float:
+    return step.rollout
+
+
+def _whole(step: StepTime) -> float:
+    return step.whole
+
+
+def _long(whole: dict[str, list[Job]]) -> dict[str, list[Job]]:
+    jobs = {name: [j for j in jobs if len(j.steps) == _COLD_STEPS] for name, jobs in whole.items()}
+    return {name: found for name, found in jobs.items() if found}
+
+
+def _warm(whole: dict[str, list[Job]], tail: dict[str, list[Job]]) -> list[Claim]:
+    rollouts = ratio(whole["off"], whole["warm"], _rollout, _STEPS)
+    steps = ratio(whole["off"], whole["warm"], _whole, _STEPS)
+    tails = ratio(tail["off"], tail["warm"], _whole, _STEPS)
+    frozen = ratio(whole["frozen"], whole["warm"], _whole, _STEPS)
+    share = steps.value / _ceiling(whole["off"], whole["frozen"])
+    return [
+        Claim(name="e2e.rollout_off_over_tlt", value=rollouts.value, unit="x", bar=1.75),
+        Claim(name="e2e.step_off_over_tlt", value=steps.value, unit="x", bar=1.35),
+        Claim(name="e2e.tail_step_off_over_tlt", value=tails.value, unit="x", bar=1.5),
+        Claim(name="e2e.share_of_ceiling", value=share, unit="", bar=0.93),
+        Claim(name="e2e.frozen_over_tlt", value=frozen.value, unit="x", bar=0.98),
+    ]
+
+
+def _ceiling(off: Sequence[Job], frozen: Sequence[Job]) -> float:
+    """Amdahl's law: the rollout's share of a plain step, and how much faster frozen rolls out."""
+    share = _rollout_share(off, _STEPS)
+    return 1.0 / (1.0 - share + share / ratio(off, frozen, _rollout, _STEPS).value)
+
+
+def _rollout_share(jobs: Sequence[Job], most: int) -> float:
+    steps = [step for job in jobs for step in job.steps[:most]]
+    return math.fsum(s.rollout for s in steps) / math.fsum(s.whole for s in steps)
+
+
+def _cold(whole: dict[str, list[Job]]) -> list[Claim]:
+    off = ratio(whole["off"], whole["cold"], _whole)
+    ngram = ratio(whole["n-gram"], whole["cold"], _whole)
+    evals = [job.snapshot.evals for job in whole["cold"]]
+    gain = 100 * sum(done[-1].mean - done[0].mean for done in evals) / len(evals)
+    return [
+        Claim(name="e2e.cold_off_over_tlt", value=off.value, unit="x", bar=1.15),
+        Claim(name="e2e.cold_ngram_over_tlt", value=ngram.value, unit="x", bar=1.0),
+        Claim(name="e2e.accuracy_gain", value=gain, unit="points", bar=15.0),
+    ]
+
+
+def _idle(tail: dict[str, list[Job]]) -> list[Claim]:
+    """What became of idle seconds where workers train whether it pays or not."""
+    seen = _drafting(tail["forced"])
+    harvested = math.fsum(d.harvested for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
+    slowest = max(d.preempt_p99_micro_batches for d in seen)
+    longest = max(d.preempt_p99 for d in seen)
+    slower = ratio(tail["forced"], tail["frozen"], _rollout, _STEPS).value - 1.0
+    less = {"less_is_better": True}
+    return [
+        Claim(name="e2e.idle_harvested", value=harvested, unit="", bar=0.8),
+        Claim(name="e2e.preempt_p99_microbatches", value=slowest, unit="", bar=1.25, **less),
+        Claim(name="e2e.preempt_p99", value=1000 * longest, unit="ms", bar=150, **less),
+        Claim(name="e2e.rollout_slowdown", value=slower, unit="", bar=0.1, **less),
+    ]
+
+
+def _drafting(jobs: Iterable[Job]) -> list[Drafting]:
+    return [job.snapshot.drafting for job in jobs if job.snapshot.drafting is not None]
+
+
+def _table(jobs: dict[str, list[Job]], most: int) -> dict[str, Any]:
+    """Each stack against the plain one."""
+    off, found = jobs["off"], dict[str, Any]()
+    for name, runs in jobs.items():
+        rollouts = ratio(off, runs, _rollout, most)
+        share = _rollout_share(off, most)
+        found[name] = {
+            "rollout_off_over_it": _shown(rollouts),
+            "step_off_over_it": _shown(ratio(off, runs, _whole, most)),
+            "rollout_share": round(_rollout_share(runs, most), 3),
+            "ceiling_at_its_rollouts": round(1.0 / (1.0 - share + share / rollouts.value), 3),
+        }
+    return found
+
+
+def _shown(found: Ratio) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in found._asdict().items()}
+
+
+def _ahead_from(jobs: dict[str, list[Job]]) -> dict[str, int | None]:
+    """The step from which a cold job has taken less time, all in all, than each of the others."""
+    cold, found = jobs["cold"], dict[str, int | None]()
+    for name in ("off", "n-gram"):
+        ahead: int | None = None
+        for step in range(_COLD_STEPS, 0, -1):
+            if ratio(jobs[name], cold, _whole, step).value < 1.0:
+                break
+            ahead = step
+        found[name] = ahead
+    return found
+
+
+def _account(jobs: Sequence[Job]) -> dict[str, Any]:
+    phases: dict[str, float] = {}
+    for job in jobs:
+        for phase, seconds in job.snapshot.phases.items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+    drafting = _drafting(jobs)
+    origins = ("own", "others", "running", "previous")
+    return {
+        "seeds": [job.seed for job in jobs],
+        "steps": [[(round(s.rollout, 2), round(s.rest, 2)) for s in job.steps] for job in jobs],
+        "evals": [[round(e.mean, 4) for e in job.snapshot.evals] for job in jobs],
+        "share_of_phases": {p: round(s / sum(phases.values()), 4) for p, s in phases.items()},
+        "share_of_tokens_trained_on": [round(job.snapshot.trained, 4) for job in jobs],
+        "seconds_saved": [
+            None if job.snapshot.saved is None else round(job.snapshot.saved.total.seconds, 1)
+            for job in jobs
+        ],
+        "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in origins},
+        "idle": [
+            {
+                name: round(getattr(d, name), 2)
+                for name in (
+                    *("idle_used", "idle_left", "bought", "harvested", "harvested_bought"),
+                    *("reading", "publishing", "merging", "dropped"),
+                    *("preempted", "preempt_p50", "preempt_p99"),
+                )
+            }
+            for d in drafting
+        ],
+        "drafters": [
+            [(m.step, m.lessons, m.used, round(m.trained, 3), m.adopted) for m in d.measured]
+            for d in drafting
+        ],
+    }
+
+
+def _claims_of(name: str) -> dict[str, float]:
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return {claim["name"]: claim["value"] for claim in result["claims"]}
+
+
+if __name__ == "__main__":
+    main()

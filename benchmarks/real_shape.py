@@ -1,0 +1,302 @@
+"""One worker, and a policy of the shape of Qwen2.5-0.5B: whole steps, and how soon it obeys.
+
+`python -m benchmarks.real_shape --out F.json`
+
+Random weights, the full vocabulary, a context of 2,048 tokens; few and short rollouts, so that it
+ends. First a job with all of TLT through the public way, with the memory of its rank. Then a rank
+by itself that trains the drafter on long answers and is told to stop at random moments.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.result import Claim, write_result
+from benchmarks.stacks import Job, run, session
+from cli.client import with_client
+from tlt.actors.rank_process import RankProcess
+from tlt.config import JobSpec, load_job_spec
+from tlt.messages import PromptIssued, TrainDrafter, TrunkRef
+from tlt.ranks.frames import Decode, Dismiss, Dismissed, FromRank, Load, School, Unload
+from tlt.types import (
+    Attempt,
+    DrafterVersion,
+    Epoch,
+    Incarnation,
+    JobId,
+    Member,
+    PromptIndex,
+    Step,
+    WorkerId,
+)
+
+_VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
+_CONTEXT = 2048
+_ANSWERS, _TOKENS = 4, 96
+_STEPS = 3
+_STOPS = 40
+_LONG_ANSWERS, _LONG_TOKENS = 2, 300
+_ALONE = [
+    "speculation.mode=adaptive",
+    "drafter.train=always",
+    f"rollout.max_new_tokens={_LONG_TOKENS}",
+]
+_FOUR_BYTES = 4
+# of the stated sum; allocators keep something
+_ROOM = 1.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    out = parser.parse_args().out
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as name:
+        folder = Path(name)
+        numbers = _write_policy(folder / "policy")
+        spec = _write_spec(folder)
+        with session(workers=1), _watched() as seen:
+            job = run("cold", 1, spec=spec)
+        waits, lessons = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
+    assert job.snapshot.drafting is not None
+    stated = _stated(numbers)
+    p95 = quantiles(waits, n=20)[-1]
+    claims = [
+        Claim(
+            name="real_shape.obeyed_p95", value=1000 * p95, unit="ms", bar=150, less_is_better=True
+        ),
+        Claim(
+            name="real_shape.memory",
+            value=max(seen) / sum(stated.values()),
+            unit="of what is stated",
+            bar=_ROOM,
+            less_is_better=True,
+        ),
+        Claim(
+            name="real_shape.micro_batches",
+            value=job.snapshot.drafting.micro_batches,
+            unit="in the job",
+            bar=1,
+        ),
+    ]
+    details = {
+        "steps": [(round(s.rollout, 1), round(s.rest, 1)) for s in job.steps],
+        "phases": {phase: round(s, 1) for phase, s in job.snapshot.phases.items()},
+        "stopped_after_ms": [round(1000 * wait, 1) for wait in sorted(waits)],
+        "micro_batch_seconds": lessons,
+        "memory_stated_bytes": stated,
+        "memory_peak_bytes": max(seen),
+        "state_bytes_per_token": _HIDDEN * _FOUR_BYTES,
+        "drafter": _drafter(job),
+    }
+    write_result("real_shape", claims, details, time.monotonic() - began, out)
+
+
+def _write_policy(folder: Path) -> int:
+    """How many weights it has."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=_VOCABULARY,
+        hidden_size=_HIDDEN,
+        intermediate_size=4864,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    words = {f"w{number}": number for number in range(_VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "w0",
+        "bos_token": "w1",
+        "eos_token": "w2",
+        "unk_token": "w3",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _write_spec(folder: Path) -> Path:
+    """A reward that is a coin: an answer's last word is odd, or it isn't."""
+    rows = [
+        {"prompt": " ".join(f"w{7 * i + j}" for j in range(40)), "answer": ""} for i in range(8)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec: dict[str, Any] = {
+        "name": "real-shape",
+        "policy": {"path": "policy", "max_context": _CONTEXT},
+        "data": {"train": "data.jsonl"},
+        "reward": {"kind": "function", "function": "benchmarks.real_shape:coin"},
+        "algorithm": {
+            "steps": _STEPS,
+            "prompts_per_step": 1,
+            "group_size": _ANSWERS,
+            "microbatch_tokens": 512,
+            "checkpoint_every": 1000,
+        },
+        "rollout": {"max_new_tokens": _TOKENS, "slots": _ANSWERS},
+        "workers": {"stuck_seconds": 600},
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def coin(completion: str, **_: Any) -> float:
+    return float(len(completion) % 2)
+
+
+@contextmanager
+def _watched() -> Generator[list[int]]:
+    """What a rank has held at most, in bytes."""
+    seen, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            workers = with_client("default", lambda client: client.workers())
+            for pid in (pid for beat in workers.values() for pid in beat.rank_pids):
+                seen.append(_peak(pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def _peak(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
+
+
+def _stated(numbers: int) -> dict[str, int]:
+    """Of a rank of such a job, in bytes."""
+    weights = numbers * _FOUR_BYTES
+    return {
+        "policy_to_decode_with": weights,
+        "policy_to_learn": weights,
+        "gradients": weights,
+        "moments": 2 * weights,
+        "weights_on_their_way": weights,
+        "logits_of_a_micro_batch": 512 * _VOCABULARY * _FOUR_BYTES,
+        "torch_and_the_rest": 1 << 30,
+    }
+
+
+def _drafter(job: Job) -> dict[str, Any]:
+    found = job.snapshot.drafting
+    assert found is not None
+    return {
+        "bought_seconds": round(found.bought, 1),
+        "micro_batches": found.micro_batches,
+        "typical_seconds": round(found.typical_seconds, 3),
+        "canaries": [round(m.trained, 3) for m in found.measured],
+    }
+
+
+# --- a rank by itself ---------------------------------------------------------------------------
+
+
+async def _obeyed(folder: Path, spec: JobSpec) -> tuple[list[float], dict[str, float]]:
+    """How long it took to stop, each time, and how long its micro-batches took."""
+    rank = await RankProcess.start(
+        "rank", device="cpu", host="127.0.0.1", cores=frozenset(), logs=folder / "logs"
+    )
+    await rank.ready(60.0)
+    dice, waits, typical = random.Random(1), list[float](), list[float]()
+    load = _load(folder, spec)
+    rank.send(load)
+    rank.send(Decode(prompts=tuple(_prompt(load, member) for member in range(_LONG_ANSWERS))))
+    for _ in range(_LONG_ANSWERS):
+        await rank.receive()
+    for lesson in range(1, _STOPS + 1):
+        rank.send(School(train=_lesson(load, lesson)))
+        # the first micro-batches are long: their length is found by trying
+        await asyncio.sleep(20.0 if lesson == 1 else dice.uniform(0.5, 2.5))
+        sent = time.monotonic()
+        rank.send(Dismiss(job=load.job, lesson=lesson, sent=sent))
+        dismissed = await _dismissed(rank)
+        waits.append(time.monotonic() - sent)
+        typical.append(dismissed.typical_seconds)
+    rank.send(Unload(job=load.job))
+    rank.kill()
+    return waits, {"median": round(median(typical), 3), "longest": round(max(typical), 3)}
+
+
+async def _dismissed(rank: RankProcess) -> Dismissed:
+    while True:
+        frame: FromRank = await rank.receive()
+        if isinstance(frame, Dismissed):
+            return frame
+
+
+def _load(folder: Path, spec: JobSpec) -> Load:
+    return Load(
+        job=JobId("real-shape"),
+        epoch=Epoch(1),
+        spec=spec,
+        worker=WorkerId("worker-1"),
+        incarnation=Incarnation(1),
+        rank=0,
+        flight=str(folder / "flight"),
+        committed=str(folder / "committed"),
+    )
+
+
+def _prompt(load: Load, member: int) -> PromptIssued:
+    return PromptIssued(
+        job=load.job,
+        epoch=load.epoch,
+        step=Step(0),
+        attempt=Attempt(0),
+        purpose="train",
+        prompt=PromptIndex(0),
+        member=Member(member),
+        tokens=tuple(range(10, 50)),
+    )
+
+
+def _lesson(load: Load, lesson: int) -> TrainDrafter:
+    first = DrafterVersion(0)
+    return TrainDrafter(
+        worker=load.worker,
+        incarnation=load.incarnation,
+        job=load.job,
+        step=Step(0),
+        lesson=lesson,
+        trunk=TrunkRef(version=first, root=first, weights=None, updates=0, lessons=0),
+    )
+
+
+if __name__ == "__main__":
+    main()

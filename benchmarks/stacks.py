@@ -1,0 +1,133 @@
+"""Whole jobs as a user runs them, with one stack or another, and what each of their steps took.
+
+A stack is a setting of all that may make a step fast. Jobs with the same seed are given the same
+prompts and noise, so that their answers are the same, and their steps can be compared one by one.
+"""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
+from typing import NamedTuple
+
+from cli.client import with_client
+from cli.following import fold
+from tlt.messages import JobRecord
+from tlt.policies.ledger import Snapshot
+from tlt.store.jobs import ENDED
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = ROOT / "benchmarks" / "reasoner.yaml"
+_DRAFTER = ROOT / "examples" / "tiny_reasoner" / "drafter"
+_SPECULATES = ("speculation.mode=adaptive",)
+_POLL_SECONDS = 0.5
+_RESAMPLES = 2000
+
+STACKS: dict[str, tuple[str, ...]] = {
+    "off": (),
+    "n-gram": (*_SPECULATES, "speculation.depths=[]"),
+    # trained to its plateau before, and never again
+    "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}"),
+    "warm": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=auto"),
+    "cold": (*_SPECULATES, "drafter.train=auto"),
+    # idle workers train whether it pays or not
+    "forced": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=always"),
+}
+
+
+class StepTime(NamedTuple):
+    rollout: float
+    # until new weights are published: the update, and what was bought for the drafter
+    rest: float
+
+    @property
+    def whole(self) -> float:
+        return self.rollout + self.rest
+
+
+class Job(NamedTuple):
+    stack: str
+    seed: int
+    steps: list[StepTime]
+    snapshot: Snapshot
+
+
+@contextmanager
+def session(workers: int = 2) -> Generator[None]:
+    """`tlt up`, in a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
+        os.environ["TLT_HOME"] = f"{folder}/home"
+        tlt("up", "--workers", str(workers), "--runs", f"{folder}/runs")
+        try:
+            yield
+        finally:
+            tlt("down")
+
+
+def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
+    """One job, from its submission to its end."""
+    settings = (*STACKS[stack], f"seed={seed}", *changes)
+    sets = [part for setting in settings for part in ("--set", setting)]
+    submitted = json.loads(tlt("submit", str(spec), *sets, "--json"))
+    ended = _wait(submitted["job"])
+    if ended.status != "done":
+        raise SystemExit(f"{stack}, seed {seed}: {ended.error}")
+    snapshot = fold(Path(submitted["folder"]))
+    steps = [StepTime(s.rollout_seconds, s.learn_seconds or 0.0) for s in snapshot.steps]
+    job = Job(stack, seed, steps, snapshot)
+    rolled = math.fsum(step.rollout for step in steps)
+    whole = math.fsum(step.whole for step in steps)
+    what = " ".join((stack, *changes))
+    print(f"{what}, seed {seed}: {whole:.1f} s, {rolled:.1f} s of it in rollouts", flush=True)
+    return job
+
+
+def _wait(job: str) -> JobRecord:
+    """From in here: a command of its own a second would be felt."""
+    while (record := with_client("default", lambda client: client.job(job))).status not in ENDED:
+        time.sleep(_POLL_SECONDS)
+    return record
+
+
+def tlt(*arguments: str) -> str:
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+class Ratio(NamedTuple):
+    value: float
+    # 95 % of the ratios lie between them when steps are drawn again
+    low: float
+    high: float
+
+
+def ratio(
+    above: Sequence[Job],
+    below: Sequence[Job],
+    part: Callable[[StepTime], float],
+    steps: int | None = None,
+) -> Ratio:
+    """Of the seconds of steps that both have: of equal seed and number."""
+    pairs = [
+        (part(one), part(other))
+        for job in above
+        for against in below
+        if against.seed == job.seed
+        for one, other in zip(job.steps[:steps], against.steps[:steps], strict=False)
+    ]
+    dice = random.Random(1)
+    again = [_quotient(dice.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES)]
+    cuts = quantiles(again, n=40)
+    return Ratio(_quotient(pairs), cuts[0], cuts[-1])
+
+
+def _quotient(pairs: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(a for a, _ in pairs) / math.fsum(b for _, b in pairs)
