@@ -48,9 +48,10 @@ export class Chart {
 
   // Bars stand around their value.
   range(low, high) {
-    if (!this.options.series.some((one) => one.bars)) return [low, high > low ? high : low + 1];
     const xs = this.data[0];
-    const half = (xs.length > 1 ? xs[1] - xs[0] : 1) / 2;
+    if (xs.length === 1) return [xs[0] - 0.5, xs[0] + 0.5];
+    if (!this.options.series.some((one) => one.bars)) return [low, high];
+    const half = (xs[1] - xs[0]) / 2;
     return [low - half, high + half];
   }
 

@@ -103,7 +103,7 @@ export class JobPage {
     if (changed.has("head") || changed.has("time")) this.figures.update(run, now);
     if (changed.has("advice") || changed.has("session")) this.tellAdvice(run, record);
     if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(now, run.live);
-    if (changed.has("tail")) this.tail.update(run.tail, run.head);
+    if (changed.has("tail")) this.tail.update(run.tail, run.head, this.streams !== null);
     if (changed.has("speculation") || changed.has("times")) this.speculation.update(run.speculation, run.times);
     if (changed.has("learning")) this.learning.update(run.learning);
     if (changed.has("drafter")) this.drafter.update(run.drafter);
@@ -204,7 +204,7 @@ class Figures {
       head.expected ? `${count(head.settled)} of ${count(head.expected)}` : "–",
       head.expected ? "scored" : "no round is open",
     );
-    set("speed", `${number(head.tokens_per_second, head.tokens_per_second < 100 ? 1 : 0)} /s`, run.live ? "over 10 s" : "over its last 10 s");
+    set("speed", `${head.tokens_per_second < 100 ? number(head.tokens_per_second, 1) : count(head.tokens_per_second)} /s`, run.live ? "over 10 s" : "over its last 10 s");
     set("time", seconds(now), head.began ? `began ${when(head.began)}` : null);
     const away = head.duties.away ?? 0;
     set(

@@ -330,7 +330,7 @@ export class Lanes {
     }
     if (tall > 20) this.drawBatch(g, lane, top + thick + 1, tall - thick - 7);
     for (const mark of lane.marks) {
-      if (mark.at < from || mark.at > to) continue;
+      if (mark.at < from || mark.at > to || (mark.kind === "strategy" && tall <= 20)) continue;
       this.drawMark(g, mark, Math.round(this.x(mark.at)) + 0.5, top, thick);
     }
   }

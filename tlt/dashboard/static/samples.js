@@ -9,8 +9,10 @@ const ORIGINS = { accepted: "guessed and accepted", corrected: "corrected by the
 export class SampleCard {
   constructor(job) {
     this.path = `/api/jobs/${encodeURIComponent(job)}/samples`;
-    this.asked = null;
-    this.rounds = h("select", { id: "round", onchange: () => this.load(this.rounds.value) });
+    // whether somebody has chosen something, which then stays
+    this.touched = false;
+    this.shownAt = null;
+    this.rounds = h("select", { id: "round", onchange: () => this.choose() });
     this.groups = h("div", { class: "groups" });
     this.question = h("pre", { class: "question", hidden: true });
     this.answers = h("div", { class: "sample" });
@@ -22,7 +24,7 @@ export class SampleCard {
         wide: true,
         note: [
           h("label", { for: "round" }, "Round ", this.rounds),
-          h("button", { type: "button", onclick: () => this.load(this.rounds.value) }, "Look again"),
+          h("button", { type: "button", onclick: () => this.choose() }, "Look again"),
         ],
       },
       h(
@@ -41,13 +43,22 @@ export class SampleCard {
     );
   }
 
-  // Once there is something; after that, when somebody looks again.
+  // Whenever a round is over, until somebody has chosen.
   update(head) {
-    if (this.asked === null && head && head.entries > 2) this.load("");
+    if (this.touched || !head || head.entries < 3) return;
+    const at = `${head.step} ${head.phase} ${head.settled > 0}`;
+    if (at !== this.shownAt) {
+      this.shownAt = at;
+      this.load("");
+    }
+  }
+
+  choose() {
+    this.touched = true;
+    this.load(this.rounds.value);
   }
 
   async load(round) {
-    this.asked = round;
     say(this.complaint, "");
     const [purpose, step] = round ? round.split(" ") : [];
     const query = round ? `?step=${step}&purpose=${purpose}` : "";
@@ -61,7 +72,6 @@ export class SampleCard {
 
   list({ rounds, chosen, groups }) {
     if (!chosen) {
-      this.asked = null;
       fill(this.groups, h("p", { class: "empty" }, "No answer is there yet."));
       return;
     }
@@ -69,7 +79,7 @@ export class SampleCard {
     fill(this.rounds, rounds.map((each) => h("option", { value: `${each[1]} ${each[0]}` }, name(each))));
     this.rounds.value = `${chosen[1]} ${chosen[0]}`;
     const rows = groups.map((group) => [
-      h("button", { type: "button", onclick: (event) => this.open(group, event.target) }, `prompt ${group.prompt}`),
+      h("button", { type: "button", onclick: (event) => this.pick(group, event.target) }, `prompt ${group.prompt}`),
       count(group.answers),
       number(group.mean, 2),
       group.low === null ? "–" : `${number(group.low, 2)} to ${number(group.high, 2)}`,
@@ -82,6 +92,11 @@ export class SampleCard {
       }),
     );
     if (groups.length) this.open(groups[0], this.groups.querySelector("button"));
+  }
+
+  pick(group, button) {
+    this.touched = true;
+    this.open(group, button);
   }
 
   async open(group, button) {

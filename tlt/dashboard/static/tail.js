@@ -43,12 +43,13 @@ export class TailCard {
     this.lengths.close();
   }
 
-  update(tail, head) {
+  // `known`: whether there is a session to ask who has what in hand.
+  update(tail, head, known) {
     if (tail === null) return;
     this.done.set(joined([tail.now, tail.before].map((curve) => points(curve, tail))));
     const { width, counts } = tail.lengths;
     this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => (index + 0.5) * width), counts] : [[], []]);
-    say(this.sentence, sentence(tail, head));
+    say(this.sentence, sentence(tail, head, known));
     fill(
       this.longest,
       table(
@@ -59,7 +60,7 @@ export class TailCard {
           seconds(held.seconds),
           count(held.attempt + 1),
         ]),
-        { empty: head.status === "running" ? "Nobody has an answer in hand." : "The run is over." },
+        { empty: nobody(head, known) },
       ),
     );
   }
@@ -74,13 +75,18 @@ function points(curve, tail) {
   return open ? [[...at, tail.seconds], [...share, share.at(-1)]] : [at, share];
 }
 
-function sentence(tail, head) {
+function nobody(head, known) {
+  if (head.status !== "running") return "The run is over.";
+  return known ? "Nobody has an answer in hand." : "Only its session knows.";
+}
+
+function sentence(tail, head, known) {
   if (!tail.now) return "No round yet.";
   const name = tail.now.purpose === "eval" ? "Evaluation" : `Step ${tail.now.step}`;
   if (!tail.seconds) return `${name}: all answers were there after ${seconds(tail.now.done.at(-1) ?? 0)}.`;
   const parts = [`${name}, ${seconds(tail.seconds)} in: ${percent(head.settled / Math.max(1, head.expected))} scored`];
   if (tail.running) parts.push(`${count(tail.running)} in hand`);
-  if (tail.queued) parts.push(`${count(tail.queued)} in the queue`);
+  if (tail.queued) parts.push(`${count(tail.queued)} ${known ? "in the queue" : "still to come"}`);
   const last = tail.forecast;
   const end = last
     ? ` The last one should be there in ${seconds(last.p50)}, 9 of 10 times within ${seconds(last.p90)}.`

@@ -94,19 +94,22 @@ class Ways:
         return tuple(sorted(found, key=lambda w: (w.bucket, -w.rounds, w.name)))
 
     def why(self) -> str:
-        """Why the last choice was made, in a sentence."""
+        """What the last choice was made from, in a sentence or three."""
         table = [w for w in self.table() if w.bucket == self._last]
         guided = [w for w in table if not w.control]
         if not guided:
             return ""
         best = max(guided, key=lambda w: w.rounds - w.tried)
         rows = "1 row" if best.bucket == 1 else f"up to {best.bucket} rows"
-        said = f"For {rows} it decodes with {best.name}: {best.predicted:.0f} tokens/s predicted"
+        said = f"For {rows} most rounds decoded with {best.name} lately: {_rates(best)}."
         others = sorted((w for w in guided if w is not best), key=lambda w: -w.predicted)
-        if others:
-            second = others[0]
-            said += f", {second.predicted:.0f} of {second.name}, the next"
+        for other in others[:1]:
+            said += f" {other.name[0].upper()}{other.name[1:]}: {_rates(other)}."
         plain = [w for w in table if w.control]
         if plain and plain[0].seconds:
-            said += f"; without guessing {plain[0].seen:.0f} were seen"
-        return said + f". {best.seen:.0f} tokens/s were seen of it."
+            said += f" Without guessing, in control runs: {plain[0].seen:.0f} seen."
+        return said
+
+
+def _rates(used: Way) -> str:
+    return f"{used.predicted:.0f} tokens/s predicted, {used.seen:.0f} seen"
