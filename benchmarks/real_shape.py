@@ -21,9 +21,9 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.result import Claim, write_result
@@ -57,6 +57,15 @@ _ALONE = [
     f"rollout.max_new_tokens={_LONG_TOKENS}",
 ]
 _FOUR_BYTES = 4
+_SPECIALS = ("<pad>", "<bos>", "<eos>")
+# a verifier that takes its time: one worker idles while it waits for the last score
+_COIN = """
+import time
+
+def coin(completion, **_):
+    time.sleep(6)
+    return float(len(completion) % 2)
+"""
 # of the stated sum; allocators keep something
 _ROOM = 1.1
 
@@ -71,7 +80,7 @@ def main() -> None:
         numbers = _write_policy(folder / "policy")
         spec = _write_spec(folder)
         with session(workers=1), _watched() as seen:
-            job = run("cold", 1, spec=spec)
+            job = run("cold", 1, "drafter.train=always", spec=spec)
         waits, lessons = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
     assert job.snapshot.drafting is not None
     stated = _stated(numbers)
@@ -126,32 +135,33 @@ def _write_policy(folder: Path) -> int:
     )
     model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
-    words = {f"w{number}": number for number in range(_VOCABULARY)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "w0",
-        "bos_token": "w1",
-        "eos_token": "w2",
-        "unk_token": "w3",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    _write_tokenizer(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def _write_tokenizer(folder: Path) -> None:
+    """One token a byte, and a word of its own for each of the others."""
+    known = [*_SPECIALS, *sorted(ByteLevel.alphabet())]
+    words = [*known, *(f"w{number}" for number in range(len(known), _VOCABULARY))]
+    tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)  # pyright: ignore
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {f"{word[1:-1]}_token": word for word in _SPECIALS}
+    text = json.dumps({"tokenizer_class": "Qwen2Tokenizer", **settings})
+    (folder / "tokenizer_config.json").write_text(text)
+
+
 def _write_spec(folder: Path) -> Path:
-    """A reward that is a coin: an answer's last word is odd, or it isn't."""
-    rows = [
-        {"prompt": " ".join(f"w{7 * i + j}" for j in range(40)), "answer": ""} for i in range(8)
-    ]
+    """A reward that is a coin: an answer has an odd number of characters, or it hasn't."""
+    (folder / "coin.py").write_text(_COIN)
+    rows = [{"prompt": f"{i:02d}+" * 13, "answer": ""} for i in range(8)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec: dict[str, Any] = {
         "name": "real-shape",
         "policy": {"path": "policy", "max_context": _CONTEXT},
         "data": {"train": "data.jsonl"},
-        "reward": {"kind": "function", "function": "benchmarks.real_shape:coin"},
+        "reward": {"kind": "function", "function": "coin.py:coin"},
         "algorithm": {
             "steps": _STEPS,
             "prompts_per_step": 1,
@@ -165,10 +175,6 @@ def _write_spec(folder: Path) -> Path:
     path = folder / "job.json"
     path.write_text(json.dumps(spec))
     return path
-
-
-def coin(completion: str, **_: Any) -> float:
-    return float(len(completion) % 2)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ the fixed ones. Seconds are CPU seconds; a window's first steps, which switch, a
 import argparse
 import random
 import time
-from operator import truediv
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -30,7 +30,10 @@ _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WINDOW_SECONDS = 0.25
 _SWITCHING_STEPS = 3
+# of the ratio, to each side
 _INTERVAL = 0.03
+# of the time, to find the best fixed way
+_FINDING = 0.2
 _RESAMPLES = 400
 _SEQUENCES = 5_000
 _SEQUENCES_IN_DOUBLE = 500
@@ -118,13 +121,13 @@ class _Batch:
     def measured(self, most_seconds: float) -> dict[str, Any]:
         """First it is found out which fixed way is the best, then that is compared."""
         began = time.monotonic()
-        while time.monotonic() < began + most_seconds / 3:
+        while time.monotonic() < began + _FINDING * most_seconds:
             self._take_turns([self._adaptive, *ARMS])
         found = {name_of(arm): _speed(self._seen[name_of(arm)]) for arm in ARMS}
         best = max((arm for arm in ARMS if arm != Off()), key=lambda arm: found[name_of(arm)])
         self._seen.clear()
         while time.monotonic() < began + most_seconds and not self._settled(name_of(best)):
-            self._take_turns([Off(), self._adaptive, best, self._adaptive, best])
+            self._take_turns([Off(), self._adaptive, best])
         return self._summary(name_of(best), found)
 
     def _take_turns(self, ways: list[Strategy | StrategyPolicy]) -> None:
@@ -154,14 +157,18 @@ class _Batch:
         if len(self._seen.get("adaptive", ())) < 60:
             return False
         pairs = [self._interval("adaptive", other) for other in ("off", best)]
-        return all(high - low < 2 * _INTERVAL for low, high in pairs)
+        return all((high - low) / (high + low) < _INTERVAL for low, high in pairs)
 
     def _interval(self, one: str, other: str) -> tuple[float, float]:
-        """Where 95 % of the ratios lie when the windows are drawn again."""
-        pair, ratios = (self._seen[one], self._seen[other]), list[float]()
+        """Where 95 % of the ratios lie when the turns are drawn again.
+
+        The windows of one turn lie side by side: what runs is the same for all of them.
+        """
+        turns = list(zip(self._seen[one], self._seen[other], strict=True))
+        ratios: list[float] = []
         for _ in range(_RESAMPLES):
-            again = (self._dice.choices(seen, k=len(seen)) for seen in pair)
-            ratios.append(truediv(*map(_speed, again)))
+            ones, others = zip(*self._dice.choices(turns, k=len(turns)), strict=True)
+            ratios.append(_speed(ones) / _speed(others))
         cuts = quantiles(ratios, n=40)
         return cuts[0], cuts[-1]
 
@@ -179,7 +186,7 @@ class _Batch:
         }
 
 
-def _speed(windows: list[Window]) -> float:
+def _speed(windows: Sequence[Window]) -> float:
     return sum(w.tokens for w in windows) / sum(w.seconds for w in windows)
 
 

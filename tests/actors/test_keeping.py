@@ -55,7 +55,7 @@ def test_a_drafter_that_was_lost_does_not_keep_others_from_being_kept(
 
 
 def test_a_folder_that_takes_nothing_ends_the_job(coordinator: Coordinator, tmp_path: Path) -> None:
-    here = Blobs(tmp_path / "flight", tmp_path).put(b"drafter", commit=False)
+    here = Blobs(coordinator.spec.job_flight(JOB), tmp_path).put(b"drafter", commit=False)
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(BlobError, match="cannot be written"):
         coordinator._commit_blobs(JOB, [_kept(here)])
