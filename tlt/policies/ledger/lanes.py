@@ -16,6 +16,7 @@ from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
     Command,
+    DrafterRef,
     GiveUpSpeculation,
     IssuePrompts,
     PolicyPublished,
@@ -185,13 +186,20 @@ class Lanes:
                 self._mark("eval", None, "evaluation", at)
             case IssuePrompts():
                 self._mark("step", None, f"step {command.step}", at)
-            case AdoptDrafter() if command.drafter.version != self._drafter:
-                self._drafter = command.drafter.version
-                self._mark("drafter", None, f"drafter {self._drafter} in use", at)
+            case AdoptDrafter():
+                self._adopt(command.drafter, at)
             case GiveUpSpeculation():
                 self._mark("off", None, "speculation given up", at)
             case _:
                 pass
+
+    def _adopt(self, drafter: DrafterRef | None, at: float) -> None:
+        """All workers are told of it, one after the other; None: the one that the spec names."""
+        version = None if drafter is None else drafter.version
+        if version != self._drafter:
+            self._drafter = version
+            name = "the first drafter" if version is None else f"drafter {version}"
+            self._mark("drafter", None, f"{name} in use", at)
 
     def _batch(self, worker: WorkerId, rows: float, at: float) -> None:
         number = self._number(worker)
