@@ -16,7 +16,6 @@ from tlt.messages import (
     AnyEvent,
     CheckpointCommitted,
     Command,
-    DrafterRef,
     GiveUpSpeculation,
     IssuePrompts,
     PolicyPublished,
@@ -28,7 +27,7 @@ from tlt.messages import (
 )
 from tlt.policies.ledger.wall import AWAY
 from tlt.policies.run_state import Phase, RunState
-from tlt.types import DrafterVersion, WorkerId
+from tlt.types import NAMED, DrafterVersion, WorkerId
 from tlt.wording import way
 
 # after the last entry of a run
@@ -187,19 +186,17 @@ class Lanes:
             case IssuePrompts():
                 self._mark("step", None, f"step {command.step}", at)
             case AdoptDrafter():
-                self._adopt(command.drafter, at)
+                self._adopt(NAMED if command.drafter is None else command.drafter.version, at)
             case GiveUpSpeculation():
                 self._mark("off", None, "speculation given up", at)
             case _:
                 pass
 
-    def _adopt(self, drafter: DrafterRef | None, at: float) -> None:
-        """All workers are told of it, one after the other; None: the one that the spec names."""
-        version = None if drafter is None else drafter.version
+    def _adopt(self, version: DrafterVersion, at: float) -> None:
+        """Every worker is told, and it is marked once."""
         if version != self._drafter:
             self._drafter = version
-            name = "the first drafter" if version is None else f"drafter {version}"
-            self._mark("drafter", None, f"{name} in use", at)
+            self._mark("drafter", None, f"drafter {version} in use", at)
 
     def _batch(self, worker: WorkerId, rows: float, at: float) -> None:
         number = self._number(worker)
