@@ -1,5 +1,6 @@
 """The page over a finished run: at any width, by keyboard, with hostile text, serverless."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,11 @@ def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
 def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> None:
     page = visit.open(served.address)
     ready(page)
-    sections = page.locator(".jump a").evaluate_all("links => links.map((link) => link.hash)")
-    for number, target in enumerate(sections, 1):
+    for number in range(1, page.locator(".jump a").count() + 1):
+        address = page.locator(".jump a").nth(number - 1).get_attribute("href") or ""
         page.keyboard.press(str(number))
-        expect(page).to_have_url(f"{served.root}/{target}")
-        section = target.rpartition("/")[2]
-        expect(page.locator(f"#{section}")).to_be_in_viewport()
+        expect(page).to_have_url(re.compile(f"{re.escape(address)}$"))
+        expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
 
 
 @pytest.fixture(scope="module")

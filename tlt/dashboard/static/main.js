@@ -79,7 +79,11 @@ class App {
     const [, job, part] = location.hash.match(/^#\/job\/([^/]+)(?:\/(.+))?$/) ?? [];
     const wanted = job === undefined ? this.about.run : decodeURIComponent(job);
     if (wanted !== this.job) this.open(wanted);
-    if (part) document.getElementById(part)?.scrollIntoView();
+    if (part) this.scroll(part);
+  }
+
+  scroll(id) {
+    document.getElementById(id)?.scrollIntoView();
   }
 
   open(job) {
@@ -97,7 +101,9 @@ class App {
     show(this.jump, sections.length > 0);
     fill(
       this.jump,
-      sections.map(([id, name]) => h("a", { href: `#/job/${encodeURIComponent(job)}/${id}` }, name)),
+      sections.map(([id, name]) =>
+        h("a", { href: `#/job/${encodeURIComponent(job)}/${id}`, onclick: () => this.scroll(id) }, name),
+      ),
     );
     this.feed.open(job);
     this.changed(["session"]);

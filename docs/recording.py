@@ -1,0 +1,69 @@
+"""A run to show: what the dashboard folds of one, small enough to lie in the repository.
+
+    python docs/recording.py runs/tiny-reasoner-1
+
+Log-probs and all answers but those of two steps are left out; nothing that is folded is.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+RECORDED = Path(__file__).parent / "recorded"
+_ROOT = Path(__file__).resolve().parent.parent
+_MODEL = "examples/tiny_reasoner/model"
+_SHOWN_STEPS = (3, 7)
+
+
+def record(run: Path) -> None:
+    spec = (run / "spec.json").read_text()
+    checkout = json.loads(spec)["policy"]["path"].removesuffix(_MODEL)
+
+    def here(text: str) -> str:
+        """Without the names of whoever ran it."""
+        return text.replace(f"{run.parent}/", "runs/").replace(checkout, "")
+
+    asked: set[int] = set()
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    _write("journal.jsonl", [here(_stripped(json.loads(line), asked)) for line in lines])
+    prompts = (run / "data" / "train.jsonl").read_text().splitlines()
+    _write("train.jsonl", [row if index in asked else "" for index, row in enumerate(prompts)])
+    (RECORDED / "spec.json").write_text(here(spec))
+
+
+def unpack(run: Path) -> Path:
+    """As a run's folder."""
+    (run / "data").mkdir(parents=True)
+    (run / "journal.jsonl").write_bytes(_read("journal.jsonl"))
+    (run / "data" / "train.jsonl").write_bytes(_read("train.jsonl"))
+    spec = json.loads((RECORDED / "spec.json").read_bytes())
+    spec["policy"]["path"] = str(_ROOT / _MODEL)
+    (run / "spec.json").write_text(json.dumps(spec))
+    return run
+
+
+def _stripped(entry: dict[str, dict[str, object]], asked: set[int]) -> str:
+    event = entry["event"]
+    if event["type"] == "RolloutFinished":
+        event["logprobs"]["data"] = None
+        event["batches"] = event["batches"][-1:]
+        if event["purpose"] == "train" and event["step"] in _SHOWN_STEPS:
+            asked.add(event["prompt"])
+        else:
+            event["tokens"]["data"] = None
+            event["text"] = ""
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def _write(name: str, lines: list[str]) -> None:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    (RECORDED / f"{name}.gz").write_bytes(gzip.compress(content, 9, mtime=0))
+
+
+def _read(name: str) -> bytes:
+    return gzip.decompress((RECORDED / f"{name}.gz").read_bytes())
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

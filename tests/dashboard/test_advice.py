@@ -1,0 +1,95 @@
+"""Warnings come in order of urgency, each with what to do."""
+
+import msgspec
+
+from tests.simulation.specs import small_spec
+from tests.simulation.world import JOB
+from tlt.dashboard.advice import Urgency, about_run, about_session, ordered
+from tlt.dashboard.health import Health, StreamHealth, WorkerHealth
+from tlt.messages import UpdateMetrics
+from tlt.policies.ledger import Ledger, Snapshot, StepSummary
+from tlt.policies.ledger.snapshot import Spread
+from tlt.types import Incarnation, Step, WorkerId
+
+
+def snapshot(**changes: object) -> Snapshot:
+    return msgspec.structs.replace(Ledger(JOB, small_spec()).snapshot(), **changes)
+
+
+def step(**changes: object) -> StepSummary:
+    common = StepSummary(
+        step=Step(0),
+        reward=0.5,
+        rollouts=8,
+        dropped=0,
+        unscored=0,
+        agreed=0,
+        tokens=100,
+        length=Spread(),
+        clipped=0.0,
+        rollout_seconds=1.0,
+    )
+    return msgspec.structs.replace(common, **changes)
+
+
+def metrics(**changes: float) -> UpdateMetrics:
+    common = UpdateMetrics(
+        loss=0.1,
+        gradient_norm=0.1,
+        learning_rate=1e-6,
+        entropy=0.5,
+        clipped_low=0.0,
+        clipped_high=0.0,
+        sampling_kl=0.0,
+        reference_kl=None,
+        importance_truncated=0.0,
+        tokens=100,
+        samples=8,
+    )
+    return msgspec.structs.replace(common, **changes)
+
+
+def worker(name: str, silent: float = 0.0, ranks: int = 1) -> WorkerHealth:
+    return WorkerHealth(
+        worker=WorkerId(name),
+        incarnation=Incarnation(1),
+        ranks=ranks,
+        running=0,
+        job=None,
+        silent_seconds=silent,
+        memory_bytes=0,
+        pid=1,
+    )
+
+
+def test_a_healthy_run_and_session_are_left_in_peace() -> None:
+    assert list(about_run(snapshot(steps=(step(metrics=metrics()),)), 4, [], 0.0)) == []
+    assert list(about_session(Health(lease_seconds=15.0, workers=(worker("w0"),)))) == []
+
+
+def test_what_is_lost_now_comes_first() -> None:
+    odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
+    told = ordered(tuple(about_run(snapshot(steps=(odd,), losses=2, gave_up=True), 4, [], 500.0)))
+    assert [one.urgency for one in told] == sorted(one.urgency for one in told)
+    said = " ".join(one.what for one in told)
+    for part in ("no number", "lost 2 times", "not scored", "ran out of room", "agree", "given up"):
+        assert part in said
+    assert told[0].urgency is Urgency.NOW
+    assert told[-1].urgency is Urgency.NOTE
+    assert all(one.do for one in told)
+
+
+def test_many_silent_workers_are_one_warning() -> None:
+    silent = tuple(worker(f"w{number}", silent=12.0) for number in range(128))
+    [told] = about_session(Health(lease_seconds=15.0, workers=silent, silent=900))
+    assert told.what == "w0, w1, w2 and 897 more are not heard of for 12.0 s."
+    assert told.urgency is Urgency.NOW
+
+
+def test_a_backlog_is_of_events_and_not_of_prompts() -> None:
+    """The tail is old and healthy."""
+    old = {"group": "g", "depth": 9, "oldest_seconds": 60.0}
+    healthy = Health(lease_seconds=15.0, streams=(StreamHealth(name="prompts", **old),))
+    assert list(about_session(healthy)) == []
+    late = Health(lease_seconds=15.0, streams=(StreamHealth(name="events", **old),))
+    assert [one.urgency for one in about_session(late)] == [Urgency.SOON]
