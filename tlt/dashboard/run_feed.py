@@ -5,7 +5,6 @@ afford: their cost grows with the run, and the page may never take a core from t
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import structlog
 
 from tlt.dashboard import views
 from tlt.dashboard.channel import Channel
+from tlt.dashboard.follower import Follower
 from tlt.dashboard.run import Line, Run
 from tlt.dashboard.tail import Holding
 from tlt.errors import JournalError
@@ -49,10 +49,10 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: tuple[Line, ...] = ()
 
 
-class RunFeed:
+class RunFeed(Follower):
     def __init__(self, run: Run, holding: Callable[[], Holding], followed: bool) -> None:
         self.run = run
-        self.channel = Channel()
+        super().__init__(Channel())
         self._holding = holding
         self._followed = followed
         self._said: dict[str, bytes] = {}
@@ -60,21 +60,6 @@ class RunFeed:
         self._reading = 0.0
         self._ready = False
         self._broken: str | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def listen(self, bell: asyncio.Event) -> None:
-        self.channel.listen(bell)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow())
-
-    def leave(self, bell: asyncio.Event) -> None:
-        self.channel.leave(bell)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def refresh(self) -> None:
         """For who asks once and does not listen."""

@@ -11,6 +11,7 @@ import redis.exceptions
 from tlt.config import SessionSpec
 from tlt.dashboard.advice import Advice, about_session, ordered
 from tlt.dashboard.channel import Channel
+from tlt.dashboard.follower import Follower
 from tlt.dashboard.health import Health, Watcher
 from tlt.dashboard.tail import Holding
 from tlt.messages import JobRecord
@@ -49,30 +50,15 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
 
 
-class SessionFeed:
+class SessionFeed(Follower):
     def __init__(self, spec: SessionSpec, connection: Connection) -> None:
         self.spec = spec
         self.jobs = Jobs(connection, spec)
-        self.channel = Channel(past=0)
+        super().__init__(Channel(past=0))
         self._watcher = Watcher(connection, spec)
         self._records: list[JobRecord] = []
         self._holding: dict[JobId, Holding] = {}
         self._said = b""
-        self._task: asyncio.Task[None] | None = None
-
-    def listen(self, bell: asyncio.Event) -> None:
-        self.channel.listen(bell)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow())
-
-    def leave(self, bell: asyncio.Event) -> None:
-        self.channel.leave(bell)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     async def view(self) -> SessionView:
         """For who asks once and does not listen."""
