@@ -1,6 +1,7 @@
 """A rank's part in training the drafter: nothing is added twice, nothing stops what goes on."""
 
 import dataclasses
+import functools
 import math
 import os
 import socket
@@ -26,6 +27,7 @@ from tlt.messages import (
 )
 from tlt.models.weights import read_weights
 from tlt.policies import drafting
+from tlt.ranks import drafting as drafting_duty
 from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
 from tlt.ranks.main import Rank
@@ -169,6 +171,27 @@ def test_a_merge_that_something_interrupts_is_made_afterwards(ranks: list[Rank])
         draft.step(interrupt)
     assert only(draft.step(look), DrafterTrained).trunk.version == 1
     assert not any(isinstance(frame, DrafterTrained) for frame in draft.step(look))
+
+
+def test_a_micro_batch_that_was_too_long_to_be_finished_shortens_the_next(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, now = draft_of(ranks[0]), [0.0]
+    monkeypatch.setattr(drafting_duty.time, "monotonic", lambda: now[0])
+    draft.begin(school(NEW))
+
+    def told_to_stop_after(seconds: float) -> None:
+        now[0] += seconds
+        if draft._member is not None:
+            raise Interrupted
+
+    drawn: list[int] = []
+    for seconds in (0.01, 0.12, 5.0):
+        drawn.append(draft._rows)
+        with pytest.raises(Interrupted):
+            draft.step(functools.partial(told_to_stop_after, seconds))
+    assert drawn == [256, 256, 128]
+    assert draft._rows == 32
 
 
 @pytest.mark.parametrize("over", ["dismissed", "given up"])

@@ -228,7 +228,11 @@ class DraftDuty:
             windows = [Window(sample=0, first=max(0, last - self._rows), last=last)]
         steps = learner.recipe.steps
         began = time.monotonic()
-        lesson = learner.learn(batch(samples, windows, steps, self._ends.head.device), look)
+        try:
+            lesson = learner.learn(batch(samples, windows, steps, self._ends.head.device), look)
+        except Exception:
+            self._shorten(time.monotonic() - began)
+            raise
         seconds = time.monotonic() - began
         self._pace(seconds)
         if lesson.skipped:
@@ -240,8 +244,17 @@ class DraftDuty:
 
     def _pace(self, seconds: float) -> None:
         self._lately.append(seconds)
-        wanted = self._rows * _SECONDS / max(seconds, 1e-4)
-        self._rows = round(min(max(0.5 * (self._rows + wanted), _LEAST_ROWS), _MOST_ROWS))
+        self._resize(0.5 * (self._rows + self._wanted(seconds)))
+
+    def _shorten(self, seconds: float) -> None:
+        """After one that was not finished in them: else long ones might never be."""
+        self._resize(min(self._rows, self._wanted(seconds)))
+
+    def _wanted(self, seconds: float) -> float:
+        return self._rows * _SECONDS / max(seconds, 1e-4)
+
+    def _resize(self, rows: float) -> None:
+        self._rows = round(min(max(rows, _LEAST_ROWS), _MOST_ROWS))
 
     def _typical(self) -> float:
         return median(self._lately) if self._lately else 0.0
