@@ -42,7 +42,7 @@ def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
     schooling, spec = ledger.schooling, ledger.spec
     if schooling.used is None:
         raise ConfigError(f"{job}: it has used no drafter of its own making yet")
-    drafter = _drafter(run, spec, schooling.used)
+    drafter = read_drafter(run, spec, schooling.used)
     with whole_or_not(folder) as unfinished:
         save_drafter(drafter, unfinished)
         card = _card(job, spec, schooling, schooling.used, drafter)
@@ -50,7 +50,8 @@ def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
     return f"drafter of {job}, version {schooling.used.version}, {_accept(schooling)}"
 
 
-def _drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
+def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
+    """One that the run has used."""
     policy = read_config(Path(spec.policy.path))
     if spec.drafter.path is not None:
         drafter = load_drafter(Path(spec.drafter.path), policy.layers)

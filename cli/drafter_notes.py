@@ -5,6 +5,7 @@ Each is whole or as it was before.
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tlt.errors import ConfigError
 from tlt.models.drafter import Drafter
 from tlt.models.drafter_folder import save_drafter
-from tlt.models.weights import to_bytes
+from tlt.models.weights import write_weights
 
 _T = TypeVar("_T")
 _PLAN = "plan.json"
@@ -48,14 +49,15 @@ class Notes:
             raise ConfigError(f"{file}: {error}") from error
 
     def write(self, name: str, value: Any) -> None:
-        self._write(name, msgspec.json.encode(value))
+        content = msgspec.json.encode(value)
+        self._write(name, lambda file: file.write_bytes(content))
 
     def learner(self) -> dict[str, Tensor] | None:
         file = self._folder / _LEARNER
         return load_file(file) if file.is_file() else None
 
     def keep_learner(self, state: dict[str, Tensor]) -> None:
-        self._write(_LEARNER, to_bytes(state))
+        self._write(_LEARNER, lambda file: write_weights(file, state))
 
     def finish(self, drafter: Drafter) -> None:
         whole = self._folder / "drafter"
@@ -66,11 +68,11 @@ class Notes:
         except OSError as error:
             raise ConfigError(f"{self._out}: cannot be written: {error.strerror}") from error
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             unfinished = self._folder / f"{name}.unfinished"
-            unfinished.write_bytes(content)
+            write(unfinished)
             os.replace(unfinished, self._folder / name)
         except OSError as error:
             raise ConfigError(f"{self._folder}: cannot be written: {error.strerror}") from error

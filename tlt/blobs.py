@@ -7,7 +7,9 @@ A file appears under its name only when it is whole.
 import hashlib
 import math
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,11 @@ class Blobs:
         self.committed = committed
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
-        ref = BlobRef(
-            digest=Digest(hashlib.blake2b(data, digest_size=20).hexdigest()),
-            bytes=memoryview(data).nbytes,
-        )
-        _write(self.committed if commit else self.flight, ref, data, durable=commit)
-        return ref
+        return self.put_file(lambda file: _fill(file, data), commit=commit)
+
+    def put_file(self, write: Callable[[Path], object], *, commit: bool) -> BlobRef:
+        """What `write` makes of the file that it is given."""
+        return _write(self.committed if commit else self.flight, write, durable=commit)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -41,21 +42,29 @@ class Blobs:
         raise BlobLost(f"blob {ref.digest} is neither in {self.flight} nor in {self.committed}")
 
     def get(self, ref: BlobRef) -> bytes:
+        try:
+            return self.verified(ref).read_bytes()
+        except OSError as error:
+            raise _unreadable(self.path(ref), error) from error
+
+    def verified(self, ref: BlobRef) -> Path:
+        """Of a file that is what its name says: large ones are better mapped than read."""
         path = self.path(ref)
         try:
-            data = path.read_bytes()
+            found = _ref(path)
         except OSError as error:
-            raise BlobLost(f"{path}: cannot be read: {error.strerror}") from error
-        if len(data) != ref.bytes:
-            raise BlobLost(f"{path}: {len(data)} bytes, {ref.bytes} expected")
-        if hashlib.blake2b(data, digest_size=20).hexdigest() != ref.digest:
+            raise _unreadable(path, error) from error
+        if found.bytes != ref.bytes:
+            raise BlobLost(f"{path}: {found.bytes} bytes, {ref.bytes} expected")
+        if found.digest != ref.digest:
             raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
-        return data
+        return path
 
     def commit(self, ref: BlobRef) -> Path:
         """Make a blob in flight one that stays."""
         if not (self.committed / ref.digest).exists():
-            _write(self.committed, ref, self.get(ref), durable=True)
+            source = self.verified(ref)
+            _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
         return self.committed / ref.digest
 
     def release(self, ref: BlobRef) -> None:
@@ -85,24 +94,35 @@ class Blobs:
         return np.frombuffer(data, dtype=dtype).reshape(tensor.shape)
 
 
-def _write(
-    folder: Path, ref: BlobRef, data: bytes | bytearray | memoryview, *, durable: bool
-) -> None:
-    path = folder / ref.digest
-    if path.exists():
-        return
+def _fill(file: Path, data: bytes | bytearray | memoryview) -> None:
+    file.write_bytes(data)
+
+
+def _ref(file: Path, durable: bool = False) -> BlobRef:
+    with file.open("rb") as content:
+        if durable:
+            os.fsync(content.fileno())
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=20))
+        return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
+
+
+def _unreadable(path: Path, error: OSError) -> BlobLost:
+    return BlobLost(f"{path}: cannot be read: {error.strerror}")
+
+
+def _write(folder: Path, write: Callable[[Path], object], *, durable: bool) -> BlobRef:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".unfinished-")
+        os.close(handle)
+        unfinished = Path(name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(name, path)
+            write(unfinished)  # or puts another file in its place
+            ref = _ref(unfinished, durable)
+            unfinished.replace(folder / ref.digest)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise BlobError(f"{path}: cannot be written: {error.strerror}") from error
+        raise BlobError(f"{folder}: cannot be written: {error.strerror}") from error
+    return ref

@@ -82,6 +82,29 @@ def test_nothing_but_whole_files_lies_there(blobs: Blobs) -> None:
     assert names == {ref.digest for ref in refs}
 
 
+@pytest.mark.parametrize("commit", [False, True])
+def test_what_is_written_may_be_another_file(commit: bool, blobs: Blobs, tmp_path: Path) -> None:
+    """As safetensors does it."""
+
+    def write(file: Path) -> None:
+        (tmp_path / "other").write_bytes(b"weights")
+        (tmp_path / "other").replace(file)
+
+    ref = blobs.put_file(write, commit=commit)
+    assert ref == blobs.put(b"weights", commit=commit)
+    assert blobs.verified(ref).read_bytes() == b"weights"
+
+
+def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
+    def write(file: Path) -> None:
+        file.write_bytes(b"half of i")
+        raise BlobError("no room")
+
+    with pytest.raises(BlobError, match="no room"):
+        blobs.put_file(write, commit=True)
+    assert list(blobs.committed.iterdir()) == []
+
+
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     blobs = Blobs(tmp_path / "file" / "flight", tmp_path)

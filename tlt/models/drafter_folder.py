@@ -12,7 +12,7 @@ from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_file import read_json
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.models.weights import to_bytes
+from tlt.models.weights import write_weights
 
 _ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 # the inverse of d2t, which training uses elsewhere
@@ -48,7 +48,7 @@ class _ConfigFile(msgspec.Struct):
 
 def save_drafter(drafter: Drafter, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").write_bytes(to_bytes(drafter.state_dict()))
+    write_weights(folder / "model.safetensors", drafter.state_dict())
     (folder / "config.json").write_text(json.dumps(_config_file(drafter.config), indent=2) + "\n")
 
 

@@ -1,27 +1,36 @@
 """Named tensors in safetensors files, which is all that ever leaves a rank as a blob."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 
 from tlt.blobs import Blobs
-from tlt.errors import BlobError
+from tlt.errors import BlobError, BlobLost
 from tlt.messages import BlobRef
 
 
 def read_weights(blobs: Blobs, ref: BlobRef) -> dict[str, torch.Tensor]:
-    """Only what has the checksum that is its name."""
+    """Mapped, not copied; only what has the checksum that is its name."""
+    path = blobs.verified(ref)
     try:
-        return load(blobs.get(ref))
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise BlobLost(f"{path}: let go of while it was read") from error
     except SafetensorError as error:
         raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
 
 
-def to_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def put_weights(blobs: Blobs, tensors: Mapping[str, torch.Tensor], *, commit: bool) -> BlobRef:
+    return blobs.put_file(lambda file: write_weights(file, tensors), commit=commit)
+
+
+def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """With the metadata that Transformers insists on."""
-    return save(
-        {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()},
-        metadata={"format": "pt"},
-    )
+    dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(dense, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise BlobError(f"{file}: cannot be written: {error}") from error

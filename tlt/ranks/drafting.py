@@ -32,7 +32,7 @@ from tlt.messages import (
     TrunkRef,
 )
 from tlt.models.drafter import Drafter, new_drafter
-from tlt.models.weights import read_weights, to_bytes
+from tlt.models.weights import put_weights, read_weights
 from tlt.ranks.engines import drafter_config
 from tlt.ranks.frames import Dismissed, FromRank, Load, Merge, School
 from tlt.ranks.membership import Membership
@@ -271,7 +271,7 @@ class DraftDuty:
         assert member.ref is not None
         added = member.hand_in(number)
         try:
-            blob = self._blobs.put(to_bytes(added.tensors), commit=False)
+            blob = put_weights(self._blobs, added.tensors, commit=False)
         except BlobError as error:
             return [self._spoiled(school, str(error))]
         self._number += 1
@@ -340,8 +340,8 @@ class DraftDuty:
             trunk = next_trunk(self._blobs, command, root, self._ends.head.device)
             trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             canary = measured(trained, self._used, self._ends, answers, self._rows, look)
-            blob = self._blobs.put(to_bytes(trunk.tensors), commit=False)
-            own = self._blobs.put(to_bytes(trained.state_dict()), commit=False)
+            blob = put_weights(self._blobs, trunk.tensors, commit=False)
+            own = put_weights(self._blobs, trained.state_dict(), commit=False)
         except BlobError as error:
             return [self._spoiled(school, str(error))]
         self._asked = None

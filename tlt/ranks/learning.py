@@ -11,7 +11,7 @@ from tlt.learn import group as groups
 from tlt.learn.policy import PolicyLearner
 from tlt.learn.sample import LearnSample, Minibatch
 from tlt.messages import Checkpoint, MinibatchShare, PolicyRef, RolloutFinished
-from tlt.models.weights import read_weights, to_bytes
+from tlt.models.weights import put_weights, read_weights
 from tlt.ranks.frames import Load, Progress, Train, Trained
 from tlt.types import PolicyVersion
 
@@ -100,12 +100,12 @@ class LearnDuty:
     def _publish(self, version: PolicyVersion, saved: Checkpoint | None) -> PolicyRef:
         if saved is not None:
             return PolicyRef(version=version, weights=saved.weights)
-        weights = self._blobs.put(to_bytes(self.learner.weights()), commit=False)
+        weights = put_weights(self._blobs, self.learner.weights(), commit=False)
         return PolicyRef(version=version, weights=weights)
 
     def _checkpoint(self, version: PolicyVersion) -> Checkpoint:
         return Checkpoint(
             version=version,
-            weights=self._blobs.put(to_bytes(self.learner.weights()), commit=True),
-            optimiser=self._blobs.put(to_bytes(self.learner.optimiser_state()), commit=True),
+            weights=put_weights(self._blobs, self.learner.weights(), commit=True),
+            optimiser=put_weights(self._blobs, self.learner.optimiser_state(), commit=True),
         )
