@@ -12,6 +12,7 @@ from cli.drafting_tables import drafting_tables
 from cli.following import fold
 from cli.output import console, print_json, say
 from cli.session_commands import SessionName
+from tlt.messages import Joules
 from tlt.policies.ledger import Acceptance, Snapshot
 from tlt.policies.saved import Saved, Saving
 from tlt.types import WorkerId
@@ -40,9 +41,17 @@ def ledger(
         for part in drafting_tables(snapshot.drafting):
             console.print(part)
     say(
-        f"device-seconds {snapshot.device_seconds:.1f}; "
+        f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
         f"learned from {100 * snapshot.trained:.1f} % of the tokens of training rollouts"
     )
+
+
+def _joules(spent: Joules | None) -> str:
+    if spent is None:
+        return ""
+    parts = ((spent.host, "processors"), (spent.devices, "GPUs"))
+    told = ", ".join(f"{joules:.0f} J by {what}" for joules, what in parts if joules is not None)
+    return f"{told}; "
 
 
 def speculation_line(snapshot: Snapshot) -> str:

@@ -213,6 +213,15 @@ class MinibatchShare(Value, frozen=True, kw_only=True):
     total_sequences: int
 
 
+class Joules(Value, frozen=True, kw_only=True):
+    """What was spent; None where nobody counts."""
+
+    # by all processors of a host, whoever works there
+    host: float | None = None
+    # by a worker's own GPUs
+    devices: float | None = None
+
+
 class Heartbeat(Value, frozen=True, kw_only=True):
     """A worker's pulse: whoever watches it compares counters, never clocks."""
 
@@ -396,6 +405,8 @@ class LearnFinished(JobEvent, frozen=True, kw_only=True):
     incarnation: Incarnation
     version: PolicyVersion
     seconds: float
+    # since the worker opened the job
+    joules: Joules | None = None
 
 
 class StrategyChosen(Event, frozen=True, kw_only=True):

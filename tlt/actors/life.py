@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 import structlog
 
+from tlt.actors.energy import Meter, gpus, packages
 from tlt.actors.hearsay import overhear
 from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
@@ -125,6 +126,7 @@ class Life:
         self._learning: Learn | None = None
         self._last_update: Learn | None = None
         self._trained: list[Trained] = []
+        self._meter: Meter | None = None
         self._pull_again = asyncio.Event()
         self._school = Schoolhouse(connection, keys, place.worker, incarnation, self.ranks)
 
@@ -255,6 +257,7 @@ class Life:
         serve_run(run)
         _log.info("opens", job=command.job, incarnation=self.incarnation)
         self.job = command
+        self._meter = Meter(packages(), gpus(sum(d != "cpu" for d in self.place.devices)))
         stream = Stream(self.place.connection, self.place.keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self.incarnation))
         self._held.clear()
@@ -520,6 +523,7 @@ class Life:
                 incarnation=self.incarnation,
                 version=frame.version,
                 seconds=max(trained.seconds for trained in self._trained),
+                joules=None if self._meter is None else self._meter.read(),
             )
         )
 

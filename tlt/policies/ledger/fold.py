@@ -18,6 +18,7 @@ from tlt.messages import (
     IssuePrompts,
     JobStarted,
     KeepBest,
+    LearnFinished,
     PolicyPublished,
     RecordRound,
     RolloutFinished,
@@ -29,6 +30,7 @@ from tlt.policies import coordinator, saved
 from tlt.policies.ledger.accepted import Accepted
 from tlt.policies.ledger.answers import Answers, spread
 from tlt.policies.ledger.drafted import Drafted
+from tlt.policies.ledger.energy import Energy
 from tlt.policies.ledger.savings import Savings
 from tlt.policies.ledger.snapshot import (
     EvalSummary,
@@ -59,6 +61,7 @@ class Ledger:
         self._savings = Savings()
         self._accepted = Accepted()
         self._drafted = Drafted()
+        self._energy = Energy()
         self._round = Answers(0.0)
         self._rollouts: dict[Step, Rollout] = {}
         # tokens of training rollouts, and those that updates learned from
@@ -129,6 +132,7 @@ class Ledger:
             phases=dict(self._wall.phases),
             workers=self._wall.workers(),
             device_seconds=self._wall.device_seconds,
+            joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(),
             saved=saved.saved(state.spending),
@@ -156,6 +160,7 @@ class Ledger:
                     seconds=time.seconds,
                     device_seconds=time.device_seconds,
                     workers={worker: dict(duties) for worker, duties in time.workers.items()},
+                    joules=self._energy.of(step),
                     rollout=self._rollouts.get(step),
                     saved=in_all,
                     critical=critical,
@@ -190,6 +195,8 @@ class Ledger:
             case StrategyChosen() if after.spending is not before.spending:
                 self._savings.add(event)
                 self._accepted.add(event.tallies)
+            case LearnFinished() if (worker := after.workers.get(event.worker)) is not None:
+                self._energy.add(event, worker.info.host)
             case WorkerIdled(purpose="train") if after.workers is not before.workers:
                 self._savings.idles(event.step)
             case _:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from tlt.messages import BlobRef, UpdateMetrics
+from tlt.messages import BlobRef, Joules, UpdateMetrics
 from tlt.policies.ledger.drafted import Drafting
 from tlt.policies.run_state import Phase
 from tlt.policies.saved import Saved, Saving
@@ -74,6 +74,8 @@ class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     device_seconds: float
     workers: dict[WorkerId, dict[str, float]]
+    # until its update was made, since that of the step before was
+    joules: Joules | None
     rollout: Rollout | None
     # by speculation: on all ranks together, and of the time until the last answer was there
     saved: Saving | None
@@ -108,6 +110,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # of each, by duty; away: lost, or not yet back
     workers: dict[WorkerId, dict[str, float]]
     device_seconds: float
+    # until the last update was made
+    joules: Joules | None
     losses: int
     accounts: tuple[StepAccount, ...]
     # None without a control run
