@@ -13,11 +13,12 @@ from tlt.config import SpeculationSpec, load_job_spec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
+from tlt.models.drafter import Drafter
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.strategy import StrategyPolicy
-from tlt.strategies import Strategy
+from tlt.strategies import Draft, Strategy
 from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,7 @@ SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
 ARMS = SpeculationSpec(mode="adaptive").arms
 GROUP = 16
 _PROMPTS = 320
+_SLOTS = 32
 
 
 def held_out_prompts() -> list[list[int]]:
@@ -73,11 +75,12 @@ def engine(
     arms: Sequence[Strategy] = ARMS,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
+    drafter: Drafter | None = None,
 ) -> NativeEngine:
-    """With its drafter, and the states of four layers captured."""
+    """With a drafter, its plateau's if none is given, and the states of four layers captured."""
     decoder = load_decoder(MODEL, dtype)
     layers = decoder.config.layers
-    drafter = load_drafter(DRAFTER, layers)
+    drafter = drafter or load_drafter(DRAFTER, layers)
     captured = dict.fromkeys((2, layers // 2, layers - 3, layers, *drafter.config.captured))
     made = NativeEngine(
         decoder,
@@ -93,11 +96,24 @@ def engine(
     return made
 
 
-def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy) -> None:
+def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy, seed: int = 0) -> None:
     if isinstance(way, msgspec.Struct):
         made.decode_with(way)
     else:
-        made.let_choose(way, seed=0)
+        made.let_choose(way, seed=seed)
+
+
+def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:
+    """Tokens that a pass of the policy yields, in answers to held-out prompts."""
+    chain = Draft(depth=depth, noise=True)
+    made = engine(_SLOTS, arms=(chain,), drafter=drafter)
+    made.decode_with(chain)
+    made.submit(Requests().take(answers))
+    while made.running:
+        made.step()
+    tallies = [tally for tally in made.tallies() if tally.strategy == chain]
+    made.close()
+    return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)
 
 
 def cpu_seconds(device: torch.device | None = None) -> float:

@@ -135,7 +135,8 @@ class _Batch:
             self._window(way)
 
     def _window(self, way: Strategy | StrategyPolicy) -> None:
-        decode_by(self._engine, way)
+        # the same dice in each window would try the same arms, or none
+        decode_by(self._engine, way, seed=self._dice.randrange(2**32))
         for _ in range(_SWITCHING_STEPS):
             self._step()
         self._engine.tallies()

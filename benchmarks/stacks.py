@@ -58,6 +58,7 @@ class Job(NamedTuple):
     seed: int
     steps: list[StepTime]
     snapshot: Snapshot
+    folder: Path
 
 
 @contextmanager
@@ -74,15 +75,13 @@ def session(workers: int = 2) -> Generator[None]:
 
 def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
     """One job, from its submission to its end."""
-    settings = (*STACKS[stack], f"seed={seed}", *changes)
-    sets = [part for setting in settings for part in ("--set", setting)]
-    submitted = json.loads(tlt("submit", str(spec), *sets, "--json"))
-    ended = _wait(submitted["job"])
+    name, folder = submit(stack, seed, *changes, spec=spec)
+    ended = wait(name)
     if ended.status != "done":
         raise SystemExit(f"{stack}, seed {seed}: {ended.error}")
-    snapshot = fold(Path(submitted["folder"]))
+    snapshot = fold(folder)
     steps = [StepTime(s.rollout_seconds, s.learn_seconds or 0.0) for s in snapshot.steps]
-    job = Job(stack, seed, steps, snapshot)
+    job = Job(stack, seed, steps, snapshot, folder)
     rolled = math.fsum(step.rollout for step in steps)
     whole = math.fsum(step.whole for step in steps)
     what = " ".join((stack, *changes))
@@ -90,7 +89,15 @@ def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
     return job
 
 
-def _wait(job: str) -> JobRecord:
+def submit(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> tuple[str, Path]:
+    """The job's name, and the folder of its run."""
+    settings = (*STACKS[stack], f"seed={seed}", *changes)
+    sets = [part for setting in settings for part in ("--set", setting)]
+    submitted = json.loads(tlt("submit", str(spec), *sets, "--json"))
+    return submitted["job"], Path(submitted["folder"])
+
+
+def wait(job: str) -> JobRecord:
     """From in here: a command of its own a second would be felt."""
     while (record := with_client("default", lambda client: client.job(job))).status not in ENDED:
         time.sleep(_POLL_SECONDS)
