@@ -1,8 +1,9 @@
 """The dashboard's own server, over a run's folder or a session's Redis, as a browser meets it."""
 
 import asyncio
+import fcntl
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -62,11 +63,20 @@ async def folder_client(serve: Serve, run_folder: Path) -> httpx.AsyncClient:
 
 
 @pytest.fixture
-def session(keys: Keys, redis_url: str, tmp_path: Path) -> SessionSpec:
+def session(keys: Keys, redis_url: str, tmp_path: Path) -> Iterator[SessionSpec]:
+    """One that is up: its lock is held."""
+    folder = tmp_path / "session"
+    folder.mkdir()
+    with open(folder / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield _session(keys, redis_url, folder)
+
+
+def _session(keys: Keys, redis_url: str, folder: Path) -> SessionSpec:
     return SessionSpec(
         name=keys.session,
-        folder=str(tmp_path / "session"),
-        runs=str(tmp_path / "runs"),
+        folder=str(folder),
+        runs=str(folder.with_name("runs")),
         flight="/flight",
         redis_url=redis_url,
     )

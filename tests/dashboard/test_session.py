@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import httpx
 import msgspec
+import pytest
 
 from tests.dashboard.conftest import OURS
 from tests.samples import JOB, SPEC, prompt
 from tlt.config import SessionSpec, to_yaml
-from tlt.dashboard.health import Watcher
+from tlt.dashboard import session_feed
+from tlt.dashboard.health import Health, Watcher
 from tlt.dashboard.session_feed import SessionFeed
 from tlt.messages import (
     AnyEvent,
@@ -95,6 +98,7 @@ async def test_streams_leases_and_who_holds_what(
     assert [(w.worker, w.ranks, w.running) for w in health.workers] == [("w0", 1, 3), ("w1", 0, 3)]
     [waiting] = [stream for stream in health.streams if stream.name == "prompts"]
     assert (waiting.depth, waiting.pending, waiting.unread) == (5, 3, True)
+    assert holding is not None
     assert holding.running == 3
     assert sorted((held.prompt, held.worker) for held in holding.longest) == [
         (0, "w0"),
@@ -138,17 +142,119 @@ async def test_dead_letters_and_a_lost_redis_are_warned_of(
         events.add(transaction, dropped)
         transaction.xadd(keys.dead_letters, {b"error": b"odd"})
         await transaction.execute()
-    view = await SessionFeed(session, connection)._look()
+    view = await SessionFeed(session, connection).view()
     assert [advice.urgency for advice in view.advice] == [0]
     assert "1 entries are dead letters" in view.advice[0].what
     gone = msgspec.structs.replace(session, redis_url="unix:///tmp/nobody.sock")
     from tlt.store.connection import connect
 
     lost = connect(gone.redis_url)
-    view = await SessionFeed(gone, lost)._look()
+    view = await SessionFeed(gone, lost).view()
     assert view.health.error is not None
     assert "does not answer" in view.advice[0].what
     await lost.aclose()
+
+
+async def test_what_cannot_be_read_is_left_out_and_named(
+    session: SessionSpec, connection: Connection, keys: Keys
+) -> None:
+    """Another release, or somebody's hand: what is sound goes on being told."""
+    feed = SessionFeed(session, connection)
+    running = msgspec.structs.replace(await feed.jobs.submit(SPEC), status="running")
+    job = running.job
+    await connection.hset(keys.jobs, job, msgspec.json.encode(running))
+    await connection.hset(keys.jobs, "odd-2", b'{"job": 3}')
+    await connection.hset(keys.heartbeats, "w0", beat(7))
+    await connection.hset(keys.heartbeats, "w1", b"\xff")
+    await connection.hset(keys.heartbeats, b"\xff\xfe", beat(9))
+    prompts = Stream(connection, keys.prompts(job), _PROMPTS)
+    await prompts.ensure_group(ROLLOUT)
+    await connection.xadd(prompts.key, {b"v": b"99", b"m": b""})
+    async with connection.pipeline(transaction=True) as transaction:
+        prompts.add(transaction, prompt(0))
+        await transaction.execute()
+    await connection.xreadgroup(ROLLOUT, "somebody", {prompts.key: ">"}, count=2)
+    view = await feed.view()
+    assert [line.job for line in view.jobs] == [job]
+    assert [worker.worker for worker in view.health.workers] == ["w0"]
+    holding = feed.holding(job)
+    assert holding is not None
+    assert [(held.prompt, held.worker) for held in holding.longest] == [(0, None)]
+    assert "odd-2" in view.advice[0].what
+    await connection.hdel(keys.jobs, "odd-2")
+    view = await feed.view()
+    assert "the prompt" in (view.health.odd or "")
+
+
+async def test_keys_of_another_kind_leave_the_rest_alone(
+    session: SessionSpec, connection: Connection, keys: Keys
+) -> None:
+    await connection.set(keys.heartbeats, "not a hash")
+    await connection.set(keys.dead_letters, "not a stream")
+    view = await SessionFeed(session, connection).view()
+    assert view.health.odd is not None
+    assert view.health.redis_bytes > 0
+
+
+async def test_the_feed_outlives_whatever_fails(
+    session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_feed, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(session_feed, "_SHARE", 0)
+    feed = SessionFeed(session, connection)
+    looks = iter([AssertionError("a surprise"), Health(load=7.0)])
+
+    async def look(_: object) -> tuple[Health, None]:
+        found = next(looks, Health(load=7.0))
+        if isinstance(found, Exception):
+            raise found
+        return found, None
+
+    monkeypatch.setattr(feed._watcher, "look", look)
+    bell = asyncio.Event()
+    feed.listen(bell)
+    async with asyncio.timeout(5):
+        while b"a surprise" not in feed.whole():
+            await bell.wait()
+            bell.clear()
+        while b'"load":7.0' not in feed.whole():
+            await bell.wait()
+            bell.clear()
+    feed.leave(bell)
+    await feed.stop()
+
+
+async def test_a_redis_that_is_slow_is_asked_again_soon(
+    session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was waited for cost nobody anything."""
+    feed = SessionFeed(session, connection)
+    look = feed.view
+    slept: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def look_slowly() -> object:
+        await asyncio.wait({slept}, timeout=0.2)
+        return await look()
+
+    async def sleep(seconds: float) -> None:
+        feed.leave(bell)
+        slept.set_result(seconds)
+
+    monkeypatch.setattr(feed, "view", look_slowly)
+    monkeypatch.setattr(session_feed, "asyncio", SimpleNamespace(sleep=sleep))
+    bell = asyncio.Event()
+    feed.listen(bell)
+    assert await asyncio.wait_for(slept, 5) < 3.0  # at forty times what it took it were eight
+    await feed.stop()
+
+
+async def test_a_session_that_is_down_is_said_to_be(
+    session: SessionSpec, connection: Connection
+) -> None:
+    down = msgspec.structs.replace(session, folder=f"{session.folder}-of-another")
+    view = await SessionFeed(down, connection).view()
+    assert not view.up
+    assert [advice.what for advice in view.advice] == ["The session is down."]
 
 
 async def test_the_page_hears_of_a_job_at_once(

@@ -140,7 +140,21 @@ def _about_updates(updates: Sequence[UpdateMetrics]) -> Iterator[Advice]:
         )
 
 
-def about_session(health: Health) -> Iterator[Advice]:
+def about_session(health: Health, up: bool = True) -> Iterator[Advice]:
+    if not up:
+        yield Advice(
+            urgency=Urgency.NOW,
+            what="The session is down.",
+            do="`tlt up` starts it again; its jobs go on where they were.",
+        )
+        return
+    if health.odd is not None:
+        yield Advice(
+            urgency=Urgency.NOW,
+            what=f"Something in the session's Redis cannot be read: {health.odd}",
+            do="It is left out here. An entry of another release is the usual reason: end the "
+            "session with the release that began it.",
+        )
     if health.error is not None:
         yield Advice(
             urgency=Urgency.NOW,

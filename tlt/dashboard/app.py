@@ -154,6 +154,8 @@ class Dashboard:
             feed = await self._source.run(JobId(job))
         except (*GONE, redis.exceptions.RedisError) as error:
             raise _Refused(503, f"the session's Redis does not answer: {error}") from error
+        except msgspec.DecodeError as error:
+            raise _Refused(500, f"the record of '{job}' cannot be read: {error}") from error
         if feed is None:
             raise _Refused(404, f"there is no job '{job}'")
         return feed

@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import redis.exceptions
 
 from tlt.config import SessionSpec
 from tlt.dashboard.tail import Held, Holding
+from tlt.errors import StoreError
 from tlt.messages import Heartbeat, PromptIssued
 from tlt.store.codec import Codec
 from tlt.store.connection import GONE, Connection
@@ -20,6 +21,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LONGEST = 32
 _LISTED = 128
 _codec = Codec[PromptIssued](PromptIssued)
+_Answer = TypeVar("_Answer")
 
 
 class StreamHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,10 @@ class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
+    # Redis does not answer
     error: str | None = None
+    # it holds something that cannot be read, which is left out
+    odd: str | None = None
     lease_seconds: float = 0.0
     streams: tuple[StreamHealth, ...] = ()
     # the most urgent first, where they are too many to tell all
@@ -75,16 +80,18 @@ class Watcher:
         self._beats: dict[WorkerId, Heartbeat] = {}
         self._seen: dict[WorkerId, tuple[tuple[int, int], float]] = {}
         self._prompts: dict[bytes, PromptIssued] = {}
+        self._odd: str | None = None
 
-    async def look(self, job: JobId | None) -> tuple[Health, Holding]:
-        """With the answers of the running job that are being written."""
+    async def look(self, job: JobId | None) -> tuple[Health, Holding | None]:
+        """With the answers of the running job that are being written, where that is known."""
         try:
             return await self._look(job)
         except (*GONE, redis.exceptions.RedisError) as error:
             lease = self._session.lease_seconds
-            return Health(error=str(error), lease_seconds=lease), Holding()
+            return Health(error=str(error), lease_seconds=lease), None
 
-    async def _look(self, job: JobId | None) -> tuple[Health, Holding]:
+    async def _look(self, job: JobId | None) -> tuple[Health, Holding | None]:
+        self._odd = None
         keys = self._keys
         named = {"events": keys.events}
         if job is not None:
@@ -102,9 +109,9 @@ class Watcher:
             ]
         )
         lengths, groups = found[::2], found[1::2]
-        self._see(beats)
+        self._see(self._expected(beats, "heartbeats", dict[bytes, bytes]()))
         streams: list[StreamHealth] = []
-        holding = Holding()
+        holding: Holding | None = None
         for (name, key), depth, known in zip(named.items(), lengths, groups, strict=True):
             if not isinstance(known, list):
                 continue  # not there, or no longer
@@ -113,15 +120,19 @@ class Watcher:
                 holding = await self._in_hand(key, int(known[0]["pending"]))
         used, total = _machine_memory()
         health = Health(
+            odd=self._odd,
             lease_seconds=self._session.lease_seconds,
             streams=tuple(streams),
             workers=tuple(self._worker(*each) for each in self._told()),
             all_workers=len(self._beats),
             silent=sum(map(self._is_silent, self._beats)),
-            rankless=sum(not beat.rank_pids for beat in self._beats.values()),
+            rankless=sum(
+                not beat.rank_pids and not self._is_silent(worker)
+                for worker, beat in self._beats.items()
+            ),
             running=sum(beat.running for beat in self._beats.values()),
-            dead_letters=int(dead),
-            redis_bytes=int(memory["used_memory"]),
+            dead_letters=self._expected(dead, "dead letters", 0),
+            redis_bytes=self._expected(memory, "INFO", {"used_memory": 0})["used_memory"],
             memory_used=used,
             memory_total=total,
             load=round(os.getloadavg()[0], 2),
@@ -139,10 +150,13 @@ class Watcher:
         return answers
 
     def _see(self, raw: dict[bytes, bytes]) -> None:
-        self._beats = {
-            WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
-            for worker, beat in raw.items()
-        }
+        self._beats = {}
+        for name, beat in raw.items():
+            try:
+                worker = WorkerId(name.decode())
+                self._beats[worker] = msgspec.msgpack.decode(beat, type=Heartbeat)
+            except ValueError as error:  # msgspec's own, or a name that is no text
+                self._odd = f"the heartbeat of {name!r}: {error}"
         now = time.monotonic()
         for worker, beat in self._beats.items():
             pulse = beat.incarnation, beat.counter
@@ -179,13 +193,20 @@ class Watcher:
             )
         return found
 
-    async def _in_hand(self, key: str, running: int) -> Holding:
+    def _expected(self, answer: Any, what: str, otherwise: _Answer) -> _Answer:
+        """Or that, where a question was answered by an error."""
+        if isinstance(answer, type(otherwise)):
+            return answer
+        self._odd = f"{what}: {answer}"
+        return otherwise
+
+    async def _in_hand(self, key: str, running: int) -> Holding | None:
         """Entries are read in their order, so that the first have been in hand the longest."""
         [rows] = await self._ask(
             lambda pipe: pipe.xpending_range(key, ROLLOUT, min="-", max="+", count=_LONGEST)
         )
         if not isinstance(rows, list):
-            return Holding()
+            return None
         ids = [row["message_id"] for row in rows]
         self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
         unknown = [id_ for id_ in ids if id_ not in self._prompts]
@@ -194,14 +215,13 @@ class Watcher:
                 lambda pipe: [pipe.xrange(key, min=id_, max=id_) for id_ in unknown]
             )
             for id_, entries in zip(unknown, answers, strict=True):
-                for _, fields in entries:
-                    self._prompts[id_] = _codec.decode(fields)
-        owners = {beat.incarnation: worker for worker, beat in self._beats.items()}
+                self._learn(id_, entries)
+        owners = {str(beat.incarnation): worker for worker, beat in self._beats.items()}
         held = [
             Held(
                 prompt=prompt.prompt,
                 member=prompt.member,
-                worker=owners.get(Incarnation(int(row["consumer"]))),
+                worker=owners.get(row["consumer"].decode(errors="replace")),
                 seconds=row["time_since_delivered"] / 1000,
                 attempt=prompt.attempt,
             )
@@ -210,6 +230,13 @@ class Watcher:
         ]
         longest = sorted(held, key=lambda one: -one.seconds)
         return Holding(longest=tuple(longest), running=running)
+
+    def _learn(self, id_: bytes, entries: Any) -> None:
+        try:
+            for _, fields in entries:
+                self._prompts[id_] = _codec.decode(fields)
+        except (StoreError, TypeError) as error:  # or no entries: an error is the answer
+            self._odd = f"the prompt {id_.decode()}: {error}"
 
     def _told(self) -> list[tuple[WorkerId, Heartbeat]]:
         beats = sorted(self._beats.items(), key=lambda each: _natural(each[0]))

@@ -50,7 +50,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunFeed(Follower):
-    def __init__(self, run: Run, holding: Callable[[], Holding], followed: bool) -> None:
+    def __init__(self, run: Run, holding: Callable[[], Holding | None], followed: bool) -> None:
         self.run = run
         super().__init__(Channel())
         self._holding = holding
@@ -132,7 +132,7 @@ class RunFeed(Follower):
     def _changed(self) -> dict[str, bytes]:
         run = self.run
         now = time.time() if self._followed and not run.ended else run.heard
-        tail = run.tail.view(run.ledger.state, now, self._holding())
+        tail = run.tail.view(run.ledger.state, now, self._holding() or Holding())
         made = {"head": _encode(views.head(run)), "tail": _encode(tail)}
         begun = time.monotonic()
         if begun >= self._next_sections:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import redis.exceptions
+import structlog
 
 from tlt.config import SessionSpec
 from tlt.dashboard.advice import Advice, about_session, ordered
@@ -21,10 +22,12 @@ from tlt.store.jobs import Jobs
 from tlt.types import JobId, JobStatus
 
 _TICK_SECONDS = 1.0
+_LONGEST_PAUSE = 5.0
 _JOBS = 200
-# looking may take one part in so many of the time
-_SHARE = 40
+# looking may take one part in so many of a core's time
+_SHARE = 100
 _encode = msgspec.json.Encoder().encode
+_log = structlog.get_logger("dashboard")
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,41 +59,56 @@ class SessionFeed(Follower):
         self.jobs = Jobs(connection, spec)
         super().__init__(Channel(past=0))
         self._watcher = Watcher(connection, spec)
+        self.up = is_up(Path(spec.folder))
         self._records: list[JobRecord] = []
-        self._holding: dict[JobId, Holding] = {}
+        self._odd: str | None = None
+        self._logged: str | None = None
+        self._holding: dict[JobId, Holding | None] = {}
         self._said = b""
 
     async def view(self) -> SessionView:
-        """For who asks once and does not listen."""
-        return await self._look()
+        """As it is now, whatever goes wrong in looking at it."""
+        try:
+            self.up = is_up(Path(self.spec.folder))
+            health = await self._look()
+        except Exception as error:  # what another release wrote may fail anywhere
+            health, self._holding = Health(odd=repr(error)), {}
+            if health.odd != self._logged:
+                self._logged = health.odd
+                _log.exception("the session cannot be looked at")
+        return self._view(health)
 
-    def holding(self, job: JobId) -> Holding:
-        return self._holding.get(job, Holding())
+    def holding(self, job: JobId) -> Holding | None:
+        """None where nobody knows."""
+        return self._holding.get(job)
 
     def whole(self) -> bytes:
         return self._said or b"null"
 
     async def _follow(self) -> None:
         while self.channel.listeners:
-            begun = time.monotonic()
-            said = _encode(await self._look())
-            pause = max(_TICK_SECONDS, _SHARE * (time.monotonic() - begun))
+            begun = time.thread_time()
+            said = _encode(await self.view())
+            spent = time.thread_time() - begun
             if said != self._said:
                 self._said = said
                 self.channel.publish(said)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(_LONGEST_PAUSE, max(_TICK_SECONDS, _SHARE * spent)))
 
-    async def _look(self) -> SessionView:
+    async def _look(self) -> Health:
         # while Redis is away, what it said last is still the best that is known
         with contextlib.suppress(*GONE, redis.exceptions.RedisError):
-            self._records = await self.jobs.all()
+            self._records, self._odd = await self.jobs.readable()
         current = next((r.job for r in self._records if r.status == "running"), None)
         health, holding = await self._watcher.look(current)
         self._holding = {} if current is None else {current: holding}
+        return health if self._odd is None else msgspec.structs.replace(health, odd=self._odd)
+
+    def _view(self, health: Health) -> SessionView:
         newest = self._records[-_JOBS:]
         return SessionView(
             name=self.spec.name,
-            up=is_up(Path(self.spec.folder)),
+            up=self.up,
             redis=shown(self.spec.redis_url),
             runs=self.spec.runs,
             device=self.spec.device,
@@ -108,5 +126,5 @@ class SessionFeed(Follower):
             ),
             more=len(self._records) - len(newest),
             health=health,
-            advice=ordered(tuple(about_session(health))),
+            advice=ordered(tuple(about_session(health, self.up))),
         )

@@ -74,6 +74,17 @@ class Jobs:
         records = [msgspec.json.decode(record, type=JobRecord) for record in raw]
         return sorted(records, key=lambda record: record.submitted)
 
+    async def readable(self) -> tuple[list[JobRecord], str | None]:
+        """As `all`, less those that cannot be read, and what is wrong with one of them."""
+        records: list[JobRecord] = []
+        odd: str | None = None
+        for name, raw in (await self._connection.hgetall(self._keys.jobs)).items():
+            try:
+                records.append(msgspec.json.decode(raw, type=JobRecord))
+            except ValueError as error:  # msgspec's own, or text that is not UTF-8
+                odd = f"the job {name.decode(errors='replace')}: {error}"
+        return sorted(records, key=lambda record: record.submitted), odd
+
     async def cancel(self, job: JobId) -> None:
         async with self._connection.pipeline(transaction=True) as transaction:
             self._events.add(transaction, JobCancelRequested(job=job))
