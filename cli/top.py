@@ -22,7 +22,6 @@ from cli.session_commands import SessionName
 from cli.top_screen import Screen
 from tlt.dashboard import views
 from tlt.dashboard.run import Run, read_spec
-from tlt.dashboard.tail import Holding
 from tlt.errors import ConfigError
 from tlt.narration import Narrator
 
@@ -44,13 +43,14 @@ def top(
         return
     run = Run(folder, read_spec(folder))
     if once:
-        while run.advance(_SLICE_SECONDS):
+        while run.catch_up(_SLICE_SECONDS):
             pass
         console.print(_screen(run))
         return
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            run.advance(_SLICE_SECONDS)
+            run.catch_up(_SLICE_SECONDS)
+            run.forget_news()
             live.update(_screen(run), refresh=True)
             if pressed(_REDRAW_SECONDS) in ("q", "Q", "\x03"):
                 return
@@ -66,12 +66,10 @@ def _newest(session: str) -> str:
 
 
 def _screen(run: Run) -> RenderableType:
-    now = 0.0 if run.began is None else run.heard - run.began
-    if run.began is not None and not run.ended:
-        now = min(time.time() - run.began, now + 3600)
-    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, Holding())
-    sections = views.sections(run, followed=True)
-    return Screen(run, console.width, console.height).render(now, tail, sections)
+    now = views.now(run, followed=False)
+    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, None)
+    head, sections = views.head(run, followed=False), views.sections(run, followed=False)
+    return Screen(run, console.width, console.height).render(head, now, tail, sections)
 
 
 def _tell(folder: Path) -> None:

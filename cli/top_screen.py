@@ -11,7 +11,7 @@ from cli.report import spark
 from tlt.dashboard.advice import Advice, Urgency
 from tlt.dashboard.run import Run
 from tlt.dashboard.tail import TailView
-from tlt.dashboard.views import Sections
+from tlt.dashboard.views import Head, Sections
 from tlt.policies.ledger.drafted import Measured
 from tlt.policies.ledger.lanes import OVER
 from tlt.policies.saved import Saving
@@ -41,9 +41,9 @@ class Screen:
         self._width = max(40, width)
         self._height = max(12, height)
 
-    def render(self, now: float, tail: TailView, sections: Sections) -> Group:
+    def render(self, head: Head, now: float, tail: TailView, sections: Sections) -> Group:
         lines = [
-            self._title(now),
+            self._title(head, now),
             self._legend(),
             *self._lanes(now),
             Text(),
@@ -60,19 +60,17 @@ class Screen:
             line.no_wrap = True
         return Group(*lines[: self._height - 1], Text("q quits", style="bright_black"))
 
-    def _title(self, now: float) -> Text:
-        run, state = self._run, self._run.ledger.state
-        steps = f"step {state.step}/{run.spec.algorithm.steps}"
-        speed = f"{run.pace.tokens_per_second(now):.0f} tokens/s"
+    def _title(self, head: Head, now: float) -> Text:
+        speed = head.tokens_per_second
         parts = (
-            run.status,
-            state.phase.value,
-            steps,
-            f"policy {state.version}",
+            head.status,
+            head.phase,
+            f"step {head.step}/{head.steps}",
+            f"policy {head.version}",
             seconds(now),
-            speed,
+            *(() if speed is None else (f"{speed:.0f} tokens/s",)),
         )
-        return Text(run.folder.name, style="bold").append("  " + "  ".join(parts), style="not bold")
+        return Text(head.job, style="bold").append("  " + "  ".join(parts), style="not bold")
 
     def _legend(self) -> Text:
         legend = Text(" " * _NAME + " ")

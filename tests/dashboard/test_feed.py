@@ -14,7 +14,6 @@ from tlt.dashboard import channel, run_feed
 from tlt.dashboard.events import events
 from tlt.dashboard.run import Run, read_spec
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.tail import Holding
 
 
 class Listener:
@@ -67,10 +66,11 @@ def world() -> World:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_feed, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(run_feed, "_SECTIONS_SECONDS", 0.0)
+    monkeypatch.setattr(run_feed, "_SHARE", 0)
 
 
 def feed_of(folder: Path) -> RunFeed:
-    return RunFeed(Run(folder, read_spec(folder)), Holding, followed=False)
+    return RunFeed(Run(folder, read_spec(folder)), lambda: None, followed=lambda: False)
 
 
 def told(feed: RunFeed) -> Listener:
@@ -128,9 +128,71 @@ async def test_who_comes_back_is_told_the_rest_alone(world: World, tmp_path: Pat
 
 async def test_another_process_tells_the_whole(world: World, tmp_path: Path) -> None:
     feed = feed_of(write_run(world, tmp_path))
-    listener = Listener(feed, "cafe0123.run-3")
+    listener = Listener(feed, "cafe0123-3")
     await listener.hear_until(len(world.journal))
     assert listener.wholes
+    await listener.leave()
+    await feed.stop()
+
+
+async def test_a_feed_that_was_closed_and_opened_again_tells_the_whole(
+    world: World, tmp_path: Path
+) -> None:
+    """Its numbers begin again, and say nothing of those before."""
+    folder = write_run(world, tmp_path, 10)
+    feed = feed_of(folder)
+    leaves = Listener(feed)
+    await leaves.hear_until(10)
+    await leaves.leave()
+    await feed.stop()
+    write_journal(world, folder)
+    again = feed_of(folder)
+    for _ in range(feed.channel.number):
+        again.channel.publish(b"{}")
+    back = Listener(again, leaves.last_id)
+    await back.hear_until(len(world.journal))
+    assert back.wholes
+    await back.leave()
+    await again.stop()
+
+
+async def test_who_was_away_while_somebody_asked_once_misses_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    """What nobody listens to is not kept, neither for who asks once."""
+    folder = write_run(world, tmp_path, 10)
+    feed = feed_of(folder)
+    leaves = Listener(feed)
+    await leaves.hear_until(10)
+    await leaves.leave()
+    await feed.stop()
+    write_journal(world, folder)
+    await feed.refresh()
+    assert feed.run.new_lines == []
+    assert feed.run.lanes.news().changes == ()
+    back = Listener(feed, leaves.last_id)
+    back.known, back.lanes, back.lines = leaves.known, leaves.lanes, leaves.lines
+    await back.hear_until(len(world.journal))
+    same(back, told_whole(feed))
+    await back.leave()
+    await feed.stop()
+
+
+async def test_whatever_fails_in_telling_is_told(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = len(world.journal)
+    folder = write_run(world, tmp_path, count // 2)
+    feed = feed_of(folder)
+    listener = Listener(feed)
+    await listener.hear_until(count // 2)
+    with monkeypatch.context() as broken:
+        broken.setattr("tlt.dashboard.views.head", lambda *_: 1 / 0)
+        write_journal(world, folder)
+        async with asyncio.timeout(20):
+            while "ZeroDivisionError" not in (listener.known.get("broken") or ""):
+                await listener.hear()
+    await listener.hear_until(count)
     await listener.leave()
     await feed.stop()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 
 import httpx
@@ -13,10 +14,14 @@ from examples.tiny_reasoner.vocabulary import write_tokenizer
 from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.simulation.world import JOB
+from tlt.dashboard import views
+from tlt.dashboard.run import Run, read_spec
 from tlt.dashboard.sources import FolderSource
+from tlt.dashboard.tail import Holding
 from tlt.dashboard.tokens import Tokens
-from tlt.errors import ConfigError
+from tlt.errors import ConfigError, JournalError
 from tlt.messages import OriginSpan, RolloutFinished, Tensor
+from tlt.policies.run_state import Phase
 from tlt.store.journal import FILE_NAME, read
 
 
@@ -55,6 +60,97 @@ async def test_a_run_that_crashed_opens_and_says_so(serve: Serve, tmp_path: Path
     world = some_run(3)
     client = await serve(FolderSource(write_run(world, tmp_path, len(world.journal) // 2)))
     assert "tlt_step{" in (await client.get("/metrics")).text
+
+
+async def test_what_was_taken_back_is_read_again_by_who_asks_once(
+    serve: Serve, tmp_path: Path
+) -> None:
+    world = some_run(3)
+    folder = write_run(world, tmp_path)
+    client = await serve(FolderSource(folder))
+    assert (await client.get("/metrics")).status_code == 200
+    write_journal(world, folder, 20)
+    for path in ("/metrics", f"/api/jobs/{JOB}/samples", "/metrics"):
+        assert (await client.get(path)).status_code == 200
+    assert "tlt_step{" in (await client.get("/metrics")).text
+
+
+async def test_a_damaged_journal_keeps_neither_the_spec_nor_what_else_is_known(
+    serve: Serve, tmp_path: Path
+) -> None:
+    folder = write_run(some_run(3), tmp_path, 10)
+    (folder / FILE_NAME).write_bytes(b"{}\n")
+    client = await serve(FolderSource(folder))
+    assert (await client.get("/metrics")).status_code == 200
+    assert (await client.get(f"/api/jobs/{JOB}/spec")).status_code == 200
+    refused = await client.get(f"/api/jobs/{JOB}/samples")
+    assert (refused.status_code, "cannot be read" in refused.json()["error"]) == (500, True)
+
+
+def test_a_run_is_read_again_once(tmp_path: Path) -> None:
+    """As tlt top does it."""
+    world = some_run(3)
+    folder = write_run(world, tmp_path, 40)
+    run = Run(folder, read_spec(folder))
+    read_up(run)
+    write_journal(world, folder, 30)
+    read_up(run)
+    assert run.position.entries == 30
+    write_journal(world, folder, 35)
+    with open(folder / FILE_NAME, "ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(JournalError):
+        read_up(run)
+
+
+def test_nobody_is_at_a_run_that_crashed(tmp_path: Path) -> None:
+    """Its time ends with its last entry: no duty goes on, nothing is written or foretold."""
+    run = crashed(tmp_path, time.time() - 1200)
+    head = views.head(run, followed=False)
+    assert (head.status, head.tokens_per_second) == (views.NO_END, None)
+    assert views.now(run, followed=False) == pytest.approx(head.seconds, abs=0.01)
+    state = run.ledger.state
+    assert run.tail.view(state, run.heard, None).forecast is None
+
+
+def test_silence_means_nothing_while_a_session_is_at_it(tmp_path: Path) -> None:
+    run = crashed(tmp_path, time.time() - 1200)
+    head = views.head(run, followed=True)
+    assert head.status == "running"
+    assert head.tokens_per_second == 0.0  # it was long ago that something was written
+    assert views.now(run, followed=True) == pytest.approx(head.seconds + 1200, abs=60)
+
+
+def test_a_run_that_was_just_heard_of_is_at_work_elsewhere(tmp_path: Path) -> None:
+    assert views.head(crashed(tmp_path, time.time() - 5), followed=False).status == "running"
+
+
+def test_a_job_that_was_cancelled_in_its_round_forecasts_nothing(tmp_path: Path) -> None:
+    run = crashed(tmp_path, 1000.0)
+    state = msgspec.structs.replace(run.ledger.state, phase=Phase.ENDED)
+    tail = run.tail.view(state, run.heard, Holding(running=3))
+    assert (tail.forecast, tail.seconds, tail.queued, tail.running) == (None, 0.0, 0, 0)
+
+
+def crashed(folder: Path, at: float) -> Run:
+    """In the middle of a round, with its last entry at that time."""
+    world = some_run(3)
+    entries = [msgspec.json.decode(line) for line in world.journal]
+    ends = next(n for n, e in enumerate(entries) if e["event"]["type"] == "RolloutFinished") + 1
+    late = at - entries[ends - 1]["at"]
+    for entry in entries:
+        entry["at"] += late
+    folder = write_run(world, folder)
+    lines = [msgspec.json.encode(entry) + b"\n" for entry in entries[:ends]]
+    (folder / FILE_NAME).write_bytes(b"".join(lines))
+    run = Run(folder, read_spec(folder))
+    read_up(run)
+    return run
+
+
+def read_up(run: Run) -> None:
+    while run.catch_up(1.0):
+        pass
 
 
 def test_no_run_no_page(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ _CLIPPED = 0.25
 _AGREED = 0.6
 _KL = 0.05
 _BACKLOG_SECONDS = 5.0
-_QUIET_SECONDS = 60.0
+QUIET_SECONDS = 60.0
 _MEMORY = 0.9
 
 
@@ -45,10 +45,10 @@ def about_run(
             what=f"The job failed: {snapshot.error or 'no reason was given'}",
             do="Mend what the error names, and submit it again; its checkpoints are in the folder.",
         )
-    if quiet > _QUIET_SECONDS:
+    if quiet > QUIET_SECONDS:
         yield Advice(
             urgency=Urgency.NOW,
-            what=f"The journal has no end, and its last entry is {seconds(quiet)} old.",
+            what="The journal has no end, and nobody has written to it for a minute or longer.",
             do="If no session is at it (`tlt status`), `tlt up` takes the job on where it was.",
         )
     away = [worker for worker, spent in snapshot.workers.items() if spent.get("away", 0.0) > 0.0]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import redis.exceptions
+import structlog
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -29,6 +30,7 @@ from tlt.types import JobId, PromptIndex, Purpose, Step
 _STATIC = Path(__file__).parent / "static"
 _MOST_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
+_log = structlog.get_logger("dashboard")
 
 
 class _Refused(Exception):
@@ -104,14 +106,21 @@ class Dashboard:
         )
 
     async def _metrics(self, _: Request) -> Response:
-        """Of the session and the job that runs, or of the run that is shown."""
+        """Of the session and the job that runs, or of the run that is shown.
+
+        A journal that cannot be read leaves the session's figures alone.
+        """
         source, view, job = self._source, None, None
         if source.session is not None:
             view = await source.session.view()
             job = next((line.job for line in view.jobs if line.status == "running"), None)
         elif isinstance(source, FolderSource):
             job = source.job
-        run = None if job is None else (await self._run(job)).run
+        run = None
+        try:
+            run = None if job is None else await self._run(job)
+        except Exception:  # what another release wrote may fail anywhere
+            _log.exception("the run's figures cannot be told")
         return Response(exposition(view, run), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:
@@ -140,7 +149,7 @@ class Dashboard:
 
     async def _spec(self, request: Request) -> Response:
         return JSONResponse(
-            {"yaml": to_yaml((await self._run(request.path_params["job"])).run.spec)}
+            {"yaml": to_yaml((await self._feed(request.path_params["job"])).run.spec)}
         )
 
     async def _run(self, job: str) -> RunFeed:

@@ -5,6 +5,7 @@ and is told the whole again once the past does not reach back to it.
 """
 
 import asyncio
+import secrets
 from collections import deque
 
 _PAST = 600
@@ -15,6 +16,9 @@ class Channel:
     """`past`: how many messages are remembered; none where each of them is the whole."""
 
     def __init__(self, past: int | None = None) -> None:
+        # numbers of another channel, of this feed before it was closed or of another process, say
+        # nothing of this one's
+        self.name = secrets.token_hex(4)
         self.number = 0
         self.listeners = 0
         self._most = _PAST if past is None else past

@@ -1,19 +1,19 @@
 """Server-sent events: what a listener missed, then what comes, and a beat when nothing does.
 
-An event's id names the process that told it and how far each feed had come: who comes back with it
-is told the rest, or the whole where too much has passed or another process answers.
+An event's id names the channels that told it and how far each had come: who comes back with it is
+told the rest, or the whole where too much has passed or another channel answers.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from tlt.dashboard.channel import Channel
 
 _BEAT_SECONDS = 5.0
+# no number of ours has so many
+_DIGITS = 16
 _RETRY = b"retry: 1000\n\n"
-BOOT = secrets.token_hex(4)
 
 
 class Feed(Protocol):
@@ -45,11 +45,11 @@ async def events(feeds: Mapping[str, Feed], last_id: str | None) -> AsyncGenerat
                     # what nobody was told yet is told first, and then counted
                     whole = feed.whole()
                     reached[name] = feed.channel.number
-                    yield _event(name, whole, reached)
+                    yield _event(name, whole, _id(feeds, reached))
                     continue
                 for count, message in enumerate(missed, feed.channel.number - len(missed) + 1):
                     reached[name] = count
-                    yield _event(name, message, reached)
+                    yield _event(name, message, _id(feeds, reached))
             try:
                 await asyncio.wait_for(bell.wait(), _BEAT_SECONDS)
             except TimeoutError:
@@ -59,19 +59,20 @@ async def events(feeds: Mapping[str, Feed], last_id: str | None) -> AsyncGenerat
             feed.leave(bell)
 
 
-def _event(name: str, data: bytes, reached: Mapping[str, int]) -> bytes:
+def _event(name: str, data: bytes, id_: str) -> bytes:
     """JSON has no line ends of its own, so that one line of data is all of it."""
-    id_ = ".".join((BOOT, *(f"{feed}-{number}" for feed, number in reached.items())))
     return b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), id_.encode(), data)
 
 
+def _id(feeds: Mapping[str, Feed], reached: Mapping[str, int]) -> str:
+    return ".".join(f"{feeds[name].channel.name}-{number}" for name, number in reached.items())
+
+
 def _reached(feeds: Mapping[str, Feed], last_id: str | None) -> dict[str, int]:
-    boot, *numbers = (last_id or "").split(".")
-    if boot != BOOT:
-        return {}
+    names = {feed.channel.name: name for name, feed in feeds.items()}
     found: dict[str, int] = {}
-    for part in numbers:
-        name, _, number = part.rpartition("-")
-        if name in feeds and number.isdecimal():
-            found[name] = int(number)
+    for part in (last_id or "").split("."):
+        channel, _, number = part.partition("-")
+        if channel in names and number.isdecimal() and len(number) < _DIGITS:
+            found[names[channel]] = int(number)
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tlt.dashboard import views
-from tlt.dashboard.run import Run
+from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
 from tlt.policies.ledger import Snapshot
 from tlt.policies.run_state import Duty, Phase
@@ -12,7 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, dict[str, str], float]
 
 
-def exposition(session: SessionView | None, run: Run | None) -> str:
+def exposition(session: SessionView | None, run: RunFeed | None) -> str:
     """Gauges all: a counter that a new coordinator folds again may not look like a reset."""
     lines: list[str] = []
     described: set[str] = set()
@@ -25,7 +25,7 @@ def exposition(session: SessionView | None, run: Run | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def _samples(session: SessionView | None, run: Run | None) -> Iterator[_Sample]:
+def _samples(session: SessionView | None, run: RunFeed | None) -> Iterator[_Sample]:
     found = [
         *(_session(session) if session is not None else ()),
         *(_run(run) if run is not None else ()),
@@ -54,15 +54,15 @@ def _session(view: SessionView) -> Iterator[_Sample]:
         yield "tlt_stream_oldest_seconds", "of those", labels, stream.oldest_seconds
 
 
-def _run(run: Run) -> Iterator[_Sample]:
-    head, snapshot = views.head(run), run.ledger.snapshot()
+def _run(feed: RunFeed) -> Iterator[_Sample]:
+    head, snapshot = views.head(feed.run, feed.followed), feed.run.ledger.snapshot()
     job = {"job": head.job}
     yield "tlt_step", "training steps that are over", job, float(head.step)
     yield "tlt_steps_planned", "training steps in all", job, float(head.steps)
     yield "tlt_policy_version", "that is rolled out", job, float(head.version)
     yield "tlt_round_answers", "issued in the round in hand", job, float(head.expected)
     yield "tlt_round_settled", "of them scored or dropped", job, float(head.settled)
-    yield "tlt_tokens_per_second", "written lately", job, head.tokens_per_second
+    yield "tlt_tokens_per_second", "written lately", job, head.tokens_per_second or 0.0
     yield "tlt_worker_losses", "ends of incarnations", job, float(head.losses)
     for phase in Phase:
         spent = snapshot.phases.get(phase.value, 0.0)
@@ -93,7 +93,7 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
         yield "tlt_sampling_kl", "nats a token", job, metrics.sampling_kl
         yield "tlt_gradient_norm", "before clipping", job, metrics.gradient_norm
     if snapshot.evals:
-        yield "tlt_accuracy", "of the last evaluation", job, snapshot.evals[-1].mean
+        yield "tlt_held_out_reward", "mean of the last evaluation", job, snapshot.evals[-1].mean
 
 
 def _escaped(text: str) -> str:

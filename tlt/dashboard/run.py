@@ -25,7 +25,7 @@ from tlt.messages import (
 from tlt.narration import Narrator
 from tlt.policies.ledger import Lanes, Ledger, Ways
 from tlt.policies.run_state import RunState
-from tlt.store.journal import FILE_NAME, START, JournalEntry, follow
+from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 from tlt.types import JobId, JobStatus
 
 _LINES = 2000
@@ -49,6 +49,7 @@ class Run:
     def __init__(self, folder: Path, spec: JobSpec) -> None:
         self.folder = folder
         self.spec = spec
+        self._failed: Position | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -99,6 +100,24 @@ class Run:
             if count % _STRIDE == 0 and time.monotonic() > deadline:
                 break
         return self.position != first
+
+    def catch_up(self, budget: float) -> bool:
+        """As `advance`; from the beginning again where what was read has been taken back."""
+        try:
+            return self.advance(budget)
+        except JournalError:
+            if self.position == self._failed:
+                raise  # it is damaged, and was read again for nothing
+            self._failed = self.position
+            self.begin()
+            return True
+
+    def forget_news(self) -> bool:
+        """Where nobody is told; whether there was any."""
+        news = self.lanes.news()
+        found = bool(self.new_lines or news.changes or news.batches or news.marks)
+        self.new_lines = []
+        return found
 
     def _fold(self, entry: JournalEntry) -> None:
         event = entry.event

@@ -1,7 +1,8 @@
 """A run as listeners follow it: the whole once, then what has changed, a few times a second.
 
 The journal is read only while somebody listens. Sections are made as often as one thread can
-afford: their cost grows with the run, and the page may never take a core from the workers.
+afford: their cost grows with the run, and the page may never take a core from the workers. What
+moves with the clock alone is told once a second.
 """
 
 import asyncio
@@ -19,14 +20,17 @@ from tlt.dashboard.run import Line, Run
 from tlt.dashboard.tail import Holding
 from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
+from tlt.store.journal import Position
 
 _TICK_SECONDS = 0.3
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
+_CLOCK_SECONDS = 1.0
 _SECTIONS_SECONDS = 1.0
-# sections may take one part in so many of the time
-_SHARE = 40
+# sections may take one part in so many of a core's time
+_SHARE = 200
+_LONGEST_WAIT = 30.0
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
@@ -50,21 +54,39 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunFeed(Follower):
-    def __init__(self, run: Run, holding: Callable[[], Holding | None], followed: bool) -> None:
+    def __init__(
+        self, run: Run, holding: Callable[[], Holding | None], followed: Callable[[], bool]
+    ) -> None:
         self.run = run
         super().__init__(Channel())
         self._holding = holding
         self._followed = followed
         self._said: dict[str, bytes] = {}
         self._next_sections = 0.0
+        self._next_clock = 0.0
+        # how far the run had come when head, tail and sections were made, and whether it went on
+        self._shown: tuple[Position, bool] | None = None
+        self._sections_of: tuple[Position, bool] | None = None
         self._reading = 0.0
         self._ready = False
         self._broken: str | None = None
 
+    @property
+    def followed(self) -> bool:
+        return self._followed()
+
     async def refresh(self) -> None:
         """For who asks once and does not listen."""
-        if not self.channel.listeners:
+        if self.channel.listeners:
+            return
+        try:
             await self._catch_up()
+        except JournalError as error:
+            self._begin_again(str(error))
+            await self._catch_up()
+        # who listened before is not told bit by bit what nobody has kept
+        if self.run.forget_news():
+            self.channel.forget()
 
     def whole(self) -> bytes:
         """All that a new listener has to know."""
@@ -86,6 +108,7 @@ class RunFeed(Follower):
         while self.channel.listeners:
             try:
                 await self._catch_up()
+                self._tell()
             except JournalError as error:
                 # The coordinator took back what it had not committed, or the file is damaged.
                 self._begin_again(str(error))
@@ -94,7 +117,6 @@ class RunFeed(Follower):
                 self._begin_again(f"this release cannot replay it: {error!r}")
             else:
                 self._broken = None
-                self._tell()
             # reading a journal again and again that stays broken would take a core
             pause = min(2 * pause, _LONGEST_PAUSE) if self._broken else _TICK_SECONDS
             await asyncio.sleep(pause)
@@ -114,7 +136,8 @@ class RunFeed(Follower):
         self._said.clear()
         self._ready = False
         self._reading = 0.0
-        self._next_sections = 0.0
+        self._next_sections = self._next_clock = 0.0
+        self._shown = self._sections_of = None
         self._broken = why
         self.channel.forget()
 
@@ -130,20 +153,34 @@ class RunFeed(Follower):
             self.channel.publish(_encode(Update(lanes=news, lines=lines, **self._raw(changed))))
 
     def _changed(self) -> dict[str, bytes]:
-        run = self.run
-        now = time.time() if self._followed and not run.ended else run.heard
-        tail = run.tail.view(run.ledger.state, now, self._holding() or Holding())
-        made = {"head": _encode(views.head(run)), "tail": _encode(tail)}
-        begun = time.monotonic()
-        if begun >= self._next_sections:
-            sections = views.sections(run, self._followed)
-            for name in sections.__struct_fields__:
-                made[name] = _encode(getattr(sections, name))
-            spent = time.monotonic() - begun
-            self._next_sections = begun + max(_SECTIONS_SECONDS, spent * _SHARE)
+        run, begun = self.run, time.monotonic()
+        shown = run.position, views.is_live(run, self.followed)
+        made: dict[str, bytes] = {}
+        if shown != self._shown or (shown[1] and begun >= self._next_clock):
+            self._shown = shown
+            self._next_clock = begun + _CLOCK_SECONDS
+            made |= self._made_by_the_clock()
+        if shown != self._sections_of and begun >= self._next_sections:
+            self._sections_of = shown
+            made |= self._made_sections()
         changed = {name: raw for name, raw in made.items() if self._said.get(name) != raw}
         self._said.update(changed)
         return changed
+
+    def _made_by_the_clock(self) -> dict[str, bytes]:
+        run, followed = self.run, self.followed
+        holding = self._holding() if views.is_live(run, followed) else None
+        now = (run.began or 0.0) + views.now(run, followed)
+        tail = run.tail.view(run.ledger.state, now, holding)
+        return {"head": _encode(views.head(run, followed)), "tail": _encode(tail)}
+
+    def _made_sections(self) -> dict[str, bytes]:
+        begun = time.thread_time()
+        sections = views.sections(self.run, self.followed)
+        made = {name: _encode(getattr(sections, name)) for name in sections.__struct_fields__}
+        wait = min(_LONGEST_WAIT, (time.thread_time() - begun) * _SHARE)
+        self._next_sections = time.monotonic() + max(_SECTIONS_SECONDS, wait)
+        return made
 
     @staticmethod
     def _raw(said: dict[str, bytes]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tlt.dashboard.tail import Holding
 from tlt.messages import JobRecord
 from tlt.session_files import is_up
 from tlt.store.connection import GONE, Connection, shown
-from tlt.store.jobs import Jobs
+from tlt.store.jobs import ENDED, Jobs
 from tlt.types import JobId, JobStatus
 
 _TICK_SECONDS = 1.0
@@ -81,6 +81,11 @@ class SessionFeed(Follower):
     def holding(self, job: JobId) -> Holding | None:
         """None where nobody knows."""
         return self._holding.get(job)
+
+    def follows(self, job: JobId) -> bool:
+        """Whether the session is at it, or will be."""
+        ended = any(each.job == job and each.status in ENDED for each in self._records)
+        return self.up and not ended
 
     def whole(self) -> bytes:
         return self._said or b"null"

@@ -7,7 +7,6 @@ from tlt.config import JobSpec, SessionSpec
 from tlt.dashboard.run import Run, read_spec
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionFeed
-from tlt.dashboard.tail import Holding
 from tlt.store.connection import Connection, connect
 from tlt.types import JobId
 
@@ -23,13 +22,17 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
+def _nobody_knows() -> None:
+    """Who has what in hand, without a session to ask."""
+
+
 class FolderSource:
     """A run that has ended or crashed, or is at work elsewhere: nothing but its folder is read."""
 
     def __init__(self, folder: Path) -> None:
         self.session: SessionFeed | None = None
         self.job = JobId(folder.name)
-        self._feed = RunFeed(Run(folder, read_spec(folder)), Holding, followed=False)
+        self._feed = RunFeed(Run(folder, read_spec(folder)), _nobody_knows, followed=lambda: False)
 
     async def run(self, job: JobId) -> RunFeed | None:
         return self._feed if job == self.job else None
@@ -55,7 +58,10 @@ class SessionSource:
         return self._runs[job]
 
     def _open(self, job: JobId, folder: Path, spec: JobSpec) -> RunFeed:
-        return RunFeed(Run(folder, spec), lambda: self._feed.holding(job), followed=True)
+        feed = self._feed
+        return RunFeed(
+            Run(folder, spec), lambda: feed.holding(job), followed=lambda: feed.follows(job)
+        )
 
     async def _make_room(self) -> None:
         unused = [job for job, feed in self._runs.items() if not feed.channel.listeners]

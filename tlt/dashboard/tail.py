@@ -9,7 +9,7 @@ from tlt.dashboard.forecast import Done, Forecast, forecast
 from tlt.messages import AnyEvent, RolloutFinished
 from tlt.policies.ledger import Ledger
 from tlt.policies.ledger.answers import Answers
-from tlt.policies.run_state import RunState
+from tlt.policies.run_state import Phase, RunState
 from tlt.types import Member, PromptIndex, Purpose, Step, WorkerId
 
 _POINTS = 300
@@ -108,9 +108,13 @@ class Tail:
         answers = self._round.answers
         return self._round.expected - len(answers.lengths) - answers.dropped
 
-    def view(self, state: RunState, now: float, holding: Holding) -> TailView:
+    def view(self, state: RunState, now: float, known: Holding | None) -> TailView:
+        """`known`: what is in hand, where somebody knows it: without it nothing is foretold."""
+        holding = known or Holding()
         lengths = [] if self._round is None else self._round.answers.lengths
-        open_ = state.round is not None and not state.round.settled
+        open_ = (
+            state.round is not None and not state.round.settled and state.phase is not Phase.ENDED
+        )
         slots = sum(known.info.ranks for known in state.workers.values())
         queued = max(0, self._unfinished() - holding.running) if open_ else 0
         return TailView(
@@ -129,7 +133,7 @@ class Tail:
                 queued,
                 slots * state.spec.rollout.slots,
             )
-            if open_
+            if open_ and known is not None
             else None,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tlt.dashboard.advice import Advice, about_run, ordered
+from tlt.dashboard.advice import QUIET_SECONDS, Advice, about_run, ordered
 from tlt.dashboard.run import Loss, Run
 from tlt.policies.ledger import (
     Acceptance,
@@ -19,6 +19,7 @@ from tlt.policies.ledger import (
 from tlt.policies.saved import Saved, Saving
 from tlt.types import Step, WorkerId
 
+NO_END = "no end"
 _STEPS = 2000
 _DECISIONS = 60
 _MEASURED = 500
@@ -28,7 +29,10 @@ _WORKERS = 64
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     job: str
+    # as the journal says; "no end" where it has none, and nobody is at it
     status: str
+    # a session is seen to be at it
+    followed: bool
     error: str | None
     phase: str
     step: int
@@ -42,7 +46,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     quiet: float
     workers: int
     duties: dict[str, int]
-    tokens_per_second: float
+    # None once nobody writes any more
+    tokens_per_second: float | None
     losses: int
     entries: int
 
@@ -94,7 +99,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
 
 
-def head(run: Run) -> Head:
+def head(run: Run, followed: bool) -> Head:
     state = run.ledger.state
     expected = unsettled = 0
     if state.round is not None:
@@ -104,10 +109,11 @@ def head(run: Run) -> Head:
     for duty in run.lanes.duties().values():
         duties[duty] += 1
     seconds = 0.0 if run.began is None else run.heard - run.began
-    quiet = quiet_seconds(run)
+    goes_on = is_live(run, followed)
     return Head(
         job=run.folder.name,
-        status=run.status,
+        status=run.status if goes_on or run.ended or run.began is None else NO_END,
+        followed=followed,
         error=run.error,
         phase=state.phase.value,
         step=state.step,
@@ -117,10 +123,12 @@ def head(run: Run) -> Head:
         expected=expected,
         seconds=round(seconds, 2),
         began=run.began,
-        quiet=round(quiet, 1),
-        workers=len(duties) and sum(duties.values()),
+        quiet=round(quiet_seconds(run), 1),
+        workers=sum(duties.values()),
         duties=dict(duties),
-        tokens_per_second=round(run.pace.tokens_per_second(seconds), 1),
+        tokens_per_second=round(run.pace.tokens_per_second(now(run, followed)), 1)
+        if goes_on
+        else None,
         losses=state.losses,
         entries=run.position.entries,
     )
@@ -133,8 +141,21 @@ def quiet_seconds(run: Run) -> float:
     return max(0.0, time.time() - run.heard)
 
 
+def is_live(run: Run, followed: bool) -> bool:
+    """Whether it goes on: silence means nothing where a session is seen to be at it."""
+    if run.began is None or run.ended:
+        return False
+    return followed or quiet_seconds(run) <= QUIET_SECONDS
+
+
+def now(run: Run, followed: bool) -> float:
+    """In seconds since it began; that of its last entry where it goes on no more."""
+    if run.began is None:
+        return 0.0
+    return (max(run.heard, time.time()) if is_live(run, followed) else run.heard) - run.began
+
+
 def sections(run: Run, followed: bool) -> Sections:
-    """`followed`: a session is seen to be at it, so that silence means nothing."""
     snapshot = run.ledger.snapshot()
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
