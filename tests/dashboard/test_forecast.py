@@ -1,5 +1,8 @@
 """When the last answer will be there, where the truth is known."""
 
+from heapq import heapify, heapreplace
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +45,53 @@ def test_what_waits_in_the_queue_comes_on_top() -> None:
     assert alone is not None
     assert queued is not None
     assert queued.p50 - alone.p50 > 40 * 5.0 / 4
+
+
+_PACE = 0.02
+
+
+def length(chooser: Random) -> int:
+    """As answers are: a few take far longer than the others, and some their whole room."""
+    return min(4096, int(chooser.lognormvariate(6, 0.8)) + 1)
+
+
+def simulated(running: int, age: float, queued: int, slots: int) -> list[float]:
+    chooser = Random(5)
+    return sorted(_last_of(chooser, running, age, queued, slots) for _ in range(60))
+
+
+def _last_of(chooser: Random, running: int, age: float, queued: int, slots: int) -> float:
+    left: list[float] = []
+    while len(left) < running:
+        seconds = length(chooser) * _PACE - age
+        if seconds > 0.0:
+            left.append(seconds)
+    free = left + [0.0] * (slots - running)
+    heapify(free)
+    last = max(left, default=0.0)
+    for _ in range(queued):
+        ends = free[0] + length(chooser) * _PACE
+        heapreplace(free, ends)
+        last = max(last, ends)
+    return last
+
+
+@pytest.mark.parametrize(
+    ("running", "age", "queued", "slots"),
+    [
+        *((3, 5.0, 0, 64), (32, 5.0, 0, 64), (200, 5.0, 0, 200), (2000, 5.0, 0, 2000)),
+        *((0, 0.0, 64, 64), (64, 2.0, 64, 64), (64, 2.0, 640, 64), (16, 2.0, 24, 64)),
+    ],
+)
+def test_it_is_what_a_simulation_says(running: int, age: float, queued: int, slots: int) -> None:
+    chooser = Random(1)
+    finished = [Done(n, n * _PACE) for n in (length(chooser) for _ in range(1000))]
+    seen = min(running, 128)
+    told = forecast([age] * seen, finished, 4096, queued, slots, running - seen)
+    truth = simulated(running, age, queued, slots)
+    assert told is not None
+    assert told.p50 == pytest.approx(truth[30], rel=0.2)
+    assert told.p90 == pytest.approx(truth[54], rel=0.2)
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:

@@ -132,6 +132,16 @@ def test_a_job_that_was_cancelled_in_its_round_forecasts_nothing(tmp_path: Path)
     assert (tail.forecast, tail.seconds, tail.queued, tail.running) == (None, 0.0, 0, 0)
 
 
+def test_the_curve_ends_with_the_last_answer(tmp_path: Path) -> None:
+    """It is the last ones that a tail consists of."""
+    tail = crashed(tmp_path, 1000.0).tail
+    assert tail._round is not None
+    tail._round.answers.done[:] = [float(n) for n in range(1, 1000)]
+    curve = tail._round.curve()
+    assert (curve.done[-1], curve.answers) == (999.0, 999)
+    assert len(curve.done) == -(-999 // curve.stride)
+
+
 def crashed(folder: Path, at: float) -> Run:
     """In the middle of a round, with its last entry at that time."""
     world = some_run(3)

@@ -18,7 +18,9 @@ from tlt.store.keys import ROLLOUT, Keys
 from tlt.types import Incarnation, JobId, WorkerId
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+# of answers in hand: told with who has them, and with their age alone
 _LONGEST = 32
+_AGES = 128
 _LISTED = 128
 _codec = Codec[PromptIssued](PromptIssued)
 _Answer = TypeVar("_Answer")
@@ -203,10 +205,12 @@ class Watcher:
     async def _in_hand(self, key: str, running: int) -> Holding | None:
         """Entries are read in their order, so that the first have been in hand the longest."""
         [rows] = await self._ask(
-            lambda pipe: pipe.xpending_range(key, ROLLOUT, min="-", max="+", count=_LONGEST)
+            lambda pipe: pipe.xpending_range(key, ROLLOUT, min="-", max="+", count=_AGES)
         )
         if not isinstance(rows, list):
             return None
+        ages = sorted((row["time_since_delivered"] / 1000 for row in rows), reverse=True)
+        rows = sorted(rows, key=lambda row: -row["time_since_delivered"])[:_LONGEST]
         ids = [row["message_id"] for row in rows]
         self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
         unknown = [id_ for id_ in ids if id_ not in self._prompts]
@@ -228,8 +232,7 @@ class Watcher:
             for row in rows
             if (prompt := self._prompts.get(row["message_id"])) is not None
         ]
-        longest = sorted(held, key=lambda one: -one.seconds)
-        return Holding(longest=tuple(longest), running=running)
+        return Holding(longest=tuple(held), ages=tuple(ages), running=running)
 
     def _learn(self, id_: bytes, entries: Any) -> None:
         try:

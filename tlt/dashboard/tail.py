@@ -17,6 +17,7 @@ _BINS = 24
 _LONGEST = 8
 # answers that a forecast may remember
 _REMEMBERED = 2000
+_FORECAST_SECONDS = 1.0
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """What the queue tells of the round in hand: the longest first."""
 
     longest: tuple[Held, ...] = ()
+    # how long each has been in hand, and of the others less than the last of them
+    ages: tuple[float, ...] = ()
     running: int = 0
 
 
@@ -43,8 +46,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     expected: int
     done: tuple[float, ...]
-    # how many answers each point stands for
+    # how many answers each point stands for; the last one for as many as are left
     stride: int
+    answers: int
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,12 +78,14 @@ class _Round:
     def curve(self) -> Curve:
         done = self.answers.done
         stride = max(1, math.ceil(len(done) / _POINTS))
+        points = done[stride - 1 :: stride] + (done[-1:] if len(done) % stride else [])
         return Curve(
             step=self.step,
             purpose=self.purpose,
             expected=self.expected,
-            done=tuple(round(seconds, 2) for seconds in done[stride - 1 :: stride]),
+            done=tuple(round(seconds, 2) for seconds in points),
             stride=stride,
+            answers=len(done),
         )
 
 
@@ -88,6 +94,7 @@ class Tail:
         self._round: _Round | None = None
         self._before: _Round | None = None
         self._finished: list[Done] = []
+        self._foretold: tuple[_Round | None, float, Forecast | None] | None = None
 
     def watch(self, ledger: Ledger, event: AnyEvent) -> None:
         state = ledger.state
@@ -115,7 +122,6 @@ class Tail:
         open_ = (
             state.round is not None and not state.round.settled and state.phase is not Phase.ENDED
         )
-        slots = sum(known.info.ranks for known in state.workers.values())
         queued = max(0, self._unfinished() - holding.running) if open_ else 0
         return TailView(
             now=None if self._round is None else self._round.curve(),
@@ -126,16 +132,29 @@ class Tail:
             longest=holding.longest[:_LONGEST] if open_ else (),
             running=holding.running if open_ else 0,
             queued=queued,
-            forecast=forecast(
-                [held.seconds for held in holding.longest],
-                self._finished,
-                state.spec.rollout.max_new_tokens,
-                queued,
-                slots * state.spec.rollout.slots,
-            )
+            forecast=self._forecast(state, now, holding, queued)
             if open_ and known is not None
             else None,
         )
+
+    def _forecast(
+        self, state: RunState, now: float, holding: Holding, queued: int
+    ) -> Forecast | None:
+        """Made once a second."""
+        last = self._foretold
+        if last is not None and last[0] is self._round and 0.0 <= now - last[1] < _FORECAST_SECONDS:
+            return last[2]
+        slots = sum(known.info.ranks for known in state.workers.values())
+        made = forecast(
+            holding.ages,
+            self._finished,
+            state.spec.rollout.max_new_tokens,
+            queued,
+            slots * state.spec.rollout.slots,
+            max(0, holding.running - len(holding.ages)),
+        )
+        self._foretold = self._round, now, made
+        return made
 
 
 def histogram(lengths: Sequence[int], room: int) -> Histogram:
