@@ -83,7 +83,9 @@ async def test_a_name_that_was_made_to_resolve_to_us_is_refused(
 async def test_the_tokens_address_makes_a_cookie_that_no_script_reads(
     folder_client: httpx.AsyncClient,
 ) -> None:
-    assert (await folder_client.get("/", params={"token": "wrong"})).status_code == 401
+    stale = await folder_client.get("/", params={"token": "wrong"})
+    assert (stale.status_code, stale.headers["location"]) == (303, "/")
+    assert "set-cookie" not in stale.headers
     answer = await folder_client.get("/", params={"token": TOKEN})
     assert answer.status_code == 303
     assert answer.headers["location"] == "/"
@@ -99,6 +101,7 @@ async def test_beyond_its_own_host_nobody_looks_without_the_token(
 ) -> None:
     client = await serve(FolderSource(run_folder), loopback=False)
     assert (await client.get("/")).headers["location"] == "/login"
+    assert (await client.get("/?token=wrong")).headers["location"] == "/login"
     assert (await client.get("/login")).status_code == 200
     assert (await client.get("/static/login.js")).status_code == 200
     for path in ("/api/about", f"/api/events?job={JOB}", f"/api/jobs/{JOB}/samples"):
@@ -120,6 +123,11 @@ def test_another_address_is_not_listened_on_without_a_token() -> None:
 def test_which_addresses_are_the_hosts_own() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+
+
+async def test_half_a_character_is_no_token(folder_client: httpx.AsyncClient) -> None:
+    answer = await folder_client.post("/login", headers=OURS, content=b'{"token": "\\ud800"}')
+    assert answer.status_code == 401
 
 
 async def test_too_much_and_no_json_are_refused(folder_client: httpx.AsyncClient) -> None:

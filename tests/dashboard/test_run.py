@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import time
+from array import array
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cli.following import fold
 from examples.tiny_reasoner.vocabulary import write_tokenizer
@@ -18,7 +20,7 @@ from tlt.dashboard import views
 from tlt.dashboard.run import Run, read_spec
 from tlt.dashboard.sources import FolderSource
 from tlt.dashboard.tail import Holding
-from tlt.dashboard.tokens import Tokens
+from tlt.dashboard.tokens import Pieces, Tokens
 from tlt.errors import ConfigError, JournalError
 from tlt.messages import OriginSpan, RolloutFinished, Tensor
 from tlt.policies.run_state import Phase
@@ -52,8 +54,26 @@ async def test_samples_are_found_again_in_the_journal(
         if (answer.step, answer.purpose, answer.prompt) == (0, "train", group["prompt"])
     }
     assert {answer["member"] for answer in sample["answers"]} == members
-    unknown = await folder_client.get(f"/api/jobs/{JOB}/samples/99/train/0")
-    assert unknown.status_code == 404
+    many = "9" * 5000
+    for other in ("99/train/0", f"0/train/{many}", f"{many}/train/0", "0/train/x", "0/nothing/0"):
+        unknown = await folder_client.get(f"/api/jobs/{JOB}/samples/{other}")
+        assert unknown.status_code == 404
+    odd = await folder_client.get(f"/api/jobs/{JOB}/samples?step={many}&purpose=train")
+    assert odd.status_code == 404
+
+
+async def test_a_group_is_shown_without_its_prompt(
+    folder_client: httpx.AsyncClient, run_folder: Path
+) -> None:
+    """Data that is shorter or of another form than while the job was at work costs the question."""
+    (run_folder / "data").mkdir()
+    listed = (await folder_client.get(f"/api/jobs/{JOB}/samples")).json()
+    group = listed["groups"][0]
+    path = f"/api/jobs/{JOB}/samples/{group['step']}/{group['purpose']}/{group['prompt']}"
+    for content in (b"", b'{"odd": 1}\n' * 100, b"\xff\n" * 100):
+        (run_folder / "data" / f"{group['purpose']}.jsonl").write_bytes(content)
+        sample = await folder_client.get(path)
+        assert (sample.status_code, sample.json()["question"]) == (200, "")
 
 
 async def test_a_run_that_crashed_opens_and_says_so(serve: Serve, tmp_path: Path) -> None:
@@ -191,6 +211,38 @@ def test_pieces_are_the_text(run_folder: Path, tmp_path: Path) -> None:
     assert "".join(text for _, text in pieces) == whole[0][1]
     nowhere = Tokens(tmp_path / "nowhere").pieces(answer)
     assert nowhere == (("", answer.text),)
+
+
+def test_characters_of_several_tokens_stay_whole(run_folder: Path, tmp_path: Path) -> None:
+    """Each belongs to the piece whose token completes it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["a text"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    some = next(
+        e.event for e in read(run_folder / FILE_NAME) if isinstance(e.event, RolloutFinished)
+    )
+    text = "Antwort: 你好 → √2 😀 ok"
+    ids = tokenizer.encode(text).ids
+    half = tokenizer.encode("ab😀").ids[:-1]
+    for size in (1, 2, 3, 7):
+        assert "".join(piece for _, piece in pieces_of(tmp_path, some, ids, size)) == text
+        assert "".join(piece for _, piece in pieces_of(tmp_path, some, half, size)) == "ab\ufffd"
+    alone = pieces_of(tmp_path, some, tokenizer.encode("a好b").ids, 1)
+    assert [piece for _, piece in alone] == ["a", "", "", "好", "b"]
+
+
+def pieces_of(policy: Path, some: RolloutFinished, ids: list[int], size: int) -> Pieces:
+    """With a span for so many tokens each."""
+    tokens = Tensor(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
+    spans = tuple(
+        OriginSpan(origin="accepted", tokens=min(size, len(ids) - begin))
+        for begin in range(0, len(ids), size)
+    )
+    return Tokens(policy).pieces(msgspec.structs.replace(some, tokens=tokens, origins=spans))
 
 
 async def test_a_browser_that_never_reads_keeps_nobody_waiting(

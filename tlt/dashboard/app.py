@@ -1,5 +1,6 @@
 """The web application: pages, events, samples, and the two things that change something."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
@@ -29,6 +30,7 @@ from tlt.types import JobId, PromptIndex, Purpose, Step
 
 _STATIC = Path(__file__).parent / "static"
 _MOST_BYTES = 1 << 20
+_DIGITS = 12
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
@@ -44,6 +46,8 @@ class _Refused(Exception):
 class Dashboard:
     def __init__(self, source: Source, *, token: str, port: int, loopback: bool) -> None:
         self._source = source
+        # one at a time: its threads may not take more than a core together
+        self._decoding = asyncio.Lock()
         self._guard = guard = Guard(token=token, port=port, loopback=loopback)
         self.app = Starlette(
             routes=[
@@ -57,7 +61,7 @@ class Dashboard:
                 Route("/api/jobs/{job}/cancel", self._cancel, methods=["POST"]),
                 Route("/api/jobs/{job}/spec", self._spec),
                 Route("/api/jobs/{job}/samples", self._samples),
-                Route("/api/jobs/{job}/samples/{step:int}/{purpose}/{prompt:int}", self._sample),
+                Route("/api/jobs/{job}/samples/{step}/{purpose}/{prompt}", self._sample),
                 Mount("/static", StaticFiles(directory=_STATIC)),
             ],
             middleware=[Middleware(Guarded, guard=guard)],
@@ -98,9 +102,8 @@ class Dashboard:
         job = request.query_params.get("job")
         if job is not None:
             feeds["run"] = await self._feed(job)
-        last = request.headers.get("last-event-id") or request.query_params.get("last")
         return StreamingResponse(
-            events(feeds, last),
+            events(feeds, request.headers.get("last-event-id")),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
@@ -133,8 +136,8 @@ class Dashboard:
         step, purpose = request.query_params.get("step"), request.query_params.get("purpose")
         trained = [each for each in rounds if each[1] == "train"]
         chosen = next(iter(trained or rounds), None)
-        if step is not None and purpose in ("train", "eval") and step.isdecimal():
-            chosen = Step(int(step)), purpose
+        if step is not None and purpose in ("train", "eval"):
+            chosen = Step(_number(step)), purpose
         groups = samples.groups(*chosen) if chosen is not None else []
         return _json({"rounds": rounds, "chosen": chosen, "groups": groups})
 
@@ -142,10 +145,12 @@ class Dashboard:
         asked = request.path_params
         run = (await self._run(asked["job"])).run
         purpose = cast("Purpose", asked["purpose"])
-        found = run.samples.sample(Step(asked["step"]), purpose, PromptIndex(asked["prompt"]))
-        if found is None:
+        key = Step(_number(asked["step"])), purpose, PromptIndex(_number(asked["prompt"]))
+        group = run.samples.remembered(*key)
+        if group is None:
             raise _Refused(404, "this group is not remembered any more")
-        return _json(found)
+        async with self._decoding:
+            return _json(await asyncio.to_thread(run.samples.sample, *key, group))
 
     async def _spec(self, request: Request) -> Response:
         return JSONResponse(
@@ -176,8 +181,8 @@ class Dashboard:
         if session is None:
             raise _Refused(409, "a run's folder is shown, there is no session to submit to")
         body = await _body(request)
-        folder = Path(str(body.get("folder") or session.spec.runs))
-        spec = read_job_spec(str(body.get("yaml", "")), where="spec", folder=folder)
+        yaml = str(body.get("yaml", ""))
+        spec = read_job_spec(yaml, where="spec", folder=Path(session.spec.runs))
         try:
             record = await session.jobs.submit(spec)
         except (*GONE, redis.exceptions.RedisError) as error:
@@ -204,6 +209,12 @@ class Dashboard:
         if not self._guard.accepts(str(body.get("token", ""))):
             raise _Refused(401, "this is not the token")
         return self._guard.remember(JSONResponse({}))
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise _Refused(404, "that is no number of a step or a prompt")
+    return int(text)
 
 
 async def _body(request: Request) -> dict[str, Any]:

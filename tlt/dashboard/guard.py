@@ -73,7 +73,8 @@ class Guard:
         return None
 
     def accepts(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self._token.encode())
+        # JSON may hold half a character
+        return hmac.compare_digest(token.encode(errors="surrogatepass"), self._token.encode())
 
     def remember(self, response: Response) -> Response:
         response.set_cookie(
@@ -82,9 +83,12 @@ class Guard:
         return response
 
     def _log_in(self, token: str) -> Response:
-        """The token leaves the address line for a cookie that no script reads."""
+        """The token leaves the address line for a cookie that no script reads.
+
+        An address of last week's still shows what may be seen without one.
+        """
         if not self.accepts(token):
-            return _refused(401, "this is not the token")
+            return RedirectResponse("/" if self._loopback else "/login", status_code=303)
         return self.remember(RedirectResponse("/", status_code=303))
 
     def _knows_token(self, request: Request) -> bool:

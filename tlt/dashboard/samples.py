@@ -8,7 +8,7 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.dashboard.tokens import Pieces, Tokens
-from tlt.dataset import Prompts, prompts_file
+from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.messages import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.store.journal import FILE_NAME, Position, follow
 from tlt.types import Member, PromptIndex, Purpose, Step, WorkerId
@@ -59,7 +59,7 @@ class _Found:
         self.length = length
 
 
-class _Group:
+class Group:
     def __init__(self) -> None:
         self.found: dict[Member, _Found] = {}
         self.rewards: dict[Member, tuple[float, str | None]] = {}
@@ -72,7 +72,7 @@ class Samples:
         self._folder = folder
         self._spec = spec
         self._tokens = Tokens(Path(spec.policy.path))
-        self._groups: OrderedDict[_Key, _Group] = OrderedDict()
+        self._groups: OrderedDict[_Key, Group] = OrderedDict()
 
     def watch(self, event: AnyEvent, position: Position) -> None:
         match event:
@@ -83,10 +83,10 @@ class Samples:
             case _:
                 pass
 
-    def _group(self, event: RolloutFinished | RolloutScored | RolloutDropped) -> _Group:
+    def _group(self, event: RolloutFinished | RolloutScored | RolloutDropped) -> Group:
         key = event.step, event.purpose, event.prompt
         if key not in self._groups:
-            self._groups[key] = _Group()
+            self._groups[key] = Group()
             if len(self._groups) > _KEPT_GROUPS:
                 self._groups.popitem(last=False)
         return self._groups[key]
@@ -117,14 +117,15 @@ class Samples:
                 break
         return found
 
-    def sample(self, step: Step, purpose: Purpose, prompt: PromptIndex) -> SampleView | None:
-        group = self._groups.get((step, purpose, prompt))
-        if group is None:
-            return None
+    def remembered(self, step: Step, purpose: Purpose, prompt: PromptIndex) -> Group | None:
+        return self._groups.get((step, purpose, prompt))
+
+    def sample(self, step: Step, purpose: Purpose, prompt: PromptIndex, group: Group) -> SampleView:
+        """Takes a moment: the loop does not wait for it, and may learn of more answers."""
         question, answer = self._question(purpose, prompt)
         answers = [
             self._answer(member, some, group.rewards.get(member))
-            for member, some in sorted(group.found.items())
+            for member, some in sorted(group.found.copy().items())
         ]
         return SampleView(
             step=step,
@@ -137,13 +138,9 @@ class Samples:
 
     def _question(self, purpose: Purpose, prompt: PromptIndex) -> tuple[str, str | None]:
         try:
-            prompts = Prompts(prompts_file(self._folder, purpose))
-        except OSError:
-            return "", None
-        try:
-            row = prompts[prompt]
-        finally:
-            prompts.close()
+            row = _row(prompts_file(self._folder, purpose), prompt)
+        except (OSError, IndexError, msgspec.DecodeError):
+            return "", None  # the folder is not what it was while the job was at work
         asked = row.row.get(self._spec.data.prompt_key)
         return _spoken(asked), None if row.answer is None else str(row.answer)
 
@@ -170,8 +167,16 @@ class Samples:
         )
 
 
+def _row(file: Path, prompt: PromptIndex) -> Prompt:
+    prompts = Prompts(file)
+    try:
+        return prompts[prompt]
+    finally:
+        prompts.close()
+
+
 def _spoken(asked: Any) -> str:
     """Plain text, or messages one after the other."""
-    if isinstance(asked, list):
+    if isinstance(asked, list) and all(isinstance(turn, dict) for turn in asked):
         return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in asked)
     return "" if asked is None else str(asked)
