@@ -69,3 +69,19 @@ def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     most = max(16, 40 // len(lanes.duties()))
     assert all(len(lanes.lane(worker)) <= most for worker in lanes.duties())
     assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())
+
+
+def test_strategies_push_out_no_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change many times a step."""
+    monkeypatch.setattr("tlt.policies.ledger.lanes._MARKS", 5)
+    lanes = Lanes()
+    lanes._mark("step", None, "step 0", 0.0)
+    for number in range(20):
+        lanes._mark("strategy", None, f"{number}", 1.0 + number)
+    lanes._mark("lost", None, "lost", 9.0)
+    told = [(mark.kind, mark.text) for mark in lanes.all().marks]
+    assert told == [
+        ("step", "step 0"),
+        *(("strategy", f"{number}") for number in range(15, 20)),
+        ("lost", "lost"),
+    ]

@@ -25,8 +25,8 @@ def test_predicted_and_seen_by_rows_and_way() -> None:
         ("no guessing", True): (0.0, 10.0),
     }
     assert ways.why() == (
-        "For 1 row most rounds decoded with draft 2 with noise lately: 30 tokens/s predicted, "
-        "20 seen. N-gram 4: 9 tokens/s predicted, 8 seen. "
+        "For 1 row most rounds decoded with draft 2 with noise lately, each rank with "
+        "30 tokens/s predicted, 20 seen. N-gram 4: 9 tokens/s predicted, 8 seen. "
         "Without guessing, in control runs: 10 seen."
     )
 

@@ -4,7 +4,8 @@ A lane is told in changes: each lasts until its worker's next. The newest of eve
 that a long run of many workers has a bounded past.
 """
 
-from collections import deque
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TypeVar
@@ -32,7 +33,7 @@ from tlt.wording import way
 
 # after the last entry of a run
 OVER = "over"
-# of changes, and of batches, over all lanes
+# of changes, and of batches, over all lanes; of marks of each kind
 _KEPT = 40_000
 _MARKS = 4_000
 _Kept = TypeVar("_Kept")
@@ -74,7 +75,11 @@ class Lanes:
         self._duties: dict[WorkerId, str] = {}
         self._changes: list[deque[Change]] = []
         self._batches: list[deque[Batch]] = []
-        self._marks: deque[Mark] = deque(maxlen=_MARKS)
+        # by kind, each with its number: strategies change far more often than steps begin
+        self._marks: defaultdict[str, deque[tuple[int, Mark]]] = defaultdict(
+            lambda: deque(maxlen=_MARKS)
+        )
+        self._marked = 0
         self._ways: dict[WorkerId, str] = {}
         self._drafter: DrafterVersion | None = None
         self._new_changes: list[Change] = []
@@ -105,9 +110,15 @@ class Lanes:
         return news
 
     def all(self) -> LaneNews:
+        marks = heapq.merge(*self._marks.values(), key=lambda numbered: numbered[0])
         return self._told(
-            chain.from_iterable(self._changes), chain.from_iterable(self._batches), self._marks
+            chain.from_iterable(self._changes),
+            chain.from_iterable(self._batches),
+            (mark for _, mark in marks),
         )
+
+    def marks(self, kind: str) -> Sequence[Mark]:
+        return [mark for _, mark in self._marks[kind]]
 
     def lane(self, worker: WorkerId) -> Sequence[Change]:
         return self._changes[self._numbers[worker]]
@@ -217,5 +228,6 @@ class Lanes:
 
     def _mark(self, kind: str, worker: WorkerId | None, text: str, at: float) -> None:
         mark = Mark(at, kind, None if worker is None else self._number(worker), text)
-        self._marks.append(mark)
+        self._marked += 1
+        self._marks[kind].append((self._marked, mark))
         self._new_marks.append(mark)

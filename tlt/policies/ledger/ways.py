@@ -24,7 +24,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     seconds: float
-    # tokens a second
+    # tokens a second of a rank that decodes so
     predicted: float
     seen: float
 
@@ -101,7 +101,8 @@ class Ways:
             return ""
         best = max(guided, key=lambda w: w.rounds - w.tried)
         rows = "1 row" if best.bucket == 1 else f"up to {best.bucket} rows"
-        said = f"For {rows} most rounds decoded with {best.name} lately: {_rates(best)}."
+        said = f"For {rows} most rounds decoded with {best.name} lately, "
+        said += f"each rank with {_rates(best)}."
         others = sorted((w for w in guided if w is not best), key=lambda w: -w.predicted)
         for other in others[:1]:
             said += f" {other.name[0].upper()}{other.name[1:]}: {_rates(other)}."
