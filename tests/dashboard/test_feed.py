@@ -3,17 +3,25 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.dashboard.runs import some_run, write_journal, write_run
-from tests.simulation.world import World
+from tests.dashboard.test_advice import step
+from tests.simulation.walk import walk
+from tests.simulation.world import JOB, World
 from tlt.dashboard import channel, run_feed
 from tlt.dashboard.events import events
+from tlt.dashboard.growing import news
 from tlt.dashboard.run import Run, read_spec
 from tlt.dashboard.run_feed import RunFeed
+from tlt.dashboard.step_times import StepTimes
+from tlt.dashboard.views import GROWING, Learning
+from tlt.policies.ledger import Ledger, StepAccount
+from tlt.store.journal import JournalEntry
 
 
 class Listener:
@@ -45,7 +53,18 @@ class Listener:
         for part in self.lanes:
             self.lanes[part] += [] if news is None else news[part]
         self.lines += update.pop("lines", [])
-        self.known |= update
+        for name, section in update.items():
+            self.known[name] = self.grown(name, section)
+
+    def grown(self, name: str, section: Any) -> Any:
+        if name not in GROWING or section["since"] is None:
+            return section
+        before, since = self.known[name], section.pop("since")
+        rows = {
+            part: [*(row for row in before[part] if row["step"] < since), *section[part]]
+            for part in GROWING[name]
+        }
+        return {**section, **rows, "since": None}
 
     async def hear_until(self, number: int) -> None:
         """Until the journal has been told so far."""
@@ -248,6 +267,93 @@ async def test_nobody_listens_and_nothing_is_read(world: World, tmp_path: Path) 
     assert feed._task is not None
     await asyncio.wait_for(feed._task, 5)
     assert feed.run.position.entries == 10
+
+
+async def test_steps_that_are_over_are_told_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a run, a step costs its listeners what it did at its beginning."""
+    told: list[dict[str, Any]] = []
+    apply = Listener.apply
+
+    def keep(listener: Listener, update: dict[str, Any]) -> None:
+        told.append({name: dict(update[name]) for name in GROWING if name in update})
+        apply(listener, update)
+
+    monkeypatch.setattr(Listener, "apply", keep)
+    count = len(world.journal)
+    folder = write_run(world, tmp_path, 1)
+    feed = feed_of(folder)
+    listener = Listener(feed)
+    for lines in range(1, count + 1, 10):
+        write_journal(world, folder, lines)
+        await listener.hear_until(lines)
+    write_journal(world, folder)
+    await listener.hear_until(count)
+    steps = world.spec.algorithm.steps
+    assert steps > 1
+    sent = [step["step"] for update in told for step in update.get("learning", {}).get("steps", ())]
+    # as its answers are there, and with its update
+    assert all(sent.count(step) <= 2 for step in range(steps))
+    same(listener, told_whole(feed))
+    await listener.leave()
+    await feed.stop()
+
+
+async def test_nothing_is_made_where_nothing_happens(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(world, tmp_path)
+    feed = feed_of(folder)
+    listener = Listener(feed)
+    await listener.hear_until(len(world.journal))
+    monkeypatch.setattr("tlt.dashboard.views.sections", lambda *_: 1 / 0)
+    monkeypatch.setattr("tlt.dashboard.views.head", lambda *_: 1 / 0)
+    for _ in range(3):
+        assert feed._changed() == {}
+    await listener.leave()
+    await feed.stop()
+
+
+def test_rows_alone_are_told_that_are_not_as_before() -> None:
+    def learning(rewards: list[float], first: int = 0, trained: float = 0.0) -> Learning:
+        steps = tuple(step(step=first + n, reward=r) for n, r in enumerate(rewards))
+        return Learning(prompts=1, steps=steps, evals=(), trained=trained)
+
+    def told(before: Learning, now: Learning) -> tuple[int | None, list[float]] | None:
+        found = news(before, now, GROWING["learning"])
+        return found and (found.since, [row.reward for row in found.steps])
+
+    known = learning([0.1, 0.2, 0.3])
+    assert news(None, known, GROWING["learning"]) is known
+    assert told(known, learning([0.1, 0.2, 0.3])) is None
+    assert told(known, learning([0.1, 0.2, 0.3], trained=0.5)) == (3, [])
+    assert told(known, learning([0.1, 0.2, 0.4])) == (2, [0.4])
+    assert told(known, learning([0.1, 0.2, 0.3, 0.4])) == (3, [0.4])
+    assert told(known, learning([0.2, 0.3, 0.4], first=1)) == (3, [0.4])
+    assert told(known, learning([0.9, 0.2, 0.3])) == (0, [0.9, 0.2, 0.3])
+    assert told(learning([]), known) == (0, [0.1, 0.2, 0.3])
+
+
+def test_what_was_saved_in_earlier_steps_is_looked_at_once_a_minute() -> None:
+    times = StepTimes()
+    assert times.since(0.0, False) == 0
+    accounts = told_of(Random(2))
+    times.learn(accounts)
+    assert times.since(10.0, False) == accounts[-1].step
+    assert [row.step for row in times.learn(accounts[-1:])] == [a.step for a in accounts]
+    assert times.since(10.0, True) == 0
+    assert times.since(61.0, False) == accounts[-1].step
+    assert times.since(71.0, False) == 0
+
+
+def told_of(chooser: Random) -> tuple[StepAccount, ...]:
+    world = walk(chooser)
+    ledger = Ledger(JOB, world.spec)
+    for line in world.journal:
+        entry = msgspec.json.decode(line, type=JournalEntry)
+        ledger.add(entry.event, entry.at)
+    return ledger.snapshot().accounts
 
 
 def told_whole(feed: RunFeed) -> Listener:

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
 from tlt.policies.ledger import Ledger, Snapshot
+from tlt.policies.ledger.wall import EVERYBODY, summed
 from tlt.store.journal import JournalEntry
 
 _EXAMPLES = settings().max_examples
 
 
-def told(world: World) -> Snapshot:
-    ledger = Ledger(JOB, world.spec)
+def told(world: World, by_worker: bool = True) -> Snapshot:
+    ledger = Ledger(JOB, world.spec, by_worker)
     for line in world.journal:
         entry = msgspec.json.decode(line, type=JournalEntry)
         ledger.add(entry.event, entry.at)
@@ -37,6 +38,18 @@ def test_seconds_by_duty_add_up_to_the_wall_clock(seed: int) -> None:
             assert sum(duties.values()) == pytest.approx(account.seconds)
             devices += world.ranks[worker] * (account.seconds - duties.get("away", 0.0))
     assert snapshot.device_seconds == pytest.approx(devices)
+
+
+@settings(max_examples=_EXAMPLES // 3)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_who_keeps_no_worker_of_a_step_tells_the_same_in_all(seed: int) -> None:
+    world = walk(Random(seed))
+    each, all_ = told(world), told(world, by_worker=False)
+    assert all_.workers == each.workers
+    assert all_.device_seconds == each.device_seconds
+    for one, other in zip(each.accounts, all_.accounts, strict=True):
+        assert summed(other.workers.values()) == pytest.approx(summed(one.workers.values()))
+    assert all(list(account.workers) == [EVERYBODY] for account in all_.accounts[:-1])
 
 
 @settings(max_examples=_EXAMPLES // 2)

@@ -55,7 +55,8 @@ def _session(view: SessionView) -> Iterator[_Sample]:
 
 
 def _run(feed: RunFeed) -> Iterator[_Sample]:
-    head, snapshot = views.head(feed.run, feed.followed), feed.run.ledger.snapshot()
+    head, ledger = views.head(feed.run, feed.followed), feed.run.ledger
+    snapshot = ledger.snapshot(since=ledger.state.step)
     job = {"job": head.job}
     yield "tlt_step", "training steps that are over", job, float(head.step)
     yield "tlt_steps_planned", "training steps in all", job, float(head.steps)

@@ -10,6 +10,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dashboard.pace import Pace
 from tlt.dashboard.samples import Samples
+from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.tail import Tail
 from tlt.errors import ConfigError, JournalError
 from tlt.messages import (
@@ -60,7 +61,8 @@ class Run:
         self.heard = 0.0
         self.status: JobStatus = "queued"
         self.error: str | None = None
-        self.ledger = Ledger(JobId(self.folder.name), self.spec)
+        self.ledger = Ledger(JobId(self.folder.name), self.spec, by_worker=False)
+        self.step_times = StepTimes()
         self.narrator = Narrator(self.ledger)
         self.lanes = Lanes()
         self.ways = Ways()

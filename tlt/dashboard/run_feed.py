@@ -16,6 +16,7 @@ import structlog
 from tlt.dashboard import views
 from tlt.dashboard.channel import Channel
 from tlt.dashboard.follower import Follower
+from tlt.dashboard.growing import Growing, news
 from tlt.dashboard.run import Line, Run
 from tlt.dashboard.tail import Holding
 from tlt.errors import JournalError
@@ -62,6 +63,8 @@ class RunFeed(Follower):
         self._holding = holding
         self._followed = followed
         self._said: dict[str, bytes] = {}
+        # the sections that are told row by row
+        self._grown: dict[str, Growing] = {}
         self._next_sections = 0.0
         self._next_clock = 0.0
         # how far the run had come when head, tail and sections were made, and whether it went on
@@ -100,6 +103,7 @@ class RunFeed(Follower):
                 lanes=self.run.lanes.all(),
                 lines=tuple(self.run.lines),
                 **self._raw(self._said),
+                **self._raw({name: _encode(section) for name, section in self._grown.items()}),
             )
         )
 
@@ -134,6 +138,7 @@ class RunFeed(Follower):
     def _begin_again(self, why: str) -> None:
         self.run.begin()
         self._said.clear()
+        self._grown.clear()
         self._ready = False
         self._reading = 0.0
         self._next_sections = self._next_clock = 0.0
@@ -142,30 +147,31 @@ class RunFeed(Follower):
         self.channel.forget()
 
     def _tell(self) -> None:
-        news, lines = self.run.lanes.news(), tuple(self.run.new_lines)
+        lanes, lines = self.run.lanes.news(), tuple(self.run.new_lines)
         self.run.new_lines = []
         changed = self._changed()
         if not self._ready:
             self._ready = True
             self.channel.forget()
             return
-        if changed or lines or news.changes or news.batches or news.marks:
-            self.channel.publish(_encode(Update(lanes=news, lines=lines, **self._raw(changed))))
+        if changed or lines or lanes.changes or lanes.batches or lanes.marks:
+            self.channel.publish(_encode(Update(lanes=lanes, lines=lines, **self._raw(changed))))
 
     def _changed(self) -> dict[str, bytes]:
         run, begun = self.run, time.monotonic()
         shown = run.position, views.is_live(run, self.followed)
         made: dict[str, bytes] = {}
+        grown: dict[str, bytes] = {}
         if shown != self._shown or (shown[1] and begun >= self._next_clock):
             self._shown = shown
             self._next_clock = begun + _CLOCK_SECONDS
             made |= self._made_by_the_clock()
         if shown != self._sections_of and begun >= self._next_sections:
             self._sections_of = shown
-            made |= self._made_sections()
+            grown = self._make_sections(made)
         changed = {name: raw for name, raw in made.items() if self._said.get(name) != raw}
         self._said.update(changed)
-        return changed
+        return changed | grown
 
     def _made_by_the_clock(self) -> dict[str, bytes]:
         run, followed = self.run, self.followed
@@ -174,13 +180,21 @@ class RunFeed(Follower):
         tail = run.tail.view(run.ledger.state, now, holding)
         return {"head": _encode(views.head(run, followed)), "tail": _encode(tail)}
 
-    def _made_sections(self) -> dict[str, bytes]:
+    def _make_sections(self, made: dict[str, bytes]) -> dict[str, bytes]:
+        """Returns the news of those that are told row by row."""
         begun = time.thread_time()
         sections = views.sections(self.run, self.followed)
-        made = {name: _encode(getattr(sections, name)) for name in sections.__struct_fields__}
+        grown: dict[str, bytes] = {}
+        for name in sections.__struct_fields__:
+            section = getattr(sections, name)
+            if name not in views.GROWING:
+                made[name] = _encode(section)
+            elif (new := news(self._grown.get(name), section, views.GROWING[name])) is not None:
+                self._grown[name] = section
+                grown[name] = _encode(new)
         wait = min(_LONGEST_WAIT, (time.thread_time() - begun) * _SHARE)
         self._next_sections = time.monotonic() + max(_SECTIONS_SECONDS, wait)
-        return made
+        return grown
 
     @staticmethod
     def _raw(said: dict[str, bytes]) -> dict[str, Any]:

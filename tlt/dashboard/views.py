@@ -2,12 +2,14 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import msgspec
 
 from tlt.dashboard.advice import QUIET_SECONDS, Advice, about_run, ordered
+from tlt.dashboard.growing import Growing
 from tlt.dashboard.run import Loss, Run
+from tlt.dashboard.step_times import StepTime
 from tlt.policies.ledger import (
     Acceptance,
     Drafting,
@@ -16,8 +18,9 @@ from tlt.policies.ledger import (
     StepSummary,
     Way,
 )
-from tlt.policies.saved import Saved, Saving
-from tlt.types import Step, WorkerId
+from tlt.policies.ledger.wall import EVERYBODY, summed
+from tlt.policies.saved import Saved
+from tlt.types import WorkerId
 
 NO_END = "no end"
 _STEPS = 2000
@@ -52,15 +55,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    step: Step
-    seconds: float
-    # of all workers, by duty
-    duties: dict[str, float]
-    saved: Saving | None
-    critical: Saving | None
-
-
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     gave_up: bool
@@ -71,14 +65,14 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     saved: Saved | None
 
 
-class Learning(msgspec.Struct, frozen=True, kw_only=True):
+class Learning(Growing, frozen=True, kw_only=True):
     prompts: int
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     trained: float
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class Times(Growing, frozen=True, kw_only=True):
     phases: dict[str, float]
     workers: dict[WorkerId, dict[str, float]]
     steps: tuple[StepTime, ...]
@@ -97,6 +91,10 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     times: Times
     drafter: Drafter
     advice: tuple[Advice, ...]
+
+
+# sections that are told row by row, and their rows
+GROWING = {"learning": ("steps", "evals"), "times": ("steps",)}
 
 
 def head(run: Run, followed: bool) -> Head:
@@ -156,7 +154,8 @@ def now(run: Run, followed: bool) -> float:
 
 
 def sections(run: Run, followed: bool) -> Sections:
-    snapshot = run.ledger.snapshot()
+    snapshot = run.ledger.snapshot(since=run.step_times.since(run.heard, run.ended))
+    steps = run.step_times.learn(snapshot.accounts)
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
     advice = about_run(snapshot, prompts, run.refusals, quiet)
@@ -176,7 +175,7 @@ def sections(run: Run, followed: bool) -> Sections:
             evals=snapshot.evals[-_STEPS:],
             trained=snapshot.trained,
         ),
-        times=_times(snapshot),
+        times=_times(snapshot, steps[-_STEPS:]),
         drafter=Drafter(
             train=run.spec.drafter.train,
             account=None if snapshot.drafting is None else _newest(snapshot.drafting),
@@ -186,33 +185,16 @@ def sections(run: Run, followed: bool) -> Sections:
     )
 
 
-def _times(snapshot: Snapshot) -> Times:
+def _times(snapshot: Snapshot, steps: Sequence[StepTime]) -> Times:
     workers = snapshot.workers
     return Times(
         phases=snapshot.phases,
         workers=dict(sorted(workers.items()))
         if len(workers) <= _WORKERS
-        else {WorkerId("all"): _summed(workers)},
-        steps=tuple(
-            StepTime(
-                step=account.step,
-                seconds=account.seconds,
-                duties=_summed(account.workers),
-                saved=account.saved,
-                critical=account.critical if account.rollout is not None else None,
-            )
-            for account in snapshot.accounts[-_STEPS:]
-        ),
+        else {EVERYBODY: dict(summed(workers.values()))},
+        steps=tuple(steps),
         device_seconds=snapshot.device_seconds,
     )
-
-
-def _summed(workers: Mapping[WorkerId, Mapping[str, float]]) -> dict[str, float]:
-    sums: defaultdict[str, float] = defaultdict(float)
-    for spent in workers.values():
-        for duty, seconds in spent.items():
-            sums[duty] += seconds
-    return dict(sums)
 
 
 def _newest(drafting: Drafting) -> Drafting:

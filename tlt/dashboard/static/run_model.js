@@ -4,6 +4,7 @@ import { LaneModel } from "./lane_model.js";
 
 const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "advice"];
 const LINES = 2000;
+const STEPS = 2000;
 
 export class RunModel {
   constructor() {
@@ -31,7 +32,7 @@ export class RunModel {
     if (update.broken !== undefined) this.broken = update.broken;
     for (const name of SECTIONS) {
       if (update[name] === undefined) continue;
-      this[name] = update[name];
+      this[name] = grown(this[name], update[name]);
       changed.add(name);
     }
     if (update.head) this.toldAt = performance.now();
@@ -58,4 +59,16 @@ export class RunModel {
     const since = connected ? (performance.now() - this.toldAt) / 1000 : 0;
     return this.head.seconds + this.head.quiet + since;
   }
+}
+
+// Rows of steps are told once: those before `since` are as they were.
+function grown(before, section) {
+  if (section.since === null || section.since === undefined) return section;
+  const after = { ...section };
+  for (const name of ["steps", "evals"]) {
+    if (!section[name]) continue;
+    const kept = before[name].filter((row) => row.step < section.since);
+    after[name] = [...kept, ...section[name]].slice(-STEPS);
+  }
+  return after;
 }

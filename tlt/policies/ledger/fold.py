@@ -40,15 +40,18 @@ from tlt.policies.ledger.snapshot import (
     StepAccount,
     StepSummary,
 )
-from tlt.policies.ledger.wall import Wall
+from tlt.policies.ledger.wall import EVERYBODY, FIRST, Wall
 from tlt.policies.run_state import Phase, RunState
 from tlt.policies.schooling import Schooling
 from tlt.types import JobId, JobStatus, Step
 
 
 class Ledger:
-    def __init__(self, job: JobId, spec: JobSpec) -> None:
+    """`by_worker`: whether it can tell of each step and worker; of many it takes memory."""
+
+    def __init__(self, job: JobId, spec: JobSpec, by_worker: bool = True) -> None:
         self.spec = spec
+        self._by_worker = by_worker
         self._state = coordinator.new_run(job, spec)
         self._began: float | None = None
         self._now = 0.0
@@ -57,7 +60,7 @@ class Ledger:
         self._pending = 0.0
         self._status: JobStatus = "running"
         self._error: str | None = None
-        self._wall = Wall()
+        self._wall = Wall(by_worker)
         self._savings = Savings()
         self._accepted = Accepted()
         self._drafted = Drafted()
@@ -110,7 +113,8 @@ class Ledger:
             self._learned(event)
         return list(commands)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, since: Step = FIRST) -> Snapshot:
+        """With accounts of the steps from `since` on."""
         state = self._state
         self._charge(state)
         expected = unsettled = 0
@@ -134,7 +138,7 @@ class Ledger:
             device_seconds=self._wall.device_seconds,
             joules=self._energy.total(),
             losses=state.losses,
-            accounts=self._accounts(),
+            accounts=self._accounts(since),
             saved=saved.saved(state.spending),
             gave_up=not state.speculates,
             acceptance=self._accepted.table(),
@@ -149,10 +153,10 @@ class Ledger:
             best=self._best,
         )
 
-    def _accounts(self) -> tuple[StepAccount, ...]:
+    def _accounts(self, since: Step) -> tuple[StepAccount, ...]:
         rates = saved.Rates(self._state.spending)
         found: list[StepAccount] = []
-        for step, time in self._wall.steps():
+        for step, time in self._wall.steps(since):
             in_all, critical = self._savings.of(step, rates)
             found.append(
                 StepAccount(
@@ -224,7 +228,8 @@ class Ledger:
     def _close(self, closed: RecordRound) -> None:
         plan = self._state.plans.get(closed.version)
         trained = 0 if plan is None else sum(sample.length for sample in plan.samples)
-        self._rollouts[closed.step] = self._round.rollout(trained)
+        rollout = self._round.rollout(trained)
+        self._rollouts[closed.step] = rollout if self._by_worker else _of_all(rollout)
         self._trained += trained
         self._generated += sum(self._round.lengths)
 
@@ -286,6 +291,14 @@ def _spends_otherwise(before: RunState, after: RunState) -> bool:
         ):
             return True
     return False
+
+
+def _of_all(rollout: Rollout) -> Rollout:
+    return msgspec.structs.replace(
+        rollout,
+        slots={EVERYBODY: sum(rollout.slots.values())},
+        empty={EVERYBODY: sum(rollout.empty.values())},
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,13 +1,15 @@
 """Where the time went: each worker's seconds by duty add up to those of the step."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tlt.policies.run_state import RunState
 from tlt.types import Step, WorkerId
 
 # heard of, and not there
 AWAY = "away"
+EVERYBODY = WorkerId("all")
+FIRST = Step(0)
 
 
 class StepTime:
@@ -29,11 +31,21 @@ class StepTime:
                 self.device_seconds += passed * known.info.ranks
         self.seconds += passed
 
+    def forget_workers(self) -> None:
+        """All as one, once no more time passes in this step."""
+        self.workers = {EVERYBODY: summed(self.workers.values())}
+
 
 class Wall:
-    def __init__(self) -> None:
+    """`by_worker`: whether each step's seconds are kept for each of its workers."""
+
+    def __init__(self, by_worker: bool = True) -> None:
         self.phases: defaultdict[str, float] = defaultdict(float)
+        self._by_worker = by_worker
         self._steps: dict[Step, StepTime] = {}
+        self._now: StepTime | None = None
+        # of the steps that are over
+        self._over: defaultdict[WorkerId, defaultdict[str, float]] = defaultdict(_zeros)
 
     @property
     def device_seconds(self) -> float:
@@ -41,17 +53,39 @@ class Wall:
 
     def pass_time(self, state: RunState, passed: float) -> None:
         self.phases[state.phase.value] += passed
-        self._steps.setdefault(state.step, StepTime()).pass_time(state, passed)
+        if state.step not in self._steps:
+            self._close_step()
+            self._now = self._steps[state.step] = StepTime()
+        self._steps[state.step].pass_time(state, passed)
 
-    def steps(self) -> Iterator[tuple[Step, StepTime]]:
-        return iter(sorted(self._steps.items()))
+    def steps(self, since: Step = FIRST) -> Iterator[tuple[Step, StepTime]]:
+        return ((step, time) for step, time in self._steps.items() if step >= since)
 
     def workers(self) -> dict[WorkerId, dict[str, float]]:
         """Over all steps."""
-        sums: dict[WorkerId, defaultdict[str, float]] = {}
-        for step in self._steps.values():
-            for worker, duties in step.workers.items():
-                into = sums.setdefault(worker, defaultdict(float))
-                for duty, seconds in duties.items():
-                    into[duty] += seconds
-        return {worker: dict(duties) for worker, duties in sums.items()}
+        now = {} if self._now is None else self._now.workers
+        return {
+            worker: dict(summed((self._over[worker], now.get(worker, {}))))
+            for worker in dict.fromkeys((*self._over, *now))
+        }
+
+    def _close_step(self) -> None:
+        """Steps are taken one after the other, and none is gone back to."""
+        if self._now is None:
+            return
+        for worker, duties in self._now.workers.items():
+            self._over[worker] = summed((self._over[worker], duties))
+        if not self._by_worker:
+            self._now.forget_workers()
+
+
+def summed(some: Iterable[Mapping[str, float]]) -> defaultdict[str, float]:
+    sums = _zeros()
+    for spent in some:
+        for duty, seconds in spent.items():
+            sums[duty] += seconds
+    return sums
+
+
+def _zeros() -> defaultdict[str, float]:
+    return defaultdict(float)
