@@ -1,14 +1,19 @@
 """Warnings come in order of urgency, each with what to do."""
 
+from random import Random
+
 import msgspec
 
 from tests.simulation.specs import small_spec
+from tests.simulation.walk import walk
 from tests.simulation.world import JOB
 from tlt.dashboard.advice import Urgency, about_run, about_session, ordered
 from tlt.dashboard.health import Health, StreamHealth, WorkerHealth
+from tlt.dashboard.mishaps import Mishap, Mishaps
 from tlt.messages import UpdateMetrics
 from tlt.policies.ledger import Ledger, Snapshot, StepSummary
 from tlt.policies.ledger.snapshot import Spread
+from tlt.store.journal import JournalEntry
 from tlt.types import Incarnation, Step, WorkerId
 
 
@@ -69,14 +74,44 @@ def test_a_healthy_run_and_session_are_left_in_peace() -> None:
 
 def test_what_is_lost_now_comes_first() -> None:
     odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
-    told = ordered(tuple(about_run(snapshot(steps=(odd,), losses=2, gave_up=True), 4, [], 500.0)))
+    lost = [Mishap(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
+    told = ordered(tuple(about_run(snapshot(steps=(odd,), gave_up=True), 4, lost, 500.0)))
     assert [one.urgency for one in told] == sorted(one.urgency for one in told)
     said = " ".join(one.what for one in told)
-    for part in ("no number", "lost 2 times", "not scored", "ran out of room", "agree", "given up"):
+    assert "lost 2 times in ten minutes (w2, w10)" in said
+    for part in (
+        "no number",
+        "not scored",
+        "ran out of room",
+        "agree",
+        "given up",
+    ):
         assert part in said
     assert told[0].urgency is Urgency.NOW
     assert told[-1].urgency is Urgency.NOTE
     assert all(one.do for one in told)
+
+
+def test_what_went_wrong_an_hour_ago_is_no_warning_any_more() -> None:
+    world = walk(Random(2))
+    mishaps, ledger, last = Mishaps(), Ledger(JOB, world.spec), 0.0
+    for line in world.journal:
+        entry = msgspec.json.decode(line, type=JournalEntry)
+        before = ledger.state
+        ledger.add(entry.event, entry.at)
+        mishaps.watch(before, entry.event, ledger.state, entry.at)
+        last = entry.at
+    lost = [mishap for mishap in mishaps.lately(last) if mishap.kind == "lost"]
+    assert len(lost) == ledger.state.losses > 0
+    assert mishaps.lately(last + 3600) == []
+
+
+def test_a_silent_worker_is_not_told_to_be_starting() -> None:
+    """Its ranks may be gone with it."""
+    fresh, gone = worker("w0", ranks=0), worker("w1", silent=12.0, ranks=0)
+    health = Health(lease_seconds=15.0, workers=(fresh, gone), silent=1, rankless=1)
+    starting = [told.what for told in about_session(health) if "without a rank" in told.what]
+    assert starting == ["w0 is without a rank: fresh ones are starting."]
 
 
 def test_many_silent_workers_are_one_warning() -> None:

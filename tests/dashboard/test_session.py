@@ -121,6 +121,12 @@ async def test_a_heartbeat_that_stands_still_ages_by_our_own_clock(
     silent = {worker.worker: worker.silent_seconds for worker in health.workers}
     assert 0.2 <= silent["w0"] <= time.monotonic() - begun + 0.1
     assert silent["w1"] < 0.2
+    short = msgspec.structs.replace(session, lease_seconds=0.2)
+    await connection.hset(keys.heartbeats, "w0", beat(1, ranks=()))
+    late = Watcher(connection, short)
+    late._seen = watcher._seen
+    health, _ = await late.look(None)
+    assert (health.silent, health.rankless) == (1, 0)
 
 
 async def test_dead_letters_and_a_lost_redis_are_warned_of(

@@ -6,7 +6,8 @@ from enum import IntEnum
 
 import msgspec
 
-from tlt.dashboard.health import Health, WorkerHealth
+from tlt.dashboard.health import Health, WorkerHealth, natural
+from tlt.dashboard.mishaps import Mishap
 from tlt.messages import UpdateMetrics
 from tlt.policies.ledger import Snapshot, StepSummary
 from tlt.wording import seconds
@@ -36,9 +37,10 @@ def ordered(advice: Sequence[Advice]) -> tuple[Advice, ...]:
 
 
 def about_run(
-    snapshot: Snapshot, prompts: int, refusals: Sequence[str], quiet: float
+    snapshot: Snapshot, prompts: int, lately: Sequence[Mishap], quiet: float
 ) -> Iterator[Advice]:
-    """`prompts` of a step; `quiet`: seconds since the run's last entry, while it should go on."""
+    """`prompts` of a step; `lately`: what went wrong; `quiet`: seconds since the run's last entry,
+    while it should go on."""
     if snapshot.status == "failed":
         yield Advice(
             urgency=Urgency.NOW,
@@ -51,36 +53,46 @@ def about_run(
             what="The journal has no end, and nobody has written to it for a minute or longer.",
             do="If no session is at it (`tlt status`), `tlt up` takes the job on where it was.",
         )
-    away = [worker for worker, spent in snapshot.workers.items() if spent.get("away", 0.0) > 0.0]
-    if snapshot.losses:
-        named = ", ".join(sorted(away)[:4]) + (" …" if len(away) > 4 else "")
-        yield Advice(
-            urgency=Urgency.SOON,
-            what=f"Workers were lost {snapshot.losses} times" + (f" ({named})." if away else "."),
-            do="Their logs say why: logs/w*.jsonl in the run's folder. Memory is the usual reason.",
-        )
+    yield from _about_losses([mishap for mishap in lately if mishap.kind == "lost"])
     if snapshot.steps:
         yield from _about_step(snapshot.steps[-1], prompts)
         yield from _about_updates([step.metrics for step in snapshot.steps if step.metrics])
-    for refusal in refusals[-2:]:
-        yield Advice(
-            urgency=Urgency.SOON,
-            what=f"A drafter was refused by {refusal}",
-            do="Take one that was made for this policy (`tlt drafter train`), or leave "
-            "drafter.path out and let idle workers train one.",
-        )
-    if snapshot.drafting is not None and snapshot.drafting.spoiled:
-        yield Advice(
-            urgency=Urgency.SOON,
-            what=f"The drafter's training was undone: {snapshot.drafting.spoiled[-1]}",
-            do="It began again from the last good one by itself. If it happens again and again, "
-            "say drafter.train: off.",
-        )
+    yield from _about_drafters(lately)
     if snapshot.gave_up:
         yield Advice(
             urgency=Urgency.NOTE,
             what="Speculation was given up: beyond doubt it cost more than it saved.",
             do="Nothing. For the next job, a trained drafter (drafter.path) may turn that.",
+        )
+
+
+def _about_losses(losses: Sequence[Mishap]) -> Iterator[Advice]:
+    if not losses:
+        return
+    names = sorted({mishap.worker for mishap in losses}, key=natural)
+    named = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    times = "once" if len(losses) == 1 else f"{len(losses)} times"
+    yield Advice(
+        urgency=Urgency.SOON,
+        what=f"Workers were lost {times} in ten minutes ({named}).",
+        do="Their logs say why: logs/w*.jsonl in the run's folder. Memory is the usual reason.",
+    )
+
+
+def _about_drafters(lately: Sequence[Mishap]) -> Iterator[Advice]:
+    for refused in [mishap for mishap in lately if mishap.kind == "refused"][-2:]:
+        yield Advice(
+            urgency=Urgency.SOON,
+            what=f"A drafter was refused by {refused.worker}: {refused.error}",
+            do="Take one that was made for this policy (`tlt drafter train`), or leave "
+            "drafter.path out and let idle workers train one.",
+        )
+    for spoiled in [mishap for mishap in lately if mishap.kind == "spoiled"][-1:]:
+        yield Advice(
+            urgency=Urgency.SOON,
+            what=f"The drafter's training was undone: {spoiled.error}",
+            do="It began again from the last good one by itself. If it happens again and again, "
+            "say drafter.train: off.",
         )
 
 

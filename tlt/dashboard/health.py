@@ -242,7 +242,7 @@ class Watcher:
             self._odd = f"the prompt {id_.decode()}: {error}"
 
     def _told(self) -> list[tuple[WorkerId, Heartbeat]]:
-        beats = sorted(self._beats.items(), key=lambda each: _natural(each[0]))
+        beats = sorted(self._beats.items(), key=lambda each: natural(each[0]))
         if len(beats) <= _LISTED:
             return beats
         beats.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
@@ -267,7 +267,7 @@ class Watcher:
         )
 
 
-def _natural(worker: WorkerId) -> tuple[int, str]:
+def natural(worker: WorkerId) -> tuple[int, str]:
     return len(worker), worker
 
 

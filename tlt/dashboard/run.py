@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tlt.config import JobSpec
+from tlt.dashboard.mishaps import Mishaps
 from tlt.dashboard.pace import Pace
 from tlt.dashboard.samples import Samples
 from tlt.dashboard.step_times import StepTimes
@@ -17,7 +18,6 @@ from tlt.messages import (
     AnyEvent,
     Command,
     DrafterLearned,
-    DrafterRefused,
     FinishRun,
     JobStarted,
     RolloutFinished,
@@ -70,7 +70,7 @@ class Run:
         self.pace = Pace()
         self.samples = Samples(self.folder, self.spec)
         self.losses: deque[Loss] = deque(maxlen=_LOSSES)
-        self.refusals: list[str] = []
+        self.mishaps = Mishaps()
         self.lines: deque[Line] = deque(maxlen=_LINES)
         self.new_lines: list[Line] = []
         self._line = 0
@@ -133,6 +133,7 @@ class Run:
         self.lanes.watch(before, event, after, commands, at)
         self.tail.watch(self.ledger, event)
         self.samples.watch(event, self.position)
+        self.mishaps.watch(before, event, after, at)
         self._watch(before, event, after, at)
         self._tell(event, commands, at)
         for command in commands:
@@ -148,8 +149,6 @@ class Run:
                 self.pace.add(at, event.length)
             case DrafterLearned() if after.schooling is not before.schooling:
                 self.losses.append(Loss(at, event.loss))
-            case DrafterRefused():
-                self.refusals.append(f"{event.worker}: {event.error}")
             case _:
                 pass
 

@@ -158,7 +158,7 @@ def sections(run: Run, followed: bool) -> Sections:
     steps = run.step_times.learn(snapshot.accounts)
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
-    advice = about_run(snapshot, prompts, run.refusals, quiet)
+    advice = about_run(snapshot, prompts, run.mishaps.lately(now(run, followed)), quiet)
     return Sections(
         speculation=Speculation(
             mode=run.spec.speculation.mode,
