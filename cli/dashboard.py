@@ -39,11 +39,17 @@ def dashboard(
     token: Annotated[
         str | None, typer.Option(envvar="TLT_DASHBOARD_TOKEN", help="The session's own otherwise.")
     ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(help="Of a proxy before it; then nobody looks without the token.")
+    ] = None,
 ) -> None:
     """Serve the page until Ctrl-C; jobs do not notice whether it is there."""
     # these take a moment that no other command has to spend
     from tlt.dashboard.server import kept_token, serve
     from tlt.dashboard.sources import FolderSource, SessionSource, Source
+
+    # whoever ends it, what it announced goes with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def ready(address: str) -> None:
         say(f"dashboard  {address}")
@@ -55,15 +61,16 @@ def dashboard(
         def make_source() -> Source:
             return FolderSource(folder)
 
-        serve(make_source, host=host, port=port, token=token, ready=ready)
+        serve(make_source, host=host, port=port, token=token, public=public_url, ready=ready)
         return
     spec = find_session(session)
     file = Path(spec.folder) / _FILE
 
     def announce(address: str) -> None:
         ready(address)
-        file.touch(mode=0o600)
-        file.write_bytes(msgspec.json.encode(Started(pid=os.getpid(), address=address)))
+        if _running(session) is None:
+            file.touch(mode=0o600)
+            file.write_bytes(msgspec.json.encode(Started(pid=os.getpid(), address=address)))
 
     try:
         serve(
@@ -72,10 +79,13 @@ def dashboard(
             port=port,
             # another address takes a token that somebody chose
             token=token or (kept_token(Path(spec.folder)) if host == "127.0.0.1" else None),
+            public=public_url,
             ready=announce,
         )
     finally:
-        file.unlink(missing_ok=True)
+        started = _running(session)
+        if started is not None and started.pid == os.getpid():
+            file.unlink(missing_ok=True)
 
 
 def start_dashboard(session: str, *, ends_with_us: bool = False) -> str | None:

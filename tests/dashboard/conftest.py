@@ -25,14 +25,16 @@ Serve = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
 @asynccontextmanager
-async def _served(source: Source, loopback: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def _served(
+    source: Source, loopback: bool, public: str | None
+) -> AsyncIterator[httpx.AsyncClient]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        app = Dashboard(source, token=TOKEN, port=port, loopback=loopback).app
+        dashboard = Dashboard(source, token=TOKEN, port=port, loopback=loopback, public=public)
         config = uvicorn.Config(
-            app, http="h11", ws="none", log_level="critical", timeout_graceful_shutdown=1
+            dashboard.app, http="h11", ws="none", log_level="critical", timeout_graceful_shutdown=1
         )
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -46,8 +48,10 @@ async def _served(source: Source, loopback: bool) -> AsyncIterator[httpx.AsyncCl
 async def serve() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
-        async def start(source: Source, *, loopback: bool = True) -> httpx.AsyncClient:
-            return await stack.enter_async_context(_served(source, loopback))
+        async def start(
+            source: Source, *, loopback: bool = True, public: str | None = None
+        ) -> httpx.AsyncClient:
+            return await stack.enter_async_context(_served(source, loopback, public))
 
         yield start
 

@@ -112,6 +112,40 @@ async def test_beyond_its_own_host_nobody_looks_without_the_token(
     assert (await client.get("/api/about")).status_code == 200
 
 
+async def test_behind_a_proxy_its_address_is_ours_and_takes_the_token(
+    serve: Serve, run_folder: Path
+) -> None:
+    """All who come through it seem to be on this host."""
+    client = await serve(FolderSource(run_folder), public="https://tlt.example")
+    through = {"host": "tlt.example"}
+    assert (await client.get("/api/about", headers=through)).status_code == 401
+    assert (await client.get("/api/about")).status_code == 401
+    assert (await client.get("/", headers={"host": "evil.example"})).status_code == 400
+    welcome = await client.get("/", params={"token": TOKEN}, headers=through)
+    assert "secure" in welcome.headers["set-cookie"].lower()
+    for host in ("tlt.example", f"127.0.0.1:{client.base_url.port}"):  # kept, or rewritten
+        ours = {**OURS, "host": host, "origin": "https://tlt.example"}
+        assert (await client.post(_CANCEL, headers=ours, json={})).status_code == 409
+        for origin in ("https://evil.example", "http://tlt.example.evil", "null"):
+            answer = await client.post(_CANCEL, headers={**ours, "origin": origin}, json={})
+            assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "url", ["tlt.example", "ftp://x", "https://x/path", "https://", "https://["]
+)
+def test_a_public_address_is_an_address(url: str, run_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--public-url"):
+        serve_page(
+            lambda: FolderSource(run_folder),
+            host="127.0.0.1",
+            port=0,
+            token=None,
+            public=url,
+            ready=print,
+        )
+
+
 def test_another_address_is_not_listened_on_without_a_token() -> None:
     def nothing() -> Source:
         raise AssertionError("it must not come that far")

@@ -44,11 +44,13 @@ class _Refused(Exception):
 
 
 class Dashboard:
-    def __init__(self, source: Source, *, token: str, port: int, loopback: bool) -> None:
+    def __init__(
+        self, source: Source, *, token: str, port: int, loopback: bool, public: str | None = None
+    ) -> None:
         self._source = source
         # one at a time: its threads may not take more than a core together
         self._decoding = asyncio.Lock()
-        self._guard = guard = Guard(token=token, port=port, loopback=loopback)
+        self._guard = guard = Guard(token=token, port=port, loopback=loopback, public=public)
         self.app = Starlette(
             routes=[
                 Route("/", self._page),

@@ -1,14 +1,14 @@
 """Who may ask, and from where.
 
-On the host's own address everybody on it may look, unless a token was asked for; on any other
-nobody without one. Changing something always takes the token, and a request that a page of ours
-made: no other site can send our header, and browsers name the site that asks. A page of another
-name that resolves to our address is refused by the name that it asks for.
+On the host's own address everybody on it may look; on any other, and behind a proxy, through which
+all seem to be on this host, nobody without the token. Changing something always takes the token,
+and a request that a page of ours made: no other site can send our header, and browsers name the
+site that asks. A page of another name that resolves to our address is refused by the name that it
+asks for.
 """
 
 import hmac
 import ipaddress
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,26 +44,29 @@ _OPEN = ("/static/", "/login")
 
 
 class Guard:
-    def __init__(self, *, token: str, port: int, loopback: bool) -> None:
+    """`public`: the address of a proxy before it, as browsers write it."""
+
+    def __init__(self, *, token: str, port: int, loopback: bool, public: str | None = None) -> None:
         self._token = token
+        self._public = None if public is None else urlsplit(public)
         # cookies are shared between the ports of a host
         self._cookie = f"tlt-{port}"
         self._loopback = loopback
 
     def judge(self, request: Request) -> Response | None:
         """None: it may pass."""
-        if self._loopback and not _names_loopback(request.headers.get("host", "")):
+        if self._loopback and not self._is_named(request.headers.get("host", "")):
             return _refused(400, "this page answers to its own address only")
         offered = request.query_params.get("token")
         if offered is not None and request.method == "GET" and request.url.path == "/":
             return self._log_in(offered)
         known = self._knows_token(request)
         if request.method not in ("GET", "HEAD"):
-            if not _is_ours(request.headers):
+            if not self._is_ours(request.headers):
                 return _refused(403, "a request from another site")
             if request.url.path != "/login" and not known:
                 return _refused(401, "the token is needed: open the address that tlt printed")
-        elif not self._loopback and not known:
+        elif not self._open_to_all and not known:
             path = request.url.path
             if path == "/":
                 return RedirectResponse("/login", status_code=303)
@@ -78,7 +81,12 @@ class Guard:
 
     def remember(self, response: Response) -> Response:
         response.set_cookie(
-            self._cookie, self._token, httponly=True, samesite="strict", max_age=30 * 86400
+            self._cookie,
+            self._token,
+            httponly=True,
+            samesite="strict",
+            max_age=30 * 86400,
+            secure=self._public is not None and self._public.scheme == "https",
         )
         return response
 
@@ -88,8 +96,29 @@ class Guard:
         An address of last week's still shows what may be seen without one.
         """
         if not self.accepts(token):
-            return RedirectResponse("/" if self._loopback else "/login", status_code=303)
+            return RedirectResponse("/" if self._open_to_all else "/login", status_code=303)
         return self.remember(RedirectResponse("/", status_code=303))
+
+    @property
+    def _open_to_all(self) -> bool:
+        return self._loopback and self._public is None
+
+    def _is_named(self, host: str) -> bool:
+        return _names_loopback(host) or (self._public is not None and host == self._public.netloc)
+
+    def _is_ours(self, headers: Headers) -> bool:
+        """No other site's page can set our header without being asked first, and we never agree."""
+        if headers.get(HEADER) is None:
+            return False
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return False
+        origin = headers.get("origin")
+        if origin is None:
+            return True
+        asked, public = urlsplit(origin), self._public
+        if public is not None and (asked.scheme, asked.netloc) == (public.scheme, public.netloc):
+            return True
+        return asked.netloc == headers.get("host")
 
     def _knows_token(self, request: Request) -> bool:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -136,16 +165,6 @@ def _names_loopback(host: str) -> bool:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
-
-
-def _is_ours(headers: Headers | Mapping[str, str]) -> bool:
-    """No other site's page can set this header without being asked first, and we never agree."""
-    if headers.get(HEADER) is None:
-        return False
-    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return False
-    origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
 def _refused(status: int, why: str) -> Response:

@@ -5,6 +5,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -36,9 +37,15 @@ def serve(
     host: str,
     port: int | None,
     token: str | None,
+    public: str | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Until it is told to end; `ready` is given the address, once it answers there."""
+    """Until it is told to end; `ready` is given the address, once it answers there.
+
+    `public`: that of a proxy before it.
+    """
+    if public is not None and not _is_address(public):
+        raise ConfigError(f"--public-url {public}: write https://host or https://host:port")
     loopback = is_loopback(host)
     if not loopback and not token:
         raise ConfigError(f"--host {host}: everybody there could look; give a --token, too")
@@ -49,9 +56,9 @@ def serve(
 
         async def run() -> None:
             source = make_source()
-            app = Dashboard(source, token=token, port=found, loopback=loopback).app
+            dashboard = Dashboard(source, token=token, port=found, loopback=loopback, public=public)
             config = uvicorn.Config(
-                app,
+                dashboard.app,
                 http="h11",
                 ws="none",
                 log_level="critical",
@@ -61,10 +68,20 @@ def serve(
                 timeout_graceful_shutdown=1,
             )
             server = uvicorn.Server(config)
-            ready(f"http://{shown}:{found}/?token={token}")
+            ready(f"{(public or f'http://{shown}:{found}').rstrip('/')}/?token={token}")
             await server.serve(sockets=[listener])
 
         asyncio.run(run())
+
+
+def _is_address(text: str) -> bool:
+    """Without a path: the page's own begin at the root."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return sound and parts.path in ("", "/") and not parts.query and not parts.fragment
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

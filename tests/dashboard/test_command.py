@@ -1,0 +1,67 @@
+"""`tlt dashboard` beside another one, and how it ends."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.dashboard import Started, stop_dashboard
+from tlt.config import SessionSpec
+from tlt.session_files import write_session
+
+Start = Callable[[], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a session that is up: its lock is held."""
+    folder = tmp_path / "sessions" / "default"
+    write_session(
+        SessionSpec(
+            name="default",
+            folder=str(folder),
+            runs=str(tmp_path),
+            flight="/flight",
+            redis_url="unix:///nowhere/redis.sock",
+        )
+    )
+    monkeypatch.setenv("TLT_HOME", str(tmp_path))
+    with open(folder / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cli.main", "dashboard", "--port", "0"]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("dashboard  http://127.0.0.1:")
+        return child
+
+    yield begin
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def test_the_first_is_announced_and_ended_with_the_session(start: Start, home: Path) -> None:
+    file = home / "dashboard.json"
+    first, second = start(), start()
+    assert msgspec.json.decode(file.read_bytes(), type=Started).pid == first.pid
+    os.kill(second.pid, signal.SIGTERM)
+    assert second.wait(20) == 0
+    assert msgspec.json.decode(file.read_bytes(), type=Started).pid == first.pid
+    stop_dashboard("default")
+    assert first.wait(20) == 0
+    assert not file.exists()
