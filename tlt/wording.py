@@ -6,7 +6,12 @@ from tlt.strategies import Draft, Ngram, Off, Strategy
 def seconds(value: float) -> str:
     if value < 60:
         return f"{value:.1f} s"
-    return f"{int(value) // 60} min {int(value) % 60:02d} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
 def way(strategy: Strategy) -> str:

@@ -27,7 +27,7 @@ from tlt.store.connection import Connection
 from tlt.store.jobs import Jobs
 from tlt.store.keys import COORDINATOR, ROLLOUT, Keys
 from tlt.store.stream import Consumer, Stream
-from tlt.types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step
+from tlt.types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 
 _EVENTS = Codec[AnyEvent](AnyEvent)
 _PROMPTS = Codec[PromptIssued](PromptIssued)
@@ -107,6 +107,20 @@ async def test_streams_leases_and_who_holds_what(
     ]
 
 
+async def test_commands_wait_until_their_worker_obeys(
+    session: SessionSpec, connection: Connection, keys: Keys
+) -> None:
+    await connection.hset(keys.heartbeats, "w0", beat(7))
+    await connection.hset(keys.heartbeats, "w1", beat(8))
+    key = keys.commands(WorkerId("w0"), Incarnation(7))
+    await connection.xadd(key, {b"m": b""}, id=f"{int(1000 * (time.time() - 60))}-0")
+    await connection.xadd(key, {b"m": b""})
+    health, _ = await Watcher(connection, session).look(None)
+    [commands] = [stream for stream in health.streams if stream.name == "commands"]
+    assert commands.depth == 2
+    assert 59.0 < commands.oldest_seconds < 120.0
+
+
 async def test_a_heartbeat_that_stands_still_ages_by_our_own_clock(
     session: SessionSpec, connection: Connection, keys: Keys
 ) -> None:
@@ -146,11 +160,13 @@ async def test_dead_letters_and_a_lost_redis_are_warned_of(
     )
     async with connection.pipeline(transaction=True) as transaction:
         events.add(transaction, dropped)
-        transaction.xadd(keys.dead_letters, {b"error": b"odd"})
+        transaction.xadd(keys.dead_letters, {b"source": b"events", b"error": b"odd"})
         await transaction.execute()
     view = await SessionFeed(session, connection).view()
     assert [advice.urgency for advice in view.advice] == [0]
     assert "1 entries are dead letters" in view.advice[0].what
+    assert "of events: odd" in view.advice[0].what
+    assert [(dead.source, dead.error) for dead in view.health.dead] == [("events", "odd")]
     gone = msgspec.structs.replace(session, redis_url="unix:///tmp/nobody.sock")
     from tlt.store.connection import connect
 

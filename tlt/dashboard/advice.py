@@ -179,7 +179,8 @@ def about_session(health: Health, up: bool = True) -> Iterator[Advice]:
     if health.dead_letters:
         yield Advice(
             urgency=Urgency.NOW,
-            what=f"{health.dead_letters} entries are dead letters: nobody could handle them.",
+            what=f"{health.dead_letters} entries are dead letters: nobody could handle them. "
+            + "".join(f"The newest, of {one.source}: {one.error}" for one in health.dead[:1]),
             do="The coordinator's log has their errors. Entries of another release are the "
             "usual reason: end the session with the release that began it.",
         )

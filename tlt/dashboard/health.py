@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 # of answers in hand: told with who has them, and with their age alone
 _LONGEST = 32
 _AGES = 128
+# dead letters that are told
+_DEAD = 3
 _LISTED = 128
 _codec = Codec[PromptIssued](PromptIssued)
 _Answer = TypeVar("_Answer")
@@ -37,6 +39,12 @@ class StreamHealth(msgspec.Struct, frozen=True, kw_only=True):
     unread: bool = False
     # of what is not acknowledged
     oldest_seconds: float = 0.0
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    error: str
+    seconds: float
 
 
 class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +74,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     rankless: int = 0
     running: int = 0
     dead_letters: int = 0
+    # the newest first
+    dead: tuple[DeadLetter, ...] = ()
     redis_bytes: int = 0
     memory_used: int = 0
     memory_total: int = 0
@@ -120,12 +130,14 @@ class Watcher:
             streams += await self._streams(name, key, depth, known)
             if name == "prompts" and known:
                 holding = await self._in_hand(key, int(known[0]["pending"]))
+        told = self._told()
+        streams += await self._commands(told)
         used, total = _machine_memory()
         health = Health(
             odd=self._odd,
             lease_seconds=self._session.lease_seconds,
             streams=tuple(streams),
-            workers=tuple(self._worker(*each) for each in self._told()),
+            workers=tuple(self._worker(*each) for each in told),
             all_workers=len(self._beats),
             silent=sum(map(self._is_silent, self._beats)),
             rankless=sum(
@@ -134,6 +146,7 @@ class Watcher:
             ),
             running=sum(beat.running for beat in self._beats.values()),
             dead_letters=self._expected(dead, "dead letters", 0),
+            dead=await self._dead() if dead else (),
             redis_bytes=self._expected(memory, "INFO", {"used_memory": 0})["used_memory"],
             memory_used=used,
             memory_total=total,
@@ -201,6 +214,42 @@ class Watcher:
             return answer
         self._odd = f"{what}: {answer}"
         return otherwise
+
+    async def _commands(self, workers: Sequence[tuple[WorkerId, Heartbeat]]) -> list[StreamHealth]:
+        """Those of the workers that are told, as one: each deletes what it has obeyed."""
+        keys = [self._keys.commands(worker, beat.incarnation) for worker, beat in workers]
+        if not keys:
+            return []
+        depths = await self._ask(lambda pipe: [pipe.xlen(key) for key in keys])
+        waiting = [key for key, depth in zip(keys, depths, strict=True) if depth][:_LONGEST]
+        oldest: list[Any] = []
+        if waiting:
+            oldest = await self._ask(lambda pipe: [pipe.xrange(key, count=1) for key in waiting])
+        ids = [entries[0][0] for entries in oldest if isinstance(entries, list) and entries]
+        return [
+            StreamHealth(
+                name="commands",
+                group="each worker",
+                depth=sum(depth for depth in depths if isinstance(depth, int)),
+                unread=bool(ids),
+                oldest_seconds=round(max(map(_age, ids), default=0.0), 1),
+            )
+        ]
+
+    async def _dead(self) -> tuple[DeadLetter, ...]:
+        [entries] = await self._ask(
+            lambda pipe: pipe.xrevrange(self._keys.dead_letters, count=_DEAD)
+        )
+        if not isinstance(entries, list):
+            return ()
+        return tuple(
+            DeadLetter(
+                source=fields.get(b"source", b"?").decode(errors="replace"),
+                error=fields.get(b"error", b"?").decode(errors="replace"),
+                seconds=round(_age(id_), 1),
+            )
+            for id_, fields in entries
+        )
 
     async def _in_hand(self, key: str, running: int) -> Holding | None:
         """Entries are read in their order, so that the first have been in hand the longest."""
