@@ -19,7 +19,8 @@ from cli.client import run_folder, with_client
 from cli.following import live_entries, open_ledger
 from cli.output import console, say
 from cli.session_commands import SessionName
-from cli.top_screen import Screen
+from cli.top_screen import Screen, Shown
+from cli.top_session import SessionWatch, session_of
 from tlt.dashboard import views
 from tlt.dashboard.run import Run, read_spec
 from tlt.errors import ConfigError
@@ -41,17 +42,21 @@ def top(
     if not console.is_terminal and not once:
         _tell(folder)
         return
-    run = Run(folder, read_spec(folder))
+    run, watch = Run(folder, read_spec(folder)), session_of(folder, session)
     if once:
         while run.catch_up(_SLICE_SECONDS):
             pass
-        console.print(_screen(run))
+        if watch is not None:
+            watch.look_once()
+        console.print(_screen(run, watch))
         return
+    if watch is not None:
+        watch.start()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             run.catch_up(_SLICE_SECONDS)
             run.forget_news()
-            live.update(_screen(run), refresh=True)
+            live.update(_screen(run, watch), refresh=True)
             if pressed(_REDRAW_SECONDS) in ("q", "Q", "\x03"):
                 return
 
@@ -65,11 +70,19 @@ def _newest(session: str) -> str:
     return (running or records)[-1].job
 
 
-def _screen(run: Run) -> RenderableType:
-    now = views.now(run, followed=False)
-    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, None)
-    head, sections = views.head(run, followed=False), views.sections(run, followed=False)
-    return Screen(run, console.width, console.height).render(head, now, tail, sections)
+def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
+    followed = watch is not None and watch.followed
+    holding = watch.holding if watch is not None and followed else None
+    now = views.now(run, followed)
+    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, holding)
+    shown = Shown(
+        head=views.head(run, followed),
+        now=now,
+        tail=tail,
+        sections=views.sections(run, followed),
+        session=None if watch is None else watch.view,
+    )
+    return Screen(run, console.width, console.height).render(shown)
 
 
 def _tell(folder: Path) -> None:

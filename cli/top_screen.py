@@ -4,12 +4,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Group
+import msgspec
+from rich.console import Console, Group
 from rich.text import Text
 
 from cli.report import spark
-from tlt.dashboard.advice import Advice, Urgency
+from tlt.dashboard.advice import Advice, Urgency, ordered
+from tlt.dashboard.health import natural
 from tlt.dashboard.run import Run
+from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.tail import TailView
 from tlt.dashboard.views import Head, Sections
 from tlt.policies.ledger.drafted import Measured
@@ -31,8 +34,22 @@ _DUTIES = {
 }
 _WINDOW = 120.0
 _NAME = 6
-# lines that are no lanes and no log
-_FIXED = 11
+_INDENT = 8
+# lines beside the lanes and what has a number of them: the axis, the log's gap and the last one
+_AROUND_LANES = 2
+# only what words are wrapped by: rich asks for one
+_CONSOLE = Console()
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a screen is made of, beside the run itself."""
+
+    head: Head
+    now: float
+    tail: TailView
+    sections: Sections
+    # None: nobody is asked
+    session: SessionView | None
 
 
 class Screen:
@@ -41,17 +58,18 @@ class Screen:
         self._width = max(40, width)
         self._height = max(12, height)
 
-    def render(self, head: Head, now: float, tail: TailView, sections: Sections) -> Group:
-        lines = [
-            self._title(head, now),
-            self._legend(),
-            *self._lanes(now),
-            Text(),
-            self._tail(tail),
-            *self._speculation(sections),
-            self._learning(sections),
-            *self._advice(sections.advice),
+    def render(self, shown: Shown) -> Group:
+        above = [self._title(shown.head, shown.now), *self._legend()]
+        advice = [*shown.sections.advice, *(shown.session.advice if shown.session else ())]
+        below = [
+            *self._tail(shown.tail),
+            *self._speculation(shown.sections),
+            *self._learning(shown.sections),
+            *(self._session(shown.session) if shown.session else ()),
+            *self._advice(ordered(advice)),
         ]
+        lanes = self._lanes(shown.now, self._height - len(above) - len(below) - _AROUND_LANES)
+        lines = [*above, *lanes, self._axis(shown.now), *below]
         room = self._height - len(lines) - 2
         if room > 0:
             lines += [Text(), *self._log(room)]
@@ -72,21 +90,27 @@ class Screen:
         )
         return Text(head.job, style="bold").append("  " + "  ".join(parts), style="not bold")
 
-    def _legend(self) -> Text:
-        legend = Text(" " * _NAME + " ")
+    def _legend(self) -> list[Text]:
+        legend = Text()
         for duty, (glyph, colour) in _DUTIES.items():
             if duty != OVER:
                 legend.append(glyph, style=colour).append(f" {duty}  ", style="bright_black")
-        return legend
+        return self._wrapped("", legend)
 
-    def _lanes(self, now: float) -> list[Text]:
-        workers = sorted(self._run.lanes.duties(), key=_natural)
-        room = max(1, min(len(workers), self._height - _FIXED))
+    def _lanes(self, now: float, room: int) -> list[Text]:
+        workers = sorted(self._run.lanes.duties(), key=natural)
+        room = max(2, min(len(workers), room))
         shown = workers if len(workers) <= room else workers[: room - 1]
         lines = [self._lane(worker, now) for worker in shown]
         if len(shown) < len(workers):
             lines.append(self._others(workers[len(shown) :]))
         return lines
+
+    def _axis(self, now: float) -> Text:
+        """When the lanes begin, and that they end now."""
+        begin, end = seconds(max(0.0, now - _WINDOW)), seconds(now)
+        gap = max(1, self._width - _NAME - 2 - len(begin) - len(end))
+        return Text(f"{'':{_NAME}} {begin}{' ' * gap}{end}", style="bright_black")
 
     def _lane(self, worker: WorkerId, now: float) -> Text:
         changes = self._run.lanes.lane(worker)
@@ -108,19 +132,26 @@ class Screen:
         said = ", ".join(f"{count} {duty}" for duty, count in counted.most_common())
         return Text(f"{'…':>{_NAME}} {len(workers)} more: {said}")
 
-    def _tail(self, tail: TailView) -> Text:
+    def _tail(self, tail: TailView) -> list[Text]:
         if tail.now is None:
-            return Text("tail    no round yet")
-        done = len(self._run.ledger.round.lengths)
-        said = f"tail    {done}/{tail.now.expected} answers"
+            return [Text("tail    no round yet")]
+        said = f"{tail.now.answers}/{tail.now.expected} answers"
         if tail.seconds:
             said += f" after {seconds(tail.seconds)}"
-        if tail.longest:
-            held = tail.longest[0]
-            said += f", longest {seconds(held.seconds)} ({held.worker or '?'})"
         if tail.forecast is not None:
             said += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
-        return Text(f"{said}  lengths {spark([float(n) for n in tail.lengths.counts])}")
+        lengths = spark([float(n) for n in tail.lengths.counts])
+        lines = [
+            *self._wrapped("tail", said),
+            *self._wrapped("lengths", f"{lengths} up to {tail.room} tokens"),
+        ]
+        if tail.longest:
+            held = (
+                f"{one.prompt}·{one.member} {seconds(one.seconds)} ({one.worker or '?'})"
+                for one in tail.longest[:3]
+            )
+            lines += self._wrapped("in hand", f"{tail.running}, the longest: {', '.join(held)}")
+        return lines
 
     def _speculation(self, sections: Sections) -> list[Text]:
         told = sections.speculation
@@ -132,23 +163,53 @@ class Screen:
         accepted = f"{tokens / rows:.2f} tokens a round and row, " if rows else ""
         used = [each for each in _measured(sections) if each.adopted]
         drafter = f", drafter {used[-1].version} ({used[-1].trained:.2f})" if used else ""
-        return [Text(f"guess   {accepted}saved {saved}{drafter}"), Text(f"        {told.why}")]
+        why = self._wrapped("", told.why) if told.why else []
+        return [*self._wrapped("guess", f"{accepted}saved {saved}{drafter}"), *why]
 
-    def _learning(self, sections: Sections) -> Text:
+    def _learning(self, sections: Sections) -> list[Text]:
         steps, evals = sections.learning.steps, sections.learning.evals
         if not steps:
-            return Text("reward  no step is over yet")
+            return [Text("reward  no step is over yet")]
         rewards = [step.reward for step in steps]
-        said = (
-            f"reward  {spark(rewards[-24:])} {rewards[-1]:.3f}, length {steps[-1].length.mean:.0f}"
-        )
+        said = f"{spark(rewards[-24:])} {rewards[-1]:.3f}, length {steps[-1].length.mean:.0f}"
         if evals:
             said += f", held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}"
-        return Text(said)
+        return self._wrapped("reward", said)
+
+    def _session(self, session: SessionView) -> list[Text]:
+        health = session.health
+        if health.error is not None:
+            return []  # which is among the warnings
+        queues = ", ".join(
+            f"{stream.name}{f' ({stream.group})' if stream.group else ''} {stream.depth}"
+            + (f", {stream.pending} in hand" if stream.pending else "")
+            + (f", oldest {seconds(stream.oldest_seconds)}" if stream.oldest_seconds else "")
+            for stream in health.streams
+        )
+        memory = 100 * health.memory_used / max(1, health.memory_total)
+        said = (
+            f"{health.all_workers} workers, {health.silent} silent, {health.rankless} starting, "
+            f"{health.running} rows; memory {memory:.0f} %, load {health.load:.1f}, "
+            f"Redis {health.redis_bytes / 2**20:.0f} MiB"
+        )
+        return [
+            *(self._wrapped("queues", queues) if queues else ()),
+            *self._wrapped("health", said),
+        ]
 
     def _advice(self, advice: Sequence[Advice]) -> list[Text]:
         urgent = [one for one in advice if one.urgency < Urgency.NOTE][:2]
-        return [Text(f"! {one.what} {one.do}", style="red") for one in urgent]
+        told = [self._wrapped("!", Text(f"{one.what} {one.do}", style="red")) for one in urgent]
+        return [line for lines in told for line in lines]
+
+    def _wrapped(self, name: str, text: str | Text) -> list[Text]:
+        """In as many lines as it takes, under one name."""
+        told = text if isinstance(text, Text) else Text(text)
+        lines = told.wrap(_CONSOLE, self._width - _INDENT)
+        return [
+            Text(f"{'' if number else name:{_INDENT}}").append_text(line)
+            for number, line in enumerate(lines)
+        ]
 
     def _log(self, room: int) -> list[Text]:
         lines = list(self._run.lines)[-room:]
@@ -166,7 +227,3 @@ def _saved(saving: Saving) -> str:
     if saving.low is None or saving.high is None:
         return f"{saving.seconds:.1f} s (not yet sure)"
     return f"{saving.seconds:.1f} s ({saving.low:.1f} to {saving.high:.1f})"
-
-
-def _natural(name: WorkerId) -> tuple[int, str]:
-    return len(name), name

@@ -8,9 +8,25 @@ import subprocess
 import sys
 import termios
 import time
+from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
+
+from cli.top_screen import Screen, Shown
+from cli.top_session import session_of
+from tlt.config import SessionSpec
+from tlt.dashboard import views
+from tlt.dashboard.advice import Advice, Urgency
+from tlt.dashboard.forecast import Forecast
+from tlt.dashboard.health import Health, StreamHealth
+from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard.session_feed import SessionView
+from tlt.dashboard.tail import Held
+from tlt.session_files import write_session
+from tlt.types import Member, PromptIndex, WorkerId
 
 _TOP = [sys.executable, "-m", "cli.main", "top"]
 
@@ -90,3 +106,75 @@ def test_a_pipe_gets_plain_lines(run_folder: Path) -> None:
     ).stdout
     assert "\x1b" not in told
     assert told.rstrip().endswith("done")
+
+
+def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
+    """Queues, health, who is the longest at it and what to do: all at 80 by 24."""
+    run = Run(run_folder, read_spec(run_folder))
+    while run.catch_up(1.0):
+        pass
+    held = Held(
+        prompt=PromptIndex(100), member=Member(7), worker=WorkerId("w10"), seconds=4000, attempt=0
+    )
+    tail = run.tail.view(run.ledger.state, run.heard, None)
+    tail = msgspec.structs.replace(
+        tail,
+        seconds=5000.0,
+        longest=(held,) * 8,
+        running=64,
+        forecast=Forecast(p50=4000.0, p90=8000.0),
+    )
+    streams = tuple(
+        StreamHealth(name=name, group=group, depth=1000, pending=64, oldest_seconds=4000.0)
+        for name, group in (("events", "coordinator"), ("events", "reward"), ("prompts", "rollout"))
+    )
+    health = Health(streams=streams, all_workers=16, running=64, redis_bytes=1 << 30)
+    advice = Advice(urgency=Urgency.NOW, what="Something is wrong. " * 3, do="Do this. " * 5)
+    view = SessionView(
+        name="default",
+        up=True,
+        redis="",
+        runs="",
+        device="cpu",
+        planned_workers=2,
+        jobs=(),
+        more=0,
+        health=health,
+        advice=(advice,),
+    )
+    shown = Shown(
+        head=views.head(run, followed=True),
+        now=5000.0,
+        tail=tail,
+        sections=views.sections(run, followed=True),
+        session=view,
+    )
+    console = Console(width=80, height=24, record=True, file=StringIO())
+    console.print(Screen(run, 80, 24).render(shown))
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    text = " ".join(line.strip() for line in lines)
+    assert "…" not in text
+    for part in ("100·7 1 h 06 min (w10)", "events (reward) 1000", "16 workers", "1 h 06 min to"):
+        assert part in text
+    assert text.count("Do this.") == 5
+    assert lines[-1].startswith("q quits")
+
+
+def test_who_is_at_a_job_is_asked_where_it_is_the_sessions(
+    session: SessionSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TLT_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "sessions" / "default"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(session.folder)
+    assert session_of(Path(session.runs) / "a-1", "default") is None  # it was never started
+    write_session(session)
+    assert session_of(tmp_path / "elsewhere" / "a-1", "default") is None
+    watch = session_of(Path(session.runs) / "a-1", "default")
+    assert watch is not None
+    watch.look_once()
+    assert watch.followed
+    assert watch.view is not None
+    assert watch.view.health.error is None
