@@ -17,7 +17,9 @@ from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.simulation.world import JOB
 from tlt.dashboard import views
+from tlt.dashboard.metrics import exposition
 from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.sources import FolderSource
 from tlt.dashboard.tail import Holding
 from tlt.dashboard.tokens import Pieces, Tokens
@@ -36,6 +38,26 @@ async def test_prometheus_reads_what_the_ledger_says(
     assert f'tlt_policy_version{{job="{JOB}"}} {float(snapshot.version)}' in told
     learned = sum(duties.get("learn", 0.0) for duties in snapshot.workers.values())
     assert f'tlt_duty_seconds{{job="{JOB}",duty="learn"}} {learned!r}' in told
+
+
+@pytest.mark.parametrize(("reward", "right_or_wrong"), [(1.0, True), (0.5, False)])
+def test_a_mean_reward_is_an_accuracy_where_answers_are_right_or_wrong(
+    tmp_path: Path, reward: float, right_or_wrong: bool
+) -> None:
+    world = next(run for run in map(some_run, range(20)) if run.spec.algorithm.eval_every)
+    entries = [msgspec.json.decode(line) for line in world.journal]
+    scores = [e["event"] for e in entries if e["event"]["type"] == "RolloutScored"]
+    for event in scores:
+        event["reward"] = reward
+    folder = write_run(world, tmp_path)
+    lines = [msgspec.json.encode(entry) + b"\n" for entry in entries]
+    (folder / FILE_NAME).write_bytes(b"".join(lines))
+    feed = RunFeed(Run(folder, read_spec(folder)), lambda: None, lambda: False)
+    read_up(feed.run)
+    assert {event["purpose"] for event in scores} == {"train", "eval"}
+    told = exposition(None, feed)
+    assert f'tlt_held_out_reward{{job="{JOB}"}} {reward}' in told
+    assert (f'tlt_accuracy{{job="{JOB}"}} {reward}' in told) == right_or_wrong
 
 
 async def test_samples_are_found_again_in_the_journal(

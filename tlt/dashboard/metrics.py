@@ -74,6 +74,11 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
         spent = sum(duties.get(duty, 0.0) for duties in snapshot.workers.values())
         yield "tlt_duty_seconds", "of all workers, by duty", labels, spent
     yield from _figures(snapshot, job)
+    if snapshot.evals:
+        mean = snapshot.evals[-1].mean
+        yield "tlt_held_out_reward", "mean of the last evaluation", job, mean
+        if feed.run.right_or_wrong:
+            yield "tlt_accuracy", "of the last evaluation", job, mean
 
 
 def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
@@ -93,8 +98,6 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
         yield "tlt_entropy", "nats a token", job, metrics.entropy
         yield "tlt_sampling_kl", "nats a token", job, metrics.sampling_kl
         yield "tlt_gradient_norm", "before clipping", job, metrics.gradient_norm
-    if snapshot.evals:
-        yield "tlt_held_out_reward", "mean of the last evaluation", job, snapshot.evals[-1].mean
 
 
 def _escaped(text: str) -> str:

@@ -20,6 +20,7 @@ from tlt.messages import (
     DrafterLearned,
     FinishRun,
     JobStarted,
+    RecordRound,
     RolloutFinished,
     StrategyChosen,
 )
@@ -71,6 +72,8 @@ class Run:
         self.samples = Samples(self.folder, self.spec)
         self.losses: deque[Loss] = deque(maxlen=_LOSSES)
         self.mishaps = Mishaps()
+        # of every held-out answer, so that their mean reward is an accuracy
+        self.right_or_wrong = True
         self.lines: deque[Line] = deque(maxlen=_LINES)
         self.new_lines: list[Line] = []
         self._line = 0
@@ -137,8 +140,16 @@ class Run:
         self._watch(before, event, after, at)
         self._tell(event, commands, at)
         for command in commands:
-            if isinstance(command, FinishRun):
+            self._note(command)
+
+    def _note(self, command: Command) -> None:
+        match command:
+            case FinishRun():
                 self.status, self.error = command.status, command.error
+            case RecordRound(purpose="eval"):
+                self.right_or_wrong &= all(reward in (0.0, 1.0) for reward in command.rewards)
+            case _:
+                pass
 
     def _watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
