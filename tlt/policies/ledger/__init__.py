@@ -3,6 +3,7 @@
 from tlt.policies.ledger.drafted import Decision, Drafting
 from tlt.policies.ledger.fold import Ledger
 from tlt.policies.ledger.lanes import Lanes
+from tlt.policies.ledger.reports import Report, Reports
 from tlt.policies.ledger.snapshot import (
     Acceptance,
     EvalSummary,
@@ -11,6 +12,7 @@ from tlt.policies.ledger.snapshot import (
     StepAccount,
     StepSummary,
 )
+from tlt.policies.ledger.spans import Span, Spans
 from tlt.policies.ledger.ways import Way, Ways
 
 __all__ = [
@@ -21,7 +23,11 @@ __all__ = [
     "Kept",
     "Lanes",
     "Ledger",
+    "Report",
+    "Reports",
     "Snapshot",
+    "Span",
+    "Spans",
     "StepAccount",
     "StepSummary",
     "Way",
