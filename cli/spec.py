@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tlt.config import JobSpec, load_job_spec
 from tlt.errors import ConfigError
+from tlt.loggers.installed import refuse_missing
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
@@ -14,4 +15,5 @@ def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
     for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
         if file is not None and not Path(file).is_file():
             raise ConfigError(f"{path}: data.{key}: {file}: no such file")
+    refuse_missing(spec.loggers, str(path))
     return spec
