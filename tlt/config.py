@@ -16,7 +16,7 @@ from tlt.types import JobId
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
-LOGGERS = ("tensorboard", "wandb", "trackio")
+LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # Each row of a batch verifies that many at once, needed or not
 _MOST_GUESSES = 64
 
@@ -276,7 +276,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
     speculation: SpeculationSpec = SpeculationSpec()
     drafter: DrafterSpec = DrafterSpec()
     workers: WorkersSpec = WorkersSpec()
-    # each step's figures are written to these, too
+    # each step's figures are written to these, too; opentelemetry is sent its spans
     loggers: tuple[str, ...] = ()
     seed: int = 0
 

@@ -5,16 +5,18 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.told import points
 from tests.waiting import wait_until
 from tlt.config import JobSpec
 from tlt.loggers.line import Line
-from tlt.logs import write_logs_to
 from tlt.policies.ledger import Report
 from tlt.store.journal import FILE_NAME
 
@@ -85,36 +87,33 @@ class Kept:
         self.closed = True
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    write_logs_to(tmp_path / "logs", "loggers")
-    return tmp_path / "logs" / "loggers.jsonl"
+async def test_one_that_raises_or_blocks_is_named_and_left_alone(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        good = await _tell_three(tmp_path, logs)
+    assert good.numbers == [0, 1, 2]
+    assert good.closed
+    assert [entry["logger"] for entry in logs] == ["wandb", "trackio"]
 
 
-async def test_one_that_raises_or_blocks_is_named_and_left_alone(
-    tmp_path: Path, logs: Path
-) -> None:
+async def _tell_three(folder: Path, logs: Sequence[Mapping[str, Any]]) -> Kept:
     forever, good = threading.Event(), Kept()
     made = {"wandb": Misbehaved(), "trackio": Misbehaved(forever), "tensorboard": good}
-    lines = [Line(name, tmp_path, lambda name, _: made[name]) for name in made]
+    lines = [Line(name, folder, lambda name, _: made[name]) for name in made]
     for line in lines:
         line.start()
     for number in range(3):
         for line in lines:
-            line.tell(Report(number=number, step=number, at=0.0, figures={}, spans=()))
-    await wait_until(lambda: "no route" in logs.read_text())
+            line.tell(Report(number=number, began=0.0, step=number, at=0.0, figures={}, spans=()))
+    await wait_until(lambda: "no route" in str(logs))
 
     def is_named() -> bool:
         for line in lines:
             line.give_up_if_stuck(0.01)
-        return "blocks" in logs.read_text()
+        return "blocks" in str(logs)
 
     await wait_until(is_named)
     for line in lines:
         line.finish()
     await wait_until(lambda: not lines[0].is_alive() and not lines[2].is_alive())
-    assert good.numbers == [0, 1, 2]
-    assert good.closed
-    named = [json.loads(line) for line in logs.read_text().splitlines()]
-    assert [entry["logger"] for entry in named] == ["wandb", "trackio"]
     forever.set()
+    return good

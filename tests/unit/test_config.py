@@ -78,7 +78,7 @@ def test_unknown_key_names_its_near_miss(changes: dict[str, Any], line: str) -> 
         ({"algorithm__steps": 1.5}, "algorithm.steps: Expected `int`, got `float`"),
         (
             {"loggers": ["tensorbord"]},
-            "loggers: no logger 'tensorbord'; known: tensorboard, wandb, trackio",
+            "loggers: no logger 'tensorbord'; known: tensorboard, wandb, trackio, opentelemetry",
         ),
         ({"loggers": ["wandb", "wandb"]}, "loggers: one is named twice"),
         ({"rollout__stop": "x"}, "rollout.stop: Expected `array`, got `str`"),

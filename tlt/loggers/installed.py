@@ -10,6 +10,10 @@ _NEEDED = {
     "tensorboard": ("tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),
     "trackio": ("trackio", "trackio"),
+    "opentelemetry": (
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    ),
 }
 
 

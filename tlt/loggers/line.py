@@ -70,6 +70,8 @@ class Line(threading.Thread):
                 logger = self._make(self.name, self._had.identity)
             self._keep(report.number + 1)
             logger.write(report)
+            if self._given_up:
+                return
             self._busy_since = None
         if logger is not None:
             self._busy_since = time.monotonic()

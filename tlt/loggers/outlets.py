@@ -6,12 +6,15 @@ as far as the package can be told so.
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from tlt.config import JobSpec
 from tlt.policies.ledger import Report
+
+if TYPE_CHECKING:
+    from tlt.loggers.tracing import Tracing
 
 _PROJECT = "tlt"
 
@@ -99,6 +102,25 @@ class Trackio:
         self._run.finish()
 
 
+class OpenTelemetry:
+    """Spans, not figures; those of a step are sent when it is over."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._job = destination.job
+        self._tracing: Tracing | None = None
+
+    def write(self, report: Report) -> None:
+        from tlt.loggers.tracing import Tracing
+
+        if self._tracing is None:
+            self._tracing = Tracing(self._job, report.began)
+        self._tracing.send(report.spans)
+
+    def close(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
+
+
 def open_logger(name: str, destination: Destination) -> Logger:
     match name:
         case "tensorboard":
@@ -107,5 +129,7 @@ def open_logger(name: str, destination: Destination) -> Logger:
             return WandB(destination)
         case "trackio":
             return Trackio(destination)
+        case "opentelemetry":
+            return OpenTelemetry(destination)
         case _:
             raise AssertionError(f"no logger {name}")

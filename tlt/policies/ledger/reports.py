@@ -7,7 +7,7 @@ number says which of them somebody has had.
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.messages import AnyEvent
+from tlt.messages import AnyEvent, JobStarted
 from tlt.policies.ledger.figures import Figures, of_eval
 from tlt.policies.ledger.fold import Ledger
 from tlt.policies.ledger.spans import STEP, Span, Spans
@@ -17,6 +17,8 @@ from tlt.types import JobId, Step
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     number: int
+    # when the run did
+    began: float
     step: Step
     at: float
     figures: dict[str, float]
@@ -32,6 +34,7 @@ class Reports:
         self._figures = Figures()
         self._spans = Spans() if traced else None
         self._ended: list[Span] = []
+        self._began = 0.0
         self._count = 0
         self._evals = 0
 
@@ -41,6 +44,8 @@ class Reports:
         return self._ledger.ended
 
     def add(self, event: AnyEvent, at: float) -> list[Report]:
+        if isinstance(event, JobStarted):
+            self._began = at
         before = self._ledger.state
         commands = self._ledger.add(event, at)
         after = self._ledger.state
@@ -66,7 +71,9 @@ class Reports:
         self, step: Step, at: float, figures: dict[str, float], spans: tuple[Span, ...]
     ) -> Report:
         number, self._count = self._count, self._count + 1
-        return Report(number=number, step=step, at=at, figures=figures, spans=spans)
+        return Report(
+            number=number, began=self._began, step=step, at=at, figures=figures, spans=spans
+        )
 
 
 def _is_over(before: RunState, after: RunState) -> bool:
