@@ -107,6 +107,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
     wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
     expect(page.locator("#warnings")).to_contain_text("lost")
+    expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
     keep_screenshot(page, "killed", tmp_path)
 
     page.get_by_role("button", name="Cancel the job").first.click()

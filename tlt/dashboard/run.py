@@ -23,7 +23,7 @@ from tlt.messages import (
     StrategyChosen,
 )
 from tlt.narration import Narrator
-from tlt.policies.ledger import Lanes, Ledger, Ways
+from tlt.policies.ledger import Attempts, Lanes, Ledger, Ways
 from tlt.policies.run_state import RunState
 from tlt.store.journal import FILE_NAME, START, JournalEntry, follow
 from tlt.types import JobId, JobStatus
@@ -62,6 +62,7 @@ class Run:
         self.ledger = Ledger(JobId(self.folder.name), self.spec)
         self.narrator = Narrator(self.ledger)
         self.lanes = Lanes()
+        self.attempts = Attempts()
         self.ways = Ways()
         self.tail = Tail()
         self.pace = Pace()
@@ -110,6 +111,7 @@ class Run:
         commands = self.ledger.add(event, entry.at)
         after = self.ledger.state
         self.lanes.watch(before, event, after, commands, at)
+        self.attempts.watch(before, event, after, at)
         self.tail.watch(self.ledger, event)
         self.samples.watch(event, self.position)
         self._watch(before, event, after, at)

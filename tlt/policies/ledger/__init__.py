@@ -1,5 +1,6 @@
 """What a run was like, folded from its journal: dashboard, CLI and benchmarks read one ledger."""
 
+from tlt.policies.ledger.attempts import Attempt, Attempts, Life
 from tlt.policies.ledger.drafted import Decision, Drafting
 from tlt.policies.ledger.fold import Ledger
 from tlt.policies.ledger.lanes import Lanes
@@ -17,12 +18,15 @@ from tlt.policies.ledger.ways import Way, Ways
 
 __all__ = [
     "Acceptance",
+    "Attempt",
+    "Attempts",
     "Decision",
     "Drafting",
     "EvalSummary",
     "Kept",
     "Lanes",
     "Ledger",
+    "Life",
     "Report",
     "Reports",
     "Snapshot",
