@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.spec import load_runnable
+from cli.spec import load_job
 from tests.loggers.test_reports import reported
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
@@ -20,9 +20,9 @@ _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
 
 def test_one_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(installed._NEEDED, "wandb", ("no_such_package.of.it", "wandb"))
-    assert load_runnable(_SPEC, ["loggers=[tensorboard]"]).loggers == ("tensorboard",)
+    assert load_job(_SPEC, ["loggers=[tensorboard]"]).loggers == ("tensorboard",)
     with pytest.raises(ConfigError, match="wandb is not installed: pip install wandb"):
-        load_runnable(_SPEC, ["loggers=[tensorboard, wandb]"])
+        load_job(_SPEC, ["loggers=[tensorboard, wandb]"])
 
 
 def test_wandb_has_the_steps_without_a_network(
