@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from cli.following import fold
 from cli.main import app
 from tests.dashboard.runs import some_run, write_run
+from tests.loggers.test_following import name_loggers, start
 from tests.loggers.test_reports import JOB, reported
 from tlt.config import JobSpec
 from tlt.loggers.outlets import Destination, open_logger
@@ -170,6 +171,14 @@ def test_a_collector_is_sent_the_tree_step_by_step(
     done = CliRunner().invoke(app, ["trace", str(recorded), "--send"])
     assert done.exit_code == 0, done.output
     assert {span.span_id for span in collector.spans} == sent
+
+
+def test_the_process_of_a_run_sends_it(
+    recorded: Path, spec: JobSpec, entries: list[JournalEntry], collector: Collector
+) -> None:
+    name_loggers(recorded, spec, "opentelemetry")
+    assert start(recorded).wait(30) == 0
+    assert len(collector.spans) == len(spans_of(spec, entries))
 
 
 def test_a_run_that_goes_on_is_sent_as_far_as_it_has_come(

@@ -12,6 +12,7 @@ from tlt.dashboard.pace import Pace
 from tlt.dashboard.samples import Samples
 from tlt.dashboard.tail import Tail
 from tlt.errors import ConfigError, JournalError
+from tlt.loggers import had
 from tlt.messages import (
     AnyEvent,
     Command,
@@ -76,6 +77,11 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.ledger.ended
+
+    def failed_loggers(self) -> dict[str, str]:
+        """Which are left alone, and why."""
+        errors = {name: had.read(self.folder, name).error for name in self.spec.loggers}
+        return {name: error for name, error in errors.items() if error is not None}
 
     @property
     def unread(self) -> int:

@@ -147,7 +147,7 @@ def sections(run: Run, followed: bool) -> Sections:
     snapshot = run.ledger.snapshot()
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
-    advice = about_run(snapshot, prompts, run.refusals, quiet)
+    advice = about_run(snapshot, prompts, run.refusals, quiet, run.failed_loggers())
     return Sections(
         speculation=Speculation(
             mode=run.spec.speculation.mode,

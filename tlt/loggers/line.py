@@ -5,36 +5,29 @@ in the middle of a write loses that step's figures there, and the journal has th
 that raises is named in the log and left alone.
 """
 
-import os
 import queue
-import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from tlt.loggers import had
 from tlt.loggers.outlets import Logger
 from tlt.policies.ledger import Report
 
 _log = structlog.get_logger("loggers")
 
 
-class Had(msgspec.Struct, frozen=True, kw_only=True):
-    """What a logger was told, by all processes that told it something."""
-
-    identity: str
-    reports: int = 0
-
-
 class Line(threading.Thread):
-    def __init__(self, name: str, folder: Path, make: Callable[[str, str], Logger]) -> None:
+    def __init__(self, name: str, run: Path, make: Callable[[str, str], Logger]) -> None:
         super().__init__(name=name, daemon=True)
-        self._file = folder / f"{name}.json"
+        self._run_folder = run
         self._make = make
-        self._had = _read(self._file)
+        self._had = had.read(run, name)
         self._waiting: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
         self._given_up = False
@@ -47,7 +40,7 @@ class Line(threading.Thread):
         since = self._busy_since
         stuck = since is not None and time.monotonic() - since > patience
         if stuck and not self._given_up:
-            self._given_up = True
+            self._leave_alone(f"it did not answer for {patience:.0f} s")
             _log.error("logger blocks, and is left alone", logger=self.name, seconds=patience)
 
     def finish(self) -> None:
@@ -58,8 +51,14 @@ class Line(threading.Thread):
         try:
             self._serve()
         except (Exception, SystemExit) as error:  # whatever a package raises: the job goes on
-            self._given_up = True
-            _log.exception("logger failed, and is left alone", logger=self.name, error=repr(error))
+            self._leave_alone(f"{type(error).__name__}: {error}")
+            _log.error(
+                "logger failed, and is left alone",
+                logger=self.name,
+                error=repr(error),
+                # as text: a frame's variables may hold somebody's key
+                trace=traceback.format_exc(),
+            )
 
     def _serve(self) -> None:
         logger: Logger | None = None
@@ -78,14 +77,9 @@ class Line(threading.Thread):
             logger.close()
 
     def _keep(self, reports: int) -> None:
-        self._had = msgspec.structs.replace(self._had, reports=reports)
-        unfinished = self._file.with_name(f".{self._file.name}")
-        unfinished.write_bytes(msgspec.json.encode(self._had))
-        os.replace(unfinished, self._file)
+        self._had = msgspec.structs.replace(self._had, reports=reports, error=None)
+        had.write(self._run_folder, self.name, self._had)
 
-
-def _read(file: Path) -> Had:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Had)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return Had(identity=secrets.token_hex(4))
+    def _leave_alone(self, why: str) -> None:
+        self._given_up = True
+        had.write(self._run_folder, self.name, msgspec.structs.replace(self._had, error=why))

@@ -18,6 +18,7 @@ import structlog
 
 from tlt.config import JobSpec
 from tlt.errors import JournalError
+from tlt.loggers import had
 from tlt.loggers.line import Line
 from tlt.loggers.outlets import Destination, Logger, open_logger
 from tlt.logs import write_logs_to
@@ -42,11 +43,11 @@ def tell(folder: Path, spec: JobSpec, stop: threading.Event) -> bool:
         where = Destination(job=folder.name, folder=folder, spec=spec, identity=identity)
         return open_logger(name, where)
 
-    kept = folder / "loggers"
+    kept = folder / had.FOLDER
     kept.mkdir(exist_ok=True)
     with open(kept / "lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lines = [Line(name, kept, make) for name in spec.loggers]
+        lines = [Line(name, folder, make) for name in spec.loggers]
         for line in lines:
             line.start()
         try:
