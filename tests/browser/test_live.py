@@ -117,6 +117,9 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
 
     page.locator(".where a").click()
     expect(page.locator("main")).to_contain_text("cancelled")
+    row = page.locator("tr", has_text=job).locator("td")
+    expect(row.nth(4)).to_have_text("1")  # attempts
+    expect(row.nth(5)).to_have_text("1")  # workers lost
     keep_screenshot(page, "session", tmp_path)
 
 
