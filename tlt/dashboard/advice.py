@@ -1,7 +1,7 @@
 """What is wrong, the most urgent first, and what to do about it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -36,9 +36,16 @@ def ordered(advice: Sequence[Advice]) -> tuple[Advice, ...]:
 
 
 def about_run(
-    snapshot: Snapshot, prompts: int, refusals: Sequence[str], quiet: float
+    snapshot: Snapshot,
+    prompts: int,
+    refusals: Sequence[str],
+    quiet: float,
+    loggers: Mapping[str, str],
 ) -> Iterator[Advice]:
-    """`prompts` of a step; `quiet`: seconds since the run's last entry, while it should go on."""
+    """`prompts` of a step; `quiet`: seconds since the run's last entry, while it should go on.
+
+    `loggers` that are left alone, and why.
+    """
     if snapshot.status == "failed":
         yield Advice(
             urgency=Urgency.NOW,
@@ -68,6 +75,13 @@ def about_run(
             what=f"A drafter was refused by {refusal}",
             do="Take one that was made for this policy (`tlt drafter train`), or leave "
             "drafter.path out and let idle workers train one.",
+        )
+    for logger, why in loggers.items():
+        yield Advice(
+            urgency=Urgency.NOTE,
+            what=f"{logger} is told nothing any more: {why}",
+            do="The job goes on without it; logs/loggers.jsonl has the rest. "
+            "What it has missed is in the journal all the same.",
         )
     if snapshot.drafting is not None and snapshot.drafting.spoiled:
         yield Advice(

@@ -45,6 +45,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     learning: msgspec.Raw | None = None
     times: msgspec.Raw | None = None
     drafter: msgspec.Raw | None = None
+    attempts: msgspec.Raw | None = None
     advice: msgspec.Raw | None = None
     lines: tuple[Line, ...] = ()
 

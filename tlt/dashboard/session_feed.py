@@ -13,6 +13,7 @@ from tlt.dashboard.advice import Advice, about_session, ordered
 from tlt.dashboard.channel import Channel
 from tlt.dashboard.follower import Follower
 from tlt.dashboard.health import Health, Watcher
+from tlt.dashboard.restarts import Restarts
 from tlt.dashboard.tail import Holding
 from tlt.messages import JobRecord
 from tlt.session_files import is_up
@@ -34,6 +35,9 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     submitted: float
     folder: str
     steps: int
+    # 0: it has not begun; of workers, lives that ended while it ran
+    attempts: int
+    losses: int
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +60,7 @@ class SessionFeed(Follower):
         self.jobs = Jobs(connection, spec)
         super().__init__(Channel(past=0))
         self._watcher = Watcher(connection, spec)
+        self._restarts = Restarts(Path(spec.folder) / "session")
         self._records: list[JobRecord] = []
         self._holding: dict[JobId, Holding] = {}
         self._said = b""
@@ -87,6 +92,7 @@ class SessionFeed(Follower):
         current = next((r.job for r in self._records if r.status == "running"), None)
         health, holding = await self._watcher.look(current)
         self._holding = {} if current is None else {current: holding}
+        self._restarts.look()
         newest = self._records[-_JOBS:]
         return SessionView(
             name=self.spec.name,
@@ -103,6 +109,8 @@ class SessionFeed(Follower):
                     submitted=record.submitted,
                     folder=record.folder,
                     steps=record.spec.algorithm.steps,
+                    attempts=self._restarts.attempts[record.job],
+                    losses=self._restarts.losses[record.job],
                 )
                 for record in reversed(newest)
             ),

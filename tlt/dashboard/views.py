@@ -10,8 +10,10 @@ from tlt.dashboard.advice import Advice, about_run, ordered
 from tlt.dashboard.run import Loss, Run
 from tlt.policies.ledger import (
     Acceptance,
+    Attempt,
     Drafting,
     EvalSummary,
+    Life,
     Snapshot,
     StepSummary,
     Way,
@@ -22,6 +24,7 @@ from tlt.types import Step, WorkerId
 _STEPS = 2000
 _DECISIONS = 60
 _MEASURED = 500
+_ATTEMPTS = 200
 # more are told as one
 _WORKERS = 64
 
@@ -86,11 +89,17 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[Loss, ...]
 
 
+class AttemptsView(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: tuple[Attempt, ...]
+    lives: tuple[Life, ...]
+
+
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Speculation
     learning: Learning
     times: Times
     drafter: Drafter
+    attempts: AttemptsView
     advice: tuple[Advice, ...]
 
 
@@ -138,7 +147,7 @@ def sections(run: Run, followed: bool) -> Sections:
     snapshot = run.ledger.snapshot()
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
-    advice = about_run(snapshot, prompts, run.refusals, quiet)
+    advice = about_run(snapshot, prompts, run.refusals, quiet, run.failed_loggers())
     return Sections(
         speculation=Speculation(
             mode=run.spec.speculation.mode,
@@ -160,6 +169,9 @@ def sections(run: Run, followed: bool) -> Sections:
             train=run.spec.drafter.train,
             account=None if snapshot.drafting is None else _newest(snapshot.drafting),
             losses=tuple(run.losses),
+        ),
+        attempts=AttemptsView(
+            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]), lives=run.attempts.lives()
         ),
         advice=ordered(tuple(advice)),
     )
