@@ -6,7 +6,7 @@ They are what the ledger knows when the step is over, and the same whenever they
 import math
 from collections.abc import Mapping
 
-from tlt.messages import AnyEvent, DrafterLearned, UpdateMetrics
+from tlt.messages import AnyEvent, DrafterLearned, Joules, UpdateMetrics
 from tlt.policies.ledger.fold import Ledger
 from tlt.policies.ledger.snapshot import (
     Acceptance,
@@ -138,7 +138,14 @@ def _seconds(account: StepAccount, summary: StepSummary) -> _Figures:
         found["seconds/update"] = summary.learn_seconds
     if account.rollout is not None:
         found |= _rollout(account.rollout)
-    return found | _duties(account.workers)
+    return found | _joules(account.joules) | _duties(account.workers)
+
+
+def _joules(spent: Joules | None) -> _Figures:
+    if spent is None:
+        return {}
+    both = {"joules/processors": spent.host, "joules/gpus": spent.devices}
+    return {name: joules for name, joules in both.items() if joules is not None}
 
 
 def _rollout(rollout: Rollout) -> _Figures:
