@@ -112,7 +112,7 @@ async def _tell_three(folder: Path, logs: Sequence[Mapping[str, Any]]) -> Kept:
     def is_named() -> bool:
         for line in lines:
             line.give_up_if_stuck(0.01)
-        return "blocks" in str(logs)
+        return "did not answer" in str(logs)
 
     await wait_until(is_named)
     for line in lines:

@@ -30,18 +30,23 @@ class Line(threading.Thread):
         self._had = had.read(run, name)
         self._waiting: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._busy_since: float | None = None
-        self._given_up = False
+        # it is told nothing any more, and nobody waits for it
+        self.left_alone = False
 
     def tell(self, report: Report) -> None:
-        if report.number >= self._had.reports and not self._given_up:
+        if report.number >= self._had.reports and not self.left_alone:
             self._waiting.put(report)
 
     def give_up_if_stuck(self, patience: float) -> None:
         since = self._busy_since
         stuck = since is not None and time.monotonic() - since > patience
-        if stuck and not self._given_up:
-            self._leave_alone(f"it did not answer for {patience:.0f} s")
-            _log.error("logger blocks, and is left alone", logger=self.name, seconds=patience)
+        if stuck and not self.left_alone:
+            self.leave_alone(f"it did not answer for {patience:.0f} s")
+
+    def leave_alone(self, why: str, trace: str = "") -> None:
+        self.left_alone = True
+        had.write(self._run_folder, self.name, msgspec.structs.replace(self._had, error=why))
+        _log.error("logger is left alone", logger=self.name, error=why, trace=trace)
 
     def finish(self) -> None:
         """When it has had everything, it is closed and the thread ends."""
@@ -51,14 +56,8 @@ class Line(threading.Thread):
         try:
             self._serve()
         except (Exception, SystemExit) as error:  # whatever a package raises: the job goes on
-            self._leave_alone(f"{type(error).__name__}: {error}")
-            _log.error(
-                "logger failed, and is left alone",
-                logger=self.name,
-                error=repr(error),
-                # as text: a frame's variables may hold somebody's key
-                trace=traceback.format_exc(),
-            )
+            # as text: a frame's variables may hold somebody's key
+            self.leave_alone(f"{type(error).__name__}: {error}", traceback.format_exc())
 
     def _serve(self) -> None:
         logger: Logger | None = None
@@ -69,7 +68,7 @@ class Line(threading.Thread):
                 logger = self._make(self.name, self._had.identity)
             self._keep(report.number + 1)
             logger.write(report)
-            if self._given_up:
+            if self.left_alone:
                 return
             self._busy_since = None
         if logger is not None:
@@ -79,7 +78,3 @@ class Line(threading.Thread):
     def _keep(self, reports: int) -> None:
         self._had = msgspec.structs.replace(self._had, reports=reports, error=None)
         had.write(self._run_folder, self.name, self._had)
-
-    def _leave_alone(self, why: str) -> None:
-        self._given_up = True
-        had.write(self._run_folder, self.name, msgspec.structs.replace(self._had, error=why))

@@ -66,12 +66,11 @@ def _end(lines: Sequence[Line], stop: threading.Event) -> bool:
     for line in lines:
         line.finish()
     for line in lines:
-        while line.is_alive():
+        while line.is_alive() and not line.left_alone:
             line.join(0.05)
             patience = _LAST_SECONDS if stop.is_set() else _PATIENCE_SECONDS
             if time.monotonic() - begun > patience:
-                _log.error("logger does not end, and is left alone", logger=line.name)
-                break
+                line.leave_alone("it does not end")
     return not any(line.is_alive() for line in lines)
 
 
