@@ -3,29 +3,34 @@
     python -m benchmarks.dashboard --out benchmarks/results/dashboard.json
 
 A session with its own Redis and a job of a thousand workers that are only written about: 200 events
-a second in the journal, their heartbeats twice a second. Three listen: two as a browser does, one
-that never reads. Then somebody comes late, and is told the whole. After that, two workers and one
-page.
+a second in the journal, their heartbeats twice a second. Three listen: a page in Chromium, one that
+reads as fast as it is told, and one that never reads; the last comes and goes, so that the others
+can be compared with and without it. Then somebody comes late and is told the whole, and pages are
+opened. After that, two workers and one page.
 """
 
 import argparse
 import fcntl
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import msgspec
 import redis
+from playwright.sync_api import Browser
 
+from benchmarks.dashboard_browser import chromium, first_paint, heard, lanes_drawn, open_page
 from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tlt.config import SessionSpec
@@ -41,6 +46,9 @@ _BATCH_SECONDS = 0.1
 _DEMO_RATE = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+# of the load, by turns without and with one that sleeps
+_STRETCHES = 8
+_PAINTS = 5
 Details = dict[str, object]
 
 
@@ -141,10 +149,13 @@ def write_steadily(world: World, rate: float, seconds: float) -> list[float]:
     return written
 
 
-def lateness(listener: Listener, written: list[float], since: int) -> list[float]:
+def lateness(
+    heard: Sequence[tuple[float, int]], written: Sequence[float], since: int
+) -> list[float]:
+    """Of each entry that was written from `since` on."""
     late: list[float] = []
     known = since
-    for at, entries in listener.heard:
+    for at, entries in heard:
         late += [at - written[number] for number in range(known, min(entries, len(written)))]
         known = max(known, entries)
     return late
@@ -214,53 +225,134 @@ def _session(home: Path, url: str, workers: int) -> BinaryIO:
     return lock
 
 
-def many(home: Path, workers: int, rate: float, seconds: float) -> tuple[list[Claim], Details]:
+class Sleeper:
+    """It asks for events and never reads; its buffers are full at once."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.connect(("127.0.0.1", urlsplit(address).port))
+        self._socket.sendall(
+            f"GET /api/events?job={_JOB} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        )
+
+    def __enter__(self) -> "Sleeper":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Some seconds of the load."""
+
+    sleeps: bool
+    share: float
+    since: int
+    # when each entry up to its end was written
+    written: list[float]
+
+    def late(self, heard: Sequence[tuple[float, int]]) -> list[float]:
+        return lateness(heard, self.written, self.since)
+
+
+def stretches(load: Load, rate: float, seconds: float) -> list[Stretch]:
+    """With one that sleeps, and without, by turns."""
+    found: list[Stretch] = []
+    for number in range(_STRETCHES):
+        # the cost grows with the run: neither kind comes later than the other on the whole
+        sleeps = number % 4 in (1, 2)
+        since = load.world.journal.position.entries
+        with Sleeper(load.address) if sleeps else nullcontext():
+            share, written = load.run(rate, seconds / _STRETCHES)
+        found.append(Stretch(sleeps=sleeps, share=share, since=since, written=written))
+    return found
+
+
+def many(
+    home: Path, browser: Browser, workers: int, rate: float, seconds: float
+) -> tuple[list[Claim], Details]:
     load = Load(home, workers)
-    listeners = [Listener(load.address), Listener(load.address)]
-    for listener in listeners:
-        listener.start()
-    since = load.world.journal.position.entries
-    with _events(load.address):  # the sleeper: it never reads
-        time.sleep(2.0)
-        share, written = load.run(rate, seconds)
-        resident = used(load.process.pid)[1]
-        late_comer = Listener(load.address)
-        late_comer.start()
-        late_comer.await_whole()
-    for listener in (*listeners, late_comer):
-        listener.over = True
+    listener = Listener(load.address)
+    listener.start()
+    page = open_page(browser, load.address, _JOB)
+    time.sleep(2.0)
+    run = stretches(load, rate, seconds)
+    resident = used(load.process.pid)[1]
+    time.sleep(2.0)  # what was written last is told
+    told = {"chromium": heard(page), "reader": listener.heard}
+    late_comer = Listener(load.address)
+    late_comer.start()
+    late_comer.await_whole()
+    paints, drawn = paint_often(browser, load.address)
+    listener.over = late_comer.over = True
     load.end()
-    late = sorted(at for listener in listeners for at in lateness(listener, written, since))
-    p50, p95, p99 = (late[int(share * (len(late) - 1))] for share in (0.5, 0.95, 0.99))
+    late = {who: [at for part in run for at in part.late(said)] for who, said in told.items()}
+    both = [at for some in late.values() for at in some]
+    beside, alone = (
+        [at for part in run if part.sleeps is sleeps for at in part.late(told["reader"])]
+        for sleeps in (True, False)
+    )
+    shares = {s: fmean(part.share for part in run if part.sleeps is s) for s in (True, False)}
     claims = [
-        _at_most("of a core, a thousand workers", 100 * share, "%", 25.0),
+        _at_most("of a core, a thousand workers", 100 * shares[True], "%", 25.0),
         _at_most("resident", resident / 1e6, "MB", 200.0),
-        _at_most("event at a listener, p95", p95, "s", 1.0),
+        _at_most("event at a listener, p95", quantile(both, 0.95), "s", 1.0),
+        _at_most("event in Chromium, p95", quantile(late["chromium"], 0.95), "s", 1.0),
         _at_most("the whole, to who comes late", late_comer.whole_seconds, "s", 1.0),
+        _at_most("dashboard.first_paint, a thousand workers, worst", max(paints), "s", 1.0),
+        _at_most(
+            "later at the reader, p95, for one that sleeps",
+            quantile(beside, 0.95) - quantile(alone, 0.95),
+            "s",
+            0.1,
+        ),
+        _at_most("of a core, for one that sleeps", 100 * (shares[True] - shares[False]), "%", 2.0),
     ]
+    written = load.world.journal.position.entries - run[0].since
     return claims, {
         "workers": workers,
-        "events_per_second": len(written[since:]) / seconds,
-        "listeners": "two that read, one that sleeps",
-        "p50_seconds": p50,
-        "p99_seconds": p99,
-        "bytes_per_second_and_listener": listeners[0].bytes / seconds,
+        "events_per_second": written / seconds,
+        "listeners": "a page in Chromium, one that reads, one that sleeps half of the time",
+        "chromium": browser.version,
+        "p50_seconds": quantile(both, 0.5),
+        "p99_seconds": quantile(both, 0.99),
+        "p95_seconds_beside_a_sleeper": quantile(beside, 0.95),
+        "p95_seconds_without": quantile(alone, 0.95),
+        "shares_by_stretch": [part.share for part in run],
+        "first_paint_seconds": paints,
+        "lanes_drawn_seconds": drawn,
+        "bytes_per_second_to_the_reader": listener.bytes / seconds,
         "entries": load.world.journal.position.entries,
     }
 
 
-def few(home: Path, seconds: float) -> tuple[list[Claim], Details]:
+def paint_often(browser: Browser, address: str) -> tuple[list[float], list[float]]:
+    """First paints, and until when the lanes were drawn at the latest."""
+    paints: list[float] = []
+    drawn: list[float] = []
+    for _ in range(_PAINTS):
+        page = open_page(browser, address, _JOB)
+        drawn.append(lanes_drawn(page))
+        paints.append(first_paint(page))
+        page.context.close()
+    return paints, drawn
+
+
+def few(home: Path, browser: Browser, seconds: float) -> tuple[list[Claim], Details]:
     """As the demo is followed: two workers, one page."""
     load = Load(home, 2)
-    listener = Listener(load.address)
-    listener.start()
-    listener.await_whole()
+    page = open_page(browser, load.address, _JOB)
     share, _ = load.run(_DEMO_RATE, seconds)
-    listener.over = True
+    page.context.close()
     load.end()
     return [_at_most("of a core, two workers and a page", 100 * share, "%", 1.0)], {
         "events_per_second": _DEMO_RATE
     }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
 
 
 def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:
@@ -276,8 +368,12 @@ def main() -> None:
     asked = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
-        claims, details = many(Path(folder) / "many", asked.workers, asked.rate, asked.seconds)
-        more, few_details = few(Path(folder) / "few", asked.seconds)
+        with chromium() as browser:
+            claims, details = many(
+                Path(folder) / "many", browser, asked.workers, asked.rate, asked.seconds
+            )
+        with chromium() as browser:
+            more, few_details = few(Path(folder) / "few", browser, asked.seconds)
     both = {"many": details, "few": few_details}
     write_result("dashboard", claims + more, both, time.monotonic() - begun, asked.out)
 

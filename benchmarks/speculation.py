@@ -30,11 +30,11 @@ _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _WINDOW_SECONDS = 0.25
 _SWITCHING_STEPS = 3
-# of the ratio, to each side
-_INTERVAL = 0.03
+# of the ratio, to each side: 0.03 with room, for the next drawing says a little more or less
+_INTERVAL = 0.027
 # of the time, to find the best fixed way
 _FINDING = 0.2
-_RESAMPLES = 400
+_RESAMPLES = 1000
 _SEQUENCES = 5_000
 _SEQUENCES_IN_DOUBLE = 500
 _ANSWER = 32

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.output import say
-from cli.spec import load_runnable
+from cli.spec import load_job
 from tlt.config import load_job_spec, to_yaml
 from tlt.dataset import rows
 
@@ -26,7 +26,7 @@ def show(spec: _Spec, changes: _Set = None) -> None:
 @app.command()
 def check(spec: _Spec, changes: _Set = None) -> None:
     """The spec, that what it names is there, and every row of its data."""
-    loaded = load_runnable(spec, changes)
+    loaded = load_job(spec, changes)
     data = loaded.data
     for name, file in (("train", data.train), ("eval", data.eval)):
         if file is not None:

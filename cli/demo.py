@@ -12,7 +12,7 @@ from cli.jobs import Set, watch
 from cli.output import complain, say
 from cli.report import report
 from cli.session import forget_session, new_session, start_session, stop_session
-from cli.spec import load_runnable
+from cli.spec import load_job
 from tlt.config import JobSpec
 from tlt.messages import JobRecord
 
@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Train a tiny reasoner with reinforcement learning, here and now."""
     chosen = [] if engine is None else [f"rollout.engine={engine}"]
-    loaded = load_runnable(spec, [*(changes or []), *chosen])
+    loaded = load_job(spec, [*(changes or []), *chosen])
     session = new_session(
         _SESSION,
         workers=workers,

@@ -12,6 +12,7 @@ from tlt.models.config_file import read_config
 from tlt.models.drafter import Drafter, new_drafter
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.weights import read_weights
+from tlt.policies.learning_curve import Mark
 from tlt.policies.ledger import Ledger
 from tlt.policies.schooling import Schooling
 
@@ -66,13 +67,13 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
 
 
 def _card(job: str, spec: JobSpec, schooling: Schooling, used: DrafterRef, drafter: Drafter) -> str:
-    layout = drafter.config.layout
+    layout, mark = drafter.config.layout, _mark(schooling)
     return _CARD.format(
         job=job,
         policy=Path(spec.policy.path).name,
         layout=layout,
         version=used.policy,
-        updates=max((m.updates for m in schooling.marks), default=0),
+        updates="not known any more" if mark is None else mark.updates,
         accept=_accept(schooling),
         architecture=used.architecture,
         digest=used.weights.digest,
@@ -81,8 +82,14 @@ def _card(job: str, spec: JobSpec, schooling: Schooling, used: DrafterRef, draft
 
 
 def _accept(schooling: Schooling) -> str:
-    used = schooling.used
-    found = [m.trained for m in schooling.marks if used is not None and m.version == used.version]
-    if not found:
+    mark = _mark(schooling)
+    if mark is None:
         return "accept length not measured lately"
-    return f"accept length {found[-1]:.2f} at depth 6 on held-out answers"
+    return f"accept length {mark.trained:.2f} at depth 6 on held-out answers"
+
+
+def _mark(schooling: Schooling) -> Mark | None:
+    """Of the drafter in use; the last marks only are kept."""
+    used = schooling.used
+    found = [m for m in schooling.marks if used is not None and m.version == used.version]
+    return found[-1] if found else None

@@ -12,7 +12,7 @@ from cli.following import entries, live_entries, open_ledger
 from cli.output import complain, print_json, print_table, say
 from cli.progress import RunProgress
 from cli.session_commands import SessionName
-from cli.spec import load_runnable
+from cli.spec import load_job
 from tlt.errors import StoreError
 from tlt.messages import JobRecord
 from tlt.narration import Narrator
@@ -36,7 +36,7 @@ def submit(
     json: Json = False,
 ) -> None:
     """Queue a job."""
-    loaded = load_runnable(spec, changes)
+    loaded = load_job(spec, changes)
     record = with_client(session, lambda client: client.jobs.submit(loaded))
     if json:
         print_json({"job": record.job, "folder": record.folder})

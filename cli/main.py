@@ -17,6 +17,7 @@ from cli import (
     ledger,
     session_commands,
     top,
+    trace,
 )
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
@@ -54,6 +55,7 @@ app.command("submit")(jobs.submit)
 app.command("jobs")(jobs.list_jobs)
 app.command("logs")(jobs.logs)
 app.command("ledger")(ledger.ledger)
+app.command("trace")(trace.trace)
 app.command("cancel")(jobs.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)

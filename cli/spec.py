@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tlt.config import JobSpec, load_job_spec
 from tlt.errors import ConfigError
+from tlt.loggers.installed import refuse_missing
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
@@ -14,4 +15,11 @@ def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
     for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
         if file is not None and not Path(file).is_file():
             raise ConfigError(f"{path}: data.{key}: {file}: no such file")
+    return spec
+
+
+def load_job(path: Path, changes: list[str] | None) -> JobSpec:
+    """To be submitted: what it names has to be installed, too."""
+    spec = load_runnable(path, changes)
+    refuse_missing(spec.loggers, str(path))
     return spec

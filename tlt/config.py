@@ -16,6 +16,7 @@ from tlt.types import JobId
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
+LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # Each row of a batch verifies that many at once, needed or not
 _MOST_GUESSES = 64
 
@@ -275,9 +276,16 @@ class JobSpec(Section, frozen=True, kw_only=True):
     speculation: SpeculationSpec = SpeculationSpec()
     drafter: DrafterSpec = DrafterSpec()
     workers: WorkersSpec = WorkersSpec()
+    # each step's figures are written to these, too; opentelemetry is sent its spans
+    loggers: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for logger in self.loggers:
+            _require(
+                logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"
+            )
+        _require(len(set(self.loggers)) == len(self.loggers), "loggers: one is named twice")
         _require(0 <= self.seed < 2**63, "seed must lie in [0, 2^63)")
         _require(
             self.name != "" and all(c.isalnum() or c in "-_." for c in self.name),

@@ -14,6 +14,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dataset import Prepared, Prompt, Prompts, prompts_file, rows
 from tlt.errors import ConfigError, DataError, TltError
+from tlt.loggers.installed import refuse_missing
 from tlt.models.config_file import read_config
 from tlt.models.tokenizer import Tokenizer
 from tlt.rewards.verifiers import load_verifier
@@ -30,6 +31,7 @@ def prepare(folder: Path) -> Prepared:
         )
     tokenizer = Tokenizer(spec.policy.path)
     load_verifier(spec.reward)
+    refuse_missing(spec.loggers, "spec")
     train = _tokenised(Path(spec.data.train), spec, tokenizer, limit, None)
     train_prompts = Prompts.write(prompts_file(folder, "train"), train)
     eval_prompts = 0

@@ -107,6 +107,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
     wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
     expect(page.locator("#warnings")).to_contain_text("lost")
+    expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
     keep_screenshot(page, "killed", tmp_path)
 
     page.get_by_role("button", name="Cancel the job").first.click()
@@ -116,6 +117,9 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
 
     page.locator(".where a").click()
     expect(page.locator("main")).to_contain_text("cancelled")
+    row = page.locator("tr", has_text=job).locator("td")
+    expect(row.nth(4)).to_have_text("1")  # attempts
+    expect(row.nth(5)).to_have_text("1")  # workers lost
     keep_screenshot(page, "session", tmp_path)
 
 

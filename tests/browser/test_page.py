@@ -113,6 +113,13 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
         expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
 
 
+def test_it_tells_its_attempts(visit: Visit, served: Served) -> None:
+    page = visit.open(f"{served.address}#/job/{JOB}/attempts")
+    ready(page)
+    expect(page.locator("#attempts")).to_contain_text("the job was started")
+    expect(page.locator("#attempts")).to_contain_text("the job ended")
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))

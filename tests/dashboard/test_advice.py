@@ -68,14 +68,16 @@ def worker(name: str, silent: float = 0.0, ranks: int = 1) -> WorkerHealth:
 
 
 def test_a_healthy_run_and_session_are_left_in_peace() -> None:
-    assert list(about_run(snapshot(steps=(step(metrics=metrics()),)), 4, [], 0.0)) == []
+    assert list(about_run(snapshot(steps=(step(metrics=metrics()),)), 4, [], 0.0, {})) == []
     assert list(about_session(Health(lease_seconds=15.0, workers=(worker("w0"),)))) == []
 
 
 def test_what_is_lost_now_comes_first() -> None:
     odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
     lost = [Mishap(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
-    told = ordered(tuple(about_run(snapshot(steps=(odd,), gave_up=True), 4, lost, 500.0)))
+    seen = snapshot(steps=(odd,), gave_up=True)
+    told = ordered(tuple(about_run(seen, 4, lost, 500.0, {"wandb": "no key"})))
+    assert any("wandb is told nothing any more: no key" in one.what for one in told)
     assert [one.urgency for one in told] == sorted(one.urgency for one in told)
     said = " ".join(one.what for one in told)
     assert "lost 2 times in ten minutes (w2, w10)" in said

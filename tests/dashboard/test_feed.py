@@ -101,7 +101,7 @@ def told(feed: RunFeed) -> Listener:
 def same(one: Listener, other: Listener) -> None:
     assert one.lanes == other.lanes
     assert one.lines == other.lines
-    for section in ("head", "learning", "speculation", "times", "drafter"):
+    for section in ("head", "learning", "speculation", "times", "drafter", "attempts"):
         told_one, told_other = dict(one.known[section]), dict(other.known[section])
         told_one.pop("quiet", None)
         told_other.pop("quiet", None)

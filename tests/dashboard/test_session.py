@@ -14,6 +14,7 @@ from tlt.config import SessionSpec, to_yaml
 from tlt.dashboard import session_feed
 from tlt.dashboard.health import Health, Watcher
 from tlt.dashboard.session_feed import SessionFeed
+from tlt.loggers import installed
 from tlt.messages import (
     AnyEvent,
     Heartbeat,
@@ -66,11 +67,15 @@ async def test_what_is_submitted_and_cancelled_reaches_the_coordinator(
     assert (await heard(connection, keys))[1:] == [JobCancelRequested(job=job)]
 
 
-async def test_a_spec_that_is_wrong_is_told_in_a_line(session_client: httpx.AsyncClient) -> None:
+async def test_a_spec_that_is_wrong_is_told_in_a_line(
+    session_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(installed._NEEDED, "wandb", ("no_such_thing", "no-such-thing"))
     for yaml, complaint in (
         ("name: [", "not valid YAML"),
         ("", "a spec is a mapping"),
         ("policy: {pth: x}", "pth"),
+        (to_yaml(msgspec.structs.replace(SPEC, loggers=("wandb",))), "pip install no-such-thing"),
     ):
         answer = await session_client.post("/api/jobs", headers=OURS, json={"yaml": yaml})
         assert answer.status_code == 400

@@ -9,6 +9,7 @@ import pytest
 
 from cli.following import open_ledger
 from tests.e2e.live import Live, dropped, kept, kill, wait_until
+from tests.told import points
 
 pytestmark = pytest.mark.timeout(300)
 ROLLOUTS_A_STEP = 4 * 8
@@ -110,10 +111,13 @@ def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec:
 
 @pytest.mark.parametrize("service", ["coordinator", "reward"])
 def test_a_service_dies(live: Live, long_spec: Path, service: str) -> None:
-    job = live.submit(long_spec)
+    job = live.submit(long_spec, "loggers=[tensorboard]")
     live.await_phase(job, "rolling")
     kill(_pid_of(live, service))
     assert_nothing_lost_or_doubled(live, job)
+    run = live.runs / job
+    wait_until(lambda: ("run/seconds", 1) in points(run), "the last report")
+    assert set(points(run).values()) == {1}
 
 
 def test_redis_dies(live: Live, long_spec: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.following import open_ledger
 from tests.e2e.live import Live, wait_until
+from tests.told import points
 from tlt.policies import coordinator
 from tlt.policies.run_state import Phase
 from tlt.store.book import replay
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def finished(live: Live, spec: Path) -> str:
-    result = live.tlt("submit", str(spec), "--wait")
+    result = live.tlt("submit", str(spec), "--wait", "--set", "loggers=[tensorboard]")
     assert "done" in result.stdout
     return result.stdout.split()[1]
 
@@ -34,6 +35,13 @@ def test_a_job_runs_to_its_end(live: Live, finished: str) -> None:
     assert [step.rollouts for step in snapshot.steps] == [32, 32]
     assert [done.step for done in snapshot.evals] == [0, 2]
     assert live.job(finished)["status"] == "done"
+
+
+def test_its_figures_are_told_to_tensorboard(live: Live, finished: str) -> None:
+    run = live.runs / finished
+    wait_until(lambda: ("run/seconds", 2) in points(run), "the last report", 30)
+    assert [points(run)["train/reward", step] for step in range(3)] == [1, 1, 0]
+    assert points(run)["eval/reward", 2] == 1
 
 
 def test_the_journal_replays_to_the_same_commands(live: Live, finished: str) -> None:

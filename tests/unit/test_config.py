@@ -76,6 +76,11 @@ def test_unknown_key_names_its_near_miss(changes: dict[str, Any], line: str) -> 
         ({"name": 5}, "name: Expected `str`, got `int`"),
         ({"algorithm__steps": "many"}, "algorithm.steps: Expected `int`, got `str`"),
         ({"algorithm__steps": 1.5}, "algorithm.steps: Expected `int`, got `float`"),
+        (
+            {"loggers": ["tensorbord"]},
+            "loggers: no logger 'tensorbord'; known: tensorboard, wandb, trackio, opentelemetry",
+        ),
+        ({"loggers": ["wandb", "wandb"]}, "loggers: one is named twice"),
         ({"rollout__stop": "x"}, "rollout.stop: Expected `array`, got `str`"),
         ({"rollout__stop": ["x", 3]}, "rollout.stop[1]: Expected `str`, got `int`"),
         ({"policy__dtype": "int8"}, "policy.dtype: Invalid enum value 'int8'"),

@@ -7,6 +7,7 @@ every effect, the commands, how far the journal reaches, and the acknowledgement
 import asyncio
 import contextlib
 import shutil
+import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import structlog
 
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.leases import Leases
+from tlt.actors.loggers import start_loggers
 from tlt.actors.preparing import prepare
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
@@ -88,6 +90,7 @@ class Coordinator:
         self.session: Book[SessionState]
         self.job: Book[RunState] | None = None
         self._preparing: dict[JobId, asyncio.Task[None]] = {}
+        self._loggers: list[subprocess.Popen[bytes]] = []
 
     async def run(self) -> None:
         await self._recover()
@@ -161,7 +164,16 @@ class Coordinator:
             self.effects.prompts["eval"] = Prompts(prompts_file(folder, "eval"))
         self.effects.max_tries = spec.rollout.max_tries
         await self.effects.prompt_stream(job).ensure_group(ROLLOUT)
+        self._tell_loggers(folder, spec)
         return self.job
+
+    def _tell_loggers(self, folder: Path, spec: JobSpec) -> None:
+        """They end by themselves when they have told how the job ended."""
+        self._loggers = [process for process in self._loggers if process.poll() is None]
+        try:
+            self._loggers += start_loggers(folder, spec)
+        except OSError as error:
+            _log.error("loggers did not start", error=str(error))
 
     def run_folder(self, job: JobId) -> Path:
         return Path(self.effects.records[job].folder)

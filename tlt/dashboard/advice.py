@@ -1,7 +1,7 @@
 """What is wrong, the most urgent first, and what to do about it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -37,10 +37,15 @@ def ordered(advice: Sequence[Advice]) -> tuple[Advice, ...]:
 
 
 def about_run(
-    snapshot: Snapshot, prompts: int, lately: Sequence[Mishap], quiet: float
+    snapshot: Snapshot,
+    prompts: int,
+    lately: Sequence[Mishap],
+    quiet: float,
+    loggers: Mapping[str, str],
 ) -> Iterator[Advice]:
     """`prompts` of a step; `lately`: what went wrong; `quiet`: seconds since the run's last entry,
-    while it should go on."""
+    while it should go on; `loggers` that are left alone, and why.
+    """
     if snapshot.status == "failed":
         yield Advice(
             urgency=Urgency.NOW,
@@ -58,6 +63,13 @@ def about_run(
         yield from _about_step(snapshot.steps[-1], prompts)
         yield from _about_updates([step.metrics for step in snapshot.steps if step.metrics])
     yield from _about_drafters(lately)
+    for logger, why in loggers.items():
+        yield Advice(
+            urgency=Urgency.NOTE,
+            what=f"{logger} is told nothing any more: {why}",
+            do="The job goes on without it; logs/loggers.jsonl has the rest. "
+            "What it has missed is in the journal all the same.",
+        )
     if snapshot.gave_up:
         yield Advice(
             urgency=Urgency.NOTE,

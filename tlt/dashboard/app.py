@@ -24,6 +24,7 @@ from tlt.dashboard.metrics import CONTENT_TYPE, exposition
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.sources import FolderSource, Source
 from tlt.errors import ConfigError, TltError
+from tlt.loggers.installed import refuse_missing
 from tlt.store.connection import GONE
 from tlt.store.jobs import ENDED
 from tlt.types import JobId, PromptIndex, Purpose, Step
@@ -185,6 +186,7 @@ class Dashboard:
         body = await _body(request)
         yaml = str(body.get("yaml", ""))
         spec = read_job_spec(yaml, where="spec", folder=Path(session.spec.runs))
+        refuse_missing(spec.loggers, "spec")
         try:
             record = await session.jobs.submit(spec)
         except (*GONE, redis.exceptions.RedisError) as error:

@@ -14,6 +14,7 @@ from tlt.dashboard.samples import Samples
 from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.tail import Tail
 from tlt.errors import ConfigError, JournalError
+from tlt.loggers import had
 from tlt.messages import (
     AnyEvent,
     Command,
@@ -25,7 +26,7 @@ from tlt.messages import (
     StrategyChosen,
 )
 from tlt.narration import Narrator
-from tlt.policies.ledger import Lanes, Ledger, Ways
+from tlt.policies.ledger import Attempts, Lanes, Ledger, Ways
 from tlt.policies.run_state import RunState
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 from tlt.types import JobId, JobStatus
@@ -66,6 +67,7 @@ class Run:
         self.step_times = StepTimes()
         self.narrator = Narrator(self.ledger)
         self.lanes = Lanes()
+        self.attempts = Attempts()
         self.ways = Ways()
         self.tail = Tail()
         self.pace = Pace()
@@ -81,6 +83,11 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.ledger.ended
+
+    def failed_loggers(self) -> dict[str, str]:
+        """Which are left alone, and why."""
+        errors = {name: had.read(self.folder, name).error for name in self.spec.loggers}
+        return {name: error for name, error in errors.items() if error is not None}
 
     @property
     def unread(self) -> int:
@@ -134,6 +141,7 @@ class Run:
         commands = self.ledger.add(event, entry.at)
         after = self.ledger.state
         self.lanes.watch(before, event, after, commands, at)
+        self.attempts.watch(before, event, after, at)
         self.tail.watch(self.ledger, event)
         self.samples.watch(event, self.position)
         self.mishaps.watch(before, event, after, at)

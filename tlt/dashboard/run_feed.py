@@ -32,6 +32,8 @@ _SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of a core's time
 _SHARE = 200
 _LONGEST_WAIT = 30.0
+# what is told of loggers is in no journal
+_RENEWAL_SECONDS = 60.0
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
@@ -50,6 +52,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     learning: msgspec.Raw | None = None
     times: msgspec.Raw | None = None
     drafter: msgspec.Raw | None = None
+    attempts: msgspec.Raw | None = None
     advice: msgspec.Raw | None = None
     lines: tuple[Line, ...] = ()
 
@@ -67,6 +70,7 @@ class RunFeed(Follower):
         self._grown: dict[str, Growing] = {}
         self._next_sections = 0.0
         self._next_clock = 0.0
+        self._renewal = 0.0
         # how far the run had come when head, tail and sections were made, and whether it went on
         self._shown: tuple[Position, bool] | None = None
         self._sections_of: tuple[Position, bool] | None = None
@@ -166,7 +170,7 @@ class RunFeed(Follower):
             self._shown = shown
             self._next_clock = begun + _CLOCK_SECONDS
             made |= self._made_by_the_clock()
-        if shown != self._sections_of and begun >= self._next_sections:
+        if begun >= (self._next_sections if shown != self._sections_of else self._renewal):
             self._sections_of = shown
             grown = self._make_sections(made)
         changed = {name: raw for name, raw in made.items() if self._said.get(name) != raw}
@@ -192,6 +196,7 @@ class RunFeed(Follower):
             elif (new := news(self._grown.get(name), section, views.GROWING[name])) is not None:
                 self._grown[name] = section
                 grown[name] = _encode(new)
+        self._renewal = time.monotonic() + _RENEWAL_SECONDS
         wait = min(_LONGEST_WAIT, (time.thread_time() - begun) * _SHARE)
         self._next_sections = time.monotonic() + max(_SECTIONS_SECONDS, wait)
         return grown

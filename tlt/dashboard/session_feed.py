@@ -14,6 +14,7 @@ from tlt.dashboard.advice import Advice, about_session, ordered
 from tlt.dashboard.channel import Channel
 from tlt.dashboard.follower import Follower
 from tlt.dashboard.health import Health, Watcher
+from tlt.dashboard.restarts import Restarts
 from tlt.dashboard.tail import Holding
 from tlt.messages import JobRecord
 from tlt.session_files import is_up
@@ -37,6 +38,9 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     submitted: float
     folder: str
     steps: int
+    # 0: it has not begun; of workers, lives that ended while it ran
+    attempts: int
+    losses: int
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,7 @@ class SessionFeed(Follower):
         super().__init__(Channel(past=0))
         self._watcher = Watcher(connection, spec)
         self.up = is_up(Path(spec.folder))
+        self._restarts = Restarts(Path(spec.folder) / "session")
         self._records: list[JobRecord] = []
         self._odd: str | None = None
         self._logged: str | None = None
@@ -107,6 +112,7 @@ class SessionFeed(Follower):
         current = next((r.job for r in self._records if r.status == "running"), None)
         health, holding = await self._watcher.look(current)
         self._holding = {} if current is None else {current: holding}
+        self._restarts.look()
         return health if self._odd is None else msgspec.structs.replace(health, odd=self._odd)
 
     def _view(self, health: Health) -> SessionView:
@@ -126,6 +132,8 @@ class SessionFeed(Follower):
                     submitted=record.submitted,
                     folder=record.folder,
                     steps=record.spec.algorithm.steps,
+                    attempts=self._restarts.attempts[record.job],
+                    losses=self._restarts.losses[record.job],
                 )
                 for record in reversed(newest)
             ),

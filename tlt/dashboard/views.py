@@ -12,8 +12,10 @@ from tlt.dashboard.run import Loss, Run
 from tlt.dashboard.step_times import StepTime
 from tlt.policies.ledger import (
     Acceptance,
+    Attempt,
     Drafting,
     EvalSummary,
+    Life,
     Snapshot,
     StepSummary,
     Way,
@@ -26,6 +28,7 @@ NO_END = "no end"
 _STEPS = 2000
 _DECISIONS = 60
 _MEASURED = 500
+_ATTEMPTS = 200
 # more are told as one
 _WORKERS = 64
 
@@ -85,11 +88,17 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[Loss, ...]
 
 
+class AttemptsView(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: tuple[Attempt, ...]
+    lives: tuple[Life, ...]
+
+
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Speculation
     learning: Learning
     times: Times
     drafter: Drafter
+    attempts: AttemptsView
     advice: tuple[Advice, ...]
 
 
@@ -158,7 +167,8 @@ def sections(run: Run, followed: bool) -> Sections:
     steps = run.step_times.learn(snapshot.accounts)
     prompts = run.spec.algorithm.prompts_per_step
     quiet = 0.0 if followed else quiet_seconds(run)
-    advice = about_run(snapshot, prompts, run.mishaps.lately(now(run, followed)), quiet)
+    lately = run.mishaps.lately(now(run, followed))
+    advice = about_run(snapshot, prompts, lately, quiet, run.failed_loggers())
     return Sections(
         speculation=Speculation(
             mode=run.spec.speculation.mode,
@@ -180,6 +190,9 @@ def sections(run: Run, followed: bool) -> Sections:
             train=run.spec.drafter.train,
             account=None if snapshot.drafting is None else _newest(snapshot.drafting),
             losses=tuple(run.losses),
+        ),
+        attempts=AttemptsView(
+            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]), lives=run.attempts.lives()
         ),
         advice=ordered(tuple(advice)),
     )

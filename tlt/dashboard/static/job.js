@@ -5,6 +5,7 @@ import { ask as question } from "./confirming.js";
 import { card, fill, h, say, show } from "./dom.js";
 import { count, number, plural, seconds, when } from "./format.js";
 import { advice } from "./advice.js";
+import { AttemptsCard } from "./attempts.js";
 import { DrafterCards } from "./drafter.js";
 import { Lanes } from "./lanes.js";
 import { LearningCard } from "./learning.js";
@@ -16,7 +17,7 @@ import { TailCard } from "./tail.js";
 import { TimesCard } from "./times.js";
 
 const ENDED = ["done", "failed", "cancelled"];
-const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "advice", "lanes", "lines", "session"];
+const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice", "lanes", "lines", "session"];
 
 export class JobPage {
   constructor(app, job) {
@@ -29,6 +30,7 @@ export class JobPage {
     this.learning = new LearningCard();
     this.drafter = new DrafterCards();
     this.times = new TimesCard();
+    this.attempts = new AttemptsCard();
     this.streams = app.about.session ? new StreamsCard() : null;
     this.samples = new SampleCard(job);
     this.log = new LogCard();
@@ -61,6 +63,7 @@ export class JobPage {
       this.times.element,
       this.streams?.element,
       this.samples.element,
+      this.attempts.element,
       this.log.element,
     );
     this.element = h("div", {}, this.loading, this.grid);
@@ -73,6 +76,7 @@ export class JobPage {
       ["times", "Time"],
       ...(this.streams ? [["streams", "Health"]] : []),
       ["samples", "Samples"],
+      ["attempts", "Attempts"],
       ["log", "Log"],
     ];
   }
@@ -108,6 +112,7 @@ export class JobPage {
     if (changed.has("learning")) this.learning.update(run.learning);
     if (changed.has("drafter")) this.drafter.update(run.drafter);
     if (changed.has("times")) this.times.update(run.times);
+    if (changed.has("attempts")) this.attempts.update(run.attempts);
     if (changed.has("session") && this.streams) this.streams.update(this.app.session);
     if (changed.has("lines")) this.log.update(run.lines);
     if (changed.has("tail") || changed.has("learning")) this.samples.update(run.head);

@@ -155,7 +155,7 @@ class App {
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "t") this.nextTheme();
     else if (event.key === "j" && this.about.session) location.hash = "#/";
-    else if (/^[1-9]$/.test(event.key)) this.jump.querySelectorAll("a")[Number(event.key) - 1]?.click();
+    else if (/^[0-9]$/.test(event.key)) this.jump.querySelectorAll("a")[(Number(event.key) + 9) % 10]?.click();
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { LaneModel } from "./lane_model.js";
 
-const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "advice"];
+const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice"];
 const LINES = 2000;
 const STEPS = 2000;
 

@@ -58,13 +58,15 @@ export class SessionPage {
       h("span", { class: "chip", data: { status: each.status } }, each.status),
       each.error ?? "",
       count(each.steps),
+      each.attempts ? count(each.attempts) : "–",
+      each.attempts ? count(each.losses) : "–",
       ago(each.submitted),
       this.app.about.may_change && !ENDED.includes(each.status)
         ? h("button", { type: "button", class: "danger", data: { key: `cancel ${each.job}` }, onclick: () => this.cancel(each.job) }, "Cancel")
         : "",
     ]);
     return table(
-      [{ name: "job", left: true }, { name: "state", left: true }, { name: "error", left: true }, { name: "steps" }, { name: "submitted" }, { name: "" }],
+      [{ name: "job", left: true }, { name: "state", left: true }, { name: "error", left: true }, { name: "steps" }, { name: "attempts" }, { name: "workers lost" }, { name: "submitted" }, { name: "" }],
       rows,
       {
         caption: session.more ? `the newest; ${count(session.more)} older ones: tlt jobs` : undefined,

@@ -1,0 +1,73 @@
+"""Attempts follow each other without a gap, and nobody lives twice at once."""
+
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.walk import walk
+from tests.simulation.world import JOB
+from tlt.messages import JobStarted, SessionResumed, WorkerLost
+from tlt.policies.ledger import Attempts, Ledger
+from tlt.store.journal import JournalEntry
+
+
+def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
+    world = walk(Random(seed))
+    entries = [msgspec.json.decode(line, type=JournalEntry) for line in world.journal]
+    ledger, attempts, began = Ledger(JOB, world.spec), Attempts(), 0.0
+    for entry in entries:
+        if isinstance(entry.event, JobStarted):
+            began = entry.at
+        before = ledger.state
+        ledger.add(entry.event, entry.at)
+        attempts.watch(before, entry.event, ledger.state, entry.at - began)
+    return ledger, attempts, entries
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_each_attempt_begins_where_the_one_before_was_heard_of_last(seed: int) -> None:
+    ledger, attempts, entries = folded(seed)
+    told = attempts.attempts
+    epochs = {e.event.epoch for e in entries if isinstance(e.event, JobStarted | SessionResumed)}
+    assert {each.epoch for each in told} == epochs
+    assert len(told) == len(epochs)
+    for one, following in pairwise(told):
+        assert one.ended is not None
+        assert one.began <= one.ended <= following.began
+        assert one.step <= following.step
+    assert told[-1].end == "the job ended"
+    assert told[-1].epoch == ledger.state.epoch
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_lives_of_a_worker_follow_each_other(seed: int) -> None:
+    ledger, attempts, entries = folded(seed)
+    lives = attempts.lives()
+    reasons = {e.event.reason for e in entries if isinstance(e.event, WorkerLost)}
+    for worker in ledger.state.newest:
+        own = sorted((life for life in lives if life.worker == worker), key=lambda e: e.incarnation)
+        for one, following in pairwise(own):
+            assert one.ended is not None
+            assert one.ended <= following.began
+        over = [life for life in own if life.ended is not None]
+        assert all(life.end in reasons or "took its place" in str(life.end) for life in over)
+        going = own[len(over) :]
+        known = ledger.state.workers.get(worker)
+        if known is not None and going:
+            assert going[-1].incarnation == known.info.incarnation
+
+
+@pytest.mark.parametrize(("kept", "why"), [(True, "started again"), (False, "session came up")])
+def test_it_says_what_was_begun_again(kept: bool, why: str) -> None:
+    ledger, attempts, _ = folded(7)
+    state = ledger.state
+    resumed = SessionResumed(epoch=state.epoch, blobs_kept=kept)
+    attempts.watch(msgspec.structs.replace(state, epoch=-1), resumed, state, 99.0)
+    assert why in attempts.attempts[-1].why
+    assert attempts.attempts[-1].began == 99.0

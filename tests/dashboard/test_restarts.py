@@ -1,0 +1,97 @@
+"""The session's journal says how often a job was begun again, however it is read."""
+
+from pathlib import Path
+
+import msgspec
+
+from tests.samples import SPEC
+from tlt.dashboard.restarts import Restarts
+from tlt.messages import (
+    AnyEvent,
+    JobEnded,
+    JobPrepared,
+    JobSubmitted,
+    SessionResumed,
+    WorkerInfo,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.store.journal import START, Journal
+from tlt.types import Epoch, Incarnation, JobId, WorkerId
+
+ONE, TWO = JobId("job-1"), JobId("job-2")
+
+
+def resumed(epoch: int) -> SessionResumed:
+    return SessionResumed(epoch=Epoch(epoch), blobs_kept=True)
+
+
+def joined(incarnation: int) -> WorkerJoined:
+    info = WorkerInfo(
+        worker=WorkerId("w0"),
+        incarnation=Incarnation(incarnation),
+        ranks=1,
+        host="host",
+        rendezvous="127.0.0.1:1",
+    )
+    return WorkerJoined(info=info)
+
+
+def lost(incarnation: int) -> WorkerLost:
+    return WorkerLost(
+        worker=WorkerId("w0"),
+        incarnation=Incarnation(incarnation),
+        reason="killed",
+        returning=True,
+    )
+
+
+def submitted(job: JobId) -> JobSubmitted:
+    return JobSubmitted(job=job, spec=SPEC, folder=f"/runs/{job}")
+
+
+def prepared(job: JobId) -> JobPrepared:
+    return JobPrepared(job=job, train_prompts=8, eval_prompts=0)
+
+
+EVENTS: list[AnyEvent] = [
+    resumed(1),
+    joined(1),
+    submitted(ONE),
+    submitted(TWO),
+    resumed(2),  # while it is prepared: no attempt
+    prepared(ONE),
+    prepared(ONE),
+    lost(1),
+    lost(1),
+    joined(2),
+    resumed(3),
+    JobEnded(job=ONE, status="done", error=None),
+    lost(2),
+    prepared(TWO),
+    resumed(4),
+    resumed(5),
+]
+
+
+def test_attempts_and_losses_are_the_running_jobs(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, START)
+    restarts = Restarts(tmp_path)
+    for number, event in enumerate(EVENTS):
+        journal.append([(float(number), event, ())])
+        restarts.look()
+    journal.close()
+    late = Restarts(tmp_path)
+    late.look()
+    for each in (restarts, late):
+        assert each.attempts == {ONE: 2, TWO: 3}
+        assert each.losses[ONE] == 1
+        assert each.losses[TWO] == 0
+
+
+def test_a_journal_that_is_not_there_or_broken_counts_nothing(tmp_path: Path) -> None:
+    restarts = Restarts(tmp_path)
+    restarts.look()
+    (tmp_path / "journal.jsonl").write_bytes(msgspec.json.encode({"seq": 5}) + b"\n")
+    restarts.look()
+    assert not restarts.attempts

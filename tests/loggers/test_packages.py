@@ -1,0 +1,64 @@
+"""The real packages, where they are installed; and what is said where they are not."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cli.spec import load_job
+from tests.loggers.test_reports import reported
+from tlt.config import JobSpec
+from tlt.errors import ConfigError
+from tlt.loggers import installed
+from tlt.loggers.outlets import Destination, open_logger
+from tlt.store.journal import JournalEntry
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
+
+
+def test_one_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(installed._NEEDED, "wandb", ("no_such_package.of.it", "wandb"))
+    assert load_job(_SPEC, ["loggers=[tensorboard]"]).loggers == ("tensorboard",)
+    with pytest.raises(ConfigError, match="wandb is not installed: pip install wandb"):
+        load_job(_SPEC, ["loggers=[tensorboard, wandb]"])
+
+
+def test_wandb_has_the_steps_without_a_network(
+    recorded: Path, spec: JobSpec, entries: list[JournalEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _write_twice("wandb", recorded, spec, entries)
+    files = list((recorded / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2  # one for each time that it was opened: the same run's
+    assert all(b"train/reward" in file.read_bytes() for file in files)
+
+
+def test_trackio_has_every_step_once(
+    recorded: Path,
+    spec: JobSpec,
+    entries: list[JournalEntry],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    _write_twice("trackio", recorded, spec, entries)
+    with sqlite3.connect(tmp_path / "trackio" / "tlt.db") as database:
+        rows = database.execute("select step, metrics from metrics").fetchall()
+    steps = [step for step, metrics in rows if "train/reward" in json.loads(metrics)]
+    assert sorted(steps) == list(range(8))
+
+
+def _write_twice(name: str, run: Path, spec: JobSpec, entries: list[JournalEntry]) -> None:
+    """As a process does and its successor."""
+    reports = reported(spec, entries)
+    half = len(reports) // 2
+    for some in (reports[:half], reports[half:]):
+        destination = Destination(job=run.name, folder=run, spec=spec, identity="cafe")
+        logger = open_logger(name, destination)
+        for report in some:
+            logger.write(report)
+        logger.close()

@@ -1,0 +1,58 @@
+"""What is reported of a recorded run is what its ledger says, and the same each time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cli.following import fold
+from tlt.config import JobSpec
+from tlt.policies.ledger import Report, Reports
+from tlt.store.journal import JournalEntry
+from tlt.types import JobId
+
+JOB = JobId("tiny-reasoner-1")
+
+
+def reported(spec: JobSpec, entries: Sequence[JournalEntry], traced: bool = True) -> list[Report]:
+    reports = Reports(JOB, spec, traced=traced)
+    return [report for entry in entries for report in reports.add(entry.event, entry.at)]
+
+
+def test_every_step_is_reported_once(
+    recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
+) -> None:
+    snapshot = fold(recorded)
+    reports = reported(spec, entries)
+    assert [report.number for report in reports] == list(range(len(reports)))
+    steps = [report for report in reports if "train/reward" in report.figures]
+    evals = [report for report in reports if "eval/reward" in report.figures]
+    assert [report.step for report in steps] == [each.step for each in snapshot.steps]
+    assert [report.step for report in evals] == [each.step for each in snapshot.evals]
+    for report, step, account in zip(steps, snapshot.steps, snapshot.accounts, strict=False):
+        figures = report.figures
+        assert step.metrics is not None
+        assert figures["train/reward"] == step.reward
+        assert figures["update/entropy"] == step.metrics.entropy
+        assert figures["seconds/step"] == pytest.approx(account.seconds)
+        assert sum(v for name, v in figures.items() if name.startswith("duty/")) == pytest.approx(1)
+    assert reports[-1].figures["run/seconds"] == pytest.approx(snapshot.seconds)
+
+
+def test_what_lies_between_two_steps_adds_up(
+    recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
+) -> None:
+    drafting = fold(recorded).drafting
+    assert drafting is not None
+    steps = [r.figures for r in reported(spec, entries) if "train/reward" in r.figures]
+    assert steps[-1]["drafter/micro_batches"] == drafting.micro_batches
+    assert steps[-1]["drafter/canary"] == drafting.measured[-1].trained
+    assert any("drafter/loss" in figures for figures in steps)
+    assert all(1 <= figures["accept_length/all"] <= 13 for figures in steps)
+
+
+def test_folding_again_reports_the_same(spec: JobSpec, entries: Sequence[JournalEntry]) -> None:
+    assert reported(spec, entries) == reported(spec, entries)
+    without = reported(spec, entries, traced=False)
+    assert [r.figures for r in without] == [r.figures for r in reported(spec, entries)]
+    assert not any(report.spans for report in without)

@@ -1,0 +1,191 @@
+"""A recorded run as spans: nested in time, with the seconds of the ledger, the same each time."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from random import Random
+from threading import Thread
+
+import msgspec
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
+from typer.testing import CliRunner
+
+from cli.following import fold
+from cli.main import app
+from tests.dashboard.runs import some_run, write_run
+from tests.loggers.test_following import name_loggers, start
+from tests.loggers.test_reports import JOB, reported
+from tlt.config import JobSpec
+from tlt.loggers.outlets import Destination, open_logger
+from tlt.policies.ledger import Ledger, Span, Spans
+from tlt.store.journal import JournalEntry
+from tlt.types import JobId
+
+
+def spans_of(spec: JobSpec, entries: Sequence[JournalEntry]) -> list[Span]:
+    ledger, spans = Ledger(JOB, spec), Spans()
+    found: list[Span] = []
+    for entry in entries:
+        before = ledger.state
+        commands = ledger.add(entry.event, entry.at)
+        found += spans.watch(before, entry.event, ledger.state, commands, entry.at)
+    assert not spans.open()
+    return found
+
+
+def assert_nested(spans: Sequence[Span]) -> None:
+    by_number = {span.number: span for span in spans}
+    assert len(by_number) == len(spans)
+    for span in spans:
+        assert span.begin <= span.end
+        assert all(span.begin <= moment.at <= span.end for moment in span.moments)
+        if span.parent is None:
+            assert span.name == "job"
+            continue
+        parent = by_number[span.parent]
+        assert parent.number < span.number
+        assert parent.begin <= span.begin
+        assert span.end <= parent.end
+
+
+def test_a_recorded_run_is_a_tree(
+    recorded: Path, spec: JobSpec, entries: list[JournalEntry]
+) -> None:
+    spans = spans_of(spec, entries)
+    assert_nested(spans)
+    snapshot = fold(recorded)
+    spent: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        spent[span.name] += span.end - span.begin
+    for phase, seconds in snapshot.phases.items():
+        assert spent[phase] == pytest.approx(seconds)
+    for duty in ("rollout", "draft", "learn"):
+        of_all = sum(worker.get(duty, 0.0) for worker in snapshot.workers.values())
+        assert spent[duty] == pytest.approx(of_all)
+    assert spent["step"] == pytest.approx(spent["job"]) == pytest.approx(snapshot.seconds)
+    assert spent["merging"] > 0
+    adopted = [m.name for span in spans for m in span.moments if "in use" in m.name]
+    assert adopted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_lost_spans_nest(seed: int) -> None:
+    world = some_run(Random(seed).randrange(1000), 120)
+    ledger, spans = Ledger(JobId("job"), world.spec), Spans()
+    found: list[Span] = []
+    for line in world.journal:
+        entry = msgspec.json.decode(line, type=JournalEntry)
+        before = ledger.state
+        commands = ledger.add(entry.event, entry.at)
+        found += spans.watch(before, entry.event, ledger.state, commands, entry.at)
+    assert_nested([*found, *spans.open()])
+
+
+def test_a_file_that_perfetto_opens(recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    done = CliRunner().invoke(app, ["trace", str(recorded), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    events = json.loads(out.read_bytes())["traceEvents"]
+    lines = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(lines.values()) == ["job", "drafter", "w0", "w1"]
+    until: dict[int, list[float]] = defaultdict(list)
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        ends = until[event["tid"]]
+        while ends and ends[-1] <= event["ts"]:
+            ends.pop()
+        # what a line shows must nest
+        assert not ends or event["ts"] + event["dur"] <= ends[-1]
+        ends.append(event["ts"] + event["dur"])
+
+
+class Collector(HTTPServer):
+    def __init__(self) -> None:
+        self.spans: list[Sent] = []
+        self.services: set[str] = set()
+        super().__init__(("127.0.0.1", 0), _Request)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        body = self.rfile.read(int(self.headers["content-length"]))
+        for each in ExportTraceServiceRequest.FromString(body).resource_spans:
+            names = {a.key: a.value.string_value for a in each.resource.attributes}
+            self.server.services.add(names["service.name"])
+            for scope in each.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with Collector() as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.address)
+        yield server
+        server.shutdown()
+        serving.join()
+
+
+def test_a_collector_is_sent_the_tree_step_by_step(
+    recorded: Path, spec: JobSpec, entries: list[JournalEntry], collector: Collector
+) -> None:
+    destination = Destination(job=JOB, folder=recorded, spec=spec, identity="")
+    logger = open_logger("opentelemetry", destination)
+    for report in reported(spec, entries):
+        logger.write(report)
+    logger.close()
+    spans = spans_of(spec, entries)
+    assert len(collector.spans) == len(spans)
+    assert collector.services == {"tlt"}
+    by_id = {span.span_id: span for span in collector.spans}
+    assert len({span.trace_id for span in collector.spans}) == 1
+    [job] = [span for span in collector.spans if not span.parent_span_id]
+    assert job.name == "job"
+    assert job.start_time_unix_nano == pytest.approx(1e9 * entries[0].at, abs=1000)
+    for span in collector.spans:
+        assert span is job or span.parent_span_id in by_id
+    steps = [span for span in collector.spans if span.name == "step"]
+    rewards = [a.value.double_value for s in steps for a in s.attributes if "train.rew" in a.key]
+    assert rewards == [step.reward for step in fold(recorded).steps]
+
+    sent = set(by_id)
+    collector.spans.clear()
+    done = CliRunner().invoke(app, ["trace", str(recorded), "--send"])
+    assert done.exit_code == 0, done.output
+    assert {span.span_id for span in collector.spans} == sent
+
+
+def test_the_process_of_a_run_sends_it(
+    recorded: Path, spec: JobSpec, entries: list[JournalEntry], collector: Collector
+) -> None:
+    name_loggers(recorded, spec, "opentelemetry")
+    assert start(recorded).wait(30) == 0
+    assert len(collector.spans) == len(spans_of(spec, entries))
+
+
+def test_a_run_that_goes_on_is_sent_as_far_as_it_has_come(
+    tmp_path: Path, collector: Collector
+) -> None:
+    world = some_run(3)
+    folder = write_run(world, tmp_path, len(world.journal) // 2)
+    assert CliRunner().invoke(app, ["trace", str(folder), "--send"]).exit_code == 0
+    assert collector.spans
+    assert all(span.parent_span_id for span in collector.spans)
