@@ -40,6 +40,20 @@ def test_it_fits(browser: Browser, served: Served, width: int, scheme: Any, tmp_
     context.close()
 
 
+def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> None:
+    with serve_folder(write_run(some_run(3), tmp_path, lines=20)) as server:
+        page = visit.open(server.address)
+        ready(page)
+        expect(page.locator("#job .chip")).to_have_text("no end")
+        expect(page.get_by_role("button", name="Live")).to_be_disabled()
+        expect(page.locator("#lanes .legend")).to_contain_text("unknown")
+        expect(page.locator("#tail")).to_contain_text("last heard of")
+        expect(page.locator("#tail")).not_to_contain_text("should be there")
+        page.locator(".lanes").focus()
+        page.keyboard.press("End")
+        expect(page.locator(".lanes .tip")).to_contain_text("nothing was heard after")
+
+
 def test_it_paints_at_once_and_again(visit: Visit, served: Served) -> None:
     page = visit.open(served.address)
     ready(page)

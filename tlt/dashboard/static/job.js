@@ -4,18 +4,18 @@ import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
 import { card, fill, h, say, show } from "./dom.js";
 import { count, number, plural, seconds, when } from "./format.js";
-import { advice } from "./advice.js";
+import { aboutSession, advice } from "./advice.js";
 import { DrafterCards } from "./drafter.js";
 import { Lanes } from "./lanes.js";
 import { LearningCard } from "./learning.js";
 import { LogCard } from "./log.js";
+import { ENDED } from "./run_model.js";
 import { SampleCard } from "./samples.js";
 import { SpeculationCard } from "./speculation.js";
 import { StreamsCard } from "./streams.js";
 import { TailCard } from "./tail.js";
 import { TimesCard } from "./times.js";
 
-const ENDED = ["done", "failed", "cancelled"];
 const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "advice", "lanes", "lines", "session"];
 
 export class JobPage {
@@ -38,6 +38,7 @@ export class JobPage {
     this.cancel = cancel();
     this.cancelWaiting = cancel();
     this.ready = false;
+    this.live = false;
     this.spec = h("button", { type: "button", onclick: () => this.showSpec() }, "Spec");
     this.status = h("span", { class: "chip" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
@@ -84,6 +85,7 @@ export class JobPage {
   update(changed) {
     const run = this.app.run;
     const record = this.app.session?.jobs.find((each) => each.job === this.job);
+    run.attended = this.app.sessionIsUp && (record?.status ?? "running") === "running";
     const ready = run.head !== null && (run.head.began !== null || ENDED.includes(record?.status));
     show(this.grid, ready);
     show(this.loading, !ready);
@@ -92,18 +94,19 @@ export class JobPage {
       this.tellLoading(run, record);
       return;
     }
-    // what was told while nothing was shown
-    if (!this.ready) changed = new Set(EVERYTHING);
+    // what was told while nothing was shown, or is now told in other words
+    if (!this.ready || this.live !== run.live) changed = new Set(EVERYTHING);
     this.ready = true;
-    const status = record?.status ?? run.head.status;
+    this.live = run.live;
+    const told = record?.status ?? run.head.status;
+    const status = told === "running" && !run.live && run.open ? "no end" : told;
     say(this.status, status);
     this.status.dataset.status = status;
     show(this.cancel, this.app.about.may_change && !ENDED.includes(status));
-    const now = run.now(this.app.isConnected);
-    if (changed.has("head") || changed.has("time")) this.figures.update(run, now);
+    if (changed.has("head") || changed.has("time")) this.figures.update(run);
     if (changed.has("advice") || changed.has("session")) this.tellAdvice(run, record);
-    if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(now, run.live);
-    if (changed.has("tail")) this.tail.update(run.tail, run.head, this.streams !== null);
+    if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(run);
+    if (changed.has("tail")) this.tail.update(run.tail, run, this.app.sessionIsUp);
     if (changed.has("speculation") || changed.has("times")) this.speculation.update(run.speculation, run.times);
     if (changed.has("learning")) this.learning.update(run.learning);
     if (changed.has("drafter")) this.drafter.update(run.drafter);
@@ -121,10 +124,11 @@ export class JobPage {
       const why = {
         queued: "It waits for the job before it; nothing has to be done.",
         preparing: "Model, data and reward are being checked.",
-      }[record?.status];
+      }[this.app.sessionIsUp && record?.status];
       fill(
         this.loading,
         h("p", {}, h("strong", {}, `${this.job} is ${record?.status ?? "not started"}. `), why ?? "Its journal is empty."),
+        h("ul", { class: "advice" }, this.app.session ? advice(aboutSession(this.app.session)) : []),
         this.cancelWaiting,
       );
       show(this.cancelWaiting, this.app.about.may_change && waits);
@@ -138,7 +142,8 @@ export class JobPage {
   }
 
   tellAdvice(run, record) {
-    const all = [...(run.live ? (this.app.session?.advice ?? []) : []), ...(run.advice ?? [])];
+    const ofSession = run.open && this.app.session ? aboutSession(this.app.session) : [];
+    const all = [...ofSession, ...(run.advice ?? [])];
     if (run.broken) all.unshift({ urgency: 0, what: run.broken, do: "The journal was read again from its beginning." });
     if (record?.error && run.head.status !== "failed") {
       all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Mend what is named, and submit it again." });
@@ -193,19 +198,19 @@ class Figures {
     this.parts.step.parentElement.append(this.progress);
   }
 
-  update(run, now) {
+  update(run) {
     const head = run.head;
     const set = (name, value, note) => fill(this.parts[name], value, note ? h("small", {}, note) : null);
     set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}`);
     this.progress.value = head.step / head.steps;
-    set("phase", head.phase, head.quiet > 5 && run.live ? `last entry ${seconds(head.quiet)} ago` : null);
+    set("phase", head.phase, run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
     set(
       "round",
       head.expected ? `${count(head.settled)} of ${count(head.expected)}` : "–",
       head.expected ? "scored" : "no round is open",
     );
-    set("speed", `${head.tokens_per_second < 100 ? number(head.tokens_per_second, 1) : count(head.tokens_per_second)} /s`, run.live ? "over 10 s" : "over its last 10 s");
-    set("time", seconds(now), head.began ? `began ${when(head.began)}` : null);
+    set("speed", speed(head.tokens_per_second), run.live ? "over 10 s" : "over its last 10 s");
+    set("time", seconds(run.live ? run.now : head.seconds), head.began ? `began ${when(head.began)}` : null);
     const away = head.duties.away ?? 0;
     set(
       "workers",
@@ -213,4 +218,8 @@ class Figures {
       away ? `${away} away` : head.losses ? `${plural(head.losses, "loss", "losses")} so far` : "none lost",
     );
   }
+}
+
+function speed(tokens) {
+  return tokens === null ? "–" : `${tokens < 100 ? number(tokens, 1) : count(tokens)} /s`;
 }

@@ -25,6 +25,7 @@ class App {
     this.job = undefined;
     this.dirty = new Set();
     this.scheduled = false;
+    this.wasLive = false;
     this.feed = new Feed({
       run: (update) => this.changed(this.run.apply(update)),
       session: (view) => {
@@ -113,6 +114,7 @@ class App {
   connected(state) {
     this.connection.dataset.state = state;
     document.body.dataset.connection = state;
+    this.run.connected = state === "live";
     say(this.connection, STATES[state]);
     this.banner.dataset.state = state;
     show(this.banner, state === "lost" || state === "stale");
@@ -124,8 +126,9 @@ class App {
     );
   }
 
-  get isConnected() {
-    return this.feed.state === "live";
+  // Until it was heard of, it is taken to be.
+  get sessionIsUp() {
+    return this.about.session !== null && (this.session?.up ?? true);
   }
 
   changed(names) {
@@ -147,7 +150,11 @@ class App {
 
   // Time passes on the lanes, whether or not something was told.
   tick() {
-    if (!document.hidden && this.isConnected && this.run.live) this.page.update(new Set(["time"]));
+    if (document.hidden || !this.run.connected) return;
+    const { live } = this.run;
+    // once more when it is taken to be over
+    if (live || this.wasLive) this.page.update(new Set(["time"]));
+    this.wasLive = live;
   }
 
   key(event) {

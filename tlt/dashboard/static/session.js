@@ -1,13 +1,12 @@
 // The session: its jobs, its workers, and how its streams are.
 
-import { advice } from "./advice.js";
+import { aboutSession, advice } from "./advice.js";
 import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
 import { card, fill, h, say, show, table } from "./dom.js";
 import { ago, count } from "./format.js";
+import { ENDED } from "./run_model.js";
 import { StreamsCard } from "./streams.js";
-
-const ENDED = ["done", "failed", "cancelled"];
 
 export class SessionPage {
   constructor(app) {
@@ -41,8 +40,7 @@ export class SessionPage {
     if (!session || !changed.has("session")) return;
     show(this.loading, false);
     show(this.grid, true);
-    const down = session.up ? [] : [{ urgency: 0, what: `The session '${session.name}' is down.`, do: "`tlt up` starts it again; its jobs go on where they were." }];
-    const all = [...down, ...session.advice];
+    const all = aboutSession(session);
     show(this.adviceCard, all.length > 0);
     fill(this.advice, advice(all));
     say(this.sum, `Redis ${session.redis}; runs in ${session.runs}; device ${session.device}.`);
