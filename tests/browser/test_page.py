@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from docs.recording import unpack
 from tests.browser.conftest import Visit
 from tests.browser.served import Served, serve_folder, start, stop
 from tests.dashboard.runs import some_run, write_run
@@ -125,6 +126,24 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
         page.keyboard.press(str(number))
         expect(page).to_have_url(re.compile(f"{re.escape(address)}$"))
         expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
+
+
+def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
+    journal = unpack(tmp_path / "tiny-reasoner-1") / FILE_NAME
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:1500]))
+    with serve_folder(journal.parent) as server:
+        page = visit.open(server.address)
+        ready(page)
+        decisions = page.get_by_role("region", name="Decisions, newest first")
+        expect(decisions).to_have_attribute("tabindex", "0")
+        expect(page.locator("#times .scroll").first).not_to_have_attribute("tabindex", "0")
+        decisions.evaluate("box => { box.focus(); box.scrollTop = 60; }")
+        with journal.open("ab") as file:
+            file.writelines(lines[1500:])
+        expect(page.locator("#job .chip")).to_have_text("done")
+        expect(decisions.locator("tbody tr")).to_have_count(26)
+        assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
-import { card, fill, h, say, show } from "./dom.js";
+import { card, fill, h, renew, say, show } from "./dom.js";
 import { count, number, plural, seconds, when } from "./format.js";
 import { aboutSession, advice } from "./advice.js";
 import { DrafterCards } from "./drafter.js";
@@ -125,7 +125,7 @@ export class JobPage {
         queued: "It waits for the job before it; nothing has to be done.",
         preparing: "Model, data and reward are being checked.",
       }[this.app.sessionIsUp && record?.status];
-      fill(
+      renew(
         this.loading,
         h("p", {}, h("strong", {}, `${this.job} is ${record?.status ?? "not started"}. `), why ?? "Its journal is empty."),
         h("ul", { class: "advice" }, this.app.session ? advice(aboutSession(this.app.session)) : []),
@@ -133,7 +133,7 @@ export class JobPage {
       );
       show(this.cancelWaiting, this.app.about.may_change && waits);
     } else {
-      fill(
+      renew(
         this.loading,
         h("p", {}, run.reading ? `Reading the journal: ${Math.round(100 * run.reading)} %` : "Loading …"),
         h("progress", run.reading ? { value: run.reading, max: 1 } : {}),
@@ -149,7 +149,7 @@ export class JobPage {
       all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Mend what is named, and submit it again." });
     }
     show(this.adviceCard, all.length > 0);
-    fill(this.advice, advice(all));
+    renew(this.advice, advice(all));
   }
 
   async askCancel() {
@@ -200,7 +200,7 @@ class Figures {
 
   update(run) {
     const head = run.head;
-    const set = (name, value, note) => fill(this.parts[name], value, note ? h("small", {}, note) : null);
+    const set = (name, value, note) => renew(this.parts[name], value, note ? h("small", {}, note) : null);
     set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}`);
     this.progress.value = head.step / head.steps;
     set("phase", head.phase, run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);

@@ -1,7 +1,7 @@
 // Learning: what the policy is worth, and whether its updates are sound.
 
 import { Chart, joined } from "./charts.js";
-import { card, fill, h, table } from "./dom.js";
+import { card, h, renew, table } from "./dom.js";
 import { count, number, percent, seconds } from "./format.js";
 
 const STEP = { name: "step", format: count, whole: true };
@@ -55,7 +55,7 @@ export class LearningCard {
     put("gradient", updates, (s) => s.metrics.gradient_norm);
     put("loss", updates, (s) => s.metrics.loss);
     put("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
-    fill(
+    renew(
       this.evals,
       table(
         [{ name: "after step" }, { name: "policy" }, { name: "accuracy" }, { name: "± standard error" }, { name: "problems" }, { name: "mean length" }, { name: "took" }],

@@ -3,7 +3,7 @@
 import { aboutSession, advice } from "./advice.js";
 import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
-import { card, fill, h, say, show, table } from "./dom.js";
+import { card, h, renew, say, show, table } from "./dom.js";
 import { ago, count } from "./format.js";
 import { ENDED } from "./run_model.js";
 import { StreamsCard } from "./streams.js";
@@ -42,11 +42,11 @@ export class SessionPage {
     show(this.grid, true);
     const all = aboutSession(session);
     show(this.adviceCard, all.length > 0);
-    fill(this.advice, advice(all));
+    renew(this.advice, advice(all));
     say(this.sum, `Redis ${session.redis}; runs in ${session.runs}; device ${session.device}.`);
     this.streams.update(session);
     const focused = document.activeElement?.dataset?.key;
-    fill(this.jobs, this.list(session));
+    renew(this.jobs, this.list(session));
     if (focused) this.jobs.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 

@@ -1,7 +1,7 @@
 // Speculation: what is guessed with, how much of it is accepted, and what that saves.
 
 import { Chart } from "./charts.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { count, number, percent, saving, seconds } from "./format.js";
 
 export class SpeculationCard {
@@ -58,8 +58,8 @@ export class SpeculationCard {
       steps.map((step) => step.critical.low),
       steps.map((step) => step.critical.seconds),
     ]);
-    fill(this.accepted, accepted(speculation.acceptance));
-    fill(this.ways, ways(speculation.ways));
+    renew(this.accepted, accepted(speculation.acceptance));
+    renew(this.ways, ways(speculation.ways));
   }
 }
 

@@ -1,7 +1,7 @@
 // The tail: how the answers of a round come in, how long they are, who still writes.
 
 import { Chart, joined } from "./charts.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { count, percent, seconds } from "./format.js";
 
 export class TailCard {
@@ -50,7 +50,7 @@ export class TailCard {
     const { width, counts } = tail.lengths;
     this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => (index + 0.5) * width), counts] : [[], []]);
     say(this.sentence, sentence(tail, run, known));
-    fill(
+    renew(
       this.longest,
       table(
         [{ name: "prompt · member", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
