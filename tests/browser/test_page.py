@@ -118,6 +118,48 @@ def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
     assert page.evaluate(paper) == dark
 
 
+def test_the_content_can_be_skipped_to(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.locator("#lanes")).to_be_visible()
+
+
+def test_a_link_leads_to_its_section(visit: Visit, served: Served) -> None:
+    page = visit.open(f"{served.address}#/job/{JOB}/log")
+    ready(page)
+    expect(page.locator("#log")).to_be_in_viewport()
+
+
+def test_what_is_not_there_is_called_so(visit: Visit, served: Served) -> None:
+    visit.lenient = True
+    page = visit.open(f"{served.address}#/job/nope")
+    expect(page.locator("main")).to_contain_text("There is no job 'nope'")
+    expect(page.locator(".banner")).to_be_hidden()
+    page.locator("main a").click()
+    ready(page)
+    page.evaluate("location.hash = '#/job/%E0%A4%A'")
+    page.evaluate("location.hash = '#main'")
+    expect(page.locator("#lanes")).to_be_visible()
+
+
+_SEEN = """seen => {
+  Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_nobody_is_told_what_nobody_sees(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.evaluate(_SEEN, False)
+    expect(page.locator(".connection")).to_have_text("paused while nobody looks")
+    page.evaluate(_SEEN, True)
+    ready(page)
+
+
 def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> None:
     page = visit.open(served.address)
     ready(page)

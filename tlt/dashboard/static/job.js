@@ -86,7 +86,7 @@ export class JobPage {
     const run = this.app.run;
     const record = this.app.session?.jobs.find((each) => each.job === this.job);
     run.attended = this.app.sessionIsUp && (record?.status ?? "running") === "running";
-    const ready = run.head !== null && (run.head.began !== null || ENDED.includes(record?.status));
+    const ready = run.head !== null && !this.app.isMissing && (run.head.began !== null || ENDED.includes(record?.status));
     show(this.grid, ready);
     show(this.loading, !ready);
     if (!ready) {
@@ -118,7 +118,10 @@ export class JobPage {
 
   tellLoading(run, record) {
     const waits = record && ["queued", "preparing"].includes(record.status);
-    if (run.broken) {
+    if (this.app.isMissing) {
+      const elsewhere = this.app.about.session ? "The session's jobs" : `The run '${this.app.about.run}'`;
+      renew(this.loading, h("p", {}, h("strong", {}, `There is no job '${this.job}'. `), h("a", { href: "#/" }, elsewhere)));
+    } else if (run.broken) {
       fill(this.loading, h("p", {}, `The journal cannot be read: ${run.broken}`));
     } else if (waits || (run.head && run.head.began === null)) {
       const why = {
