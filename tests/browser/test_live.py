@@ -100,6 +100,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     expect(page.locator("#tail .uplot").first).to_be_visible()
     expect(page.locator("#learning .uplot").first).to_be_visible(timeout=30000)
     expect(page.locator("#log pre")).to_contain_text("step 1: reward", timeout=40000)
+    page.locator("#samples").scroll_into_view_if_needed()
     expect(page.locator("#samples .answer").first).to_be_visible(timeout=10000)
     keep_screenshot(page, "live", tmp_path)
 

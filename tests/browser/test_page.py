@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from docs.recording import unpack
 from tests.browser.conftest import Visit
@@ -20,6 +20,8 @@ from tlt.store.journal import FILE_NAME
 _EVIL = (
     "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&lt;b&gt;"
 )
+
+_RECORDED = "tiny-reasoner-1"
 
 
 def ready(page: Page) -> None:
@@ -171,7 +173,7 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
 
 
 def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
-    journal = unpack(tmp_path / "tiny-reasoner-1") / FILE_NAME
+    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:1500]))
     with serve_folder(journal.parent) as server:
@@ -186,6 +188,51 @@ def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> 
         expect(page.locator("#job .chip")).to_have_text("done")
         expect(decisions.locator("tbody tr")).to_have_count(26)
         assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve_folder(unpack(tmp_path_factory.mktemp("recorded") / _RECORDED)) as server:
+        yield server
+
+
+def test_every_round_shows_its_own_answers_or_says_why_not(visit: Visit, recorded: Served) -> None:
+    visit.lenient = True
+    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+    samples = page.locator("#samples")
+    expect(samples.locator(".answer").first).to_be_visible(timeout=15000)
+    rounds = page.locator("#round option").evaluate_all("all => all.map(each => each.value)")
+    for each in rounds:
+        purpose, step = each.split()
+        with page.expect_response(re.compile(f"/samples/{step}/{purpose}/")) as told:
+            page.locator("#round").select_option(each)
+        expect(samples.locator("caption")).to_contain_text(f"step {step}:")
+        if told.value.ok:
+            expect(samples.locator(".answer").first).to_be_visible()
+            expect(samples.locator(".complaint").first).to_be_empty()
+        else:
+            expect(samples.locator(".complaint").first).not_to_be_empty()
+            expect(samples.locator(".answer")).to_have_count(0)
+            expect(samples.locator(".question")).to_be_hidden()
+
+
+def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served) -> None:
+    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+    groups = page.locator("#samples .groups button")
+    expect(page.locator("#samples caption")).to_contain_text("step 7:", timeout=15000)
+    expect(page.locator("#samples .answer").first).to_be_visible()
+    late: list[Route] = []
+    page.route(re.compile("/samples/7/train/"), late.append, times=1)
+    groups.nth(1).click()
+    groups.nth(2).click()
+    expect(page.locator("#samples [aria-current]")).to_have_text(groups.nth(2).inner_text())
+    name = groups.nth(2).inner_text().removeprefix("prompt ")
+    path = f"/api/jobs/{_RECORDED}/samples/7/train/{name}"
+    asked = page.evaluate("path => fetch(path).then((told) => told.json())", path)["question"]
+    expect(page.locator("#samples .question")).to_contain_text(asked)
+    with page.expect_response(re.compile("/samples/7/train/")):
+        late[0].continue_()
+    expect(page.locator("#samples .question")).to_contain_text(asked)
 
 
 @pytest.fixture(scope="module")

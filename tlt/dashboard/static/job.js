@@ -79,7 +79,7 @@ export class JobPage {
   }
 
   close() {
-    for (const part of [this.lanes, this.tail, this.speculation, this.learning, this.drafter]) part.close();
+    for (const part of [this.lanes, this.tail, this.speculation, this.learning, this.drafter, this.samples]) part.close();
   }
 
   update(changed) {
