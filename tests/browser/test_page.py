@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from docs.recording import unpack
 from tests.browser.conftest import Visit
@@ -135,6 +135,28 @@ def test_a_link_leads_to_its_section(visit: Visit, served: Served) -> None:
     expect(page.locator("#log")).to_be_in_viewport()
 
 
+def test_what_was_typed_is_not_overwritten(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.route(re.compile("/spec$"), lambda route: route.fulfill(json={"yaml": "name: old"}))
+    page.evaluate("import('/static/spec.js').then((it) => it.submitSpec([{ job: 'a' }]))")
+    text = page.locator("#spec")
+    expect(text).to_have_value("name: old")
+    text.fill("name: mine")
+    page.locator("#from").select_option("")
+    expect(page.locator("dialog .complaint")).to_contain_text("What you have typed stays")
+    expect(text).to_have_value("name: mine")
+
+
+def test_a_spec_that_cannot_be_read_says_so(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    visit.lenient = True
+    page.route(re.compile("/spec$"), lambda route: route.abort())
+    page.get_by_role("button", name="Spec").click()
+    expect(page.locator("#job .complaint")).to_have_text("The dashboard does not answer.")
+
+
 def test_what_is_not_there_is_called_so(visit: Visit, served: Served) -> None:
     visit.lenient = True
     page = visit.open(f"{served.address}#/job/nope")
@@ -172,6 +194,20 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
         expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
 
 
+def point(page: Page, over: Locator, share: float) -> None:
+    over.evaluate("over => over.scrollIntoView({ block: 'center', behavior: 'instant' })")
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2, steps=3)
+
+
+def zoom(page: Page, over: Locator) -> None:
+    point(page, over, 0.2)
+    page.mouse.down()
+    point(page, over, 0.6)
+    page.mouse.up()
+
+
 def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
     journal = unpack(tmp_path / _RECORDED) / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -182,12 +218,23 @@ def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> 
         decisions = page.get_by_role("region", name="Decisions, newest first")
         expect(decisions).to_have_attribute("tabindex", "0")
         expect(page.locator("#times .scroll").first).not_to_have_attribute("tabindex", "0")
+        reward = page.locator("#learning .chart").first
+        reward.locator("summary").click()
+        expect(reward.locator(".numbers tbody tr")).to_have_count(1)
+        loss = page.locator("#drafter .u-over").first
+        zoom(page, loss)
+        point(page, loss, 0.95)
+        pointed = page.locator("#drafter .u-value").first
+        last = pointed.inner_text()
         decisions.evaluate("box => { box.focus(); box.scrollTop = 60; }")
         with journal.open("ab") as file:
             file.writelines(lines[1500:])
         expect(page.locator("#job .chip")).to_have_text("done")
         expect(decisions.locator("tbody tr")).to_have_count(26)
+        expect(reward.locator(".numbers tbody tr")).to_have_count(9)
         assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
+        point(page, loss, 0.95)
+        expect(pointed).to_have_text(last)
 
 
 @pytest.fixture(scope="module")

@@ -174,8 +174,13 @@ export class JobPage {
   }
 
   async showSpec() {
-    const { showSpec } = await import("./spec.js");
-    await showSpec(this.job);
+    say(this.complaint, "");
+    try {
+      const { showSpec } = await import("./spec.js");
+      await showSpec(this.job);
+    } catch (error) {
+      say(this.complaint, error.message);
+    }
   }
 }
 
