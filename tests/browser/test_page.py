@@ -76,6 +76,7 @@ def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
     page.keyboard.press("ArrowLeft")
     expect(tip).to_contain_text(":")
     first = tip.text_content()
+    expect(lanes.get_by_role("status")).to_have_text(first or "")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert tip.text_content() != first
@@ -87,6 +88,31 @@ def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
     assert note.text_content() == everything
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
+
+
+_WEEKS = """async () => {
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  for (let at = 0; at < 100_000; at += 10_000) {
+    const each = (entry) => Array.from({ length: 10_000 }, (_, n) => entry(at + n));
+    model.apply({
+      names: ["w0", "w1"],
+      changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
+      batches: each((now) => [now % 2, now, 1]),
+      marks: each((now) => [now, now === 0 ? "lost" : "strategy", 0, ""]),
+    });
+  }
+  const [{ at, duty, rows, marks }] = model.lanes;
+  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind];
+}"""
+
+
+def test_lanes_keep_the_newest(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    changes, duties, batches, last, marks, oldest = page.evaluate(_WEEKS)
+    assert changes == duties == batches == 20_000
+    assert last == 99_998
+    assert (marks, oldest) == (2_001, "lost")
 
 
 def test_hovering_and_dragging(visit: Visit, served: Served) -> None:

@@ -42,11 +42,14 @@ export class JobPage {
     this.spec = h("button", { type: "button", onclick: () => this.showSpec() }, "Spec");
     this.status = h("span", { class: "chip" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
+    // of all that moves the one thing that is read out
+    this.spoken = h("p", { class: "unseen", role: "status" });
     const head = card(
       "Job",
       { id: "job", wide: true, note: [this.status, h("span", { class: "space" }), this.spec, this.cancel] },
       this.figures.element,
       this.complaint,
+      this.spoken,
     );
     this.loading = h("div", { class: "loading", role: "status" });
     this.grid = h(
@@ -102,6 +105,7 @@ export class JobPage {
     const status = told === "running" && !run.live && run.open ? "no end" : told;
     say(this.status, status);
     this.status.dataset.status = status;
+    say(this.spoken, `${status}: ${run.head.phase}, step ${run.head.step} of ${run.head.steps}`);
     show(this.cancel, this.app.about.may_change && !ENDED.includes(status));
     if (changed.has("head") || changed.has("time")) this.figures.update(run);
     if (changed.has("advice") || changed.has("session")) this.tellAdvice(run, record);

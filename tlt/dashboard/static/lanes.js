@@ -1,6 +1,6 @@
 // The lanes: who did what when. A share of all workers on top, then a lane each with its batch size.
 
-import { card, fill, h, say, show } from "./dom.js";
+import { card, h, say, show } from "./dom.js";
 import { clock, count, number, percent, plural, seconds } from "./format.js";
 import { DUTIES, OVER, lastBefore } from "./lane_model.js";
 import { colours, onTheme } from "./theme.js";
@@ -48,7 +48,9 @@ export class Lanes {
     this.body = h("canvas");
     this.spacer = h("div", { class: "spacer" });
     this.rows = h("div", { class: "rows" }, this.spacer, this.body);
-    this.tip = h("div", { class: "tip", role: "status", hidden: true });
+    this.tip = h("div", { class: "tip", hidden: true });
+    // what the keyboard has led to; what a pointer passes over is not read out
+    this.spoken = h("p", { class: "unseen", role: "status" });
     this.chosen = h("div", { class: "selection", hidden: true });
     this.box = h(
       "div",
@@ -66,6 +68,7 @@ export class Lanes {
       this.axis,
       this.chosen,
       this.tip,
+      this.spoken,
     );
     this.rows.addEventListener("scroll", () => this.drawRows());
     for (const [name, listener] of Object.entries({
@@ -471,7 +474,7 @@ export class Lanes {
       show(this.tip, false);
       return;
     }
-    fill(this.tip, text);
+    say(this.tip, text);
     show(this.tip, true);
     const width = this.box.clientWidth;
     const left = at.x + 14 + this.tip.offsetWidth > width ? at.x - 14 - this.tip.offsetWidth : at.x + 14;
@@ -577,6 +580,7 @@ export class Lanes {
     const row = this.rows.hidden ? null : this.selected.row;
     this.hovered = { time, x: this.x(time), y: BAND + SHARE + y - this.rows.scrollTop + tall / 2, row };
     this.draw();
+    say(this.spoken, this.tip.hidden ? "" : this.tip.textContent);
   }
 }
 

@@ -22,7 +22,7 @@ export class TailCard {
       series: [{ name: "answers", colour: "series-1", bars: true, width: 0 }],
       empty: "No answer yet.",
     });
-    this.sentence = h("p", { class: "hint", "aria-live": "polite" });
+    this.sentence = h("p", { class: "hint" });
     this.longest = h("div");
     this.element = card(
       "The tail",
