@@ -17,11 +17,10 @@ from tests.e2e.live import Live, kill, wait_until
 pytestmark = pytest.mark.timeout(240)
 
 _PIXELS = """([canvas, name]) => {
-  const probe = document.createElement("canvas").getContext("2d");
-  const paint = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
-  probe.fillStyle = paint;
-  probe.fillRect(0, 0, 1, 1);
-  const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(--${name})`;
+  const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  probe.remove();
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   let found = 0;
   for (let i = 0; i < data.length; i += 4) {

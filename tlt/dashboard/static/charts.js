@@ -137,7 +137,7 @@ export class Chart {
             value: (_, v) => (v === null || v === undefined ? "–" : (one.format ?? format)(v)),
           })),
         ],
-        bands: band ? [{ series: band, fill: `${paint["series-1"]}26` }] : undefined,
+        bands: band ? [{ series: band, fill: paint.band }] : undefined,
       },
       this.data,
       this.frame,
