@@ -66,7 +66,7 @@ export class SpeculationCard {
 function sum({ mode, saved, gave_up: gaveUp }) {
   if (mode === "off") return "This job decodes without speculation.";
   if (!saved) return "Not compared with decoding without it yet: no control run is over.";
-  const cost = `${count(saved.runs)} control runs of ${seconds(saved.control_seconds)} cost ${seconds(saved.control_cost)}`;
+  const cost = `${count(saved.runs)} control runs, ${seconds(saved.control_seconds)} together, cost ${seconds(saved.control_cost)}`;
   return `Saved ${saving(saved.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved, and was given up." : ""}`;
 }
 
@@ -103,8 +103,8 @@ function ways(all) {
       { name: "way", left: true },
       { name: "rounds" },
       { name: "tried" },
-      { name: "predicted tokens/s" },
-      { name: "seen tokens/s" },
+      { name: "predicted tokens/s of a rank" },
+      { name: "seen tokens/s of a rank" },
     ],
     all.map((way) => [
       way.bucket === 1 ? "1" : `≤ ${way.bucket}`,
