@@ -234,6 +234,29 @@ def zoom(page: Page, over: Locator) -> None:
     page.mouse.up()
 
 
+_AT_END = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
+
+
+def test_the_log_is_followed_until_somebody_scrolls_up(visit: Visit, tmp_path: Path) -> None:
+    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:1500]))
+    with serve_folder(journal.parent) as server, journal.open("ab", buffering=0) as file:
+        page = visit.open(server.address)
+        ready(page)
+        log = page.locator("#log pre")
+        assert log.evaluate(_AT_END)
+        file.write(b"".join(lines[1500:3000]))
+        expect(log).to_contain_text("step 2: reward")
+        assert log.evaluate(_AT_END)
+        log.evaluate("log => { log.scrollTop = 100; }")
+        file.write(b"".join(lines[3000:]))
+        expect(log).to_contain_text("step 7: reward")
+        assert log.evaluate("log => log.scrollTop") == 100
+        page.get_by_role("button", name="Follow the newest").click()
+        assert log.evaluate(_AT_END)
+
+
 def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
     journal = unpack(tmp_path / _RECORDED) / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)

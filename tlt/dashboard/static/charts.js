@@ -19,7 +19,7 @@ export class Chart {
     this.frame = h("div", { role: "img", "aria-label": title });
     this.nothing = h("p", { class: "empty" }, empty);
     this.summary = h("summary", {}, "Numbers");
-    this.numbers = h("details", { class: "numbers", ontoggle: () => this.tell() }, this.summary);
+    this.numbers = h("details", { class: "numbers", hidden: true, ontoggle: () => this.tell() }, this.summary);
     this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.nothing, this.numbers);
     this.forget = onTheme(() => this.make());
     this.observer = new ResizeObserver(() => this.resize());

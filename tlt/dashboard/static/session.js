@@ -47,7 +47,9 @@ export class SessionPage {
     this.streams.update(session);
     const focused = document.activeElement?.dataset?.key;
     renew(this.jobs, this.list(session));
-    if (focused) this.jobs.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    if (document.activeElement?.dataset?.key === focused) return;
+    // its row has moved
+    this.jobs.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 
   list(session) {
