@@ -220,6 +220,50 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
         expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
 
 
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
+    lines: list[bytes] = []
+    for line in (folder / FILE_NAME).read_bytes().splitlines():
+        entry = msgspec.json.decode(line)
+        if "text" in entry["event"]:
+            entry["event"]["text"] = _EVIL
+        if "reason" in entry["event"]:
+            entry["event"]["reason"] = _EVIL
+        lines.append(msgspec.json.encode(entry))
+    (folder / FILE_NAME).write_bytes(b"\n".join([*lines, b""]))
+    row = Prompt(tokens=(1,), row={"prompt": _EVIL}, answer=_EVIL)
+    Prompts.write(prompts_file(folder, "train"), [row] * 8)
+    with serve_folder(folder) as server:
+        yield server
+
+
+def test_prompts_and_answers_are_text_whatever_they_hold(visit: Visit, hostile: Served) -> None:
+    page = visit.open(f"{hostile.address}#/job/{JOB}/samples")
+    ready(page)
+    page.locator("#round").select_option("train 0")
+    expect(page.locator(".answer pre").first).to_contain_text("<script>")
+    expect(page.locator(".question")).to_contain_text("onerror")
+    assert page.locator("main img, main script").count() == 0
+    assert page.title() != "evil"
+
+
+def test_the_server_may_die_and_come_back(visit: Visit, finished_run: Path) -> None:
+    server = start(finished_run)
+    page = visit.open(server.address)
+    ready(page)
+    visit.lenient = True
+    stop(server)
+    expect(page.locator(".banner")).to_contain_text("does not answer")
+    again = start(finished_run, server.port)
+    try:
+        expect(page.locator(".connection")).to_have_text("live", timeout=15000)
+        expect(page.locator(".banner")).to_be_hidden()
+        expect(page.locator("#lanes")).to_be_visible()
+    finally:
+        stop(again)
+
+
 def point(page: Page, over: Locator, share: float) -> None:
     over.evaluate("over => over.scrollIntoView({ block: 'center', behavior: 'instant' })")
     box = over.bounding_box()
@@ -329,47 +373,3 @@ def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served)
     with page.expect_response(re.compile("/samples/7/train/")):
         late[0].continue_()
     expect(page.locator("#samples .question")).to_contain_text(asked)
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
-    lines: list[bytes] = []
-    for line in (folder / FILE_NAME).read_bytes().splitlines():
-        entry = msgspec.json.decode(line)
-        if "text" in entry["event"]:
-            entry["event"]["text"] = _EVIL
-        if "reason" in entry["event"]:
-            entry["event"]["reason"] = _EVIL
-        lines.append(msgspec.json.encode(entry))
-    (folder / FILE_NAME).write_bytes(b"\n".join([*lines, b""]))
-    row = Prompt(tokens=(1,), row={"prompt": _EVIL}, answer=_EVIL)
-    Prompts.write(prompts_file(folder, "train"), [row] * 8)
-    with serve_folder(folder) as server:
-        yield server
-
-
-def test_prompts_and_answers_are_text_whatever_they_hold(visit: Visit, hostile: Served) -> None:
-    page = visit.open(f"{hostile.address}#/job/{JOB}/samples")
-    ready(page)
-    page.locator("#round").select_option("train 0")
-    expect(page.locator(".answer pre").first).to_contain_text("<script>")
-    expect(page.locator(".question")).to_contain_text("onerror")
-    assert page.locator("main img, main script").count() == 0
-    assert page.title() != "evil"
-
-
-def test_the_server_may_die_and_come_back(visit: Visit, finished_run: Path) -> None:
-    server = start(finished_run)
-    page = visit.open(server.address)
-    ready(page)
-    visit.lenient = True
-    stop(server)
-    expect(page.locator(".banner")).to_contain_text("does not answer")
-    again = start(finished_run, server.port)
-    try:
-        expect(page.locator(".connection")).to_have_text("live", timeout=15000)
-        expect(page.locator(".banner")).to_be_hidden()
-        expect(page.locator("#lanes")).to_be_visible()
-    finally:
-        stop(again)

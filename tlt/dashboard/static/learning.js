@@ -55,7 +55,7 @@ export class LearningCard {
     put("gradient", updates, (s) => s.metrics.gradient_norm);
     put("loss", updates, (s) => s.metrics.loss);
     put("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
-    const isShare = evals.every(ofZerosAndOnes);
+    const isShare = learning.right_or_wrong;
     const figure = (value) => (isShare ? percent(value, 1) : number(value, 3));
     renew(
       this.evals,
@@ -74,9 +74,4 @@ export class LearningCard {
       ),
     );
   }
-}
-
-// Rewards vary as much as their mean allows only where each is 0 or 1.
-function ofZerosAndOnes({ mean, stderr, problems }) {
-  return Math.abs(stderr ** 2 * (problems - 1) - mean * (1 - mean)) < 1e-9;
 }

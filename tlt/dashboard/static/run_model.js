@@ -2,12 +2,13 @@
 
 import { LaneModel } from "./lane_model.js";
 
-const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "advice"];
-const LINES = 2000;
 // a job's, once it is over
 export const ENDED = ["done", "failed", "cancelled"];
 // after so long a silence nobody is thought to be at a run, unless a session is seen there
 const QUIET_SECONDS = 60;
+
+const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "advice"];
+const LINES = 2000;
 
 export class RunModel {
   constructor() {
