@@ -64,19 +64,18 @@ def _take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
         locale="en-GB",
     )
     page = context.new_page()
-    page.goto(address)
-    _settle(page)
-    if shot.section:
-        page.goto(f"{page.url.split('#')[0]}#/job/{_JOB}/{shot.section}")
-        page.locator(f"#{shot.section}").scroll_into_view_if_needed()
-        page.evaluate("id => document.getElementById(id).scrollIntoView()", shot.section)
+    page.goto(f"{address}#/job/{_JOB}/{shot.section}")
+    _settle(page, shot.section)
     page.screenshot(path=file)
     context.close()
 
 
-def _settle(page: Page) -> None:
+def _settle(page: Page, section: str) -> None:
     expect(page.locator("#lanes")).to_be_visible(timeout=30000)
-    expect(page.locator("#samples .answer").first).to_be_visible()
+    if section:
+        expect(page.locator(f"#{section}")).to_be_in_viewport()
+    if section == "samples":
+        expect(page.locator("#samples .answer").first).to_be_visible()
     page.wait_for_function("document.querySelectorAll('.uplot').length >= 14")
 
 

@@ -1,6 +1,7 @@
 """A real job, seen from its page: lanes move, duties change, one is killed, it is cancelled."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,10 @@ from tests.e2e.live import Live, kill, wait_until
 pytestmark = pytest.mark.timeout(240)
 
 _PIXELS = """([canvas, name]) => {
-  const probe = document.createElement("canvas").getContext("2d");
-  const paint = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
-  probe.fillStyle = paint;
-  probe.fillRect(0, 0, 1, 1);
-  const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = `var(--${name})`;
+  const [r, g, b] = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  probe.remove();
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   let found = 0;
   for (let i = 0; i < data.length; i += 4) {
@@ -74,8 +74,15 @@ def pixels(page: Page, colour: str) -> int:
     return page.evaluate(_PIXELS, [canvas, colour])
 
 
-def picture(page: Page) -> str:
-    return page.evaluate("document.querySelector('.lanes .rows canvas').toDataURL()")
+def newest_change(page: Page) -> str:
+    """Of the first worker's duty: what was told moves it, and no clock of the page's."""
+    page.locator(".lanes").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    tip = page.locator(".lanes .tip").inner_text()
+    found = re.search(r"([\d:]+) to ", tip)
+    assert found is not None, tip
+    return found[1]
 
 
 def keep_screenshot(page: Page, name: str, folder: Path) -> None:
@@ -94,12 +101,18 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     job = page.url.rpartition("/")[2]
 
     wait_until(lambda: pixels(page, "rollout") > 0, "a worker to roll out", 30)
-    before = picture(page)
-    wait_until(lambda: picture(page) != before, "the lanes to move", 10)
+    before = newest_change(page)
+    wait_until(lambda: newest_change(page) != before, "the lanes to move", 30)
     wait_until(lambda: pixels(page, "learn") > 0, "a worker to learn", 30)
     expect(page.locator("#tail .uplot").first).to_be_visible()
     expect(page.locator("#learning .uplot").first).to_be_visible(timeout=30000)
+    page.locator("#learning .numbers summary").first.click()
+    steps = page.locator("#learning .numbers tbody tr")
+    expect(steps.first).to_be_visible()
+    few = steps.count()
+    wait_until(lambda: steps.count() > few, "the charts to grow", 40)
     expect(page.locator("#log pre")).to_contain_text("step 1: reward", timeout=40000)
+    page.locator("#samples").scroll_into_view_if_needed()
     expect(page.locator("#samples .answer").first).to_be_visible(timeout=10000)
     keep_screenshot(page, "live", tmp_path)
 

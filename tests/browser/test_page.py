@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from docs.recording import unpack
 from tests.browser.conftest import Visit
 from tests.browser.served import Served, serve_folder, start, stop
 from tests.dashboard.runs import some_run, write_run
@@ -19,6 +20,8 @@ from tlt.store.journal import FILE_NAME
 _EVIL = (
     "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&lt;b&gt;"
 )
+
+_RECORDED = "tiny-reasoner-1"
 
 
 def ready(page: Page) -> None:
@@ -40,6 +43,20 @@ def test_it_fits(browser: Browser, served: Served, width: int, scheme: Any, tmp_
     context.close()
 
 
+def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> None:
+    with serve_folder(write_run(some_run(3), tmp_path, lines=20)) as server:
+        page = visit.open(server.address)
+        ready(page)
+        expect(page.locator("#job .chip")).to_have_text("no end")
+        expect(page.get_by_role("button", name="Live")).to_be_disabled()
+        expect(page.locator("#lanes .legend")).to_contain_text("unknown")
+        expect(page.locator("#tail")).to_contain_text("last heard of")
+        expect(page.locator("#tail")).not_to_contain_text("should be there")
+        page.locator(".lanes").focus()
+        page.keyboard.press("End")
+        expect(page.locator(".lanes .tip")).to_contain_text("nothing was heard after")
+
+
 def test_it_paints_at_once_and_again(visit: Visit, served: Served) -> None:
     page = visit.open(served.address)
     ready(page)
@@ -59,6 +76,7 @@ def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
     page.keyboard.press("ArrowLeft")
     expect(tip).to_contain_text(":")
     first = tip.text_content()
+    expect(lanes.get_by_role("status")).to_have_text(first or "")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert tip.text_content() != first
@@ -70,6 +88,31 @@ def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
     assert note.text_content() == everything
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
+
+
+_WEEKS = """async () => {
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  for (let at = 0; at < 100_000; at += 10_000) {
+    const each = (entry) => Array.from({ length: 10_000 }, (_, n) => entry(at + n));
+    model.apply({
+      names: ["w0", "w1"],
+      changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
+      batches: each((now) => [now % 2, now, 1]),
+      marks: each((now) => [now, now === 0 ? "lost" : "strategy", 0, ""]),
+    });
+  }
+  const [{ at, duty, rows, marks }] = model.lanes;
+  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind];
+}"""
+
+
+def test_lanes_keep_the_newest(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    changes, duties, batches, last, marks, oldest = page.evaluate(_WEEKS)
+    assert changes == duties == batches == 20_000
+    assert last == 99_998
+    assert (marks, oldest) == (2_001, "lost")
 
 
 def test_hovering_and_dragging(visit: Visit, served: Served) -> None:
@@ -101,6 +144,70 @@ def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
     page.reload()
     ready(page)
     assert page.evaluate(paper) == dark
+
+
+def test_the_content_can_be_skipped_to(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.locator("#lanes")).to_be_visible()
+
+
+def test_a_link_leads_to_its_section(visit: Visit, served: Served) -> None:
+    page = visit.open(f"{served.address}#/job/{JOB}/log")
+    ready(page)
+    expect(page.locator("#log")).to_be_in_viewport()
+
+
+def test_what_was_typed_is_not_overwritten(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.route(re.compile("/spec$"), lambda route: route.fulfill(json={"yaml": "name: old"}))
+    page.evaluate("import('/static/spec.js').then((it) => it.submitSpec([{ job: 'a' }]))")
+    text = page.locator("#spec")
+    expect(text).to_have_value("name: old")
+    text.fill("name: mine")
+    page.locator("#from").select_option("")
+    expect(page.locator("dialog .complaint")).to_contain_text("What you have typed stays")
+    expect(text).to_have_value("name: mine")
+
+
+def test_a_spec_that_cannot_be_read_says_so(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    visit.lenient = True
+    page.route(re.compile("/spec$"), lambda route: route.abort())
+    page.get_by_role("button", name="Spec").click()
+    expect(page.locator("#job .complaint")).to_have_text("The dashboard does not answer.")
+
+
+def test_what_is_not_there_is_called_so(visit: Visit, served: Served) -> None:
+    visit.lenient = True
+    page = visit.open(f"{served.address}#/job/nope")
+    expect(page.locator("main")).to_contain_text("There is no job 'nope'")
+    expect(page.locator(".banner")).to_be_hidden()
+    page.locator("main a").click()
+    ready(page)
+    page.evaluate("location.hash = '#/job/%E0%A4%A'")
+    page.evaluate("location.hash = '#main'")
+    expect(page.locator("#lanes")).to_be_visible()
+
+
+_SEEN = """seen => {
+  Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_nobody_is_told_what_nobody_sees(visit: Visit, served: Served) -> None:
+    page = visit.open(served.address)
+    ready(page)
+    page.evaluate(_SEEN, False)
+    expect(page.locator(".connection")).to_have_text("paused while nobody looks")
+    page.evaluate(_SEEN, True)
+    ready(page)
 
 
 def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> None:
@@ -162,3 +269,114 @@ def test_the_server_may_die_and_come_back(visit: Visit, finished_run: Path) -> N
         expect(page.locator("#lanes")).to_be_visible()
     finally:
         stop(again)
+
+
+def point(page: Page, over: Locator, share: float) -> None:
+    over.evaluate("over => over.scrollIntoView({ block: 'center', behavior: 'instant' })")
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2, steps=3)
+
+
+def zoom(page: Page, over: Locator) -> None:
+    point(page, over, 0.2)
+    page.mouse.down()
+    point(page, over, 0.6)
+    page.mouse.up()
+
+
+_AT_END = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
+
+
+def test_the_log_is_followed_until_somebody_scrolls_up(visit: Visit, tmp_path: Path) -> None:
+    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:1500]))
+    with serve_folder(journal.parent) as server, journal.open("ab", buffering=0) as file:
+        page = visit.open(server.address)
+        ready(page)
+        log = page.locator("#log pre")
+        assert log.evaluate(_AT_END)
+        file.write(b"".join(lines[1500:3000]))
+        expect(log).to_contain_text("step 2: reward")
+        assert log.evaluate(_AT_END)
+        log.evaluate("log => { log.scrollTop = 100; }")
+        file.write(b"".join(lines[3000:]))
+        expect(log).to_contain_text("step 7: reward")
+        assert log.evaluate("log => log.scrollTop") == 100
+        page.get_by_role("button", name="Follow the newest").click()
+        assert log.evaluate(_AT_END)
+
+
+def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
+    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:1500]))
+    with serve_folder(journal.parent) as server:
+        page = visit.open(server.address)
+        ready(page)
+        decisions = page.get_by_role("region", name="Decisions, newest first")
+        expect(decisions).to_have_attribute("tabindex", "0")
+        expect(page.locator("#times .scroll").first).not_to_have_attribute("tabindex", "0")
+        reward = page.locator("#learning .chart").first
+        reward.locator("summary").click()
+        expect(reward.locator(".numbers tbody tr")).to_have_count(1)
+        loss = page.locator("#drafter .u-over").first
+        zoom(page, loss)
+        point(page, loss, 0.95)
+        pointed = page.locator("#drafter .u-value").first
+        last = pointed.inner_text()
+        decisions.evaluate("box => { box.focus(); box.scrollTop = 60; }")
+        with journal.open("ab") as file:
+            file.writelines(lines[1500:])
+        expect(page.locator("#job .chip")).to_have_text("done")
+        expect(decisions.locator("tbody tr")).to_have_count(26)
+        expect(reward.locator(".numbers tbody tr")).to_have_count(9)
+        assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
+        point(page, loss, 0.95)
+        expect(pointed).to_have_text(last)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve_folder(unpack(tmp_path_factory.mktemp("recorded") / _RECORDED)) as server:
+        yield server
+
+
+def test_every_round_shows_its_own_answers_or_says_why_not(visit: Visit, recorded: Served) -> None:
+    visit.lenient = True
+    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+    samples = page.locator("#samples")
+    expect(samples.locator(".answer").first).to_be_visible(timeout=15000)
+    rounds = page.locator("#round option").evaluate_all("all => all.map(each => each.value)")
+    for each in rounds:
+        purpose, step = each.split()
+        with page.expect_response(re.compile(f"/samples/{step}/{purpose}/")) as told:
+            page.locator("#round").select_option(each)
+        expect(samples.locator("caption")).to_contain_text(f"step {step}:")
+        if told.value.ok:
+            expect(samples.locator(".answer").first).to_be_visible()
+            expect(samples.locator(".complaint").first).to_be_empty()
+        else:
+            expect(samples.locator(".complaint").first).not_to_be_empty()
+            expect(samples.locator(".answer")).to_have_count(0)
+            expect(samples.locator(".question")).to_be_hidden()
+
+
+def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served) -> None:
+    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+    groups = page.locator("#samples .groups button")
+    expect(page.locator("#samples caption")).to_contain_text("step 7:", timeout=15000)
+    expect(page.locator("#samples .answer").first).to_be_visible()
+    late: list[Route] = []
+    page.route(re.compile("/samples/7/train/"), late.append, times=1)
+    groups.nth(1).click()
+    groups.nth(2).click()
+    expect(page.locator("#samples [aria-current]")).to_have_text(groups.nth(2).inner_text())
+    name = groups.nth(2).inner_text().removeprefix("prompt ")
+    path = f"/api/jobs/{_RECORDED}/samples/7/train/{name}"
+    asked = page.evaluate("path => fetch(path).then((told) => told.json())", path)["question"]
+    expect(page.locator("#samples .question")).to_contain_text(asked)
+    with page.expect_response(re.compile("/samples/7/train/")):
+        late[0].continue_()
+    expect(page.locator("#samples .question")).to_contain_text(asked)

@@ -20,21 +20,17 @@ _ON_THEIR_OWN = (
     ("ink", "corrected"),
     ("on-accent", "accent"),
 )
-_DUTIES = ("rollout", "draft", "preempting", "learn", "idle", "away")
+_DUTIES = ("rollout", "draft", "preempting", "learn", "idle", "leaving", "away")
 
 
 def _themes() -> dict[str, dict[str, str]]:
     sheet = Path("tlt/dashboard/static/style.css").read_text()
-    blocks = re.findall(r"(:root[^{]*)\{([^}]*)\}", sheet)
-    light = next(body for selector, body in blocks if selector.strip() == ":root")
-    darks = [body for selector, body in blocks if "--ink" in body and body != light]
-    assert len(darks) == 2
-    assert _colours(darks[0]) == _colours(darks[1])  # as the system has it, and as was chosen
-    return {"light": _colours(light), "dark": {**_colours(light), **_colours(darks[0])}}
-
-
-def _colours(body: str) -> dict[str, str]:
-    return dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", body))
+    hexes = "(#[0-9a-f]{6})"
+    pairs = re.findall(rf"--([\w-]+): light-dark\({hexes}, {hexes}\)", sheet)
+    return {
+        "light": {name: light for name, light, _ in pairs},
+        "dark": {name: dark for name, _, dark in pairs},
+    }
 
 
 def _luminance(colour: str) -> float:
@@ -56,9 +52,17 @@ def test_text_is_readable(theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+def test_duties_and_batches_stand_out(theme: str) -> None:
+    """From the lane and from the card that the legend is on."""
+    colours = _themes()[theme]
+    for shape, paper in (*product(_DUTIES, ("sunken", "card")), ("batch", "card")):
+        assert contrast(colours[shape], colours[paper]) >= 3, (theme, shape, paper)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_duties_differ_from_each_other(theme: str) -> None:
     colours = _themes()[theme]
-    for one, other in combinations(_DUTIES, 2):
+    for one, other in combinations((*_DUTIES, "batch"), 2):
         apart = sum(
             abs(int(colours[one][i : i + 2], 16) - int(colours[other][i : i + 2], 16))
             for i in (1, 3, 5)

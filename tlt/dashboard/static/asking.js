@@ -16,6 +16,21 @@ export function ask(path) {
   return answered(fetch(path, { headers: { accept: "application/json" } }));
 }
 
+// The status and the reason with which an address is refused; null where it is not, or nobody answers.
+export async function refusal(path) {
+  const leave = new AbortController();
+  try {
+    const response = await fetch(path, { signal: leave.signal });
+    if (response.ok) return null;
+    const body = await response.json().catch(() => ({}));
+    return { status: response.status, why: body.error ?? `refused (${response.status})` };
+  } catch {
+    return null;
+  } finally {
+    leave.abort();
+  }
+}
+
 // The header is one that no other site's page can send.
 export function change(path, body = {}) {
   return answered(

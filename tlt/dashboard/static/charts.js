@@ -1,11 +1,13 @@
 // uPlot in our colours: made anew when the theme changes, sized with its box.
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { h, show } from "./dom.js";
+import { h, renew, show, table } from "./dom.js";
 import { number } from "./format.js";
 import { colours, onTheme } from "./theme.js";
 
 const HEIGHT = 170;
+// rows of numbers
+const MOST = 500;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 
 // `series`: {name, colour, dashed, points, bars, format}; `x`: {name, format}; a band fills between two.
@@ -16,7 +18,9 @@ export class Chart {
     this.plot = null;
     this.frame = h("div", { role: "img", "aria-label": title });
     this.nothing = h("p", { class: "empty" }, empty);
-    this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.nothing);
+    this.summary = h("summary", {}, "Numbers");
+    this.numbers = h("details", { class: "numbers", hidden: true, ontoggle: () => this.tell() }, this.summary);
+    this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.nothing, this.numbers);
     this.forget = onTheme(() => this.make());
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.element);
@@ -33,10 +37,41 @@ export class Chart {
     const there = data[0].length > 0;
     show(this.nothing, !there);
     show(this.frame, there);
+    show(this.numbers, there);
+    const { part } = this;
     this.data = there ? data : null;
     if (!there) return;
-    if (this.plot) this.plot.setData(data);
-    else this.make();
+    if (!this.plot) this.make();
+    else if (part === null || part.min >= data[0].at(-1)) this.plot.setData(data);
+    else {
+      this.plot.setData(data, false);
+      this.plot.setScale("x", part);
+    }
+    this.tell();
+  }
+
+  // What somebody has zoomed to; null: everything.
+  get part() {
+    const { min, max } = this.plot?.scales.x ?? {};
+    if (!this.data || min === null || min === undefined) return null;
+    const [low, high] = this.range(this.data[0][0], this.data[0].at(-1));
+    return min > low || max < high ? { min, max } : null;
+  }
+
+  // The same in rows, for who sees no curves; made only while they are open.
+  tell() {
+    if (!this.numbers.open || !this.data) return;
+    const { x, series, format } = this.options;
+    const [at, ...columns] = this.data.map((column) => column.slice(-MOST));
+    const cell = (value, which) => (value === null || value === undefined ? "–" : (series[which].format ?? format)(value));
+    renew(
+      this.numbers,
+      this.summary,
+      table(
+        [{ name: x.name }, ...series.map(({ name }) => ({ name }))],
+        at.map((value, index) => [x.format(value), ...columns.map((column, which) => cell(column[index], which))]),
+      ),
+    );
   }
 
   resize() {
@@ -50,12 +85,14 @@ export class Chart {
   range(low, high) {
     const xs = this.data[0];
     if (xs.length === 1) return [xs[0] - 0.5, xs[0] + 0.5];
-    if (!this.options.series.some((one) => one.bars)) return [low, high];
+    const isAll = low === xs[0] && high === xs.at(-1);
+    if (!isAll || !this.options.series.some((one) => one.bars)) return [low, high];
     const half = (xs[1] - xs[0]) / 2;
     return [low - half, high + half];
   }
 
   make() {
+    const { part } = this;
     this.plot?.destroy();
     this.plot = null;
     const width = Math.floor(this.element.clientWidth);
@@ -100,11 +137,12 @@ export class Chart {
             value: (_, v) => (v === null || v === undefined ? "–" : (one.format ?? format)(v)),
           })),
         ],
-        bands: band ? [{ series: band, fill: `${paint["series-1"]}26` }] : undefined,
+        bands: band ? [{ series: band, fill: paint.band }] : undefined,
       },
       this.data,
       this.frame,
     );
+    if (part !== null) this.plot.setScale("x", part);
   }
 }
 

@@ -18,6 +18,41 @@ export function fill(element, ...children) {
   return element;
 }
 
+// As `fill`, but what is alike stays: a node that is replaced loses focus, selection and where it was
+// scrolled to. Something with a listener names what it acts on in `data-key`.
+export function renew(element, ...children) {
+  const there = children.flat().filter((child) => child !== null && child !== undefined);
+  merge(element, there.map((child) => (child instanceof Node ? child : document.createTextNode(child))));
+  return element;
+}
+
+function merge(element, made) {
+  const old = [...element.childNodes];
+  const most = Math.min(old.length, made.length);
+  let first = 0;
+  while (first < most && old[first].isEqualNode(made[first])) first++;
+  let last = 0;
+  while (last < most - first && old.at(-1 - last).isEqualNode(made.at(-1 - last))) last++;
+  const was = old.slice(first, old.length - last);
+  const after = old[old.length - last] ?? null;
+  const becomes = made.slice(first, made.length - last);
+  becomes.forEach((node, index) => {
+    if (index >= was.length) element.insertBefore(node, after);
+    else if (!alike(was[index], node)) was[index].replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) was[index].data = node.data;
+    else merge(was[index], [...node.childNodes]);
+  });
+  for (const node of was.slice(becomes.length)) node.remove();
+}
+
+function alike(one, other) {
+  if (one.nodeName !== other.nodeName) return false;
+  if (one.nodeType !== Node.ELEMENT_NODE) return true;
+  const names = (node) => node.getAttributeNames().filter((name) => !OF_SCROLLERS.includes(name));
+  const [ours, theirs] = [names(one), names(other)];
+  return ours.length === theirs.length && ours.every((name) => one.getAttribute(name) === other.getAttribute(name));
+}
+
 // Only where it differs: a node that is replaced loses its selection.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -43,7 +78,36 @@ export function table(columns, rows, { caption, empty = "Nothing yet." } = {}) {
     ),
   );
   const made = h("table", {}, caption ? h("caption", {}, caption) : null, head, body);
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption ?? "table" }, made);
+  const scroller = h("div", { class: "scroll" }, made);
+  queueMicrotask(() => {
+    // by now one that another was renewed with is known not to be shown
+    if (!scroller.isConnected) return;
+    sizes.observe(scroller);
+    sizes.observe(made);
+  });
+  return scroller;
+}
+
+// The keyboard stops at a table only where it scrolls.
+const OF_SCROLLERS = ["tabindex", "role", "aria-label"];
+const sizes = new ResizeObserver((entries) => {
+  for (const scroller of new Set(entries.map((entry) => entry.target.closest(".scroll")))) stopAt(scroller);
+});
+
+function stopAt(scroller) {
+  const scrolls = scroller.scrollHeight > scroller.clientHeight + 1 || scroller.scrollWidth > scroller.clientWidth + 1;
+  const values = scrolls ? ["0", "region", titleOf(scroller)] : [null, null, null];
+  OF_SCROLLERS.forEach((name, index) => {
+    if (values[index] === null) scroller.removeAttribute(name);
+    else scroller.setAttribute(name, values[index]);
+  });
+}
+
+function titleOf(scroller) {
+  for (let before = scroller.parentElement; before; before = before.previousElementSibling) {
+    if (before.tagName === "H3") return before.textContent;
+  }
+  return scroller.closest("section").querySelector("h2").textContent;
 }
 
 export function card(title, { id, note, wide } = {}, ...children) {

@@ -1,7 +1,7 @@
 // The drafter: what training it took and gave, and why it was trained or left alone.
 
 import { Chart } from "./charts.js";
-import { card, fill, h, say, show, table } from "./dom.js";
+import { card, h, renew, say, show, table } from "./dom.js";
 import { clock, count, number, percent, seconds } from "./format.js";
 
 const DECISIONS = {
@@ -62,8 +62,8 @@ export class DrafterCards {
       measured.map((each) => each.trained),
       measured.map((each) => each.used),
     ]);
-    fill(this.decisions, decisions(account?.decisions ?? []));
-    fill(this.seconds, spent(account));
+    renew(this.decisions, decisions(account?.decisions ?? []));
+    renew(this.seconds, spent(account));
   }
 }
 

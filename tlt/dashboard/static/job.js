@@ -2,7 +2,7 @@
 
 import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
-import { card, fill, h, say, show } from "./dom.js";
+import { card, fill, h, renew, say, show } from "./dom.js";
 import { count, number, plural, seconds, when } from "./format.js";
 import { advice } from "./advice.js";
 import { AttemptsCard } from "./attempts.js";
@@ -10,13 +10,13 @@ import { DrafterCards } from "./drafter.js";
 import { Lanes } from "./lanes.js";
 import { LearningCard } from "./learning.js";
 import { LogCard } from "./log.js";
+import { ENDED } from "./run_model.js";
 import { SampleCard } from "./samples.js";
 import { SpeculationCard } from "./speculation.js";
 import { StreamsCard } from "./streams.js";
 import { TailCard } from "./tail.js";
 import { TimesCard } from "./times.js";
 
-const ENDED = ["done", "failed", "cancelled"];
 const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice", "lanes", "lines", "session"];
 
 export class JobPage {
@@ -40,14 +40,18 @@ export class JobPage {
     this.cancel = cancel();
     this.cancelWaiting = cancel();
     this.ready = false;
+    this.live = false;
     this.spec = h("button", { type: "button", onclick: () => this.showSpec() }, "Spec");
     this.status = h("span", { class: "chip" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
+    // of all that moves the one thing that is read out
+    this.spoken = h("p", { class: "unseen", role: "status" });
     const head = card(
       "Job",
       { id: "job", wide: true, note: [this.status, h("span", { class: "space" }), this.spec, this.cancel] },
       this.figures.element,
       this.complaint,
+      this.spoken,
     );
     this.loading = h("div", { class: "loading", role: "status" });
     this.grid = h(
@@ -82,13 +86,14 @@ export class JobPage {
   }
 
   close() {
-    for (const part of [this.lanes, this.tail, this.speculation, this.learning, this.drafter]) part.close();
+    for (const part of [this.lanes, this.tail, this.speculation, this.learning, this.drafter, this.samples]) part.close();
   }
 
   update(changed) {
     const run = this.app.run;
     const record = this.app.session?.jobs.find((each) => each.job === this.job);
-    const ready = run.head !== null && (run.head.began !== null || ENDED.includes(record?.status));
+    run.attended = this.app.sessionIsUp && (record?.status ?? "running") === "running";
+    const ready = run.head !== null && !this.app.isMissing && (run.head.began !== null || ENDED.includes(record?.status));
     show(this.grid, ready);
     show(this.loading, !ready);
     if (!ready) {
@@ -96,18 +101,20 @@ export class JobPage {
       this.tellLoading(run, record);
       return;
     }
-    // what was told while nothing was shown
-    if (!this.ready) changed = new Set(EVERYTHING);
+    // what was told while nothing was shown, or is now told in other words
+    if (!this.ready || this.live !== run.live) changed = new Set(EVERYTHING);
     this.ready = true;
-    const status = record?.status ?? run.head.status;
+    this.live = run.live;
+    const told = record?.status ?? run.head.status;
+    const status = told === "running" && !run.live && run.open ? "no end" : told;
     say(this.status, status);
     this.status.dataset.status = status;
+    say(this.spoken, `${status}: ${run.head.phase}, step ${run.head.step} of ${run.head.steps}`);
     show(this.cancel, this.app.about.may_change && !ENDED.includes(status));
-    const now = run.now(this.app.isConnected);
-    if (changed.has("head") || changed.has("time")) this.figures.update(run, now);
+    if (changed.has("head") || changed.has("time")) this.figures.update(run);
     if (changed.has("advice") || changed.has("session")) this.tellAdvice(run, record);
-    if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(now, run.live);
-    if (changed.has("tail")) this.tail.update(run.tail, run.head, this.streams !== null);
+    if (changed.has("lanes") || changed.has("time") || changed.has("head")) this.lanes.update(run);
+    if (changed.has("tail")) this.tail.update(run.tail, run, this.app.sessionIsUp);
     if (changed.has("speculation") || changed.has("times")) this.speculation.update(run.speculation, run.times);
     if (changed.has("learning")) this.learning.update(run.learning);
     if (changed.has("drafter")) this.drafter.update(run.drafter);
@@ -120,21 +127,25 @@ export class JobPage {
 
   tellLoading(run, record) {
     const waits = record && ["queued", "preparing"].includes(record.status);
-    if (run.broken) {
+    if (this.app.isMissing) {
+      const elsewhere = this.app.about.session ? "The session's jobs" : `The run '${this.app.about.run}'`;
+      renew(this.loading, h("p", {}, h("strong", {}, `There is no job '${this.job}'. `), h("a", { href: "#/" }, elsewhere)));
+    } else if (run.broken) {
       fill(this.loading, h("p", {}, `The journal cannot be read: ${run.broken}`));
     } else if (waits || (run.head && run.head.began === null)) {
       const why = {
         queued: "It waits for the job before it; nothing has to be done.",
         preparing: "Model, data and reward are being checked.",
-      }[record?.status];
-      fill(
+      }[this.app.sessionIsUp && record?.status];
+      renew(
         this.loading,
         h("p", {}, h("strong", {}, `${this.job} is ${record?.status ?? "not started"}. `), why ?? "Its journal is empty."),
+        h("ul", { class: "advice" }, this.app.session ? advice(this.app.session.advice) : []),
         this.cancelWaiting,
       );
       show(this.cancelWaiting, this.app.about.may_change && waits);
     } else {
-      fill(
+      renew(
         this.loading,
         h("p", {}, run.reading ? `Reading the journal: ${Math.round(100 * run.reading)} %` : "Loading …"),
         h("progress", run.reading ? { value: run.reading, max: 1 } : {}),
@@ -143,13 +154,14 @@ export class JobPage {
   }
 
   tellAdvice(run, record) {
-    const all = [...(run.live ? (this.app.session?.advice ?? []) : []), ...(run.advice ?? [])];
+    const ofSession = run.open && this.app.session ? this.app.session.advice : [];
+    const all = [...ofSession, ...(run.advice ?? [])];
     if (run.broken) all.unshift({ urgency: 0, what: run.broken, do: "The journal was read again from its beginning." });
     if (record?.error && run.head.status !== "failed") {
       all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Mend what is named, and submit it again." });
     }
     show(this.adviceCard, all.length > 0);
-    fill(this.advice, advice(all));
+    renew(this.advice, advice(all));
   }
 
   async askCancel() {
@@ -171,8 +183,13 @@ export class JobPage {
   }
 
   async showSpec() {
-    const { showSpec } = await import("./spec.js");
-    await showSpec(this.job);
+    say(this.complaint, "");
+    try {
+      const { showSpec } = await import("./spec.js");
+      await showSpec(this.job);
+    } catch (error) {
+      say(this.complaint, error.message);
+    }
   }
 }
 
@@ -198,19 +215,19 @@ class Figures {
     this.parts.step.parentElement.append(this.progress);
   }
 
-  update(run, now) {
+  update(run) {
     const head = run.head;
-    const set = (name, value, note) => fill(this.parts[name], value, note ? h("small", {}, note) : null);
+    const set = (name, value, note) => renew(this.parts[name], value, note ? h("small", {}, note) : null);
     set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}`);
     this.progress.value = head.step / head.steps;
-    set("phase", head.phase, head.quiet > 5 && run.live ? `last entry ${seconds(head.quiet)} ago` : null);
+    set("phase", head.phase, run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
     set(
       "round",
       head.expected ? `${count(head.settled)} of ${count(head.expected)}` : "–",
       head.expected ? "scored" : "no round is open",
     );
-    set("speed", `${head.tokens_per_second < 100 ? number(head.tokens_per_second, 1) : count(head.tokens_per_second)} /s`, run.live ? "over 10 s" : "over its last 10 s");
-    set("time", seconds(now), head.began ? `began ${when(head.began)}` : null);
+    set("speed", speed(head.tokens_per_second), run.live ? "over 10 s" : "over its last 10 s");
+    set("time", seconds(run.live ? run.now : head.seconds), head.began ? `began ${when(head.began)}` : null);
     const away = head.duties.away ?? 0;
     set(
       "workers",
@@ -218,4 +235,8 @@ class Figures {
       away ? `${away} away` : head.losses ? `${plural(head.losses, "loss", "losses")} so far` : "none lost",
     );
   }
+}
+
+function speed(tokens) {
+  return tokens === null ? "–" : `${tokens < 100 ? number(tokens, 1) : count(tokens)} /s`;
 }

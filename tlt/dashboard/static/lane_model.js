@@ -3,6 +3,11 @@
 export const DUTIES = ["rollout", "draft", "preempting", "learn", "idle", "leaving", "away"];
 const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
 export const OVER = -1;
+// as many as the server remembers: changes and batches over all lanes, marks of a kind
+const KEPT = 40_000;
+const MARKS = 4_000;
+// entries that come between two tidyings
+const TIDY = 10_000;
 
 class Lane {
   constructor(name) {
@@ -35,6 +40,7 @@ export class LaneModel {
     this.order = [];
     this.marks = [];
     this.mostRows = 1;
+    this.untidied = 0;
   }
 
   apply(news) {
@@ -59,6 +65,21 @@ export class LaneModel {
     for (const [at, kind, worker, text] of news.marks) {
       (worker === null ? this.marks : this.lanes[worker].marks).push({ at, kind, text });
     }
+    this.untidied += news.changes.length + news.batches.length + news.marks.length;
+    if (this.untidied > TIDY) this.tidy();
+  }
+
+  // The oldest go.
+  tidy() {
+    this.untidied = 0;
+    const share = (all) => Math.max(16, Math.floor(all / this.lanes.length));
+    for (const lane of this.lanes) {
+      for (const list of [lane.at, lane.duty, lane.batchAt, lane.rows]) {
+        list.splice(0, Math.max(0, list.length - share(KEPT)));
+      }
+      lane.marks = newest(lane.marks, share(MARKS));
+    }
+    this.marks = newest(this.marks, MARKS);
   }
 
   // For each of `width` pixels the workers at each duty, as the mean over its time.
@@ -97,6 +118,18 @@ export class LaneModel {
     }
     return parts;
   }
+}
+
+// Of each kind, as there are far more of some than of others.
+function newest(marks, most) {
+  const found = new Map();
+  return marks
+    .toReversed()
+    .filter(({ kind }) => {
+      found.set(kind, (found.get(kind) ?? 0) + 1);
+      return found.get(kind) <= most;
+    })
+    .reverse();
 }
 
 export function lastBefore(sorted, value) {

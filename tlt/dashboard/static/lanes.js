@@ -1,6 +1,6 @@
 // The lanes: who did what when. A share of all workers on top, then a lane each with its batch size.
 
-import { card, fill, h, say, show } from "./dom.js";
+import { card, h, say, show } from "./dom.js";
 import { clock, count, number, percent, plural, seconds } from "./format.js";
 import { DUTIES, OVER, lastBefore } from "./lane_model.js";
 import { colours, onTheme } from "./theme.js";
@@ -26,6 +26,8 @@ export class Lanes {
   constructor(model) {
     this.model = model;
     this.now = 0;
+    // nobody knows what the workers did after it
+    this.heard = 0;
     this.live = false;
     // null: everything; otherwise from and to, in seconds since the run began
     this.window = null;
@@ -46,7 +48,9 @@ export class Lanes {
     this.body = h("canvas");
     this.spacer = h("div", { class: "spacer" });
     this.rows = h("div", { class: "rows" }, this.spacer, this.body);
-    this.tip = h("div", { class: "tip", role: "status", hidden: true });
+    this.tip = h("div", { class: "tip", hidden: true });
+    // what the keyboard has led to; what a pointer passes over is not read out
+    this.spoken = h("p", { class: "unseen", role: "status" });
     this.chosen = h("div", { class: "selection", hidden: true });
     this.box = h(
       "div",
@@ -64,6 +68,7 @@ export class Lanes {
       this.axis,
       this.chosen,
       this.tip,
+      this.spoken,
     );
     this.rows.addEventListener("scroll", () => this.drawRows());
     for (const [name, listener] of Object.entries({
@@ -81,11 +86,13 @@ export class Lanes {
     this.followButton = tool("Live", "Follow the newest (L)", () => this.follow());
     this.openButton = h("button", { type: "button", onclick: () => this.open() });
     this.note = h("span", { class: "hint" });
+    this.unknown = h("span", { hidden: true }, h("i", { class: "swatch-unknown" }), "unknown: nothing was heard");
     const legend = h(
       "div",
       { class: "legend" },
       DUTIES.map((duty) => h("span", {}, h("i", { class: `swatch-${duty}` }), NAMES[duty])),
       h("span", {}, h("i", { class: "swatch-batch" }), "rows that run at once"),
+      this.unknown,
     );
     this.card = card(
       "Workers",
@@ -115,8 +122,9 @@ export class Lanes {
     this.observer.disconnect();
   }
 
-  update(now, live) {
+  update({ now, heard, live }) {
     this.now = now;
+    this.heard = heard;
     this.live = live;
     this.draw();
   }
@@ -197,6 +205,7 @@ export class Lanes {
     this.followButton.disabled = !this.live;
     const [from, to] = this.span();
     say(this.note, `${plural(workers, "worker")}, ${clock(from)} to ${clock(to)} (min:s)`);
+    show(this.unknown, this.heard < this.now);
     this.drawTop();
     if (rows) this.drawRows();
     this.drawAxis();
@@ -213,7 +222,7 @@ export class Lanes {
     const total = this.model.order.length || 1;
     g.fillStyle = paint.sunken;
     g.fillRect(left, BAND, pixels, SHARE);
-    const shares = this.model.shares(from, to, Math.min(to, this.now), pixels);
+    const shares = this.model.shares(from, to, Math.min(to, this.heard), pixels);
     const base = new Float64Array(pixels);
     DUTIES.forEach((duty, code) => {
       g.fillStyle = paint[duty];
@@ -229,7 +238,14 @@ export class Lanes {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillText("all", left - 6, BAND + SHARE / 2);
+    this.drawUnknown(g, BAND, SHARE);
     this.drawMarks(g, BAND + SHARE);
+  }
+
+  drawUnknown(g, top, tall) {
+    const a = Math.max(this.gutter, this.x(this.heard));
+    const b = this.x(this.now);
+    if (b > a) hatch(g, a, top, b - a, tall);
   }
 
   // Steps and drafters, over the whole height; their names where there is room.
@@ -308,7 +324,7 @@ export class Lanes {
     const paint = colours();
     const left = this.gutter;
     const [from, to] = this.span();
-    const end = Math.min(to, this.now);
+    const end = Math.min(to, this.heard);
     const thick = tall > 20 ? Math.round(tall * 0.42) : tall - 4;
     const top = y + 3;
     g.fillStyle = row === this.selected.row && document.activeElement === this.box ? paint.accent : paint.soft;
@@ -328,6 +344,7 @@ export class Lanes {
       g.fillStyle = paint[DUTIES[lane.duty[index]]];
       g.fillRect(a, top, Math.max(0.75, b - a), thick);
     }
+    this.drawUnknown(g, top, thick);
     if (tall > 20) this.drawBatch(g, lane, top + thick + 1, tall - thick - 7);
     for (const mark of lane.marks) {
       if (mark.at < from || mark.at > to || (mark.kind === "strategy" && tall <= 20)) continue;
@@ -338,7 +355,7 @@ export class Lanes {
   drawBatch(g, lane, top, tall) {
     const paint = colours();
     const [from, to] = this.span();
-    const end = Math.min(to, this.now);
+    const end = Math.min(to, this.heard);
     g.fillStyle = paint.batch;
     for (let index = Math.max(0, lastBefore(lane.batchAt, from)); index < lane.batchAt.length; index++) {
       const until = lane.batchAt[index];
@@ -457,7 +474,7 @@ export class Lanes {
       show(this.tip, false);
       return;
     }
-    fill(this.tip, text);
+    say(this.tip, text);
     show(this.tip, true);
     const width = this.box.clientWidth;
     const left = at.x + 14 + this.tip.offsetWidth > width ? at.x - 14 - this.tip.offsetWidth : at.x + 14;
@@ -467,6 +484,7 @@ export class Lanes {
 
   tellAll(time) {
     if (time > this.now || !this.model.order.length) return null;
+    if (time > this.heard) return this.tellUnknown(time);
     const counts = DUTIES.map(() => 0);
     for (const lane of this.model.lanes) {
       const index = lane.find(time);
@@ -481,14 +499,15 @@ export class Lanes {
   tellLane(lane, time) {
     const index = lane?.find(time) ?? -1;
     if (index < 0 || time > this.now) return null;
+    if (time > this.heard) return `${lane.name}\n${this.tellUnknown(time)}`;
     const begins = lane.at[index];
     const known = lane.at[index + 1];
-    const ends = known ?? this.now;
+    const ends = known ?? this.heard;
     const duty = lane.duty[index];
     const what = duty === OVER ? "the run is over" : NAMES[DUTIES[duty]];
     const lines = [`${lane.name}: ${what}`];
     if (duty !== OVER) {
-      const since = `${seconds(ends - begins)}${known === undefined ? " by now" : ""}`;
+      const since = `${seconds(ends - begins)}${known === undefined ? (this.live ? " by now" : " until it was last heard of") : ""}`;
       lines.push(`${clock(begins)} to ${clock(ends)}, ${since}`);
     }
     const rows = DUTIES[duty] === "rollout" ? lane.batch(time + 1) : null;
@@ -497,6 +516,10 @@ export class Lanes {
     if (strategies.length && DUTIES[duty] === "rollout") lines.push(`decodes with ${strategies.at(-1).text}`);
     const others = lane.marks.filter((mark) => mark.kind !== "strategy");
     return [...lines, ...this.tellMarks([...this.model.marks, ...others], time)].join("\n");
+  }
+
+  tellUnknown(time) {
+    return `at ${clock(time)}\nnothing was heard after ${clock(this.heard)}`;
   }
 
   tellMarks(marks, time) {
@@ -557,6 +580,7 @@ export class Lanes {
     const row = this.rows.hidden ? null : this.selected.row;
     this.hovered = { time, x: this.x(time), y: BAND + SHARE + y - this.rows.scrollTop + tall / 2, row };
     this.draw();
+    say(this.spoken, this.tip.hidden ? "" : this.tip.textContent);
   }
 }
 
@@ -573,6 +597,23 @@ function prepare(canvas, width, height) {
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   g.clearRect(0, 0, width, height);
   return g;
+}
+
+function hatch(g, left, top, width, height) {
+  const apart = 6;
+  g.save();
+  g.beginPath();
+  g.rect(left, top, width, height);
+  g.clip();
+  g.strokeStyle = colours().soft;
+  g.globalAlpha = 0.6;
+  g.beginPath();
+  for (let x = Math.floor((left - height) / apart) * apart; x < left + width; x += apart) {
+    g.moveTo(x, top + height);
+    g.lineTo(x + height, top);
+  }
+  g.stroke();
+  g.restore();
 }
 
 function font(size) {

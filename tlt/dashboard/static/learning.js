@@ -1,7 +1,7 @@
 // Learning: what the policy is worth, and whether its updates are sound.
 
 import { Chart, joined } from "./charts.js";
-import { card, fill, h, table } from "./dom.js";
+import { card, h, renew, table } from "./dom.js";
 import { count, number, percent, seconds } from "./format.js";
 
 const STEP = { name: "step", format: count, whole: true };
@@ -11,7 +11,7 @@ export class LearningCard {
     const chart = (title, series, options = {}) => new Chart(title, { x: STEP, series, ...options });
     const one = (name, colour = "series-1", more = {}) => ({ name, colour, points: true, ...more });
     this.charts = {
-      reward: chart("Reward (mean) and held-out accuracy", [one("rollouts"), one("held out", "series-2")]),
+      reward: chart("Reward (mean) of rollouts, and held out", [one("rollouts"), one("held out", "series-2")]),
       length: chart("Length of answers (tokens)", [one("mean"), one("9 of 10 below", "series-2"), one("longest", "series-3")], { format: count }),
       entropy: chart("Entropy (nats a token)", [one("entropy")], { format: (v) => number(v, 3) }),
       kl: chart("KL to the sampling policy (nats a token)", [one("kl"), one("to the reference", "series-2")], { format: (v) => number(v, 4) }),
@@ -55,15 +55,17 @@ export class LearningCard {
     put("gradient", updates, (s) => s.metrics.gradient_norm);
     put("loss", updates, (s) => s.metrics.loss);
     put("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
-    fill(
+    const isShare = learning.right_or_wrong;
+    const figure = (value) => (isShare ? percent(value, 1) : number(value, 3));
+    renew(
       this.evals,
       table(
-        [{ name: "after step" }, { name: "policy" }, { name: "accuracy" }, { name: "± standard error" }, { name: "problems" }, { name: "mean length" }, { name: "took" }],
+        [{ name: "after step" }, { name: "policy" }, { name: isShare ? "accuracy" : "mean reward" }, { name: "± standard error" }, { name: "problems" }, { name: "mean length" }, { name: "took" }],
         [...evals].reverse().map((done) => [
           count(done.step),
           count(done.version),
-          percent(done.mean, 1),
-          percent(done.stderr, 1),
+          figure(done.mean),
+          figure(done.stderr),
           count(done.problems),
           `${count(done.length.mean)} tokens`,
           seconds(done.seconds),

@@ -6,7 +6,7 @@ import { clock } from "./format.js";
 export class LogCard {
   constructor() {
     this.last = 0;
-    this.lines = h("pre", { class: "logs", tabindex: "0", role: "log", "aria-label": "log" });
+    this.lines = h("pre", { class: "logs", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "log" });
     this.newest = h("button", { type: "button", hidden: true, onclick: () => this.follow() }, "Follow the newest");
     this.lines.addEventListener("scroll", () => show(this.newest, !this.atEnd));
     this.element = card("Log", { id: "log", wide: true, note: this.newest }, this.lines);

@@ -14,6 +14,8 @@ const STATES = {
   live: "live",
   stale: "nothing heard for a while",
   lost: "disconnected, trying again",
+  refused: "nothing to be told",
+  paused: "paused while nobody looks",
 };
 
 class App {
@@ -23,8 +25,11 @@ class App {
     this.run = new RunModel();
     this.page = null;
     this.job = undefined;
+    // the section that a link named, until there is something to scroll to
+    this.part = null;
     this.dirty = new Set();
     this.scheduled = false;
+    this.wasLive = false;
     this.feed = new Feed({
       run: (update) => this.changed(this.run.apply(update)),
       session: (view) => {
@@ -50,6 +55,10 @@ class App {
     this.theme = h("button", { type: "button", onclick: () => this.nextTheme() });
     this.jump = h("nav", { class: "jump", "aria-label": "Sections" });
     this.nextTheme(chosenTheme());
+    document.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault();
+      this.main.focus();
+    });
     fill(
       document.querySelector("#app"),
       h(
@@ -76,14 +85,21 @@ class App {
   }
 
   go() {
-    const [, job, part] = location.hash.match(/^#\/job\/([^/]+)(?:\/(.+))?$/) ?? [];
-    const wanted = job === undefined ? this.about.run : decodeURIComponent(job);
+    const place = placeOf(location.hash);
+    if (place === null && this.page !== null) return;
+    const wanted = place?.job ?? this.about.run;
+    this.part = place?.part ?? null;
     if (wanted !== this.job) this.open(wanted);
-    if (part) this.scroll(part);
+    else if (this.page.ready) this.arrive("auto");
   }
 
-  scroll(id) {
-    document.getElementById(id)?.scrollIntoView();
+  scroll(id, behavior = "auto") {
+    document.getElementById(id)?.scrollIntoView({ behavior });
+  }
+
+  arrive(behavior) {
+    if (this.part !== null) this.scroll(this.part, behavior);
+    this.part = null;
   }
 
   open(job) {
@@ -107,25 +123,35 @@ class App {
     );
     this.feed.open(job);
     this.changed(["session"]);
-    scrollTo(0, 0);
+    scrollTo({ top: 0, behavior: "instant" });
   }
 
   connected(state) {
     this.connection.dataset.state = state;
     document.body.dataset.connection = state;
+    this.run.connected = state === "live";
     say(this.connection, STATES[state]);
     this.banner.dataset.state = state;
-    show(this.banner, state === "lost" || state === "stale");
+    show(this.banner, ["lost", "stale", "refused"].includes(state) && !this.isMissing);
     say(
       this.banner,
-      state === "lost"
-        ? "The dashboard does not answer. What is shown is how it was; jobs run on without it."
-        : "Nothing was heard from the dashboard for a while. What is shown may be old.",
+      {
+        lost: "The dashboard does not answer. What is shown is how it was; jobs run on without it.",
+        stale: "Nothing was heard from the dashboard for a while. What is shown may be old.",
+        refused: `The dashboard cannot tell: ${this.feed.refused?.why}. What is shown is how it was.`,
+      }[state] ?? "",
     );
+    if (state === "refused") this.changed(["session"]);
   }
 
-  get isConnected() {
-    return this.feed.state === "live";
+  // There is no such job.
+  get isMissing() {
+    return this.feed.refused?.status === 404;
+  }
+
+  // Until it was heard of, it is taken to be.
+  get sessionIsUp() {
+    return this.about.session !== null && (this.session?.up ?? true);
   }
 
   changed(names) {
@@ -143,11 +169,16 @@ class App {
     const dirty = this.dirty;
     this.dirty = new Set();
     this.page.update(dirty);
+    if (this.page.ready) this.arrive("instant");
   }
 
   // Time passes on the lanes, whether or not something was told.
   tick() {
-    if (!document.hidden && this.isConnected && this.run.live) this.page.update(new Set(["time"]));
+    if (document.hidden || !this.run.connected) return;
+    const { live } = this.run;
+    // once more when it is taken to be over
+    if (live || this.wasLive) this.page.update(new Set(["time"]));
+    this.wasLive = live;
   }
 
   key(event) {
@@ -156,6 +187,18 @@ class App {
     if (event.key === "t") this.nextTheme();
     else if (event.key === "j" && this.about.session) location.hash = "#/";
     else if (/^[0-9]$/.test(event.key)) this.jump.querySelectorAll("a")[(Number(event.key) + 9) % 10]?.click();
+  }
+}
+
+// The job and the section that an address names; null where it names none of ours.
+function placeOf(hash) {
+  if (["", "#", "#/"].includes(hash)) return { job: null, part: null };
+  const [, job, part] = hash.match(/^#\/job\/([^/]+)(?:\/(.*))?$/) ?? [];
+  if (job === undefined) return null;
+  try {
+    return { job: decodeURIComponent(job), part: part || null };
+  } catch {
+    return null;
   }
 }
 

@@ -2,6 +2,11 @@
 
 import { LaneModel } from "./lane_model.js";
 
+// a job's, once it is over
+export const ENDED = ["done", "failed", "cancelled"];
+// after so long a silence nobody is thought to be at a run, unless a session is seen there
+const QUIET_SECONDS = 60;
+
 const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice"];
 const LINES = 2000;
 const STEPS = 2000;
@@ -9,6 +14,9 @@ const STEPS = 2000;
 export class RunModel {
   constructor() {
     this.lanes = new LaneModel();
+    // whether the server tells something, and whether a session is seen to be at the run
+    this.connected = false;
+    this.attended = false;
     this.clear();
   }
 
@@ -48,16 +56,30 @@ export class RunModel {
     return changed;
   }
 
-  get live() {
-    return this.head !== null && this.head.status === "running";
+  // Its journal has a beginning and no end.
+  get open() {
+    return this.head !== null && this.head.began !== null && !ENDED.includes(this.head.status);
   }
 
-  // Seconds since the run began: they pass between two messages, too.
-  now(connected) {
-    if (this.head === null) return 0;
-    if (!this.live || this.head.quiet > 3600) return this.head.seconds;
-    const since = connected ? (performance.now() - this.toldAt) / 1000 : 0;
-    return this.head.seconds + this.head.quiet + since;
+  get live() {
+    return this.open && (this.attended || this.quiet <= QUIET_SECONDS);
+  }
+
+  // Seconds since the last entry: they pass between two messages, too.
+  get quiet() {
+    return this.head.quiet + (this.connected ? (performance.now() - this.toldAt) / 1000 : 0);
+  }
+
+  // Seconds since the run began. Of a silence that lasts no more is shown than tells that there is one.
+  get now() {
+    if (!this.open) return this.head?.seconds ?? 0;
+    const shown = this.live ? Infinity : Math.max(5, 0.05 * this.head.seconds);
+    return this.head.seconds + Math.min(this.quiet, shown);
+  }
+
+  // Until when something is known of its workers, in seconds since it began.
+  get heard() {
+    return this.attended ? this.now : (this.head?.seconds ?? 0);
   }
 }
 

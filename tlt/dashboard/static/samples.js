@@ -1,7 +1,7 @@
 // Samples: a prompt and its group's answers side by side, tokens by how they came about.
 
 import { ask } from "./asking.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, fill, h, say, show, table } from "./dom.js";
 import { count, number, plural, seconds } from "./format.js";
 
 const ORIGINS = { accepted: "guessed and accepted", corrected: "corrected by the policy", plain: "nothing was guessed" };
@@ -12,6 +12,10 @@ export class SampleCard {
     // whether somebody has chosen something, which then stays
     this.touched = false;
     this.shownAt = null;
+    this.head = null;
+    this.isNear = false;
+    // of requests: only what the last one brings is shown
+    this.asked = 0;
     this.rounds = h("select", { id: "round", onchange: () => this.choose() });
     this.groups = h("div", { class: "groups" });
     this.question = h("pre", { class: "question", hidden: true });
@@ -41,11 +45,29 @@ export class SampleCard {
         this.answers,
       ),
     );
+    this.nearness = new IntersectionObserver((entries) => this.approach(entries.at(-1).isIntersecting), { rootMargin: "200px" });
+    this.nearness.observe(this.element);
   }
 
-  // Whenever a round is over, until somebody has chosen.
+  close() {
+    this.nearness.disconnect();
+  }
+
+  approach(isNear) {
+    this.isNear = isNear;
+    this.refresh();
+  }
+
   update(head) {
-    if (this.touched || !head || head.entries < 3) return;
+    this.head = head;
+    this.refresh();
+  }
+
+  // Whenever a round is over, until somebody has chosen; and only for who is about to see it, as all
+  // answers of a group are decoded.
+  refresh() {
+    const { head } = this;
+    if (!this.isNear || this.touched || !head || head.entries < 3) return;
     const at = `${head.step} ${head.phase} ${head.settled > 0}`;
     if (at !== this.shownAt) {
       this.shownAt = at;
@@ -59,15 +81,30 @@ export class SampleCard {
   }
 
   async load(round) {
-    say(this.complaint, "");
+    const turn = this.begin();
     const [purpose, step] = round ? round.split(" ") : [];
     const query = round ? `?step=${step}&purpose=${purpose}` : "";
     try {
       const found = await ask(`${this.path}${query}`);
-      this.list(found);
+      if (turn === this.asked) this.list(found);
     } catch (error) {
+      if (turn !== this.asked) return;
+      fill(this.groups);
+      this.clear();
       say(this.complaint, error.message);
     }
+  }
+
+  begin() {
+    say(this.complaint, "");
+    this.asked += 1;
+    return this.asked;
+  }
+
+  // What is there is of another group.
+  clear() {
+    show(this.question, false);
+    fill(this.answers);
   }
 
   list({ rounds, chosen, groups }) {
@@ -92,6 +129,7 @@ export class SampleCard {
       }),
     );
     if (groups.length) this.open(groups[0], this.groups.querySelector("button"));
+    else this.clear();
   }
 
   pick(group, button) {
@@ -100,12 +138,13 @@ export class SampleCard {
   }
 
   async open(group, button) {
-    for (const row of this.groups.querySelectorAll("tr.chosen")) row.classList.remove("chosen");
-    button?.closest("tr")?.classList.add("chosen");
-    say(this.complaint, "");
+    for (const other of this.groups.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
+    button.setAttribute("aria-current", "true");
+    const turn = this.begin();
     try {
       const sample = await ask(`${this.path}/${group.step}/${group.purpose}/${group.prompt}`);
-      this.question.hidden = false;
+      if (turn !== this.asked) return;
+      show(this.question, true);
       fill(
         this.question,
         sample.question || "(the prompt's text is not in the run's folder)",
@@ -113,6 +152,8 @@ export class SampleCard {
       );
       fill(this.answers, sample.answers.map(answer));
     } catch (error) {
+      if (turn !== this.asked) return;
+      this.clear();
       say(this.complaint, error.message);
     }
   }

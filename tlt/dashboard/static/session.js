@@ -3,11 +3,10 @@
 import { advice } from "./advice.js";
 import { change } from "./asking.js";
 import { ask as question } from "./confirming.js";
-import { card, fill, h, say, show, table } from "./dom.js";
+import { card, h, renew, say, show, table } from "./dom.js";
 import { ago, count } from "./format.js";
+import { ENDED } from "./run_model.js";
 import { StreamsCard } from "./streams.js";
-
-const ENDED = ["done", "failed", "cancelled"];
 
 export class SessionPage {
   constructor(app) {
@@ -41,15 +40,16 @@ export class SessionPage {
     if (!session || !changed.has("session")) return;
     show(this.loading, false);
     show(this.grid, true);
-    const down = session.up ? [] : [{ urgency: 0, what: `The session '${session.name}' is down.`, do: "`tlt up` starts it again; its jobs go on where they were." }];
-    const all = [...down, ...session.advice];
+    const all = session.advice;
     show(this.adviceCard, all.length > 0);
-    fill(this.advice, advice(all));
+    renew(this.advice, advice(all));
     say(this.sum, `Redis ${session.redis}; runs in ${session.runs}; device ${session.device}.`);
     this.streams.update(session);
     const focused = document.activeElement?.dataset?.key;
-    fill(this.jobs, this.list(session));
-    if (focused) this.jobs.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    renew(this.jobs, this.list(session));
+    if (document.activeElement?.dataset?.key === focused) return;
+    // its row has moved
+    this.jobs.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 
   list(session) {

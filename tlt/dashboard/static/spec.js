@@ -25,10 +25,18 @@ export async function submitSpec(jobs) {
     h("option", { value: "" }, "an empty spec"),
     jobs.map((each) => h("option", { value: each.job }, each.job)),
   );
+  // what somebody has typed is never overwritten
+  let copied = "";
   const copy = async () => {
     say(complaint, "");
+    const chosen = from.value;
     try {
-      text.value = from.value ? (await ask(`/api/jobs/${encodeURIComponent(from.value)}/spec`)).yaml : "";
+      const yaml = chosen ? (await ask(`/api/jobs/${encodeURIComponent(chosen)}/spec`)).yaml : "";
+      if (chosen !== from.value) return;
+      if (text.value === "" || text.value === copied) {
+        text.value = yaml;
+        copied = text.value;
+      } else say(complaint, "What you have typed stays. Empty the field to begin with another spec.");
     } catch (error) {
       say(complaint, error.message);
     }

@@ -1,7 +1,7 @@
 // Speculation: what is guessed with, how much of it is accepted, and what that saves.
 
 import { Chart } from "./charts.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { count, number, percent, saving, seconds } from "./format.js";
 
 export class SpeculationCard {
@@ -58,15 +58,15 @@ export class SpeculationCard {
       steps.map((step) => step.critical.low),
       steps.map((step) => step.critical.seconds),
     ]);
-    fill(this.accepted, accepted(speculation.acceptance));
-    fill(this.ways, ways(speculation.ways));
+    renew(this.accepted, accepted(speculation.acceptance));
+    renew(this.ways, ways(speculation.ways));
   }
 }
 
 function sum({ mode, saved, gave_up: gaveUp }) {
   if (mode === "off") return "This job decodes without speculation.";
   if (!saved) return "Not compared with decoding without it yet: no control run is over.";
-  const cost = `${count(saved.runs)} control runs of ${seconds(saved.control_seconds)} cost ${seconds(saved.control_cost)}`;
+  const cost = `${count(saved.runs)} control runs, ${seconds(saved.control_seconds)} together, cost ${seconds(saved.control_cost)}`;
   return `Saved ${saving(saved.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved, and was given up." : ""}`;
 }
 
@@ -103,8 +103,8 @@ function ways(all) {
       { name: "way", left: true },
       { name: "rounds" },
       { name: "tried" },
-      { name: "predicted tokens/s" },
-      { name: "seen tokens/s" },
+      { name: "predicted tokens/s of a rank" },
+      { name: "seen tokens/s of a rank" },
     ],
     all.map((way) => [
       way.bucket === 1 ? "1" : `≤ ${way.bucket}`,

@@ -1,6 +1,6 @@
 // Queues and health: streams, leases, memory.
 
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { bytes, count, number, plural, seconds } from "./format.js";
 
 export class StreamsCard {
@@ -30,7 +30,7 @@ export class StreamsCard {
       this.sum,
       `Redis uses ${bytes(health.redis_bytes)}; the machine ${bytes(health.memory_used)} of ${bytes(health.memory_total)}, load ${number(health.load, 1)}; ${plural(health.dead_letters, "dead letter")}; ${plural(health.running, "row")} on ${plural(health.all_workers, "worker")}.`,
     );
-    fill(
+    renew(
       this.streams,
       table(
         [{ name: "stream", left: true }, { name: "read by", left: true }, { name: "entries" }, { name: "delivered, not yet acknowledged" }, { name: "some unread" }, { name: "oldest waits" }],
@@ -45,7 +45,7 @@ export class StreamsCard {
         { empty: "No stream yet." },
       ),
     );
-    fill(this.workers, workers(health));
+    renew(this.workers, workers(health));
   }
 }
 

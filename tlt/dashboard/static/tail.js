@@ -1,7 +1,7 @@
 // The tail: how the answers of a round come in, how long they are, who still writes.
 
 import { Chart, joined } from "./charts.js";
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { count, percent, seconds } from "./format.js";
 
 export class TailCard {
@@ -22,7 +22,7 @@ export class TailCard {
       series: [{ name: "answers", colour: "series-1", bars: true, width: 0 }],
       empty: "No answer yet.",
     });
-    this.sentence = h("p", { class: "hint", "aria-live": "polite" });
+    this.sentence = h("p", { class: "hint" });
     this.longest = h("div");
     this.element = card(
       "The tail",
@@ -44,13 +44,13 @@ export class TailCard {
   }
 
   // `known`: whether there is a session to ask who has what in hand.
-  update(tail, head, known) {
+  update(tail, run, known) {
     if (tail === null) return;
     this.done.set(joined([tail.now, tail.before].map((curve) => points(curve, tail))));
     const { width, counts } = tail.lengths;
     this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => (index + 0.5) * width), counts] : [[], []]);
-    say(this.sentence, sentence(tail, head, known));
-    fill(
+    say(this.sentence, sentence(tail, run, known));
+    renew(
       this.longest,
       table(
         [{ name: "prompt · member", left: true }, { name: "worker", left: true }, { name: "for" }, { name: "attempt" }],
@@ -60,7 +60,7 @@ export class TailCard {
           seconds(held.seconds),
           count(held.attempt + 1),
         ]),
-        { empty: nobody(head, known) },
+        { empty: nobody(run, known) },
       ),
     );
   }
@@ -75,16 +75,18 @@ function points(curve, tail) {
   return open ? [[...at, tail.seconds], [...share, share.at(-1)]] : [at, share];
 }
 
-function nobody(head, known) {
-  if (head.status !== "running") return "The run is over.";
+function nobody(run, known) {
+  if (!run.open) return "The run is over.";
   return known ? "Nobody has an answer in hand." : "Only its session knows.";
 }
 
-function sentence(tail, head, known) {
+function sentence(tail, { head, live, open }, known) {
   if (!tail.now) return "No round yet.";
   const name = tail.now.purpose === "eval" ? "Evaluation" : `Step ${tail.now.step}`;
+  const scored = `${percent(head.settled / Math.max(1, head.expected))} scored`;
+  if (!live && head.settled < head.expected) return `${name}: ${scored} when ${open ? "it was last heard of" : "the job ended"}.`;
   if (!tail.seconds) return `${name}: all answers were there after ${seconds(tail.now.done.at(-1) ?? 0)}.`;
-  const parts = [`${name}, ${seconds(tail.seconds)} in: ${percent(head.settled / Math.max(1, head.expected))} scored`];
+  const parts = [`${name}, ${seconds(tail.seconds)} in: ${scored}`];
   if (tail.running) parts.push(`${count(tail.running)} in hand`);
   if (tail.queued) parts.push(`${count(tail.queued)} ${known ? "in the queue" : "still to come"}`);
   const last = tail.forecast;

@@ -4,17 +4,24 @@
 const NAMES = [
   ...["ink", "soft", "line", "card", "sunken", "accent", "batch", "bad"],
   ...["rollout", "draft", "preempting", "learn", "idle", "leaving", "away"],
-  ...["series-1", "series-2", "series-3", "series-4"],
+  ...["series-1", "series-2", "series-3", "series-4", "band"],
 ];
 const listeners = new Set();
 let memo = null;
 
 export function colours() {
   if (memo === null) {
-    const style = getComputedStyle(document.documentElement);
-    memo = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    // which of its two a colour is shows only where it is used
+    const probe = document.body.appendChild(document.createElement("i"));
+    memo = Object.fromEntries(NAMES.map((name) => [name, used(probe, name)]));
+    probe.remove();
   }
   return memo;
+}
+
+function used(probe, name) {
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
 }
 
 export function onTheme(listener) {

@@ -1,6 +1,6 @@
 // Where the time went: of the job by phase, of each worker by duty.
 
-import { card, fill, h, table } from "./dom.js";
+import { card, h, renew, table } from "./dom.js";
 import { count, percent, saving, seconds } from "./format.js";
 
 export class TimesCard {
@@ -22,7 +22,7 @@ export class TimesCard {
   update(times) {
     if (times === null) return;
     const total = Object.values(times.phases).reduce((all, each) => all + each, 0);
-    fill(
+    renew(
       this.phases,
       table(
         [{ name: "phase", left: true }, { name: "time" }, { name: "share" }],
@@ -30,10 +30,10 @@ export class TimesCard {
         { empty: "No time has passed yet." },
       ),
     );
-    fill(this.workers, byDuty("worker", Object.entries(times.workers)));
+    renew(this.workers, byDuty("worker", Object.entries(times.workers)));
     const steps = [...times.steps].reverse().slice(0, 200);
     const duties = names(steps.map((step) => step.duties));
-    fill(
+    renew(
       this.steps,
       table(
         [{ name: "step" }, { name: "time" }, ...duties.map((name) => ({ name })), { name: "saved on all ranks" }, { name: "saved of the wait" }],
