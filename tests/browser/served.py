@@ -44,5 +44,7 @@ def stop(server: Served) -> None:
 @contextlib.contextmanager
 def serve_folder(folder: Path) -> Iterator[Served]:
     server = start(folder)
-    yield server
-    stop(server)
+    try:
+        yield server
+    finally:
+        stop(server)

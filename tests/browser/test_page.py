@@ -55,6 +55,7 @@ def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> No
         page.locator(".lanes").focus()
         page.keyboard.press("End")
         expect(page.locator(".lanes .tip")).to_contain_text("nothing was heard after")
+        page.close()
 
 
 def test_it_paints_at_once_and_again(visit: Visit, served: Served) -> None:
@@ -288,31 +289,11 @@ def zoom(page: Page, over: Locator) -> None:
 _AT_END = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
 
 
-def test_the_log_is_followed_until_somebody_scrolls_up(visit: Visit, tmp_path: Path) -> None:
-    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:1500]))
-    with serve_folder(journal.parent) as server, journal.open("ab", buffering=0) as file:
-        page = visit.open(server.address)
-        ready(page)
-        log = page.locator("#log pre")
-        assert log.evaluate(_AT_END)
-        file.write(b"".join(lines[1500:3000]))
-        expect(log).to_contain_text("step 2: reward")
-        assert log.evaluate(_AT_END)
-        log.evaluate("log => { log.scrollTop = 100; }")
-        file.write(b"".join(lines[3000:]))
-        expect(log).to_contain_text("step 7: reward")
-        assert log.evaluate("log => log.scrollTop") == 100
-        page.get_by_role("button", name="Follow the newest").click()
-        assert log.evaluate(_AT_END)
-
-
 def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
     journal = unpack(tmp_path / _RECORDED) / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:1500]))
-    with serve_folder(journal.parent) as server:
+    with serve_folder(journal.parent) as server, journal.open("ab", buffering=0) as file:
         page = visit.open(server.address)
         ready(page)
         decisions = page.get_by_role("region", name="Decisions, newest first")
@@ -327,14 +308,23 @@ def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> 
         pointed = page.locator("#drafter .u-value").first
         last = pointed.inner_text()
         decisions.evaluate("box => { box.focus(); box.scrollTop = 60; }")
-        with journal.open("ab") as file:
-            file.writelines(lines[1500:])
+        log = page.locator("#log pre")
+        assert log.evaluate(_AT_END)
+        file.write(b"".join(lines[1500:3000]))
+        expect(log).to_contain_text("step 2: reward")
+        assert log.evaluate(_AT_END)
+        log.evaluate("log => { log.scrollTop = 100; }")
+        file.write(b"".join(lines[3000:]))
         expect(page.locator("#job .chip")).to_have_text("done")
         expect(decisions.locator("tbody tr")).to_have_count(26)
         expect(reward.locator(".numbers tbody tr")).to_have_count(9)
         assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
         point(page, loss, 0.95)
         expect(pointed).to_have_text(last)
+        assert log.evaluate("log => log.scrollTop") == 100
+        page.get_by_role("button", name="Follow the newest").click()
+        expect(page.get_by_role("button", name="Follow the newest")).to_be_hidden()
+        page.close()
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +359,7 @@ def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served)
     expect(page.locator("#samples caption")).to_contain_text("step 7:", timeout=15000)
     expect(page.locator("#samples .answer").first).to_be_visible()
     late: list[Route] = []
-    page.route(re.compile("/samples/7/train/"), late.append, times=1)
+    page.route(re.compile("/samples/7/train/"), lambda route: late.append(route), times=1)
     groups.nth(1).click()
     groups.nth(2).click()
     expect(page.locator("#samples [aria-current]")).to_have_text(groups.nth(2).inner_text())
