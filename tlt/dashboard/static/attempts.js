@@ -1,6 +1,6 @@
 // How often the job was begun again, and each life of a worker that ended or began on the way.
 
-import { card, fill, h, say, table } from "./dom.js";
+import { card, h, renew, say, table } from "./dom.js";
 import { count, plural, seconds } from "./format.js";
 
 const LIVES = 200;
@@ -24,7 +24,7 @@ export class AttemptsCard {
     if (told === null) return;
     const ended = told.lives.filter((life) => life.ended !== null);
     say(this.sum, `${plural(told.attempts.length, "attempt")}; ${plural(ended.length, "life of a worker", "lives of workers")} ended before the job did.`);
-    fill(
+    renew(
       this.attempts,
       table(
         [{ name: "attempt" }, { name: "coordinator" }, { name: "from" }, { name: "until" }, { name: "at step" }, { name: "began because", left: true }, { name: "ended because", left: true }],
@@ -40,7 +40,7 @@ export class AttemptsCard {
         { empty: "The job has not begun." },
       ),
     );
-    fill(
+    renew(
       this.lives,
       table(
         [{ name: "worker", left: true }, { name: "incarnation" }, { name: "from" }, { name: "until" }, { name: "ended because", left: true }],
