@@ -20,6 +20,7 @@ from tlt.messages import BlobRef, Tensor
 from tlt.types import Digest
 
 INLINE_BYTES = 64 * 1024
+_DIGEST_BYTES = 20
 
 
 class Blobs:
@@ -42,10 +43,14 @@ class Blobs:
         raise BlobLost(f"blob {ref.digest} is neither in {self.flight} nor in {self.committed}")
 
     def get(self, ref: BlobRef) -> bytes:
+        path = self.path(ref)
         try:
-            return self.verified(ref).read_bytes()
+            data = path.read_bytes()
         except OSError as error:
-            raise _unreadable(self.path(ref), error) from error
+            raise _unreadable(path, error) from error
+        digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+        _require(path, ref, BlobRef(digest=Digest(digest), bytes=len(data)))
+        return data
 
     def verified(self, ref: BlobRef) -> Path:
         """Of a file that is what its name says: large ones are better mapped than read."""
@@ -54,10 +59,7 @@ class Blobs:
             found = _ref(path)
         except OSError as error:
             raise _unreadable(path, error) from error
-        if found.bytes != ref.bytes:
-            raise BlobLost(f"{path}: {found.bytes} bytes, {ref.bytes} expected")
-        if found.digest != ref.digest:
-            raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
+        _require(path, ref, found)
         return path
 
     def commit(self, ref: BlobRef) -> Path:
@@ -102,8 +104,15 @@ def _ref(file: Path, durable: bool = False) -> BlobRef:
     with file.open("rb") as content:
         if durable:
             os.fsync(content.fileno())
-        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=20))
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES))
         return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
+
+
+def _require(path: Path, ref: BlobRef, found: BlobRef) -> None:
+    if found.bytes != ref.bytes:
+        raise BlobLost(f"{path}: {found.bytes} bytes, {ref.bytes} expected")
+    if found.digest != ref.digest:
+        raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
 
 
 def _unreadable(path: Path, error: OSError) -> BlobLost:
