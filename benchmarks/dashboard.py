@@ -30,9 +30,10 @@ import msgspec
 import redis
 from playwright.sync_api import Browser
 
-from benchmarks.dashboard_browser import chromium, first_paint, heard, lanes_drawn, open_page
+from benchmarks.dashboard_browser import first_paint, heard, lanes_drawn, open_page
 from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
+from tests.browser.chromium import chromium
 from tlt.config import SessionSpec
 from tlt.messages import Heartbeat, JobRecord
 from tlt.session_files import write_session

@@ -1,14 +1,9 @@
-"""A Chromium that opens the dashboard's page: when it painted, and what it was told when."""
+"""A browser that opens the dashboard's page: when it painted, and what it was told when."""
 
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import cast
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-_ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic")
 # what a message of the feed says of the journal, and when it came
 _LISTEN = """
 window.heard = [];
@@ -23,17 +18,6 @@ window.EventSource = class extends EventSource {
 };
 """
 _PAINT = "performance.getEntriesByType('paint').find((e) => e.name === 'first-contentful-paint')"
-
-
-@contextmanager
-def chromium() -> Generator[Browser]:
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        raise SystemExit("there is no Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
-        yield browser
-        browser.close()
 
 
 def open_page(browser: Browser, address: str, job: str) -> Page:

@@ -1,20 +1,21 @@
 """The pictures in docs/images, from the recorded run.
 
-python docs/screenshots.py [FOLDER]
+python -m docs.screenshots [FOLDER]
 """
 
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from recording import unpack
+from playwright.sync_api import Browser, Page, expect
+
+from docs.recording import unpack
+from tests.browser.chromium import chromium
+from tests.browser.served import serve_folder
 
 IMAGES = Path(__file__).parent / "images"
-_JOB = "tiny-reasoner-1"
+JOB = "tiny-reasoner-1"
 
 
 class Shot(NamedTuple):
@@ -35,24 +36,10 @@ SHOTS = (
 )
 
 
-def take(folder: Path) -> None:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        run = unpack(Path(home) / _JOB)
-        server = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "dashboard", "--run", str(run), "--port", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert server.stdout is not None
-        address = server.stdout.readline().split()[-1]
-        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"]
-        browser = playwright.chromium.launch(executable_path=found, args=arguments)
-        for shot in SHOTS:
-            _take(browser, address, shot, folder / f"dashboard-{shot.name}.png")
-        browser.close()
-        server.terminate()
-        server.wait()
+def take(browser: Browser, address: str, folder: Path) -> None:
+    """`address`: of a dashboard that serves the recorded run."""
+    for shot in SHOTS:
+        _take(browser, address, shot, folder / f"dashboard-{shot.name}.png")
 
 
 def _take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
@@ -64,7 +51,7 @@ def _take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
         locale="en-GB",
     )
     page = context.new_page()
-    page.goto(f"{address}#/job/{_JOB}/{shot.section}")
+    page.goto(f"{address}#/job/{JOB}/{shot.section}")
     _settle(page, shot.section)
     page.screenshot(path=file)
     context.close()
@@ -82,4 +69,9 @@ def _settle(page: Page, section: str) -> None:
 if __name__ == "__main__":
     into = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     into.mkdir(parents=True, exist_ok=True)
-    take(into)
+    with (
+        tempfile.TemporaryDirectory() as home,
+        serve_folder(unpack(Path(home) / JOB)) as address,
+        chromium() as browser,
+    ):
+        take(browser, address, into)

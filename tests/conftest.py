@@ -16,6 +16,8 @@ from tlt.store.connection import Connection, connect
 from tlt.store.keys import Keys
 from tlt.store.server import EmbeddedRedis, find_binary
 
+pytest_plugins = ["tests.session"]
+
 settings.register_profile("tlt", deadline=None, max_examples=30)
 settings.load_profile("tlt")
 

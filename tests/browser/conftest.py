@@ -1,39 +1,27 @@
 """A browser that complains: a console error or a request to any other host fails the test."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-from tests.browser.served import Served, serve_folder
+from docs.recording import unpack
+from docs.screenshots import JOB as RECORDED
+from tests.browser.chromium import NoChromium, chromium
+from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
-
-_ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """No longer than a module: while it is open, a loop of its own keeps asynchronous tests out."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
-        yield browser
-        browser.close()
+    try:
+        with chromium() as browser:
+            yield browser
+    except NoChromium as missing:
+        pytest.skip(str(missing))
 
 
 class Visit:
@@ -78,6 +66,13 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(finished_run: Path) -> Iterator[Served]:
-    with serve_folder(finished_run) as server:
-        yield server
+def served(finished_run: Path) -> Iterator[str]:
+    with serve_folder(finished_run) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real job's run, as the documentation shows it."""
+    with serve_folder(unpack(tmp_path_factory.mktemp("recorded") / RECORDED)) as address:
+        yield address

@@ -1,9 +1,12 @@
 """A real job, seen from its page: lanes move, duties change, one is killed, it is cancelled."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -12,7 +15,6 @@ from playwright.sync_api import Page, expect
 
 from cli.dashboard import Started
 from tests.browser.conftest import Visit
-from tests.e2e.conftest import write_policy
 from tests.e2e.live import Live, kill, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,40 +33,21 @@ _PIXELS = """([canvas, name]) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    session = Live(tmp_path_factory.mktemp("seen"))
-    session.tlt("up", "--workers", "2", "--runs", str(session.runs), "--lease-seconds", "4")
-    yield session
-    session.tlt("down")
-
-
 def dashboard(live: Live) -> Started:
     file = live.home / "tlt" / "sessions" / "default" / "dashboard.json"
     return msgspec.json.decode(file.read_bytes(), type=Started)
 
 
-@pytest.fixture(scope="module")
-def spec(live: Live) -> str:
-    folder = live.home
-    rows = "".join(f'{{"prompt": "{i:02d}+01=", "answer": "{i % 10}"}}\n' for i in range(24))
-    (folder / "data.jsonl").write_text(rows)
+@pytest.fixture
+def spec(raw_spec: dict[str, Any]) -> str:
+    """It runs until it is cancelled."""
     return yaml.safe_dump(
         {
+            **raw_spec,
             "name": "seen",
-            "policy": {"path": str(write_policy(folder / "policy", layers=2))},
-            "data": {"train": str(folder / "data.jsonl")},
-            "reward": {"kind": "regex", "pattern": r"(\d)\D*$"},
-            "algorithm": {
-                "steps": 1000,
-                "prompts_per_step": 4,
-                "group_size": 8,
-                "learning_rate": 1e-3,
-                "collective_timeout_seconds": 30,
-            },
+            "algorithm": {**raw_spec["algorithm"], "steps": 1000, "eval_every": 0},
             "rollout": {"max_new_tokens": 200, "slots": 4},
             "speculation": {"mode": "adaptive"},
-            "seed": 3,
         }
     )
 
@@ -91,7 +74,8 @@ def keep_screenshot(page: Page, name: str, folder: Path) -> None:
 
 
 def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_path: Path) -> None:
-    page = visit.open(dashboard(live).address)
+    started = dashboard(live)
+    page = visit.open(started.address)
     expect(page.locator("#streams")).to_contain_text("w1", timeout=20000)
 
     page.get_by_role("button", name="Submit a job").click()
@@ -100,6 +84,39 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     expect(page.locator("#lanes")).to_be_visible(timeout=30000)
     job = page.url.rpartition("/")[2]
 
+    see_it_work(page)
+    keep_screenshot(page, "live", tmp_path)
+
+    kill(live.workers()["w1"]["rank_pids"][0])
+    expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
+    wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
+    expect(page.locator("#warnings")).to_contain_text("lost")
+    expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
+    keep_screenshot(page, "killed", tmp_path)
+
+    visit.lenient = True
+    kill(started.pid)
+    expect(page.locator(".banner")).to_contain_text("does not answer", timeout=10000)
+    step = live.fold(job).step
+    wait_until(lambda: live.fold(job).step > step, "the job to go on without it")
+    with dashboard_again(live, started):
+        expect(page.locator(".connection")).to_have_text("live", timeout=15000)
+        expect(page.locator(".banner")).to_be_hidden()
+
+        page.get_by_role("button", name="Cancel the job").first.click()
+        page.locator("dialog button.danger").click()
+        expect(page.locator("#job .chip")).to_have_text("cancelled", timeout=20000)
+        assert live.job(job)["status"] == "cancelled"
+
+        page.locator(".where a").click()
+        expect(page.locator("main")).to_contain_text("cancelled")
+        row = page.locator("tr", has_text=job).locator("td")
+        expect(row.nth(4)).to_have_text("1")  # attempts
+        expect(row.nth(5)).to_have_text("1")  # workers lost
+        keep_screenshot(page, "session", tmp_path)
+
+
+def see_it_work(page: Page) -> None:
     wait_until(lambda: pixels(page, "rollout") > 0, "a worker to roll out", 30)
     before = newest_change(page)
     wait_until(lambda: newest_change(page) != before, "the lanes to move", 30)
@@ -114,32 +131,15 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     expect(page.locator("#log pre")).to_contain_text("step 1: reward", timeout=40000)
     page.locator("#samples").scroll_into_view_if_needed()
     expect(page.locator("#samples .answer").first).to_be_visible(timeout=10000)
-    keep_screenshot(page, "live", tmp_path)
-
-    kill(live.workers()["w1"]["rank_pids"][0])
-    expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
-    wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
-    expect(page.locator("#warnings")).to_contain_text("lost")
-    expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
-    keep_screenshot(page, "killed", tmp_path)
-
-    page.get_by_role("button", name="Cancel the job").first.click()
-    page.locator("dialog button.danger").click()
-    expect(page.locator("#job .chip")).to_have_text("cancelled", timeout=20000)
-    assert live.job(job)["status"] == "cancelled"
-
-    page.locator(".where a").click()
-    expect(page.locator("main")).to_contain_text("cancelled")
-    row = page.locator("tr", has_text=job).locator("td")
-    expect(row.nth(4)).to_have_text("1")  # attempts
-    expect(row.nth(5)).to_have_text("1")  # workers lost
-    keep_screenshot(page, "session", tmp_path)
 
 
-def test_a_dashboard_that_dies_costs_no_job(live: Live, spec: str) -> None:
-    file = live.home / "job.yaml"
-    file.write_text(spec)
-    job = live.submit(file, "algorithm.steps=2")
-    live.await_phase(job, "rolling")
-    kill(dashboard(live).pid)
-    assert live.ended(job)["status"] == "done"
+@contextlib.contextmanager
+def dashboard_again(live: Live, was: Started) -> Iterator[None]:
+    """Where it was, with the token that it had."""
+    with live.start("dashboard", "--port", str(urlsplit(was.address).port)) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().split()[-1] == was.address
+            yield
+        finally:
+            process.terminate()

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from docs.recording import unpack
-from tests.browser.conftest import Visit
-from tests.browser.served import Served, serve_folder, start, stop
+from tests.browser.conftest import RECORDED, Visit
+from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
 from tests.simulation.world import JOB
 from tlt.dataset import Prompt, Prompts, prompts_file
@@ -21,7 +21,10 @@ _EVIL = (
     "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&lt;b&gt;"
 )
 
-_RECORDED = "tiny-reasoner-1"
+
+# once what watches the size has drawn again
+_ALL_FITS = """() => new Promise((tell) => requestAnimationFrame(() => requestAnimationFrame(
+  () => tell(document.documentElement.scrollWidth <= innerWidth))))"""
 
 
 def ready(page: Page) -> None:
@@ -29,23 +32,21 @@ def ready(page: Page) -> None:
     expect(page.locator(".connection")).to_have_text("live")
 
 
-@pytest.mark.parametrize("width", [390, 768, 1360, 2560])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits(browser: Browser, served: Served, width: int, scheme: Any, tmp_path: Path) -> None:
-    context = browser.new_context(
-        viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce"
-    )
-    page = context.new_page()
-    page.goto(served.address)
+def test_it_fits(visit: Visit, served: str, scheme: Any, tmp_path: Path) -> None:
+    visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page = visit.open(served)
     ready(page)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
-    context.close()
+    for width in (390, 768, 1360, 2560):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_function("width => innerWidth === width", arg=width)
+        assert page.evaluate(_ALL_FITS)
+        page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
 
 
 def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> None:
-    with serve_folder(write_run(some_run(3), tmp_path, lines=20)) as server:
-        page = visit.open(server.address)
+    with serve_folder(write_run(some_run(3), tmp_path, lines=20)) as address:
+        page = visit.open(address)
         ready(page)
         expect(page.locator("#job .chip")).to_have_text("no end")
         expect(page.get_by_role("button", name="Live")).to_be_disabled()
@@ -58,8 +59,8 @@ def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> No
         page.close()
 
 
-def test_it_paints_at_once_and_again(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_it_paints_at_once_and_again(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     page.reload()
     ready(page)
@@ -68,8 +69,8 @@ def test_it_paints_at_once_and_again(visit: Visit, served: Served) -> None:
     assert 0 < paint < 20_000
 
 
-def test_lanes_answer_to_the_keyboard(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_lanes_answer_to_the_keyboard(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     lanes = page.locator(".lanes")
     tip = page.locator(".lanes .tip")
@@ -108,16 +109,16 @@ _WEEKS = """async () => {
 }"""
 
 
-def test_lanes_keep_the_newest(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_lanes_keep_the_newest(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     changes, duties, batches, last, marks, oldest = page.evaluate(_WEEKS)
     assert changes == duties == batches == 20_000
     assert last == 99_998
     assert (marks, oldest) == (2_001, "lost")
 
 
-def test_hovering_and_dragging(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_hovering_and_dragging(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     box = page.locator(".lanes").bounding_box()
     assert box is not None
@@ -133,8 +134,8 @@ def test_hovering_and_dragging(visit: Visit, served: Served) -> None:
     assert note.text_content() == before
 
 
-def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_colours_are_chosen_and_kept(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     paper = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)
@@ -147,8 +148,8 @@ def test_colours_are_chosen_and_kept(visit: Visit, served: Served) -> None:
     assert page.evaluate(paper) == dark
 
 
-def test_the_content_can_be_skipped_to(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_the_content_can_be_skipped_to(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     page.locator(".skip").focus()
     page.keyboard.press("Enter")
@@ -156,14 +157,14 @@ def test_the_content_can_be_skipped_to(visit: Visit, served: Served) -> None:
     expect(page.locator("#lanes")).to_be_visible()
 
 
-def test_a_link_leads_to_its_section(visit: Visit, served: Served) -> None:
-    page = visit.open(f"{served.address}#/job/{JOB}/log")
+def test_a_link_leads_to_its_section(visit: Visit, served: str) -> None:
+    page = visit.open(f"{served}#/job/{JOB}/log")
     ready(page)
     expect(page.locator("#log")).to_be_in_viewport()
 
 
-def test_what_was_typed_is_not_overwritten(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_what_was_typed_is_not_overwritten(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     page.route(re.compile("/spec$"), lambda route: route.fulfill(json={"yaml": "name: old"}))
     page.evaluate("import('/static/spec.js').then((it) => it.submitSpec([{ job: 'a' }]))")
@@ -175,8 +176,8 @@ def test_what_was_typed_is_not_overwritten(visit: Visit, served: Served) -> None
     expect(text).to_have_value("name: mine")
 
 
-def test_a_spec_that_cannot_be_read_says_so(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_a_spec_that_cannot_be_read_says_so(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     visit.lenient = True
     page.route(re.compile("/spec$"), lambda route: route.abort())
@@ -184,9 +185,9 @@ def test_a_spec_that_cannot_be_read_says_so(visit: Visit, served: Served) -> Non
     expect(page.locator("#job .complaint")).to_have_text("The dashboard does not answer.")
 
 
-def test_what_is_not_there_is_called_so(visit: Visit, served: Served) -> None:
+def test_what_is_not_there_is_called_so(visit: Visit, served: str) -> None:
     visit.lenient = True
-    page = visit.open(f"{served.address}#/job/nope")
+    page = visit.open(f"{served}#/job/nope")
     expect(page.locator("main")).to_contain_text("There is no job 'nope'")
     expect(page.locator(".banner")).to_be_hidden()
     page.locator("main a").click()
@@ -202,17 +203,19 @@ _SEEN = """seen => {
 }"""
 
 
-def test_nobody_is_told_what_nobody_sees(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_nobody_is_told_what_nobody_sees(visit: Visit, served: str) -> None:
+    visit.page.clock.install()
+    page = visit.open(served)
     ready(page)
     page.evaluate(_SEEN, False)
+    page.clock.fast_forward("00:03")
     expect(page.locator(".connection")).to_have_text("paused while nobody looks")
     page.evaluate(_SEEN, True)
     ready(page)
 
 
-def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> None:
-    page = visit.open(served.address)
+def test_every_section_is_reached_by_its_key(visit: Visit, served: str) -> None:
+    page = visit.open(served)
     ready(page)
     for number in range(1, page.locator(".jump a").count() + 1):
         address = page.locator(".jump a").nth(number - 1).get_attribute("href") or ""
@@ -221,15 +224,15 @@ def test_every_section_is_reached_by_its_key(visit: Visit, served: Served) -> No
         expect(page.locator(f"#{address.rpartition('/')[2]}")).to_be_in_viewport()
 
 
-def test_it_tells_its_attempts(visit: Visit, served: Served) -> None:
-    page = visit.open(f"{served.address}#/job/{JOB}/attempts")
+def test_it_tells_its_attempts(visit: Visit, served: str) -> None:
+    page = visit.open(f"{served}#/job/{JOB}/attempts")
     ready(page)
     expect(page.locator("#attempts")).to_contain_text("the job was started")
     expect(page.locator("#attempts")).to_contain_text("the job ended")
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
     lines: list[bytes] = []
     for line in (folder / FILE_NAME).read_bytes().splitlines():
@@ -242,34 +245,18 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / FILE_NAME).write_bytes(b"\n".join([*lines, b""]))
     row = Prompt(tokens=(1,), row={"prompt": _EVIL}, answer=_EVIL)
     Prompts.write(prompts_file(folder, "train"), [row] * 8)
-    with serve_folder(folder) as server:
-        yield server
+    with serve_folder(folder) as address:
+        yield address
 
 
-def test_prompts_and_answers_are_text_whatever_they_hold(visit: Visit, hostile: Served) -> None:
-    page = visit.open(f"{hostile.address}#/job/{JOB}/samples")
+def test_prompts_and_answers_are_text_whatever_they_hold(visit: Visit, hostile: str) -> None:
+    page = visit.open(f"{hostile}#/job/{JOB}/samples")
     ready(page)
     page.locator("#round").select_option("train 0")
     expect(page.locator(".answer pre").first).to_contain_text("<script>")
     expect(page.locator(".question")).to_contain_text("onerror")
     assert page.locator("main img, main script").count() == 0
     assert page.title() != "evil"
-
-
-def test_the_server_may_die_and_come_back(visit: Visit, finished_run: Path) -> None:
-    server = start(finished_run)
-    page = visit.open(server.address)
-    ready(page)
-    visit.lenient = True
-    stop(server)
-    expect(page.locator(".banner")).to_contain_text("does not answer")
-    again = start(finished_run, server.port)
-    try:
-        expect(page.locator(".connection")).to_have_text("live", timeout=15000)
-        expect(page.locator(".banner")).to_be_hidden()
-        expect(page.locator("#lanes")).to_be_visible()
-    finally:
-        stop(again)
 
 
 def point(page: Page, over: Locator, share: float) -> None:
@@ -290,11 +277,11 @@ _AT_END = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
 
 
 def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> None:
-    journal = unpack(tmp_path / _RECORDED) / FILE_NAME
+    journal = unpack(tmp_path / RECORDED) / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:1500]))
-    with serve_folder(journal.parent) as server, journal.open("ab", buffering=0) as file:
-        page = visit.open(server.address)
+    with serve_folder(journal.parent) as address, journal.open("ab", buffering=0) as file:
+        page = visit.open(address)
         ready(page)
         decisions = page.get_by_role("region", name="Decisions, newest first")
         expect(decisions).to_have_attribute("tabindex", "0")
@@ -327,14 +314,8 @@ def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> 
         page.close()
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve_folder(unpack(tmp_path_factory.mktemp("recorded") / _RECORDED)) as server:
-        yield server
-
-
-def test_every_round_shows_its_own_answers(visit: Visit, recorded: Served) -> None:
-    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+def test_every_round_shows_its_own_answers(visit: Visit, recorded: str) -> None:
+    page = visit.open(f"{recorded}#/job/{RECORDED}/samples")
     samples = page.locator("#samples")
     expect(samples.locator(".answer").first).to_be_visible(timeout=15000)
     rounds = page.locator("#round option").evaluate_all("all => all.map(each => each.value)")
@@ -346,8 +327,8 @@ def test_every_round_shows_its_own_answers(visit: Visit, recorded: Served) -> No
         expect(samples.locator(".complaint").first).to_be_empty()
 
 
-def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served) -> None:
-    page = visit.open(f"{recorded.address}#/job/{_RECORDED}/samples")
+def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: str) -> None:
+    page = visit.open(f"{recorded}#/job/{RECORDED}/samples")
     groups = page.locator("#samples .groups button")
     expect(page.locator("#samples caption")).to_contain_text("step 7:", timeout=15000)
     expect(page.locator("#samples .answer").first).to_be_visible()
@@ -357,7 +338,7 @@ def test_the_group_that_was_chosen_last_is_shown(visit: Visit, recorded: Served)
     groups.nth(2).click()
     expect(page.locator("#samples [aria-current]")).to_have_text(groups.nth(2).inner_text())
     name = groups.nth(2).inner_text().removeprefix("prompt ")
-    path = f"/api/jobs/{_RECORDED}/samples/7/train/{name}"
+    path = f"/api/jobs/{RECORDED}/samples/7/train/{name}"
     asked = page.evaluate("path => fetch(path).then((told) => told.json())", path)["question"]
     expect(page.locator("#samples .question")).to_contain_text(asked)
     with page.expect_response(re.compile("/samples/7/train/")):

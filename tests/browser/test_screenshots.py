@@ -1,19 +1,19 @@
 """The pictures in the documentation are those of the page as it is."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
 from playwright.sync_api import Browser
 
+from docs.screenshots import take
+
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_they_look_as_the_page_does(browser: Browser, tmp_path: Path) -> None:
+def test_they_look_as_the_page_does(browser: Browser, recorded: str, tmp_path: Path) -> None:
     """Fonts differ from machine to machine; what lies where does not."""
-    subprocess.run([sys.executable, "docs/screenshots.py", str(tmp_path)], check=True)
+    take(browser, recorded, tmp_path)
     kept = sorted(Path("docs/images").glob("dashboard-*.png"))
     assert [file.name for file in kept] == sorted(file.name for file in tmp_path.glob("*.png"))
     for file in kept:

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import torch
 
-from tests.e2e.conftest import write_policy
 from tests.samples import JOB, SPEC, prompt
+from tests.session import write_policy
 from tlt.config import DrafterSpec, PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.learn.drafter.learner import Lesson
 from tlt.learn.drafter.looks import Interrupted

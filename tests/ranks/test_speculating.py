@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from tests.e2e.conftest import write_policy
 from tests.samples import JOB, SPEC, prompt
+from tests.session import write_policy
 from tlt.config import PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.messages import StrategyTally
 from tlt.ranks.frames import Decode, Load, Plain, Progress, RankChannel
