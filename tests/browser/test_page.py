@@ -314,6 +314,14 @@ def test_who_reads_on_is_not_disturbed_by_news(visit: Visit, tmp_path: Path) -> 
         page.close()
 
 
+def test_right_or_wrong_answers_have_an_accuracy(visit: Visit, recorded: str) -> None:
+    page = visit.open(f"{recorded}#/job/{RECORDED}/learning")
+    ready(page)
+    evaluations = page.locator("#learning table").last
+    expect(evaluations.locator("th").nth(2)).to_have_text("accuracy")
+    expect(evaluations.locator("tbody td").nth(2)).to_have_text(re.compile(r"^\d+\.\d %$"))
+
+
 def test_every_round_shows_its_own_answers(visit: Visit, recorded: str) -> None:
     page = visit.open(f"{recorded}#/job/{RECORDED}/samples")
     samples = page.locator("#samples")

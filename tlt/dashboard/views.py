@@ -73,6 +73,8 @@ class Learning(Growing, frozen=True, kw_only=True):
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     trained: float
+    # every held-out answer so far, so that their mean reward is an accuracy
+    right_or_wrong: bool
 
 
 class Times(Growing, frozen=True, kw_only=True):
@@ -184,6 +186,7 @@ def sections(run: Run, followed: bool) -> Sections:
             steps=snapshot.steps[-_STEPS:],
             evals=snapshot.evals[-_STEPS:],
             trained=snapshot.trained,
+            right_or_wrong=run.right_or_wrong,
         ),
         times=_times(snapshot, steps[-_STEPS:]),
         drafter=Drafter(
