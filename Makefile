@@ -15,10 +15,8 @@ $(STAMP): pyproject.toml requirements/cpu.lock requirements/setup.sh
 demo: setup
 	@$(BIN)/tlt demo
 
-# SGLang takes the process that it is imported into: what tests it runs by itself.
 test: setup
-	@$(BIN)/python -m pytest --ignore tests/sglang -k "not sglang"
-	@$(BIN)/python -m pytest tests/engine tests/sglang tests/e2e/test_sglang.py -k sglang
+	@bash tests/run.sh $(BIN)/python
 
 check: setup
 	@$(BIN)/ruff check .
@@ -27,7 +25,7 @@ check: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for name in road second_task engine learner sglang ngram drafter speculation drain strategy_simulation large_vocabulary dashboard sweep e2e accuracy by_product members real_shape; do \
+	@for name in road second_task engine learner sglang ngram drafter lossless speculation drain strategy_simulation large_vocabulary dashboard sweep e2e accuracy by_product members real_shape; do \
 		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$$name.json || exit 1; \
 	done
 

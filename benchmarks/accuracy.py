@@ -7,20 +7,31 @@ drafter, each evaluated on the same held-out problems after its last step.
 """
 
 import argparse
-import math
 import random
 import time
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from benchmarks.sweep import best_settings
+from cli.following import entries
+from tlt.messages import RolloutScored
+from tlt.types import PromptIndex
 
 _SEEDS, _STEPS, _PROBLEMS = (1, 2, 3, 4), 12, 512
 _WITHIN = 4.0
 _RESAMPLES = 4000
+
+
+class Pair(NamedTuple):
+    seed: int
+    # of each held-out problem after the last step, in points: decoding without, less all of TLT
+    differences: list[float]
+    # mean rewards before and after
+    off: list[float]
+    tlt: list[float]
 
 
 def main() -> None:
@@ -28,13 +39,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out
     began = time.monotonic()
-    pairs: list[tuple[Job, Job]] = []
     with session():
-        for index, seed in enumerate(_SEEDS):
-            order = ("off", "cold")[:: -1 if index % 2 else 1]
-            jobs = {stack: _job(stack, seed) for stack in order}
-            pairs.append((jobs["off"], jobs["cold"]))
-    differences = [100 * (_after(off) - _after(tlt)) for off, tlt in pairs]
+        pairs = [_pair(seed, index % 2 == 1) for index, seed in enumerate(_SEEDS)]
     low, high = _interval(pairs)
     claims = [
         Claim(
@@ -46,18 +52,33 @@ def main() -> None:
         )
     ]
     details: dict[str, Any] = {
-        "seeds": _SEEDS,
-        "difference_in_points": differences,
-        "mean": fmean(differences),
+        "mean": fmean(fmean(pair.differences) for pair in pairs),
         "interval": (low, high),
-        "before_and_after": {
-            "off": [[e.mean for e in off.snapshot.evals] for off, _ in pairs],
-            "tlt": [[e.mean for e in tlt.snapshot.evals] for _, tlt in pairs],
-        },
+        "by_seed": [
+            {
+                "seed": pair.seed,
+                "difference": fmean(pair.differences),
+                "problems_that_differ": sum(map(bool, pair.differences)),
+                "before_and_after": {"off": pair.off, "tlt": pair.tlt},
+            }
+            for pair in pairs
+        ],
         "problems": _PROBLEMS,
         "steps": _STEPS,
     }
     write_result("accuracy", claims, details, time.monotonic() - began, out)
+
+
+def _pair(seed: int, reverse: bool) -> Pair:
+    order = ("cold", "off") if reverse else ("off", "cold")
+    jobs = {stack: _job(stack, seed) for stack in order}
+    off, tlt = (_rewards(jobs[stack]) for stack in ("off", "cold"))
+    assert off.keys() == tlt.keys()
+    return Pair(
+        seed,
+        [100 * (off[problem] - tlt[problem]) for problem in sorted(off)],
+        *([e.mean for e in jobs[stack].snapshot.evals] for stack in ("off", "cold")),
+    )
 
 
 def _job(stack: str, seed: int) -> Job:
@@ -71,24 +92,30 @@ def _job(stack: str, seed: int) -> Job:
     )
 
 
-def _after(job: Job) -> float:
-    return job.snapshot.evals[-1].mean
+def _rewards(job: Job) -> dict[PromptIndex, float]:
+    """By held-out problem, after the last step."""
+    events = (entry.event for entry in entries(job.folder))
+    rewards = {
+        event.prompt: event.reward
+        for event in events
+        if isinstance(event, RolloutScored) and event.purpose == "eval" and event.step == _STEPS
+    }
+    assert len(rewards) == _PROBLEMS
+    return rewards
 
 
-def _interval(pairs: list[tuple[Job, Job]]) -> tuple[float, float]:
-    """Of the mean difference: seeds are drawn again, and each side's problems as its error says."""
+def _interval(pairs: list[Pair]) -> tuple[float, float]:
+    """Of the mean difference, where seeds are drawn again, and problems within each."""
     dice = random.Random(1)
-    means: list[float] = []
-    for _ in range(_RESAMPLES):
-        drawn = dice.choices(pairs, k=len(pairs))
-        means.append(fmean(100 * (_again(dice, off) - _again(dice, tlt)) for off, tlt in drawn))
+    means = [
+        fmean(
+            fmean(dice.choices(pair.differences, k=_PROBLEMS))
+            for pair in dice.choices(pairs, k=len(pairs))
+        )
+        for _ in range(_RESAMPLES)
+    ]
     cuts = quantiles(means, n=40)
     return cuts[0], cuts[-1]
-
-
-def _again(dice: random.Random, job: Job) -> float:
-    last = job.snapshot.evals[-1]
-    return dice.gauss(last.mean, math.sqrt(last.mean * (1 - last.mean) / last.problems))
 
 
 if __name__ == "__main__":

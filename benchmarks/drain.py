@@ -5,7 +5,7 @@
 Nothing refills it, as at the end of a step. Compared, on the same answers, in one run: `adaptive`,
 which keeps what it learnt from one rollout to the next as in a job; the paper's bandit, likewise;
 each fixed way; and an oracle that takes for each batch size what was the best fixed way in
-`benchmarks.speculation` (from its committed result). CPU seconds, one thread.
+`benchmarks.speculation` (its result beside --out, or the committed one). CPU seconds, one thread.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import random
 import time
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 
@@ -27,7 +27,8 @@ from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Off, Strategy
 
 _RUNNING = 32
-_SPECULATION = Path(__file__).resolve().parent / "results" / "speculation.json"
+_RESULTS = Path(__file__).resolve().parent / "results"
+_RESAMPLES = 2000
 _BAR = 0.95
 
 
@@ -39,30 +40,45 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    seconds = _drains(arguments.rollouts, torch.device(arguments.device))
-    ratios = {
-        name: median(o / s for o, s in zip(seconds["oracle"], own, strict=True))
+    best = _best_ways(arguments.out)
+    seconds = _drains(best, arguments.rollouts, torch.device(arguments.device))
+    pairs = {
+        name: [o / s for o, s in zip(seconds["oracle"], own, strict=True)]
         for name, own in seconds.items()
     }
+    ratios = {name: median(own) for name, own in pairs.items()}
     claims = [
         Claim(name="speculation.drain_vs_oracle", value=ratios["adaptive"], unit="x", bar=_BAR)
     ]
     details = {
         "running_at_first": _RUNNING,
-        "oracle": {batch: name_of(way) for batch, way in _best_ways().items()},
+        "oracle": {batch: name_of(way) for batch, way in best.items()},
         "speed_against_the_oracle": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        "interval": _interval(pairs["adaptive"]),
         "seconds": {name: [round(s, 2) for s in own] for name, own in seconds.items()},
     }
     write_result("drain", claims, details, time.monotonic() - began, arguments.out)
 
 
-def _best_ways() -> dict[int, Strategy]:
+def _best_ways(out: Path | None) -> dict[int, Strategy]:
+    folders = [_RESULTS] if out is None else [out.parent, _RESULTS]
+    files = [folder / "speculation.json" for folder in folders]
     ways = {name_of(arm): arm for arm in ARMS}
-    batches = json.loads(_SPECULATION.read_text())["details"]["batches"]
+    batches = json.loads(next(filter(Path.exists, files)).read_text())["details"]["batches"]
     return {int(batch): ways[seen["best_fixed"]] for batch, seen in batches.items()}
 
 
-def _drains(rollouts: int, device: torch.device) -> dict[str, list[float]]:
+def _interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the medians lie between them when rollouts are drawn again."""
+    dice = random.Random(1)
+    medians = [median(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)]
+    cuts = quantiles(medians, n=40)
+    return cuts[0], cuts[-1]
+
+
+def _drains(
+    best: dict[int, Strategy], rollouts: int, device: torch.device
+) -> dict[str, list[float]]:
     """By way, the seconds of each rollout but the first, in which all are new to it."""
     ways: dict[str, Strategy | StrategyPolicy | None] = {
         "oracle": None,
@@ -76,7 +92,9 @@ def _drains(rollouts: int, device: torch.device) -> dict[str, list[float]]:
     dice = random.Random(0)
     for rollout in range(rollouts + 1):
         for name in dice.sample(list(ways), len(ways)):
-            spent = _drain(engines[name], requests[name], ways[name], device)
+            way = ways[name] or best
+            # one engine's dice are new in each rollout
+            spent = _drain(engines[name], requests[name], way, rollout, device)
             if rollout:
                 seconds[name].append(spent)
     return seconds
@@ -85,17 +103,17 @@ def _drains(rollouts: int, device: torch.device) -> dict[str, list[float]]:
 def _drain(
     made: NativeEngine,
     requests: Requests,
-    way: Strategy | StrategyPolicy | None,
+    way: Strategy | StrategyPolicy | dict[int, Strategy],
+    seed: int,
     device: torch.device,
 ) -> float:
-    best = _best_ways()
-    if way is not None:
-        decode_by(made, way)
+    if not isinstance(way, dict):
+        decode_by(made, way, seed)
     made.submit(requests.take(_RUNNING))
     began = cpu_seconds(device)
     while made.running:
-        if way is None:
-            made.decode_with(_for_batch(best, made.running))
+        if isinstance(way, dict):
+            made.decode_with(_for_batch(way, made.running))
         made.step()
     return cpu_seconds(device) - began
 

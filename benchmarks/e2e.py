@@ -43,6 +43,12 @@ def main() -> None:
             "16 answers a worker": _table(tail, _STEPS),
             f"64 answers a worker, {_COLD_STEPS} steps": _table(_long(whole), _COLD_STEPS),
         },
+        "intervals": {
+            "frozen_over_tlt": _shown(ratio(whole["frozen"], whole["warm"], _whole, _STEPS)),
+            "cold_ngram_over_tlt": _shown(ratio(whole["n-gram"], whole["cold"], _whole)),
+            "rollout_slowdown": _shown(ratio(tail["forced"], tail["frozen"], _rollout, _STEPS)),
+        },
+        "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
         "ahead_of_off_from_step": _ahead_from(_long(whole)),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
@@ -71,7 +77,8 @@ def _take_turns(rounds: int) -> tuple[dict[str, list[Job]], dict[str, list[Job]]
             job = run(stack, seed, *steps, *best_settings(stack))
             whole.setdefault(stack, []).append(job)
         for stack in tails:
-            job = run(stack, seed, f"algorithm.steps={_STEPS}", *_TAIL)
+            settings = (f"algorithm.steps={_STEPS}", *_TAIL, *best_settings(stack))
+            job = run(stack, seed, *settings)
             tail.setdefault(stack, []).append(job)
     return whole, tail
 
@@ -177,6 +184,15 @@ def _ahead_from(jobs: dict[str, list[Job]]) -> dict[str, int | None]:
             ahead = step
         found[name] = ahead
     return found
+
+
+def _by_step(above: Sequence[Job], below: Sequence[Job]) -> list[float]:
+    """Of all seeds together: whether the policy has moved so far that what is trained pays."""
+    seconds = [
+        [math.fsum(job.steps[step].whole for job in jobs) for step in range(_STEPS)]
+        for jobs in (above, below)
+    ]
+    return [round(one / other, 3) for one, other in zip(*seconds, strict=True)]
 
 
 def _account(jobs: Sequence[Job]) -> dict[str, Any]:

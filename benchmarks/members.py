@@ -3,10 +3,10 @@
 `python -m benchmarks.members --out F.json`
 
 One worker takes all answers of a step, the others train; the policy stands still, so that drafters
-can be compared. Both jobs begin with the same half-trained drafter. Every drafter that was adopted
-is measured on held-out answers: what it gained by as many micro-batches of all members together.
+can be compared. Both jobs begin with the same half-trained drafter. Drafters that were adopted are
+measured on held-out answers: what they gained by as many micro-batches of all members together.
 Then, in a third job, one that trains is killed, and another is called to decode in the place of one
-that was killed while it decoded.
+that was killed while it decoded: what each drops when it is told to stop, in micro-batches.
 """
 
 import argparse
@@ -16,48 +16,50 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from benchmarks.engine import MODEL
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import accept_length
-from benchmarks.stacks import SPEC, run, session, submit, tlt, wait
+from benchmarks.stacks import SPEC, run, session, submit, tlt
 from cli.client import with_client
 from cli.drafter_export import read_drafter
 from cli.following import entries, folded
 from tlt.config import load_job_spec
-from tlt.messages import (
-    AnyEvent,
-    DrafterLearned,
-    DrafterPreempted,
-    DrafterTrained,
-    WorkerLost,
-)
+from tlt.messages import DrafterLearned, DrafterPreempted, DrafterTrained, WorkerLost
+from tlt.models.drafter import Drafter
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
-from tlt.policies.drafting import adopts
 from tlt.policies.run_state import Duty, RunState
-from tlt.types import Incarnation, WorkerId
+from tlt.types import WorkerId
+
+_Found = TypeVar("_Found")
 
 _HALF_TOKENS = 60_000
-_STEPS_ALONE, _STEPS_TOGETHER, _STEPS_FAULTED = 14, 8, 4
+_STEPS_ALONE, _STEPS_TOGETHER = 14, 8
+# more than it takes: it is cancelled once it has gone on without both that were killed
+_STEPS_FAULTED = 30
 _MEMBERS = 3
+# micro-batches of all members after which gains are compared; the last one is claimed
+_TOTALS = (120, 240, 480)
 # one worker has room for all answers of a step, and the policy stands still
 _ONE_DECODES = (
     "algorithm.prompts_per_step=2",
     "rollout.slots=32",
     "algorithm.learning_rate=1e-12",
+    # each drafter is measured afterwards
+    "drafter.keep_all=true",
 )
-_DEPTH = 4
+_DEPTH, _ANSWERS = 4, 256
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.05, 300.0
 
 
-class Point(NamedTuple):
+class Made(NamedTuple):
     # of all members, merged
     micro_batches: int
-    accept_length: float
+    drafter: Drafter
 
 
 def main() -> None:
@@ -69,31 +71,70 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as name:
         half = Path(name) / "half"
         _half_trained(half)
-        layers = load_decoder(MODEL, torch.float32).config.layers
-        first = Point(0, accept_length(load_drafter(half, layers), _DEPTH))
+        first = Made(0, load_drafter(half, load_decoder(MODEL, torch.float32).config.layers))
         settings = (*_ONE_DECODES, f"drafter.path={half}")
         with session(workers=2):
-            alone = [first, *_curve(f"algorithm.steps={_STEPS_ALONE}", *settings)]
+            alone = Curve([first, *_used(f"algorithm.steps={_STEPS_ALONE}", *settings)])
         with session(workers=1 + _MEMBERS):
-            together = [first, *_curve(f"algorithm.steps={_STEPS_TOGETHER}", *settings)]
+            together = Curve([first, *_used(f"algorithm.steps={_STEPS_TOGETHER}", *settings)])
             faults = _Faulted(settings).told()
-    total = min(alone[-1].micro_batches, together[-1].micro_batches)
-    gained = [_at(curve, total) - first.accept_length for curve in (alone, together)]
-    less = {"less_is_better": True}
+    reached = [total for total in _TOTALS if total <= min(alone.last, together.last)]
+    if not reached:
+        raise SystemExit(f"no more than {alone.last} and {together.last} micro-batches were merged")
+    gains = {total: (alone.gain(total), together.gain(total)) for total in reached}
+    by_one, by_all = gains[reached[-1]]
     claims = [
-        Claim(name="members.gain_alone", value=gained[0], unit="tokens a pass", bar=0.2),
-        Claim(name="members.share_of_gain", value=gained[1] / gained[0], unit="", bar=0.8),
-        Claim(name="members.lost", value=faults["lost"], unit="micro-batches", bar=1, **less),
-        Claim(name="members.left_out", value=faults["left_out"], unit="deltas", bar=0, **less),
+        Claim(name="members.gain_alone", value=by_one, unit="tokens a pass", bar=0.2),
+        Claim(name="members.share_of_gain", value=by_all / by_one, unit="", bar=0.8),
+        Claim(
+            name="members.lost",
+            value=faults["lost"],
+            unit="micro-batches",
+            bar=1,
+            less_is_better=True,
+        ),
     ]
     details = {
-        "micro_batches": total,
         "depth": _DEPTH,
-        "alone": [point._asdict() for point in alone],
-        "together": [point._asdict() for point in together],
+        "answers": _ANSWERS,
+        "before": alone.length(0),
+        "gain_after_so_many_micro_batches": {
+            total: {"alone": one, "together": all_} for total, (one, all_) in gains.items()
+        },
+        "measured": {"alone": alone.measured, "together": together.measured},
         "faults": faults,
     }
     write_result("members", claims, details, time.monotonic() - began, out)
+
+
+class Curve:
+    """Accept lengths by micro-batches, of those drafters alone that are asked for."""
+
+    def __init__(self, made: Sequence[Made]) -> None:
+        self._made = made
+        self.measured: dict[int, float] = {}
+
+    @property
+    def last(self) -> int:
+        return self._made[-1].micro_batches
+
+    def gain(self, micro_batches: int) -> float:
+        return self.length(micro_batches) - self.length(0)
+
+    def length(self, micro_batches: int) -> float:
+        """Between two drafters, on the line between them."""
+        before = [made for made in self._made if made.micro_batches <= micro_batches][-1]
+        after = next((m for m in self._made if m.micro_batches > micro_batches), before)
+        low, high = self._measure(before), self._measure(after)
+        apart = after.micro_batches - before.micro_batches
+        part = (micro_batches - before.micro_batches) / apart if apart else 0.0
+        return low + part * (high - low)
+
+    def _measure(self, made: Made) -> float:
+        if made.micro_batches not in self.measured:
+            length = accept_length(made.drafter, _DEPTH, _ANSWERS)
+            self.measured[made.micro_batches] = length
+        return self.measured[made.micro_batches]
 
 
 def _half_trained(folder: Path) -> None:
@@ -102,26 +143,18 @@ def _half_trained(folder: Path) -> None:
     tlt("drafter", "train", *sources, "--tokens", str(_HALF_TOKENS), "--out", str(folder))
 
 
-def _curve(*settings: str) -> list[Point]:
-    """Of the drafters that were adopted, in their order."""
+def _used(*settings: str) -> list[Made]:
+    """Drafters that were adopted, in their order."""
     job = run("forced", 1, *settings)
-    spec = folded(job.folder).spec
-    events = [entry.event for entry in entries(job.folder)]
-    merged = [e for e in events if isinstance(e, DrafterTrained) and adopts(e.canary)]
+    spec, drafting = folded(job.folder).spec, job.snapshot.drafting
+    assert drafting is not None
+    adopted = {measured.version for measured in drafting.measured if measured.adopted}
+    events = (entry.event for entry in entries(job.folder))
     return [
-        Point(e.trunk.lessons, accept_length(read_drafter(job.folder, spec, e.drafter), _DEPTH))
-        for e in merged
+        Made(event.trunk.lessons, read_drafter(job.folder, spec, event.drafter))
+        for event in events
+        if isinstance(event, DrafterTrained) and event.trunk.version in adopted
     ]
-
-
-def _at(curve: Sequence[Point], micro_batches: int) -> float:
-    """Between two points, on the line between them."""
-    before = max(p for p in curve if p.micro_batches <= micro_batches)
-    after = min((p for p in curve if p.micro_batches > micro_batches), default=before)
-    if after is before:
-        return before.accept_length
-    part = (micro_batches - before.micro_batches) / (after.micro_batches - before.micro_batches)
-    return before.accept_length + part * (after.accept_length - before.accept_length)
 
 
 class _Faulted:
@@ -131,19 +164,18 @@ class _Faulted:
         steps = f"algorithm.steps={_STEPS_FAULTED}"
         self._job, self._folder = submit("forced", 1, *settings, steps)
         self._killed: list[str] = []
-        self._await_members()
-        self._kill(min(self._doing(Duty.DRAFT)))
-        step = self._state().step
-        self._await(lambda: self._state().step > step)
-        self._await_members()
-        self._kill(min(self._doing(Duty.ROLLOUT)))
-        wait(self._job)
+        self._kill(min(self._await(self._members)))
+        self._await_next_step()
+        self._await(self._members)
+        self._kill(min(self._await(lambda: self._doing(Duty.ROLLOUT))))
+        self._await_next_step()
+        self._await_next_step()
+        tlt("cancel", self._job)
 
     def told(self) -> dict[str, Any]:
         events = [entry.event for entry in entries(self._folder)]
         learned = [e for e in events if isinstance(e, DrafterLearned)]
         stopped = [e for e in events if isinstance(e, DrafterPreempted)]
-        lost = [e.incarnation for e in events if isinstance(e, WorkerLost)]
         longest = {
             who: max(e.longest_seconds for e in learned if e.delta.incarnation == who)
             for who in {e.delta.incarnation for e in learned}
@@ -154,7 +186,7 @@ class _Faulted:
         return {
             "killed": self._killed,
             "lost": max(seconds / most for seconds, most in dropped),
-            "left_out": sum(_left_out(events, who) for who in set(longest) - set(lost)),
+            "workers_lost": sum(isinstance(e, WorkerLost) for e in events),
             "stopped": len(stopped),
             "members": len(longest),
             "micro_batches": sum(e.updates for e in learned),
@@ -166,39 +198,26 @@ class _Faulted:
     def _doing(self, duty: Duty) -> list[WorkerId]:
         return [name for name, known in self._state().workers.items() if known.duty is duty]
 
-    def _await_members(self) -> None:
-        self._await(lambda: len(self._doing(Duty.DRAFT)) == _MEMBERS)
+    def _members(self) -> list[WorkerId]:
+        training = self._doing(Duty.DRAFT)
+        return training if len(training) == _MEMBERS else []
 
-    def _await(self, condition: Callable[[], bool]) -> None:
+    def _await_next_step(self) -> None:
+        step = self._state().step
+        self._await(lambda: self._state().step > step)
+
+    def _await(self, condition: Callable[[], _Found]) -> _Found:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
+        while not (found := condition()):
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self._job}: what was waited for did not happen")
             time.sleep(_POLL_SECONDS)
+        return found
 
     def _kill(self, worker: WorkerId) -> None:
         beats = with_client("default", lambda client: client.workers())
         os.kill(beats[worker].rank_pids[0], signal.SIGKILL)
         self._killed.append(worker)
-
-
-def _left_out(events: Sequence[AnyEvent], who: Incarnation) -> int:
-    """Of the deltas that it had handed in when a merge was asked for: those not in that trunk."""
-    left_out = 0
-    handed_in: dict[str, int] = {}
-    asked: dict[str, int] = {}
-    for event in events:
-        match event:
-            case DrafterLearned() if event.delta.incarnation == who:
-                handed_in[event.delta.member] = event.delta.number
-            case DrafterTrained():
-                merged = {name: number for name, (number, _) in event.trunk.merged.items()}
-                left_out += sum(merged.get(name, -1) < number for name, number in asked.items())
-                # the next merge is of what is there by now, and may be of more
-                asked = dict(handed_in)
-            case _:
-                pass
-    return left_out
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders
@@ -31,8 +31,8 @@ from benchmarks.stacks import Job, run, session
 from cli.client import with_client
 from tlt.actors.rank_process import RankProcess
 from tlt.config import JobSpec, load_job_spec
-from tlt.messages import PromptIssued, TrainDrafter, TrunkRef
-from tlt.ranks.frames import Decode, Dismiss, Dismissed, FromRank, Load, School, Unload
+from tlt.messages import DrafterLearned, PromptIssued, TrainDrafter, TrunkRef
+from tlt.ranks.frames import Decode, Dismiss, Dismissed, Load, School, Unload
 from tlt.types import (
     Attempt,
     DrafterVersion,
@@ -50,6 +50,7 @@ _CONTEXT = 2048
 _ANSWERS, _TOKENS = 4, 96
 _STEPS = 3
 _STOPS = 40
+_LESSON_SECONDS = (0.5, 9.0)
 _LONG_ANSWERS, _LONG_TOKENS = 2, 300
 _ALONE = [
     "speculation.mode=adaptive",
@@ -81,10 +82,10 @@ def main() -> None:
         spec = _write_spec(folder)
         with session(workers=1), _watched() as seen:
             job = run("cold", 1, "drafter.train=always", spec=spec)
-        waits, lessons = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
+        alone = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
     assert job.snapshot.drafting is not None
     stated = _stated(numbers)
-    p95 = quantiles(waits, n=20)[-1]
+    p95 = quantiles(alone.waits, n=20)[-1]
     claims = [
         Claim(
             name="real_shape.obeyed_p95", value=1000 * p95, unit="ms", bar=150, less_is_better=True
@@ -102,12 +103,18 @@ def main() -> None:
             unit="in the job",
             bar=1,
         ),
+        Claim(
+            name="real_shape.kept",
+            value=alone.kept,
+            unit="micro-batches beside the stops",
+            bar=8,
+        ),
     ]
     details = {
         "steps": [(round(s.rollout, 1), round(s.rest, 1)) for s in job.steps],
         "phases": {phase: round(s, 1) for phase, s in job.snapshot.phases.items()},
-        "stopped_after_ms": [round(1000 * wait, 1) for wait in sorted(waits)],
-        "micro_batch_seconds": lessons,
+        "stopped_after_ms": [round(1000 * wait, 1) for wait in sorted(alone.waits)],
+        "micro_batch_seconds": round(median(alone.typical), 3),
         "memory_stated_bytes": stated,
         "memory_peak_bytes": max(seen),
         "state_bytes_per_token": _HIDDEN * _FOUR_BYTES,
@@ -233,13 +240,21 @@ def _drafter(job: Job) -> dict[str, Any]:
 # --- a rank by itself ---------------------------------------------------------------------------
 
 
-async def _obeyed(folder: Path, spec: JobSpec) -> tuple[list[float], dict[str, float]]:
-    """How long it took to stop, each time, and how long its micro-batches took."""
+class _Alone(NamedTuple):
+    # seconds until it had stopped
+    waits: list[float]
+    # of a micro-batch, as it said each time
+    typical: list[float]
+    # micro-batches that it handed in
+    kept: int
+
+
+async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
     rank = await RankProcess.start(
         "rank", device="cpu", host="127.0.0.1", cores=frozenset(), logs=folder / "logs"
     )
     await rank.ready(60.0)
-    dice, waits, typical = random.Random(1), list[float](), list[float]()
+    dice, waits, typical, kept = random.Random(1), list[float](), list[float](), 0
     load = _load(folder, spec)
     rank.send(load)
     rank.send(Decode(prompts=tuple(_prompt(load, member) for member in range(_LONG_ANSWERS))))
@@ -248,22 +263,19 @@ async def _obeyed(folder: Path, spec: JobSpec) -> tuple[list[float], dict[str, f
     for lesson in range(1, _STOPS + 1):
         rank.send(School(train=_lesson(load, lesson)))
         # the first micro-batches are long: their length is found by trying
-        await asyncio.sleep(20.0 if lesson == 1 else dice.uniform(0.5, 2.5))
+        await asyncio.sleep(20.0 if lesson == 1 else dice.uniform(*_LESSON_SECONDS))
         sent = time.monotonic()
         rank.send(Dismiss(job=load.job, lesson=lesson, sent=sent))
-        dismissed = await _dismissed(rank)
+        frame = await rank.receive()
+        while not isinstance(frame, Dismissed):
+            kept += frame.updates if isinstance(frame, DrafterLearned) else 0
+            frame = await rank.receive()
         waits.append(time.monotonic() - sent)
-        typical.append(dismissed.typical_seconds)
+        if frame.typical_seconds:
+            typical.append(frame.typical_seconds)
     rank.send(Unload(job=load.job))
     rank.kill()
-    return waits, {"median": round(median(typical), 3), "longest": round(max(typical), 3)}
-
-
-async def _dismissed(rank: RankProcess) -> Dismissed:
-    while True:
-        frame: FromRank = await rank.receive()
-        if isinstance(frame, Dismissed):
-            return frame
+    return _Alone(waits, typical, kept)
 
 
 def _load(folder: Path, spec: JobSpec) -> Load:

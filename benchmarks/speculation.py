@@ -1,4 +1,4 @@
-"""What speculation gains at each batch size, and that it changes no token.
+"""What speculation gains at each batch size. That it changes no token: `benchmarks.lossless`.
 
 `python -m benchmarks.speculation --out F.json [--minutes N]`
 
@@ -6,6 +6,7 @@ The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, on
 log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Ways of
 decoding take turns in short windows, in random order, within one engine: `off`, `adaptive`, and
 the fixed ones. Seconds are CPU seconds; a window's first steps, which switch, are not counted.
+The best fixed way of every other turn is what `adaptive` is held against in the turns between them.
 """
 
 import argparse
@@ -20,24 +21,24 @@ import torch
 
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import ARMS, Requests, cpu_seconds, decode_by, engine
-from tlt.engine.base import Completion
-from tlt.engine.native import NativeEngine
 from tlt.policies.adaptive import AdaptivePolicy
 from tlt.policies.strategy import StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_WINDOW_SECONDS = 0.25
+# a few times as long as the steps that are not counted
+_WINDOW_SECONDS = {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.4, 16: 0.6, 32: 1.0, 64: 2.0}
 _SWITCHING_STEPS = 3
+# answers of each row before anything is counted: at first all are short
+_WARM_UP = 3
 # of the ratio, to each side: 0.03 with room, for the next drawing says a little more or less
 _INTERVAL = 0.027
-# of the time, to find the best fixed way
+# of the time, to find the fixed ways that may be the best, and how many
 _FINDING = 0.2
+_CANDIDATES = 2
+_LEAST_TURNS = 24
 _RESAMPLES = 1000
-_SEQUENCES = 5_000
-_SEQUENCES_IN_DOUBLE = 500
-_ANSWER = 32
 
 
 class Window(NamedTuple):
@@ -55,16 +56,10 @@ def main() -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     device = torch.device(arguments.device)
-    shares = {
-        "float32": _identical_share(torch.float32, _SEQUENCES, device),
-        "float64": _identical_share(torch.float64, _SEQUENCES_IN_DOUBLE, device),
-    }
     batches = {
         batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in arguments.batches
     }
     claims = [
-        Claim(name="speculation.identical_share", value=shares["float32"], unit="", bar=0.999),
-        Claim(name="speculation.identical_share.float64", value=shares["float64"], unit="", bar=1),
         *(
             Claim(
                 name=f"speculation.speedup.batch{batch}",
@@ -78,32 +73,13 @@ def main() -> None:
         _worst("speculation.adaptive_vs_plain_min", "adaptive_vs_off", batches, 0.97),
         _worst("speculation.adaptive_vs_best_min", "adaptive_vs_best_fixed", batches, 0.95),
     ]
-    details = {"sequences": _SEQUENCES, "identical": shares, "batches": batches}
-    write_result("speculation", claims, details, time.monotonic() - began, arguments.out)
+    write_result(
+        "speculation", claims, {"batches": batches}, time.monotonic() - began, arguments.out
+    )
 
 
 def _worst(name: str, key: str, batches: dict[int, dict[str, Any]], bar: float) -> Claim:
     return Claim(name=name, value=min(b[key] for b in batches.values()), unit="x", bar=bar)
-
-
-def _identical_share(dtype: torch.dtype, sequences: int, device: torch.device) -> float:
-    """Of short answers, decoded without and with ways that change at random between steps."""
-    plain = _answers(engine(64, dtype=dtype, device=device), sequences, None)
-    switching = _answers(engine(64, dtype=dtype, device=device), sequences, random.Random(1))
-    same = sum(plain[id].tokens == completion.tokens for id, completion in switching.items())
-    return same / sequences
-
-
-def _answers(
-    made: NativeEngine, sequences: int, dice: random.Random | None
-) -> dict[int, Completion]:
-    made.submit(Requests(seed=3).take(sequences, _ANSWER))
-    done: dict[int, Completion] = {}
-    while made.running:
-        if dice is not None:
-            made.decode_with(dice.choice(ARMS))
-        done |= {completion.id: completion for completion in made.step()}
-    return done
 
 
 class _Batch:
@@ -119,16 +95,24 @@ class _Batch:
         self._seen: dict[str, list[Window]] = {}
 
     def measured(self, most_seconds: float) -> dict[str, Any]:
-        """First it is found out which fixed way is the best, then that is compared."""
+        """First it is found out which fixed ways may be the best, then those are compared."""
+        self._warm_up()
         began = time.monotonic()
         while time.monotonic() < began + _FINDING * most_seconds:
             self._take_turns([self._adaptive, *ARMS])
         found = {name_of(arm): _speed(self._seen[name_of(arm)]) for arm in ARMS}
-        best = max((arm for arm in ARMS if arm != Off()), key=lambda arm: found[name_of(arm)])
+        guessing = [arm for arm in ARMS if arm != Off()]
+        candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
         self._seen.clear()
-        while time.monotonic() < began + most_seconds and not self._settled(name_of(best)):
-            self._take_turns([Off(), self._adaptive, best])
-        return self._summary(name_of(best), found)
+        while time.monotonic() < began + most_seconds and not self._settled(candidates):
+            self._take_turns([Off(), self._adaptive, *candidates])
+        return self._summary(candidates, found)
+
+    def _warm_up(self) -> None:
+        decode_by(self._engine, Draft(depth=6))
+        ended = 0
+        while ended < _WARM_UP * self._batch:
+            ended += self._step()
 
     def _take_turns(self, ways: list[Strategy | StrategyPolicy]) -> None:
         for way in self._dice.sample(ways, len(ways)):
@@ -141,48 +125,59 @@ class _Batch:
             self._step()
         self._engine.tallies()
         began = cpu_seconds(self._device)
-        while cpu_seconds(self._device) < began + _WINDOW_SECONDS:
+        while cpu_seconds(self._device) < began + _WINDOW_SECONDS[self._batch]:
             self._step()
         seconds = cpu_seconds(self._device) - began
         tokens = sum(tally.tokens for tally in self._engine.tallies())
         self._seen.setdefault(name_of(way), []).append(Window(tokens, seconds))
 
-    def _step(self) -> None:
+    def _step(self) -> int:
+        """Returns how many answers ended."""
         # one in waiting for each that runs: the batch is never short of one
         missing = 2 * self._batch - self._engine.running
         if missing > 0:
             self._engine.submit(self._requests.take(missing))
-        self._engine.step()
+        return len(self._engine.step())
 
-    def _settled(self, best: str) -> bool:
-        if len(self._seen.get("adaptive", ())) < 60:
+    def _settled(self, candidates: Sequence[Strategy]) -> bool:
+        if len(self._seen.get("adaptive", ())) < _LEAST_TURNS:
             return False
-        pairs = [self._interval("adaptive", other) for other in ("off", best)]
+        pairs = [self._interval(self._seen["off"]), self._interval(self._best(candidates))]
         return all((high - low) / (high + low) < _INTERVAL for low, high in pairs)
 
-    def _interval(self, one: str, other: str) -> tuple[float, float]:
-        """Where 95 % of the ratios lie when the turns are drawn again.
+    def _best(self, candidates: Sequence[Strategy]) -> list[Window]:
+        """In each turn, of the way that was the best in every other turn from the next one on."""
+        names = [name_of(way) for way in candidates]
+        best = [
+            max(names, key=lambda name: _speed(self._seen[name][1 - half :: 2])) for half in (0, 1)
+        ]
+        turns = range(len(self._seen["adaptive"]))
+        return [self._seen[best[turn % 2]][turn] for turn in turns]
+
+    def _interval(self, others: Sequence[Window]) -> tuple[float, float]:
+        """Where 95 % of the ratios of `adaptive` to them lie when the turns are drawn again.
 
         The windows of one turn lie side by side: what runs is the same for all of them.
         """
-        turns = list(zip(self._seen[one], self._seen[other], strict=True))
+        turns = list(zip(self._seen["adaptive"], others, strict=True))
         ratios: list[float] = []
         for _ in range(_RESAMPLES):
-            ones, others = zip(*self._dice.choices(turns, k=len(turns)), strict=True)
-            ratios.append(_speed(ones) / _speed(others))
+            ones, against = zip(*self._dice.choices(turns, k=len(turns)), strict=True)
+            ratios.append(_speed(ones) / _speed(against))
         cuts = quantiles(ratios, n=40)
         return cuts[0], cuts[-1]
 
-    def _summary(self, best: str, found: dict[str, float]) -> dict[str, Any]:
+    def _summary(self, candidates: Sequence[Strategy], found: dict[str, float]) -> dict[str, Any]:
         speeds = {name: _speed(windows) for name, windows in self._seen.items()}
+        best = self._best(candidates)
         return {
             "adaptive_vs_off": speeds["adaptive"] / speeds["off"],
-            "interval": self._interval("adaptive", "off"),
-            "best_fixed": best,
-            "adaptive_vs_best_fixed": speeds["adaptive"] / speeds[best],
-            "interval_best": self._interval("adaptive", best),
+            "interval": self._interval(self._seen["off"]),
+            "best_fixed": max(map(name_of, candidates), key=lambda name: speeds[name]),
+            "adaptive_vs_best_fixed": speeds["adaptive"] / _speed(best),
+            "interval_best": self._interval(best),
             "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
-            "when_the_best_was_found": {name: round(speed, 1) for name, speed in found.items()},
+            "when_candidates_were_found": {n: round(speed, 1) for n, speed in found.items()},
             "windows": {name: len(windows) for name, windows in self._seen.items()},
         }
 

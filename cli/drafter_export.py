@@ -1,16 +1,18 @@
 """The by-product of a run: the drafter that it used last, with a card that says what it is."""
 
+import hashlib
 from pathlib import Path
 
 from cli.export import whole_or_not
+from cli.following import entries
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.errors import BlobError, ConfigError
 from tlt.learn.drafter.beginning import config_for
-from tlt.messages import DrafterRef
+from tlt.messages import DrafterRef, PolicyPublished
 from tlt.models.config_file import read_config
 from tlt.models.drafter import Drafter, new_drafter
-from tlt.models.drafter_folder import load_drafter, save_drafter
+from tlt.models.drafter_folder import load_drafter, save_drafter, updates_of
 from tlt.models.weights import read_weights
 from tlt.policies.learning_curve import Mark
 from tlt.policies.ledger import Ledger
@@ -28,10 +30,13 @@ Trained by `{job}`, by workers that waited for the longest answers of a step.
 | | |
 |---|---|
 | policy it learned from | version {version} of `{job}`, which began as `{policy}` |
+| that policy's weights (BLAKE2b) | `{policy_digest}` |
 | micro-batches | {updates} |
+| tokens it learned from | {tokens} |
 | accept length | {accept} |
+| accept length in rollouts | {heard} |
 | architecture digest | `{architecture}` |
-| weights digest (BLAKE2b) | `{digest}` |
+| its own weights (BLAKE2b) | `{digest}` |
 
 Serve it with SGLang: `--speculative-algorithm {algorithm}`,
 `--speculative-draft-model-path THIS_FOLDER`.
@@ -45,8 +50,8 @@ def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
         raise ConfigError(f"{job}: it has used no drafter of its own making yet")
     drafter = read_drafter(run, spec, schooling.used)
     with whole_or_not(folder) as unfinished:
-        save_drafter(drafter, unfinished)
-        card = _card(job, spec, schooling, schooling.used, drafter)
+        save_drafter(drafter, unfinished, _updates(spec, schooling))
+        card = _card(run, job, ledger, schooling.used, drafter)
         (unfinished / "README.md").write_text(card)
     return f"drafter of {job}, version {schooling.used.version}, {_accept(schooling)}"
 
@@ -66,14 +71,26 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
     return drafter
 
 
-def _card(job: str, spec: JobSpec, schooling: Schooling, used: DrafterRef, drafter: Drafter) -> str:
+def _updates(spec: JobSpec, schooling: Schooling) -> int | None:
+    """What it began with included."""
+    mark = _mark(schooling)
+    before = 0 if spec.drafter.path is None else updates_of(Path(spec.drafter.path))
+    return None if mark is None or before is None else before + mark.updates
+
+
+def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
+    spec, schooling = ledger.spec, ledger.schooling
     layout, mark = drafter.config.layout, _mark(schooling)
+    drafting = ledger.snapshot().drafting
     return _CARD.format(
         job=job,
         policy=Path(spec.policy.path).name,
         layout=layout,
         version=used.policy,
+        policy_digest=_policy_digest(run, spec, used),
         updates="not known any more" if mark is None else mark.updates,
+        tokens="none" if drafting is None else f"{drafting.tokens.total:,}",
+        heard=_heard(schooling),
         accept=_accept(schooling),
         architecture=used.architecture,
         digest=used.weights.digest,
@@ -86,6 +103,25 @@ def _accept(schooling: Schooling) -> str:
     if mark is None:
         return "accept length not measured lately"
     return f"accept length {mark.trained:.2f} at depth 6 on held-out answers"
+
+
+def _heard(schooling: Schooling) -> str:
+    asked = sorted(schooling.heard.items(), key=lambda each: int(each[0].split()[0]))
+    told = [f"{a.tokens / a.rows:.2f} at depth {way}" for way, a in asked if a.rows]
+    return ", ".join(told) or "not asked yet"
+
+
+def _policy_digest(run: Path, spec: JobSpec, used: DrafterRef) -> str:
+    for entry in entries(run):
+        event = entry.event
+        if isinstance(event, PolicyPublished) and event.policy.version == used.policy:
+            assert event.policy.weights is not None
+            return event.policy.weights.digest
+    digest = hashlib.blake2b(digest_size=20)
+    for file in sorted(Path(spec.policy.path).glob("*.safetensors")):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "blake2b").digest())
+    return digest.hexdigest()
 
 
 def _mark(schooling: Schooling) -> Mark | None:

@@ -59,10 +59,10 @@ class Notes:
     def keep_learner(self, state: dict[str, Tensor]) -> None:
         self._write(_LEARNER, lambda file: write_weights(file, state))
 
-    def finish(self, drafter: Drafter) -> None:
+    def finish(self, drafter: Drafter, updates: int) -> None:
         whole = self._folder / "drafter"
         try:
-            save_drafter(drafter, whole)
+            save_drafter(drafter, whole, updates)
             os.rename(whole, self._out)
             shutil.rmtree(self._folder)
         except OSError as error:

@@ -4,6 +4,7 @@ Kept is what is dear: the policy's answers and the learner's state. The policy's
 anew. Nothing lies where the drafter will be before it is whole.
 """
 
+import math
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -39,11 +40,15 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     # of computing, in this process and those that it goes on from
     seconds: float
-    loss: float
+    # None: of the last micro-batch there is none
+    loss: float | None
     skipped: int
     # accept length by depth: guesses with the policy's noise, and the likeliest ones
     noise: dict[int, float]
     plain: dict[int, float]
+
+    def told_loss(self) -> str:
+        return "no loss" if self.loss is None else f"loss {self.loss:.3f}"
 
     def accept_lengths(self) -> str:
         best = max(self.noise, self.plain, key=lambda lengths: sum(lengths.values()))
@@ -79,9 +84,9 @@ def train_drafter(
             training.keep()
             say(
                 f"{point.tokens:,} of {plan.tokens:,} tokens, {point.seconds:.0f} s: "
-                f"loss {point.loss:.3f}, {point.accept_lengths()}"
+                f"{point.told_loss()}, {point.accept_lengths()}"
             )
-    notes.finish(training.learner.drafter())
+    notes.finish(training.learner.drafter(), training.learner.updates)
     return training.curve
 
 
@@ -133,7 +138,7 @@ class _Training:
         point = Point(
             tokens=self._tokens,
             seconds=round(self._seconds, 2),
-            loss=self._loss,
+            loss=self._loss if math.isfinite(self._loss) else None,
             skipped=self.learner.skipped,
             noise=found.noise,
             plain=found.plain,

@@ -33,6 +33,7 @@ def _seconds(drafting: Drafting) -> Table:
         ("  from others'", f"{tokens.others}"),
         ("  from answers being written", f"{tokens.running}"),
         ("  from the step before", f"{tokens.previous}"),
+        ("undone, for what was trained was spoiled", f"{len(drafting.spoiled)} times"),
         ("stopped when told", f"{drafting.preempted} times"),
         ("  within, half of the times", f"{1e3 * drafting.preempt_p50:.0f} ms"),
         ("  99 % of the times", f"{1e3 * drafting.preempt_p99:.0f} ms ({batches})"),

@@ -27,6 +27,7 @@ _DUTIES = {
     "draft": ("▒", "yellow"),
     "preempting": ("%", "magenta"),
     "learn": ("▓", "green"),
+    "waiting": ("-", "magenta"),
     "idle": ("·", "bright_black"),
     "leaving": ("~", "red"),
     "away": ("x", "red"),

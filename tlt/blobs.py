@@ -1,6 +1,7 @@
 """Content-addressed, checksummed files: a blob's name is the digest of its bytes.
 
-In flight they lie in shared memory; committed ones lie in the run's folder and stay.
+In flight they lie in shared memory; committed ones lie in the run's folder until it is decided that
+nobody needs them.
 A file appears under its name only when it is whole.
 """
 
@@ -72,6 +73,10 @@ class Blobs:
     def release(self, ref: BlobRef) -> None:
         """Let go of the copy in flight."""
         (self.flight / ref.digest).unlink(missing_ok=True)
+
+    def discard(self, ref: BlobRef) -> None:
+        self.release(ref)
+        (self.committed / ref.digest).unlink(missing_ok=True)
 
     def pack(self, array: "np.ndarray[Any, Any]") -> Tensor:
         data = np.ascontiguousarray(array).tobytes()

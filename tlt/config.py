@@ -131,6 +131,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     checkpoint_every: int = 10
     eval_every: int = 0
     keep_best: bool = True
+    # checkpoints, and policies that were the best: otherwise only the newest stays
+    keep_all: bool = False
     collective_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
@@ -250,6 +252,8 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     merge_every: int = 24
     # a worker that takes longer to stop gets fresh ranks
     preempt_seconds: float = 10.0
+    # all that were used stay in the run's folder, not the newest alone
+    keep_all: bool = False
 
     def __post_init__(self) -> None:
         _require(self.megabytes >= 1, "megabytes must be at least 1")

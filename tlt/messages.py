@@ -702,6 +702,13 @@ class ReleaseBlobs(Command, frozen=True, kw_only=True):
     blobs: tuple[BlobRef, ...]
 
 
+class DiscardBlobs(Command, frozen=True, kw_only=True):
+    """Nobody needs them any more, in flight or in the run's folder."""
+
+    job: JobId
+    blobs: tuple[BlobRef, ...]
+
+
 class KeepDrafter(Command, frozen=True, kw_only=True):
     """It is used from now on: commit it to the run's folder."""
 
@@ -801,6 +808,7 @@ RunCommand: TypeAlias = (
     | KeepRollout
     | ForgetRollouts
     | ReleaseBlobs
+    | DiscardBlobs
     | KeepDrafter
     | ExplainDrafting
     | RecordRound

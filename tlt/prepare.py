@@ -22,8 +22,14 @@ from tlt.rewards.verifiers import load_verifier
 
 def prepare(folder: Path) -> Prepared:
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
-    positions = read_config(Path(spec.policy.path)).max_positions
+    policy = read_config(Path(spec.policy.path))
+    positions = policy.max_positions
     limit = min(positions, spec.policy.max_context or positions)
+    drafter = spec.drafter
+    if drafter.train != "off" and drafter.path is None and drafter.layout == "eagle3":
+        from tlt.models.drafter_folder import default_layers  # takes torch, which takes a moment
+
+        default_layers(policy.layers)
     if spec.speculation.longest >= limit:
         raise ConfigError(
             f"speculation guesses {spec.speculation.longest} tokens at once, "

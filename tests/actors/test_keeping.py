@@ -10,7 +10,14 @@ from tlt.actors.effects import Caused
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.errors import BlobError
-from tlt.messages import BlobRef, DrafterRef, JobCancelRequested, KeepDrafter
+from tlt.messages import (
+    BlobRef,
+    DrafterRef,
+    JobCancelRequested,
+    KeepBest,
+    KeepDrafter,
+    PolicyRef,
+)
 from tlt.store.jobs import new_record
 from tlt.types import Digest, DrafterVersion, PolicyVersion
 
@@ -55,7 +62,11 @@ def test_a_drafter_that_was_lost_does_not_keep_others_from_being_kept(
 
 
 def test_a_folder_that_takes_nothing_ends_the_job(coordinator: Coordinator, tmp_path: Path) -> None:
-    here = Blobs(coordinator.spec.job_flight(JOB), tmp_path).put(b"drafter", commit=False)
+    """It can do without a drafter in there, and not without a policy."""
+    here = Blobs(coordinator.spec.job_flight(JOB), tmp_path).put(b"weights", commit=False)
     (tmp_path / "run").write_text("not a folder")
+    coordinator._commit_blobs(JOB, [_kept(here)])
+    best = KeepBest(job=JOB, policy=PolicyRef(version=PolicyVersion(1), weights=here), mean=1.0)
+    caused = Caused(best, JobCancelRequested(job=JOB), by_session=False)
     with pytest.raises(BlobError, match="cannot be written"):
-        coordinator._commit_blobs(JOB, [_kept(here)])
+        coordinator._commit_blobs(JOB, [caused])

@@ -20,7 +20,7 @@ _ON_THEIR_OWN = (
     ("ink", "corrected"),
     ("on-accent", "accent"),
 )
-_DUTIES = ("rollout", "draft", "preempting", "learn", "idle", "leaving", "away")
+_DUTIES = ("rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away")
 
 
 def _themes() -> dict[str, dict[str, str]]:

@@ -318,7 +318,7 @@ async def test_nothing_is_made_where_nothing_happens(
 def test_rows_alone_are_told_that_are_not_as_before() -> None:
     def learning(rewards: list[float], first: int = 0, trained: float = 0.0) -> Learning:
         steps = tuple(step(step=first + n, reward=r) for n, r in enumerate(rewards))
-        return Learning(prompts=1, steps=steps, evals=(), trained=trained)
+        return Learning(prompts=1, steps=steps, evals=(), trained=trained, right_or_wrong=True)
 
     def told(before: Learning, now: Learning) -> tuple[int | None, list[float]] | None:
         found = news(before, now, GROWING["learning"])

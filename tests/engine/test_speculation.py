@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from tests.engine import drafting
-from tests.engine.chi_square import p_value
+from tests.engine.chi_square import p_value, power
 from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts, show
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
+from tlt.engine.native.batch import Verdict
+from tlt.engine.native.speculation import judged
 from tlt.errors import ConfigError
 from tlt.models.drafter import Drafter, new_drafter
 from tlt.models.folder import load_decoder
@@ -107,6 +109,18 @@ def test_every_way_gives_the_same_tokens(
         assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize("strategy", ARMS[1:])
+def test_logprobs_are_the_policys_at_another_temperature(
+    policy: Path, eagle: Drafter, strategy: Strategy
+) -> None:
+    asked = requests(24, Sampling(temperature=0.5, top_k=9))
+    done = answers(engine(policy, eagle, strategy, dtype=torch.float32), asked)
+    for id, completion in done.items():
+        expected = forced_logits(policy, asked[id].prompt, completion.tokens)
+        logprobs = logprobs_of(expected, completion.tokens, 0.5)
+        assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
+
+
 def switching(
     made: NativeEngine, asked: Sequence[Request], drafters: Sequence[Drafter]
 ) -> dict[int, Completion]:
@@ -155,7 +169,7 @@ def test_in_float32_answers_differ_by_ties_alone(policy: Path, eagle: Drafter) -
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5, top_k=20)])
-@pytest.mark.parametrize("strategy", ARMS[2:])
+@pytest.mark.parametrize("strategy", ARMS)
 def test_second_tokens_follow_the_policy(
     policy: Path, eagle: Drafter, strategy: Strategy, sampling: Sampling
 ) -> None:
@@ -164,11 +178,20 @@ def test_second_tokens_follow_the_policy(
     made = engine(policy, eagle, strategy, slots=64, dtype=torch.float32)
     done = answers(made, [ask(i, prompt, sampling, max_new_tokens=2) for i in range(DRAWS)])
     counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
+    assert p_value(counts, second_tokens(policy, prompt, sampling), at_least=3) > 0.01
+
+
+def test_the_draws_are_enough() -> None:
+    assert power(DRAWS, 0.05, 97, 0.01) >= 0.95
+
+
+def second_tokens(policy: Path, prompt: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """How likely each is."""
     first = filtered(forced_logits(policy, prompt, [0])[0], sampling)
     second = torch.stack(
         [filtered(forced_logits(policy, prompt, [t, 0])[1], sampling) for t in range(97)]
     )
-    assert p_value(counts, first @ second, at_least=3) > 0.01
+    return first @ second
 
 
 def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -339,3 +362,17 @@ def test_more_guesses_than_there_is_room_for_are_refused(policy: Path, eagle: Dr
         engine(policy, eagle, Draft(depth=7))
     with pytest.raises(ConfigError, match="0 tokens guessed, where 1 to 6 fit"):
         engine(policy, eagle, Draft(depth=0))
+
+
+def test_beyond_an_answers_end_there_is_nothing_to_agree_with() -> None:
+    """Rows: refused at the third; ended by a draft; ended by the policy's own token; all passed."""
+    verdict = Verdict(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
+    assert judged(verdict) == ([3, 2, 3, 7], [2, 2, 2, 6])
+
+
+def test_a_way_that_the_engine_was_not_made_for_is_refused(policy: Path, eagle: Drafter) -> None:
+    model = load_decoder(policy, torch.float64)
+    device, version = torch.device("cpu"), PolicyVersion(0)
+    made = NativeEngine(model, show, 4, 128, device, version, (), (Draft(depth=6),))
+    with pytest.raises(ConfigError, match="n-grams are not among the ways"):
+        made.decode_with(Ngram(tokens=4))

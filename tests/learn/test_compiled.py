@@ -16,7 +16,6 @@ from tlt.learn.compiled import compile_layers, worth_compiling
 from tlt.learn.layers import Probe, decoder_layers
 from tlt.learn.loading import load_model
 from tlt.learn.policy import PolicyLearner
-from tlt.learn.scores import scores
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,14 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str):
     plain = learner(fresh_dir, compile=False)
     before = {name: tensor.clone() for name, tensor in plain.weights().items()}
     expected = plain.update(0, parts, None, nothing)
-    learns = learner(fresh_dir, compile=True, attention="native")
+    graphs: list[int] = []
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        yield
+        graphs.append(counters["stats"]["unique_graphs"])
+
+    learns = PolicyLearner(fresh_dir, spec(compile=True, attention="native"), None, CPU, busy)
     with capture_logs() as logs, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         metrics = learns.update(0, parts, None, nothing)
@@ -42,6 +48,10 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str):
     for name, tensor in plain.weights().items():
         moved = (tensor - before[name]).norm()
         assert (learns.weights()[name] - tensor).norm() <= 1e-2 * moved
+    learns.update(1, [whole(samples(7, seed=1))], None, nothing)
+    # all that updates need was compiled before the first one
+    assert graphs == [counters["stats"]["unique_graphs"]]
+    assert graphs[0] > 0
 
 
 def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
@@ -73,22 +83,6 @@ def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.Mon
         learns.update(0, [whole(samples(4))], None, nothing)
     (entry,) = logs
     assert entry["reason"] == "out of memory"
-
-
-@needs_compiler
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_what_an_update_needs_is_compiled_before_it(fresh_dir: str):
-    model = load_model(fresh_dir, CPU)
-    (batch,) = microbatches(samples(4), 1000, CPU, packed=False)
-    (other,) = microbatches(samples(7, seed=1), 1000, CPU, packed=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert compile_layers(model, batch, bfloat16=False, forced=True)
-    counters.clear()
-    with torch.no_grad():
-        scores(model, other, bfloat16=False)
-    scores(model, other, bfloat16=False)[0].sum().backward()
-    assert counters["stats"]["unique_graphs"] == 0
 
 
 def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):

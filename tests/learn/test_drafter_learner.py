@@ -1,5 +1,6 @@
 """What an update does with a micro-batch: its gradient, its state, its refusals."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from tlt.learn.drafter.learner import DrafterLearner
 from tlt.learn.drafter.optimiser import MixedOptimiser, orthogonal
 from tlt.learn.drafter.recipe import Recipe
 from tlt.learn.drafter.sample import DraftSample
-from tlt.models.drafter import Drafter
+from tlt.models.drafter import Drafter, new_drafter
 
 STEPS = 3
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
@@ -170,3 +171,17 @@ def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_fur
     assert recipe.newest(1) == 1.0
     assert recipe.newest(40) == 1 / 5
     assert recipe.newest(500) == recipe.newest(9000) == 1 / 51
+
+
+def test_answers_may_be_longer_than_what_a_drafter_says_it_was_made_for():
+    """Published ones name 2,048 positions, whatever their policy's context is."""
+    chosen, length = samples("eagle3", 1)[0], 3
+    made = drafter("eagle3")
+    short = new_drafter(msgspec.structs.replace(made.config, max_positions=length))
+    short.to(torch.float64).load_state_dict(made.state_dict())
+    assert chosen.rows > length
+    row = chosen.rows - 1
+    for found, expected in zip(
+        decoded(short, chosen, row, STEPS), decoded(made, chosen, row, STEPS), strict=True
+    ):
+        assert torch.equal(found, expected)

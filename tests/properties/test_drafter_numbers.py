@@ -133,6 +133,19 @@ def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
     assert drafting.worth_training(spec, Schooling(), ahead, _START).worth
 
 
+def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:
+    """It may be at its best already; in idle seconds that is found out."""
+    spec = small_spec(steps=100, train="auto")
+    named = msgspec.structs.replace(
+        spec, drafter=msgspec.structs.replace(spec.drafter, path="/drafter")
+    )
+    ahead = _ahead(named, 0)
+    assert not drafting.purchase(named, Schooling(), ahead, _START).worth
+    assert drafting.worth_training(named, Schooling(), ahead, _START).worth
+    weak = _taught([Mark(version=DrafterVersion(1), updates=24, used=2.0, trained=2.4)])
+    assert drafting.purchase(named, weak, ahead, _START).worth
+
+
 @given(marks=_marks, seconds=st.floats(0.0, 1e5), members=st.integers(1, 64))
 @settings(max_examples=40)
 def test_nothing_is_bought_at_the_last_step(

@@ -50,7 +50,7 @@ class Telling(Control):
         super().observe(strategy, batch, context, seconds, drafting, reached, accepted, width)
         assert self._chosen is not None
         tokens = batch + sum(accepted)
-        self.tallies.add(self._chosen, None, batch, tokens, seconds)
+        self.tallies.add(self._chosen, None, batch, tokens, seconds, seconds)
         if self._chosen.why != "control":
             noise = math.exp(MACHINE.noise**2 / 2)
             self.truth += tokens / batch * MACHINE.passing(0, batch, context) * noise - seconds

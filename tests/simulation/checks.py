@@ -9,6 +9,7 @@ from tests.simulation.school import Part, name_of
 from tlt.messages import (
     AdoptDrafter,
     BlobRef,
+    DiscardBlobs,
     DrafterLearned,
     DrafterPreempted,
     DrafterRef,
@@ -320,8 +321,8 @@ class Checks:
                     assert not self.versions or command.version > self.versions[-1]
                     self.versions.append(command.version)
                     assert self._told[command.incarnation] is Duty.DRAFT
-                case ReleaseBlobs():
-                    assert not any(map(self.is_in_use, command.blobs)), command
+                case ReleaseBlobs() | DiscardBlobs():
+                    self.lets_go(command)
                 case _:
                     pass
         self.bought += before.phase is not after.phase and after.phase is Phase.DRAFTING
@@ -386,6 +387,11 @@ class Checks:
         used = [state.policy, *([] if state.previous is None else [state.previous])]
         return any(p.weights == weights for p in used) or weights in _schooling_blobs(state)
 
+    def lets_go(self, command: ReleaseBlobs | DiscardBlobs) -> None:
+        assert not any(map(self.is_in_use, command.blobs)), command
+        if isinstance(command, DiscardBlobs):
+            assert not _in_the_folder(self._world.state) & set(command.blobs), command
+
     def unreadable(self, command: StartRollout) -> None:
         """Only what is out of date, or lost with the shared memory, cannot be read."""
         state = self._world.state
@@ -433,6 +439,10 @@ class Checks:
         state = self._world.state
         left = self._world.school.heard_of & self._world.flight
         assert not left, f"never released: {left}"
+        kept = {blob.digest for blob in _in_the_folder(state)}
+        assert kept <= self._world.committed
+        # what was written for an attempt that failed lies there, too
+        assert state.losses or self._world.committed == kept
         algorithm = state.spec.algorithm
         assert state.version == algorithm.steps
         assert state.policy.version == state.version
@@ -442,6 +452,17 @@ class Checks:
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
         assert state.policy.weights is not None
         assert state.policy.weights.digest == self.contents[algorithm.steps]
+
+
+def _in_the_folder(state: RunState) -> set[BlobRef]:
+    """What has to stay there, whatever else is let go of."""
+    schooling = state.schooling
+    blobs = {d.weights for d in (schooling.used, schooling.before) if d is not None}
+    if state.checkpoint is not None:
+        blobs |= {state.checkpoint.weights, state.checkpoint.optimiser}
+    if state.best is not None and state.best.weights is not None:
+        blobs.add(state.best.weights)
+    return blobs
 
 
 def _schooling_blobs(state: RunState) -> set[BlobRef]:

@@ -24,6 +24,7 @@ from tlt.messages import (
     CheckpointCommitted,
     CloseJob,
     ControlRuns,
+    DiscardBlobs,
     DrafterRef,
     FinishRun,
     ForgetRollouts,
@@ -280,8 +281,8 @@ class World:
         state, commands = self.decide(self.state, event, -1.0)
         assert state == self.state, f"{event} changes the state"
         for command in commands:
-            assert isinstance(command, ReleaseBlobs), f"{event} causes {command}"
-            assert not any(map(self.checks.is_in_use, command.blobs))
+            assert isinstance(command, ReleaseBlobs | DiscardBlobs), f"{event} causes {command}"
+            self.checks.lets_go(command)
 
     def _execute(self, command: RunCommand, event: AnyEvent) -> None:
         match command:
@@ -301,6 +302,9 @@ class World:
                     self.kept.pop(step, None)
             case ReleaseBlobs():
                 self.flight -= {blob.digest for blob in command.blobs}
+            case DiscardBlobs():
+                self.flight -= {blob.digest for blob in command.blobs}
+                self.committed -= {blob.digest for blob in command.blobs}
             case KeepBest():
                 assert command.policy.weights is not None
                 assert self.is_readable(command.policy) or self.blobs_were_lost
@@ -633,7 +637,9 @@ class World:
             weights = blob(life.content)
             (self.committed if learn.checkpoint else self.flight).add(weights.digest)
             if learn.checkpoint:
-                saved = Checkpoint(version=version, weights=weights, optimiser=blob("optimiser"))
+                optimiser = blob(f"optimiser of {life.content}")
+                self.committed.add(optimiser.digest)
+                saved = Checkpoint(version=version, weights=weights, optimiser=optimiser)
                 events.append(CheckpointCommitted(**origin, checkpoint=saved))
             policy = PolicyRef(version=version, weights=weights)
             events.append(PolicyPublished(**origin, policy=policy, metrics=None))

@@ -177,3 +177,14 @@ def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
         blobs.unpack(msgspec.structs.replace(tensor, shape=(5,)))
     with pytest.raises(BlobError, match="neither bytes nor a blob"):
         blobs.unpack(Tensor(dtype="int32", shape=(6,)))
+
+
+def test_what_is_discarded_lies_nowhere(blobs: Blobs) -> None:
+    flying, committed, kept = (
+        blobs.put(content, commit=commit)
+        for content, commit in ((b"flying", False), (b"committed", True), (b"kept", True))
+    )
+    for ref in (flying, committed, committed):
+        blobs.discard(ref)
+    assert not list(blobs.flight.iterdir())
+    assert [path.name for path in blobs.committed.iterdir()] == [kept.digest]

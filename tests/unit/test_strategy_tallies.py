@@ -19,12 +19,12 @@ def controlled(tallies: tuple[StrategyTally, ...]) -> dict[int, ControlRuns]:
 
 def test_a_run_is_told_once_it_is_over() -> None:
     tallies = Tallies()
-    tallies.add(BEST, DRAFTER, 4, 12, 0.25)
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
     for _ in range(3):
-        tallies.add(CONTROL, None, 4, 4, 0.125)
+        tallies.add(CONTROL, None, 4, 4, 0.125, 0.125)
     assert controlled(tallies.taken(over=False)) == {}
-    tallies.add(CONTROL, None, 4, 4, 0.125)
-    tallies.add(BEST, DRAFTER, 4, 12, 0.25)
+    tallies.add(CONTROL, None, 4, 4, 0.125, 0.125)
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
     (runs,) = controlled(tallies.taken(over=False)).values()
     assert runs == ControlRuns(count=1, tokens_squared=256, seconds_squared=0.25, product=8)
 
@@ -32,7 +32,7 @@ def test_a_run_is_told_once_it_is_over() -> None:
 def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
     tallies = Tallies()
     for rows in (6, 5, 4, 4, 3):
-        tallies.add(CONTROL, None, rows, rows, 1.0)
+        tallies.add(CONTROL, None, rows, rows, 1.0, 1.0)
     told = tallies.taken(over=True)
     assert {tally.bucket: (tally.rounds, tally.tokens) for tally in told} == {
         8: (2, 11),
@@ -50,7 +50,7 @@ def test_nothing_is_lost_or_told_twice() -> None:
         choice = dice.choice([CONTROL, CONTROL, BEST, Choice(Off(), 1.0, "explore")])
         batch, got = dice.randint(1, 64), dice.randint(1, 9)
         drafter = DRAFTER if choice is BEST else None
-        tallies.add(choice, drafter, batch, got, 0.5)
+        tallies.add(choice, drafter, batch, got, 0.5, 0.5)
         rounds, rows, tokens = rounds + 1, rows + batch, tokens + got
         if dice.random() < 0.1:
             told += tallies.taken(over=False)

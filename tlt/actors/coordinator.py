@@ -25,13 +25,14 @@ from tlt.actors.preparing import prepare
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
-from tlt.errors import BlobError, BlobLost, JournalError, TltError
+from tlt.errors import BlobError, JournalError, TltError
 from tlt.logs import serve_run
 from tlt.messages import (
     AnyEvent,
     CancelJob,
     CloseJob,
     Command,
+    DiscardBlobs,
     FinishRun,
     Heartbeat,
     JobCancelRequested,
@@ -325,6 +326,9 @@ class Coordinator:
                 case ReleaseBlobs():
                     for blob in command.blobs:
                         self._blobs(command.job).release(blob)
+                case DiscardBlobs():
+                    for blob in command.blobs:
+                        self._blobs(command.job).discard(blob)
                 case FinishRun():
                     shutil.rmtree(self.spec.job_flight(command.job), ignore_errors=True)
                 case RecordStatus():
@@ -396,11 +400,11 @@ class Coordinator:
 
 
 def _keep_drafter(blobs: Blobs, command: KeepDrafter) -> None:
-    """Lost with the shared memory it is no use to anybody; its job is slower, and no less right."""
+    """Without it, lost or too large for the disk, its job is slower, and no less right."""
     try:
         blobs.commit(command.drafter.weights)
-    except BlobLost as error:
-        _log.warning("drafter lost", job=command.job, error=str(error))
+    except BlobError as error:
+        _log.warning("drafter not kept", job=command.job, error=str(error))
 
 
 def _started(command: StartJob, epoch: Epoch) -> JobStarted:

@@ -146,6 +146,8 @@ class Schoolhouse:
             await asyncio.sleep(_SHARE_SECONDS)
 
     async def grew(self, frame: Growing) -> None:
+        if self._job is None or frame.job != self._job.job:
+            return  # nobody would take its stream away any more
         if not frame.answers:
             return  # none of them has grown by much
         with contextlib.suppress(*GONE):

@@ -6,6 +6,7 @@ from tlt.dashboard import views
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
 from tlt.policies.ledger import Snapshot
+from tlt.policies.ledger.wall import AWAY, WAITING
 from tlt.policies.run_state import Duty, Phase
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -68,7 +69,7 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
     for phase in Phase:
         spent = snapshot.phases.get(phase.value, 0.0)
         yield "tlt_phase_seconds", "of the job, by phase", {**job, "phase": phase.value}, spent
-    for duty in (*(duty.value for duty in Duty), "away"):
+    for duty in (*(duty.value for duty in Duty), WAITING, AWAY):
         labels = {**job, "duty": duty}
         yield "tlt_workers_on_duty", "now", labels, float(head.duties.get(duty, 0))
         spent = sum(duties.get(duty, 0.0) for duties in snapshot.workers.values())

@@ -224,10 +224,11 @@ class _Turns:
 
     def __call__(self, positions: Tensor) -> Tensor:
         config = self._config
-        if len(self._table) == 0 or self._table.device != positions.device:
-            self._table = rotations(
-                config.rope, config.head_dim, config.max_positions, positions.device
-            )
+        # published drafters name fewer positions than the answers that they are trained on have
+        needed = int(positions.max()) + 1 if positions.numel() else 0
+        if len(self._table) < needed or self._table.device != positions.device:
+            rows = max(config.max_positions, needed)
+            self._table = rotations(config.rope, config.head_dim, rows, positions.device)
         return self._table[positions]
 
 

@@ -44,12 +44,22 @@ class _ConfigFile(msgspec.Struct):
     rope_parameters: _RopeParameters | None = None
     draft_vocab_size: int | None = None
     eagle_config: _Captured | None = None
+    # ours alone: how far its training has come
+    tlt_updates: int | None = None
 
 
-def save_drafter(drafter: Drafter, folder: Path) -> None:
+def save_drafter(drafter: Drafter, folder: Path, updates: int | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", drafter.state_dict())
-    (folder / "config.json").write_text(json.dumps(_config_file(drafter.config), indent=2) + "\n")
+    file = _config_file(drafter.config)
+    if updates is not None:
+        file["tlt_updates"] = updates
+    (folder / "config.json").write_text(json.dumps(file, indent=2) + "\n")
+
+
+def updates_of(folder: Path) -> int | None:
+    """None if somebody else has trained it."""
+    return read_json(folder / "config.json", _ConfigFile).tlt_updates
 
 
 def load_drafter(folder: Path, policy_layers: int) -> Drafter:
@@ -122,6 +132,12 @@ def _theta(folder: Path, file: _ConfigFile) -> float:
 
 def default_layers(policy_layers: int) -> tuple[int, int, int]:
     """A low, a middle and a high one: at whose entrances EAGLE-3 heads are trained."""
+    if policy_layers < 3:
+        raise UnsupportedModel(
+            f"EAGLE-3 reads three layers, the policy has {policy_layers}; train with layout: eagle"
+        )
+    if policy_layers < 6:
+        return (1, policy_layers // 2 + policy_layers % 2, policy_layers)
     return (2, policy_layers // 2, policy_layers - 3)
 
 

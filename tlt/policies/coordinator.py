@@ -49,7 +49,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import lessons, rounds, saved, training, trunks
+from tlt.policies import lessons, retention, rounds, saved, training, trunks
 from tlt.policies.keyed import permuted
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
@@ -163,6 +163,9 @@ def _end(turn: Turn, status: JobStatus, error: str | None) -> None:
         )
     for policy in (state.policy, state.previous):
         _release(turn, policy)
+    if state.previous is not None:
+        turn.set(previous=None)
+        retention.discard(turn, state.previous.weights)
     trunks.end(turn)
     turn.tell(FinishRun(job=state.job, status=status, error=error))
 
@@ -183,6 +186,8 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
     if saved is not None:
         kept = PolicyRef(version=saved.version, weights=saved.weights)
     turn.set(policy=kept, previous=None)
+    if state.previous is not None:
+        retention.discard(turn, state.previous.weights)
     if _is_published(turn.state):
         return
     # The weights are gone, but what made them is not: updates since the checkpoint run again.
@@ -344,9 +349,12 @@ def _judge(turn: Turn, done: Round) -> None:
     mean = sum(rewards) / len(rewards)
     if state.best is not None and mean <= state.best.mean:
         return
-    turn.set(best=Best(version=state.version, mean=mean))
-    if state.spec.algorithm.keep_best and state.policy.weights is not None:
+    weights = state.policy.weights if state.spec.algorithm.keep_best else None
+    turn.set(best=Best(version=state.version, mean=mean, weights=weights))
+    if weights is not None:
         turn.tell(KeepBest(job=state.job, policy=state.policy, mean=mean))
+    if state.best is not None:
+        retention.discard(turn, state.best.weights)
 
 
 def _idle(turn: Turn, event: WorkerIdled) -> None:
@@ -594,8 +602,10 @@ def _adopt(turn: Turn, policy: PolicyRef) -> None:
     if policy.version > state.version:
         turn.set(previous=state.policy)
     turn.set(policy=policy, version=policy.version)
-    if policy.version > state.version:
+    if policy.version > state.version and state.previous is not None:
         _release(turn, state.previous)
+        # it was in a checkpoint, and there is a newer one
+        retention.discard(turn, state.previous.weights)
 
 
 def _release(turn: Turn, policy: PolicyRef | None) -> None:
@@ -640,9 +650,12 @@ def _checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
         return
     if state.checkpoint is not None and saved.version <= state.checkpoint.version:
         return
+    before = state.checkpoint
     past = [version for version in state.plans if version < saved.version]
     turn.set(
         checkpoint=saved,
         plans={v: plan for v, plan in state.plans.items() if v not in past},
     )
     turn.tell(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))
+    if before is not None:
+        retention.discard(turn, before.weights, before.optimiser)

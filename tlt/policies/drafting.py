@@ -91,6 +91,9 @@ def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) ->
         return best
     if step < schooling.rest_until:
         return _rests(schooling)
+    if spec.drafter.path is not None and schooling.expected is None:
+        why = "the named drafter was not measured yet"
+        return Verdict(worth=False, saved=0.0, cost=0.0, why=why)
     expected = _curve(spec, schooling)
     rate = ahead.members * _rate(schooling) * (_MERGED if ahead.members > 1 else 1.0)
     for seconds in _PURCHASES:

@@ -46,6 +46,15 @@ def heard(
     return found
 
 
+def faded(one: Mapping[str, Asked], measured: float, now: float) -> Heard:
+    """As it would be heard now: of this accept length in a canary once, and of that one today.
+
+    The policy has moved away from a drafter that does worse than it did.
+    """
+    share = min(1.0, now / max(measured, 1.0))
+    return {way: Asked(asked.rows, round(asked.tokens * share)) for way, asked in one.items()}
+
+
 def is_known(one: Mapping[str, Asked]) -> bool:
     return _rows(one) >= _KNOWN
 

@@ -77,8 +77,20 @@ def _begin(turn: Turn, worker: WorkerId) -> None:
     turn.assign(worker, Duty.DRAFT, lesson=lesson)
     begun = turn.state.workers[worker]
     _tell_trunk(turn, begun)
-    if schooling.merging is None and trunks.is_due(turn.state):
+    if schooling.merging is None and trunks.is_due(turn.state) and _can_merge(turn.state, begun):
         trunks.ask_to_merge(turn, begun)  # the last one who was asked had to stop
+
+
+def _can_merge(state: RunState, worker: WorkerState) -> bool:
+    """A first trunk is made by somebody who has begun it."""
+    schooling = state.schooling
+    return schooling.trunk.weights is not None or not _members(worker).isdisjoint(
+        schooling.handed_in
+    )
+
+
+def _members(worker: WorkerState) -> set[str]:
+    return {f"{worker.info.incarnation}.{rank}" for rank in range(worker.info.ranks)}
 
 
 def _tell_trunk(turn: Turn, worker: WorkerState) -> None:
@@ -136,8 +148,8 @@ def preempted(turn: Turn, event: DrafterPreempted) -> bool:
 def lost(turn: Turn, worker: WorkerState) -> None:
     """Nothing more is heard of its ranks; what they handed in is not lost."""
     trunks.merge_no_more(turn, worker)
-    schooling, info = turn.state.schooling, worker.info
-    members = {f"{info.incarnation}.{rank}" for rank in range(info.ranks)}
+    schooling = turn.state.schooling
+    members = _members(worker)
     if members.isdisjoint(schooling.handed_in):
         return
     trunks.change(

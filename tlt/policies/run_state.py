@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.messages import Checkpoint, PolicyRef, RunCommand, WorkerInfo
+from tlt.messages import BlobRef, Checkpoint, PolicyRef, RunCommand, WorkerInfo
 from tlt.policies.rounds import Round
 from tlt.policies.saved import Spent
 from tlt.policies.schooling import Schooling
@@ -76,6 +76,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 class Best(msgspec.Struct, frozen=True, kw_only=True):
     version: PolicyVersion
     mean: float
+    # None where they are not kept
+    weights: BlobRef | None = None
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

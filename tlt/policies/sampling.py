@@ -52,6 +52,8 @@ def weight(candidate: Candidate, step: Step) -> float:
 def least_worth(candidates: Sequence[Candidate], step: Step, most_bytes: int) -> list[int]:
     """Which to let go of, so that the rest fits."""
     total = sum(candidate.bytes for candidate in candidates)
+    if total <= most_bytes:
+        return []  # who decodes has no time to put them in order for nothing
     # for what they take, not for how long they are
     order = sorted(
         range(len(candidates)),

@@ -74,11 +74,13 @@ class Tallies:
         rows: int,
         tokens: int,
         seconds: float,
+        work: float,
     ) -> None:
+        """`work`: seconds by the clock that predictions go by."""
         control = choice.why == "control"
         key = choice.strategy, bucket_of(rows), drafter, control
         tried = choice.why == "explore"
-        round = _Sums(1, tried, rows, tokens, seconds, choice.predicted * seconds)
+        round = _Sums(1, tried, rows, tokens, seconds, choice.predicted * work)
         if self._run is not None and self._run[0] != key:
             self._end_run()
         if not control:

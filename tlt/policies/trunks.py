@@ -11,6 +11,7 @@ import msgspec
 from tlt.messages import (
     AdoptDrafter,
     BlobRef,
+    Canary,
     Decision,
     DeltaRef,
     DrafterRef,
@@ -22,8 +23,8 @@ from tlt.messages import (
     StrategyTally,
     TrunkRef,
 )
-from tlt.policies import drafting
-from tlt.policies.heard import fallen, heard, is_known
+from tlt.policies import drafting, retention
+from tlt.policies.heard import Heard, faded, fallen, heard, is_known
 from tlt.policies.run_state import Duty, RunState, Turn, WorkerState
 from tlt.policies.schooling import Merging, Schooling
 from tlt.types import NAMED, DrafterVersion
@@ -137,7 +138,7 @@ def _judge(turn: Turn, event: DrafterTrained) -> None:
     told = drafting.Verdict(worth=True, saved=0.0, cost=0.0, why=why)
     if drafting.adopts(canary):
         explain(turn, "adopt", told)
-        _adopt(turn, event.drafter)
+        _adopt(turn, event.drafter, canary)
         return
     explain(turn, "reject", told)
     release(turn, (event.drafter.weights,))
@@ -145,16 +146,27 @@ def _judge(turn: Turn, event: DrafterTrained) -> None:
         start_over(turn, "what was trained has become worse than what is used")
 
 
-def _adopt(turn: Turn, drafter: DrafterRef) -> None:
+def _adopt(turn: Turn, drafter: DrafterRef, canary: Canary) -> None:
     schooling = turn.state.schooling
-    last = schooling.used
+    last, before = schooling.used, schooling.before
     turn.tell(KeepDrafter(job=turn.state.job, drafter=drafter))
     if is_known(schooling.heard):
-        change(turn, before=last, heard_before=schooling.heard)
+        change(turn, before=last, heard_before=_as_of_now(schooling, canary))
     change(turn, used=drafter, heard={})
     if last is not None and last.weights != drafter.weights:
         release(turn, (last.weights,))
+    retention.discard_drafters(turn, last, before)
     _tell_drafter(turn)
+
+
+def _as_of_now(schooling: Schooling, canary: Canary) -> Heard:
+    """What the drafter in use came to in rollouts, some of which earlier policies wrote."""
+    used = NAMED if schooling.used is None else schooling.used.version
+    measured = [mark.trained for mark in schooling.marks if mark.version == used]
+    then = measured[-1] if measured else schooling.began
+    if then is None or canary.used is None:
+        return schooling.heard
+    return faded(schooling.heard, then, canary.used)
 
 
 def _tell_drafter(turn: Turn) -> None:
@@ -185,6 +197,7 @@ def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
     turn.set(schooling=drafting.in_vain(turn.state.schooling, turn.state.step))
     _tell_drafter(turn)
     release(turn, (schooling.used.weights,))
+    retention.discard_drafters(turn, schooling.used)
     live, before = lengths
     start_over(turn, f"accept length {live:.2f} in rollouts, {before:.2f} with the one before")
     return True
@@ -228,6 +241,7 @@ def end(turn: Turn) -> None:
     turn.set(schooling=Schooling(version=schooling.version, marks=schooling.marks))
     release(turn, tuple(unused))
     change(turn, used=schooling.used)
+    retention.discard_drafters(turn, schooling.before)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from collections import deque
 from pathlib import Path
 from statistics import median
 
+import torch
+
 from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
@@ -32,6 +34,7 @@ from tlt.messages import (
     TrunkRef,
 )
 from tlt.models.drafter import Drafter, new_drafter
+from tlt.models.drafter_folder import updates_of
 from tlt.models.weights import put_weights, read_weights
 from tlt.ranks.engines import drafter_config
 from tlt.ranks.frames import Dismissed, FromRank, Load, Merge, School
@@ -54,12 +57,14 @@ _SECONDS = 0.06
 _FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 256, 32, 4096
 _PUBLISH_UPDATES = 8
 _PUBLISH_SECONDS = 0.5
+# of what is handed in where a lesson ends; disks and checksums manage so many bytes a second
+_DISMISSAL_SECONDS, _WRITTEN_A_SECOND = 0.05, 2e8
 # of the time, at most
 _PUBLISHING_SHARE = 0.05
 _DRAWS = 64
 # who finds nothing to learn from for so long leaves
 _PATIENCE = 3.0
-# updates that a drafter which somebody trained before has behind it
+# updates that a drafter which somebody else trained has behind it
 _TRAINED = 3000
 
 
@@ -67,7 +72,6 @@ class _Open:
     """What was learned since it was last handed in."""
 
     def __init__(self, publishing: float = 0.0) -> None:
-        self.began = time.monotonic()
         # what the last handing in took
         self.publishing = publishing
         self.seconds: list[float] = []
@@ -109,6 +113,10 @@ class DraftDuty:
         self._member: Membership | None = None
         self._health = Health()
         self._number = 0
+        with torch.device("meta"):
+            parameters = list(new_drafter(self._config).parameters())
+        # of a delta: the weights, and their mean
+        self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
         self._rows = _FIRST_ROWS
         self._lately: deque[float] = deque(maxlen=50)
         self._dropped = 0.0
@@ -138,7 +146,6 @@ class DraftDuty:
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
         self.pool.begin(school.train.step)
-        self._open.began = time.monotonic()
 
     def step(self, look: Look) -> list[FromRank]:
         """One micro-batch, or a merge. What `look` raises ends it, without a trace.
@@ -161,7 +168,7 @@ class DraftDuty:
             self._read(answers, look)
             member = self._on_trunk(school.train.trunk)
             complaint = self._learn(member.learner, answers, look)
-        except BlobError as error:
+        except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
         except Exception:
             self._dropped += time.monotonic() - began
@@ -173,7 +180,7 @@ class DraftDuty:
     def dismiss(self, lesson: int, sent: float) -> list[FromRank]:
         school, frames = self._school, list[FromRank]()
         if school is not None and school.train.lesson == lesson:
-            if self._open.updates and self._member is not None:
+            if self._open.updates and self._member is not None and self._hands_in_at_once():
                 frames += self._hand_in(school, self._member)
             self._school = self._asked = None
         self._over = max(self._over, lesson)
@@ -207,10 +214,15 @@ class DraftDuty:
         if self._named is None:
             drafter, past = new_weights(self._config, sizes, self.load.spec.seed), 0
         else:
-            drafter, past = new_drafter(self._config), _TRAINED
+            drafter, past = new_drafter(self._config), self._updates_of_named()
             drafter.load_state_dict(self._named.state_dict())
         drafter = drafter.to(self._ends.head).requires_grad_(True)
         return DrafterLearner(drafter, self._ends, Recipe(past=past), sizes)
+
+    def _updates_of_named(self) -> int:
+        assert self.load.spec.drafter.path is not None
+        known = updates_of(Path(self.load.spec.drafter.path))
+        return _TRAINED if known is None else min(known, _TRAINED)
 
     def _read(self, answers: list[Answer], look: Look) -> None:
         began = time.monotonic()
@@ -262,9 +274,14 @@ class DraftDuty:
     # --- handing in
 
     def _is_due(self) -> bool:
-        taken = time.monotonic() - self._open.began
+        taken = sum(self._open.seconds) + self._open.reading
         least = max(_PUBLISH_SECONDS, self._open.publishing / _PUBLISHING_SHARE)
         return self._open.updates >= _PUBLISH_UPDATES and taken >= least
+
+    def _hands_in_at_once(self) -> bool:
+        """Who has called does not wait for a large drafter to be written: it is kept for later."""
+        expected = max(self._open.publishing, self._bytes / _WRITTEN_A_SECOND)
+        return expected <= _DISMISSAL_SECONDS
 
     def _hand_in(self, school: School, member: Membership) -> list[FromRank]:
         began, number, done = time.monotonic(), self._number, self._open
@@ -342,7 +359,7 @@ class DraftDuty:
             canary = measured(trained, self._used, self._ends, answers, self._rows, look)
             blob = put_weights(self._blobs, trunk.tensors, commit=False)
             own = put_weights(self._blobs, trained.state_dict(), commit=False)
-        except BlobError as error:
+        except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
         self._asked = None
         drafter = DrafterRef(

@@ -111,20 +111,24 @@ class Rank:
 
     def run(self) -> None:
         while True:
-            job = self._job
-            for command in self._channel.receive(wait=None if job is None else job.patience):
+            for command in self._channel.receive(wait=self._patience):
                 self._obey(command)
-            job = self._job
-            if job is None:
-                continue
-            if job.rollout.engine.running:
-                for rollout in job.rollout.step():
-                    self._channel.send(rollout)
-                if (chosen := job.rollout.strategies(time.monotonic())) is not None:
-                    self._channel.send(chosen)
-            elif job.draft is not None and job.draft.active:
-                self._train_drafter(job.draft)
-            self._progress.report(job.rollout.engine.running)
+            if self._job is not None:
+                self._work(self._job)
+
+    @property
+    def _patience(self) -> float | None:
+        return None if self._job is None else self._job.patience
+
+    def _work(self, job: Job) -> None:
+        if job.rollout.engine.running:
+            for rollout in job.rollout.step():
+                self._channel.send(rollout)
+            if (chosen := job.rollout.strategies(time.monotonic())) is not None:
+                self._channel.send(chosen)
+        elif job.draft is not None and job.draft.active:
+            self._train_drafter(job.draft)
+        self._progress.report(job.rollout.engine.running)
 
     def _train_drafter(self, draft: DraftDuty) -> None:
         """Until it is through with something, or the next command arrives."""

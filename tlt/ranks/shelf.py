@@ -16,6 +16,8 @@ from tlt.types import Member, PromptIndex, Step
 
 Name = tuple[Step, PromptIndex, Member]
 _GROWING = "growing"
+# of the shared memory, for what jobs cannot do without
+_LEFT_FREE = 0.25
 
 
 class Shelf:
@@ -33,6 +35,8 @@ class Shelf:
         """A copy, which others find; without room for that, one of its own."""
         file = _file(name, growing)
         try:
+            if not self._has_room(states.nbytes):
+                return states.to("cpu", copy=True)
             kept = self._write(file, states)
         except OSError:
             return states.to("cpu", copy=True)
@@ -66,8 +70,15 @@ class Shelf:
             self._own[name].discard(file)
             (self._folder / file).unlink(missing_ok=True)
 
-    def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
+    def _has_room(self, size: int) -> bool:
+        """Weights need some, too, and a job can do without states but not without those."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        store = os.statvfs(self._folder)
+        return (
+            store.f_bavail * store.f_frsize - size >= _LEFT_FREE * store.f_blocks * store.f_frsize
+        )
+
+    def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
         handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=".unfinished-")
         try:
             # a mapped page that there is no room for would end this process

@@ -1,6 +1,6 @@
 // What the lanes show: for each worker the moments at which its duty changed, and what ran.
 
-export const DUTIES = ["rollout", "draft", "preempting", "learn", "idle", "leaving", "away"];
+export const DUTIES = ["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"];
 const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
 export const OVER = -1;
 // as many as the server remembers: changes and batches over all lanes, marks of a kind

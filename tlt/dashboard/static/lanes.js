@@ -10,6 +10,7 @@ const NAMES = {
   draft: "trains the drafter",
   preempting: "stops training it",
   learn: "learns",
+  waiting: "waits for new weights",
   idle: "idle",
   leaving: "starts fresh ranks",
   away: "away",
@@ -239,7 +240,8 @@ export class Lanes {
     g.textBaseline = "middle";
     g.fillText("all", left - 6, BAND + SHARE / 2);
     this.drawUnknown(g, BAND, SHARE);
-    this.drawMarks(g, BAND + SHARE);
+    this.drawLines(g, { step: 2, drafter: 10 }, BAND + SHARE);
+    this.drawNames(g);
   }
 
   drawUnknown(g, top, tall) {
@@ -248,36 +250,48 @@ export class Lanes {
     if (b > a) hatch(g, a, top, b - a, tall);
   }
 
-  // Steps and drafters, over the whole height; their names where there is room.
-  drawMarks(g, height) {
-    const paint = colours();
-    const [from, to] = this.span();
+  // Names of steps, where there is room.
+  drawNames(g) {
     let free = -Infinity;
+    g.fillStyle = colours().soft;
     g.textBaseline = "middle";
     g.textAlign = "left";
     g.font = font(11);
-    for (const mark of this.model.marks) {
-      if (mark.at < from || mark.at > to) continue;
-      const x = Math.round(this.x(mark.at)) + 0.5;
-      const drafter = mark.kind === "drafter" || mark.kind === "off";
-      const round = mark.kind === "step" || mark.kind === "eval";
-      if (!drafter && !round) continue;
-      g.strokeStyle = drafter ? paint.preempting : paint.soft;
-      g.globalAlpha = drafter ? 0.9 : 0.55;
-      g.setLineDash(drafter ? [3, 2] : []);
+    for (const { mark, x, isDrafter } of this.seen()) {
+      if (isDrafter || x <= free) continue;
+      const name = mark.kind === "eval" ? "eval" : mark.text;
+      g.fillText(name, x + 3, 8);
+      free = x + 10 + g.measureText(name).width;
+    }
+  }
+
+  // Steps and drafters, over the whole height.
+  drawLines(g, tops, height) {
+    const paint = colours();
+    for (const { x, isDrafter } of this.seen()) {
+      g.strokeStyle = isDrafter ? paint.preempting : paint.soft;
+      g.globalAlpha = isDrafter ? 0.9 : 0.5;
+      g.setLineDash(isDrafter ? [3, 2] : []);
       g.beginPath();
-      g.moveTo(x, drafter ? 10 : 2);
+      g.moveTo(x, isDrafter ? tops.drafter : tops.step);
       g.lineTo(x, height);
       g.stroke();
-      g.globalAlpha = 1;
-      if (round && x > free) {
-        const name = mark.kind === "eval" ? "eval" : mark.text;
-        g.fillStyle = paint.soft;
-        g.fillText(name, x + 3, 8);
-        free = x + 10 + g.measureText(name).width;
-      }
     }
+    g.globalAlpha = 1;
     g.setLineDash([]);
+  }
+
+  // Marks of all workers that lie in the span, and where.
+  seen() {
+    const [from, to] = this.span();
+    const found = [];
+    for (const mark of this.model.marks) {
+      if (mark.at < from || mark.at > to) continue;
+      const isDrafter = mark.kind === "drafter" || mark.kind === "off";
+      if (!isDrafter && mark.kind !== "step" && mark.kind !== "eval") continue;
+      found.push({ mark, x: Math.round(this.x(mark.at)) + 0.5, isDrafter });
+    }
+    return found;
   }
 
   drawRows() {
@@ -296,28 +310,8 @@ export class Lanes {
     g.beginPath();
     g.rect(this.gutter, 0, width, height);
     g.clip();
-    this.drawLines(g, height);
+    this.drawLines(g, { step: 0, drafter: 0 }, height);
     g.restore();
-  }
-
-  drawLines(g, height) {
-    const paint = colours();
-    const [from, to] = this.span();
-    for (const mark of this.model.marks) {
-      if (mark.at < from || mark.at > to) continue;
-      const drafter = mark.kind === "drafter" || mark.kind === "off";
-      if (!drafter && mark.kind !== "step" && mark.kind !== "eval") continue;
-      const x = Math.round(this.x(mark.at)) + 0.5;
-      g.strokeStyle = drafter ? paint.preempting : paint.soft;
-      g.globalAlpha = drafter ? 0.9 : 0.4;
-      g.setLineDash(drafter ? [3, 2] : []);
-      g.beginPath();
-      g.moveTo(x, 0);
-      g.lineTo(x, height);
-      g.stroke();
-    }
-    g.globalAlpha = 1;
-    g.setLineDash([]);
   }
 
   drawRow(g, lane, y, tall, row) {

@@ -82,9 +82,27 @@ class Filters:
         top_p = like.new_tensor([s.top_p if s.top_p < 1 else 2.0 for s in settings])
         self._top_k, self._top_p = _column(top_k), _column(top_p)
         self._min_p = _column(like.new_tensor([s.min_p for s in settings]).log_())
+        self._sorts = any(s.top_p < 1 for s in settings)
+        # no more than so many of a row's largest logits have to be known; 0: none but the largest
+        self._largest = max(s.top_k for s in settings)
 
     def apply(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
         """`scaled` is of these rows alone."""
+        threshold = self._sorted(scaled, rows) if self._sorts else self._chosen(scaled, rows)
+        return scaled.masked_fill(scaled < threshold, float("-inf"))
+
+    def _chosen(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Without top-p. A whole vocabulary takes long to sort."""
+        largest = scaled.topk(min(max(self._largest, 1), scaled.shape[-1]), -1).values
+        threshold = largest[..., :1] + self._min_p[rows]
+        if self._largest == 0:
+            return threshold
+        top_k = self._top_k[rows]
+        last = top_k.clamp(max=largest.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
+        kth = largest.gather(-1, last).masked_fill(top_k > largest.shape[-1], float("-inf"))
+        return torch.maximum(threshold, kth)
+
+    def _sorted(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         ordered = scaled.sort(-1, descending=True).values
         last = top_k.clamp(max=scaled.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
@@ -93,8 +111,7 @@ class Filters:
         above = probabilities.cumsum(-1).sub_(probabilities)
         last = (above < top_p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
         threshold = torch.maximum(threshold, ordered.gather(-1, last))
-        threshold = torch.maximum(threshold, ordered[..., :1] + min_p)
-        return scaled.masked_fill(scaled < threshold, float("-inf"))
+        return torch.maximum(threshold, ordered[..., :1] + min_p)
 
 
 def _blocks(logits: torch.Tensor) -> list[slice]:

@@ -61,6 +61,8 @@ class Speculation:
         least, count = (0 if strategy == Off() else 1), guesses(strategy)
         if not least <= count <= self.longest:
             raise ConfigError(f"{count} tokens guessed, where {least} to {self.longest} fit")
+        if isinstance(strategy, Ngram) and self._ngrams is None:
+            raise ConfigError("n-grams are not among the ways that this engine was made for")
         self._fixed, self._policy = strategy, None
 
     def let(self, policy: StrategyPolicy, seed: int) -> None:
@@ -97,23 +99,22 @@ class Speculation:
                 return None
 
     def observe(self, choice: Choice, round: "Round", verdict: Verdict) -> None:
-        seconds = perf_counter() - round.began
+        seconds, work = perf_counter() - round.began, round.work()
         drafter = self.version if isinstance(choice.strategy, Draft) else None
-        self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds)
+        self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds, work)
         if self._policy is None:
             return
-        accepted = verdict.accepted
+        reached, accepted = judged(verdict)
         # what was not even proposed is refused
-        depths = range(guesses(choice.strategy) + 1)
-        reached = [sum(count >= depth for count in accepted) for depth in depths]
+        depths = range(guesses(choice.strategy))
         self._policy.observe(
             choice.strategy,
             round.rows,
             round.context,
-            round.work(),
+            work,
             round.drafting,
-            reached[:-1],
-            reached[1:],
+            [sum(count > depth for count in reached) for depth in depths],
+            [sum(count > depth for count in accepted) for depth in depths],
             round.drafts,
         )
 
@@ -149,10 +150,10 @@ class Speculation:
         return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)] or [Off()]
 
     def _look_up(self, ngrams: Ngrams, batch: Batch, most: int) -> torch.Tensor | None:
-        found: list[list[int]] = []
+        # what its siblings have just written helps a row, too
         for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
             self._learn(ngrams, row, index, place)
-            found.append(ngrams.propose(row.request.id, most).tokens)
+        found = [ngrams.propose(row.request.id, most).tokens for row in batch.rows]
         width = max(map(len, found))
         if width == 0:
             return None
@@ -192,6 +193,15 @@ class Round:
     def work(self) -> float:
         """Seconds, by now."""
         return self._clock() - self._work_began
+
+
+def judged(verdict: Verdict) -> tuple[list[int], list[int]]:
+    """By row: drafts that the policy had a say on, and those of them that it drew as well.
+
+    Beyond an answer's end there is nothing to agree with.
+    """
+    both = list(zip(verdict.accepted, verdict.kept, strict=True))
+    return [min(agreed + 1, kept) for agreed, kept in both], [min(pair) for pair in both]
 
 
 def _group(prompt: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies.ledger.wall import AWAY
+from tlt.policies.ledger.wall import AWAY, duty_of
 from tlt.policies.run_state import Phase, RunState
 from tlt.types import NAMED, DrafterVersion, WorkerId
 from tlt.wording import way
@@ -139,8 +139,8 @@ class Lanes:
     def _follow_duties(self, before: RunState, after: RunState, at: float) -> None:
         was = before.workers
         for worker, known in after.workers.items():
-            if was.get(worker) is not known:
-                self._change(worker, known.duty.value, at)
+            if was.get(worker) is not known or after.phase is not before.phase:
+                self._change(worker, duty_of(after, known), at)
         for worker in was.keys() - after.workers.keys():
             self._change(worker, AWAY, at)
 

@@ -3,13 +3,23 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from tlt.policies.run_state import RunState
+from tlt.policies.run_state import Duty, Phase, RunState, WorkerState
 from tlt.types import Step, WorkerId
 
 # heard of, and not there
 AWAY = "away"
+# through with its part of an update, or just there: others still learn
+WAITING = "waiting"
 EVERYBODY = WorkerId("all")
 FIRST = Step(0)
+
+
+def duty_of(state: RunState, worker: WorkerState | None) -> str:
+    if worker is None:
+        return AWAY
+    if worker.duty is Duty.IDLE and state.phase is Phase.LEARNING:
+        return WAITING
+    return worker.duty.value
 
 
 class StepTime:
@@ -26,7 +36,7 @@ class StepTime:
                 if self.seconds > 0.0:  # it came in the middle of the step
                     duties[AWAY] = self.seconds
             known = state.workers.get(worker)
-            duties[AWAY if known is None else known.duty.value] += passed
+            duties[duty_of(state, known)] += passed
             if known is not None:
                 self.device_seconds += passed * known.info.ranks
         self.seconds += passed

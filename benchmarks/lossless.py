@@ -1,0 +1,203 @@
+"""Speculation changes no token: whole answers of the tiny reasoner, with guesses and without.
+
+`python -m benchmarks.lossless --out F.json`
+
+Held-out prompts in groups of 16 at temperature 1, 64 rows at once, one thread. A share of the
+answers is decoded with each fixed way; for the others the way is chosen at random before every
+step, and now and then another drafter is swapped in, a good or a useless one. All of them are
+compared with the same answers decoded without guesses. In float32 two logits may tie: then the gap
+between them is told, from a pass of Transformers in float64. And second tokens, which are drafts
+that were let pass or what was drawn in their place, follow a random policy's distribution.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.engine import MODEL
+from benchmarks.result import Claim, write_result
+from benchmarks.speculating import ARMS, DRAFTER, Requests, engine
+from benchmarks.speculation import name_of
+from tests.engine import drafting
+from tests.engine.chi_square import p_value
+from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts
+from tests.engine.test_speculation import ARMS as TOY_ARMS
+from tests.engine.test_speculation import engine as toy_engine
+from tests.engine.test_speculation import second_tokens
+from tlt.engine.base import Completion, Request, Sampling
+from tlt.engine.native import NativeEngine
+from tlt.engine.native.noise import Noise, key_word
+from tlt.models.drafter import Drafter, new_drafter
+from tlt.models.drafter_folder import load_drafter
+from tlt.models.folder import load_decoder
+from tlt.strategies import Off, Strategy
+from tlt.types import DrafterVersion
+
+_SEQUENCES, _SEQUENCES_IN_DOUBLE = 5_000, 500
+# of the answers, with ways that change at random
+_SWITCHING = 0.4
+_SWAPPED = 0.02
+_ROWS = 64
+_LONGEST = 256
+_TIE, _LOGPROB = 1e-4, 1e-4
+# answers whose log-probs are compared with a teacher-forced pass
+_FORCED = 200
+# as many as show a total variation of 0.02; ten tests together fail once in a hundred times
+_DRAWS, _CHANCE = 50_000, 0.001
+
+
+class Part(NamedTuple):
+    name: str
+    way: Strategy | None
+    requests: Sequence[Request]
+
+
+class Found(NamedTuple):
+    share: float
+    parts: dict[str, dict[str, int]]
+    gaps: list[float]
+    off_logprobs: float
+    tokens: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sequences", type=int, default=_SEQUENCES)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    single = _compared(torch.float32, arguments.sequences)
+    double = _compared(torch.float64, arguments.sequences * _SEQUENCES_IN_DOUBLE // _SEQUENCES)
+    less: dict[str, Any] = {"unit": "", "less_is_better": True}
+    chances = _chances()
+    widest = max(single.gaps, default=0.0)
+    claims = [
+        Claim(name="speculation.identical_share", value=single.share, unit="", bar=0.999),
+        Claim(name="speculation.identical_share.float64", value=double.share, unit="", bar=1),
+        Claim(name="speculation.widest_tie", value=widest, bar=_TIE, **less),
+        Claim(name="speculation.logprobs_off", value=single.off_logprobs, bar=_LOGPROB, **less),
+        Claim(name="speculation.least_chance", value=min(chances.values()), unit="", bar=_CHANCE),
+    ]
+    details = {
+        "float32": single._asdict(),
+        "float64": double._asdict(),
+        "longest": _LONGEST,
+        "chi_square": {"draws": _DRAWS, "chances": chances},
+    }
+    write_result("lossless", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _compared(dtype: torch.dtype, sequences: int) -> Found:
+    requests = Requests(seed=3).take(sequences, _LONGEST)
+    plain = _answers(engine(_ROWS, dtype=dtype), Part("off", Off(), requests))
+    guessing = engine(_ROWS, dtype=dtype)
+    done: dict[int, Completion] = {}
+    parts: dict[str, dict[str, int]] = {}
+    for part in _parts(requests):
+        found = _answers(guessing, part)
+        parts[part.name] = {
+            "answers": len(found),
+            "tokens": sum(len(c.tokens) for c in found.values()),
+            "accepted": sum(map(_accepted, found.values())),
+            "identical": sum(found[id].tokens == plain[id].tokens for id in found),
+        }
+        done |= found
+    different = [r for r in requests if done[r.id].tokens != plain[r.id].tokens]
+    return Found(
+        share=1.0 - len(different) / sequences,
+        parts=parts,
+        gaps=[_gap(r, done[r.id].tokens, plain[r.id].tokens) for r in different],
+        off_logprobs=max(_off(r, done[r.id]) for r in requests[:: max(1, sequences // _FORCED)]),
+        tokens=sum(len(c.tokens) for c in done.values()),
+    )
+
+
+def _accepted(done: Completion) -> int:
+    return sum(span.tokens for span in done.origins if span.origin == "accepted")
+
+
+def _chances() -> dict[str, float]:
+    """Of second tokens as they were, if they follow the policy."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        policy = drafting.predictable_policy(Path(name))
+        drafter = drafting.fitted_drafter("eagle", policy)
+        prompt = random_prompts(1, shortest=5)[0]
+        for sampling in (Sampling(), Sampling(temperature=0.5, top_k=20)):
+            expected = second_tokens(policy, prompt, sampling)
+            for way in TOY_ARMS:
+                made = toy_engine(policy, drafter, way, slots=_ROWS, dtype=torch.float32)
+                asked = [ask(i, prompt, sampling, max_new_tokens=2) for i in range(_DRAWS)]
+                tokens = [done.tokens[1] for done in answers(made, asked).values()]
+                counts = torch.tensor(tokens).bincount(minlength=len(expected))
+                told = f"{name_of(way)}, temperature {sampling.temperature}"
+                found[told] = p_value(counts, expected, at_least=3)
+    return found
+
+
+def _parts(requests: Sequence[Request]) -> list[Part]:
+    ways = [arm for arm in ARMS if arm != Off()]
+    fixed = round((1.0 - _SWITCHING) * len(requests))
+    cuts = [round(fixed * i / len(ways)) for i in range(len(ways) + 1)]
+    parts = [
+        Part(name_of(way), way, requests[first:last])
+        for way, (first, last) in zip(ways, pairwise(cuts), strict=True)
+    ]
+    return [*parts, Part("switching", None, requests[fixed:])]
+
+
+def _answers(made: NativeEngine, part: Part) -> dict[int, Completion]:
+    dice, version = random.Random(part.name), 1
+    drafters = _drafters() if part.way is None else []
+    if part.way is not None:
+        made.decode_with(part.way)
+    made.submit(part.requests)
+    done: dict[int, Completion] = {}
+    while made.running:
+        if part.way is None:
+            made.decode_with(dice.choice(ARMS))
+            if dice.random() < _SWAPPED:
+                version += 1
+                made.adopt(DrafterVersion(version), dice.choice(drafters))
+        done |= {completion.id: completion for completion in made.step()}
+    return done
+
+
+def _drafters() -> list[Drafter]:
+    """The one that fits, mostly; one that was spoiled a little, and one that knows nothing."""
+    layers = load_decoder(MODEL, torch.float32).config.layers
+    good, worse = load_drafter(DRAFTER, layers), load_drafter(DRAFTER, layers)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in worse.parameters():
+            weight.add_(0.2 * weight.std() * torch.randn_like(weight))
+    useless = new_drafter(good.config)
+    return [good, good, worse, useless]
+
+
+def _gap(request: Request, one: Sequence[int], other: Sequence[int]) -> float:
+    """Between the two best perturbed logits where two answers part."""
+    fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    logits = forced_logits(MODEL, request.prompt, one[: fork + 1])[fork]
+    key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
+    noise = Noise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
+    best = (logits + noise).topk(2).values
+    return (best[0] - best[1]).item()
+
+
+def _off(request: Request, done: Completion) -> float:
+    logits = forced_logits(MODEL, request.prompt, done.tokens)
+    expected = logprobs_of(logits, done.tokens, 1.0)
+    return (torch.tensor(done.logprobs, dtype=expected.dtype) - expected).abs().max().item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Nothing that the state names is discarded, and nothing else stays."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.samples import JOB, SPEC
+from tlt.messages import BlobRef, Checkpoint, DiscardBlobs, DrafterRef, PolicyRef
+from tlt.policies import retention
+from tlt.policies.run_state import Best, RunState, Turn
+from tlt.policies.schooling import Schooling
+from tlt.types import Digest, DrafterVersion, Epoch, PolicyVersion
+
+
+def _blob(name: str) -> BlobRef:
+    return BlobRef(digest=Digest(name), bytes=1)
+
+
+def _drafter(name: str) -> DrafterRef:
+    return DrafterRef(
+        version=DrafterVersion(1),
+        weights=_blob(name),
+        policy=PolicyVersion(0),
+        architecture=Digest("shape"),
+    )
+
+
+def _policy(name: str) -> PolicyRef:
+    return PolicyRef(version=PolicyVersion(3), weights=_blob(name))
+
+
+NAMED = ("policy", "previous", "best", "checkpoint", "optimiser", "used", "before")
+
+
+def _turn(**changes: Any) -> Turn:
+    spec = msgspec.structs.replace(SPEC, **changes)
+    state = RunState(
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        train_prompts=8,
+        eval_prompts=0,
+        policy=_policy("policy"),
+        previous=_policy("previous"),
+        best=Best(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
+        checkpoint=Checkpoint(
+            version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")
+        ),
+        schooling=Schooling(used=_drafter("used"), before=_drafter("before")),
+    )
+    return Turn(state, 0.0)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_named_stays(name: str) -> None:
+    turn = _turn()
+    retention.discard(turn, _blob(name), None)
+    retention.discard_drafters(turn, _drafter(name), None)
+    assert turn.commands == []
+
+
+def test_the_rest_goes() -> None:
+    turn = _turn()
+    retention.discard(turn, _blob("old"), _blob("policy"), _blob("old"))
+    retention.discard_drafters(turn, _drafter("older"))
+    assert turn.commands == [
+        DiscardBlobs(job=JOB, blobs=(_blob("old"),)),
+        DiscardBlobs(job=JOB, blobs=(_blob("older"),)),
+    ]
+
+
+def test_all_stays_if_somebody_wants_it() -> None:
+    turn = _turn(
+        algorithm=msgspec.structs.replace(SPEC.algorithm, keep_all=True),
+        drafter=msgspec.structs.replace(SPEC.drafter, keep_all=True),
+    )
+    retention.discard(turn, _blob("old"))
+    retention.discard_drafters(turn, _drafter("older"))
+    assert turn.commands == []
