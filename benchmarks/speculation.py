@@ -104,8 +104,10 @@ class _Batch:
         guessing = [arm for arm in ARMS if arm != Off()]
         candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
         self._seen.clear()
-        while time.monotonic() < began + most_seconds and not self._settled(candidates):
+        while not self._settled(candidates):
             self._take_turns([Off(), self._adaptive, *candidates])
+            if time.monotonic() > began + most_seconds and len(self._seen["adaptive"]) > 1:
+                break
         return self._summary(candidates, found)
 
     def _warm_up(self) -> None:
