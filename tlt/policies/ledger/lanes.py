@@ -94,7 +94,8 @@ class Lanes:
         commands: Sequence[Command],
         at: float,
     ) -> None:
-        if after.workers is not before.workers or after.newest is not before.newest:
+        known = after.workers is before.workers and after.newest is before.newest
+        if not known or after.phase is not before.phase:
             self._follow_duties(before, after, at)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             for worker in self._numbers:
