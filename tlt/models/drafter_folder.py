@@ -97,8 +97,6 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
             f"{folder}: {file.architectures} with {file.num_hidden_layers} layers; "
             f"we run drafters of one layer, {' or '.join(_ARCHITECTURES.values())}"
         )
-    listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
-    entrances = tuple(layer + 1 for layer in listed) if listed else default_layers(policy_layers)
     heads = file.num_attention_heads
     if min(heads, file.num_key_value_heads or heads, file.head_dim or 1) < 1:
         raise UnsupportedModel(f"{folder}: a drafter without attention heads")
@@ -115,9 +113,14 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
         rope=PlainRope(theta=_theta(folder, file)),
         max_positions=file.max_position_embeddings,
         vocabulary=file.vocab_size,
-        captured=entrances if layouts == ["eagle3"] else (policy_layers,),
+        captured=_entrances(file, policy_layers) if layouts == ["eagle3"] else (policy_layers,),
         own_head=file.draft_vocab_size if layouts == ["eagle3"] else None,
     )
+
+
+def _entrances(file: _ConfigFile, policy_layers: int) -> tuple[int, ...]:
+    listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
+    return tuple(layer + 1 for layer in listed) if listed else default_layers(policy_layers)
 
 
 def _theta(folder: Path, file: _ConfigFile) -> float:
