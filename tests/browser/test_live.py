@@ -87,13 +87,6 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     see_it_work(page)
     keep_screenshot(page, "live", tmp_path)
 
-    kill(live.workers()["w1"]["rank_pids"][0])
-    expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
-    wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
-    expect(page.locator("#warnings")).to_contain_text("lost")
-    expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
-    keep_screenshot(page, "killed", tmp_path)
-
     visit.lenient = True
     kill(started.pid)
     expect(page.locator(".banner")).to_contain_text("does not answer", timeout=10000)
@@ -102,6 +95,13 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     with dashboard_again(live, started):
         expect(page.locator(".connection")).to_have_text("live", timeout=15000)
         expect(page.locator(".banner")).to_be_hidden()
+
+        kill(live.workers()["w1"]["rank_pids"][0])
+        expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
+        wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
+        expect(page.locator("#warnings")).to_contain_text("lost")
+        expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
+        keep_screenshot(page, "killed", tmp_path)
 
         page.get_by_role("button", name="Cancel the job").first.click()
         page.locator("dialog button.danger").click()
