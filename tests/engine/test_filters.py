@@ -4,31 +4,46 @@ import pytest
 import torch
 
 from tlt.engine.base import Sampling
+from tlt.engine.native import sampling
 from tlt.engine.native.sampling import Filters
 
 VOCABULARY = 50
+SETTINGS = [
+    [Sampling(top_k=1), Sampling(top_k=7), Sampling()],
+    [Sampling(top_k=VOCABULARY), Sampling(top_k=2 * VOCABULARY)],
+    [Sampling(min_p=0.1), Sampling(min_p=0.5)],
+    [Sampling(top_k=5, min_p=0.05), Sampling()],
+    [Sampling(top_p=0.3), Sampling(top_p=0.7, top_k=9), Sampling(top_k=30), Sampling()],
+    # all but the last few
+    [Sampling(top_p=0.999), Sampling(top_p=0.01, min_p=0.2)],
+]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [Sampling(top_k=1), Sampling(top_k=7), Sampling()],
-        [Sampling(top_k=VOCABULARY), Sampling(top_k=2 * VOCABULARY)],
-        [Sampling(min_p=0.1), Sampling(min_p=0.5, temperature=0.7)],
-        [Sampling(top_k=5, min_p=0.05), Sampling()],
-    ],
-)
-def test_without_top_p_nothing_has_to_be_sorted(settings: list[Sampling]) -> None:
+def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
+    """Of one row: which are at least as likely as the last that a filter keeps."""
+    ordered = logits.sort(descending=True).values
+    threshold = ordered[min(one.top_k or VOCABULARY, VOCABULARY) - 1]
+    chances = ordered[ordered >= threshold].softmax(0)
+    if one.top_p < 1:
+        inside = int((chances.cumsum(0) - chances < one.top_p).sum())
+        threshold = max(threshold, ordered[inside - 1])
+    if one.min_p:
+        threshold = max(threshold, ordered[0] + torch.tensor(one.min_p).double().log())
+    return logits >= threshold
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("narrow", [1, 8, VOCABULARY])
+def test_each_row_is_left_what_its_filters_leave(
+    settings: list[Sampling], narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_NARROW", narrow)
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(len(settings), 3, VOCABULARY, generator=generator).mul_(2)
-    logits = logits.round(decimals=1)  # so that some tie
-    filters, every = Filters(settings, logits), slice(0, len(settings))
-    left = filters.apply(logits, every)
-    assert torch.equal(
-        left, logits.masked_fill(logits < filters._sorted(logits, every), -torch.inf)
-    )
-    # beside one that needs it
-    both = Filters([*settings, Sampling(top_p=0.5)], logits)
-    assert torch.equal(
-        left, both.apply(torch.cat([logits, logits[:1]]), slice(0, len(settings) + 1))[:-1]
-    )
+    logits = torch.randn(len(settings), 3, VOCABULARY, generator=generator, dtype=torch.float64)
+    logits = logits.mul_(2).round(decimals=1)  # so that some tie
+    filtered = Filters(settings, logits).apply(logits, slice(0, len(settings)))
+    for row, one in enumerate(settings):
+        for place in range(3):
+            kept = left(logits[row, place], one)
+            expected = logits[row, place].masked_fill(~kept, -torch.inf)
+            assert torch.equal(filtered[row, place], expected), one

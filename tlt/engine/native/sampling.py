@@ -70,6 +70,10 @@ def filtered(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
+# of a vocabulary's logits, to be put in order before all are
+_NARROW = 1024
+
+
 class Filters:
     """Top-k, top-p and min-p come down to one threshold a row: what lies below is not drawn.
 
@@ -103,14 +107,32 @@ class Filters:
         return torch.maximum(threshold, kth)
 
     def _sorted(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
+        """With top-p: of a large vocabulary only as much is put in order as holds its mass."""
+        vocabulary = scaled.shape[-1]
+        threshold = self._nucleus(scaled, rows, min(_NARROW, vocabulary))
+        if threshold is None:
+            threshold = self._nucleus(scaled, rows, vocabulary)
+            assert threshold is not None
+        return threshold
+
+    def _nucleus(self, scaled: torch.Tensor, rows: slice, width: int) -> torch.Tensor | None:
+        """None if the `width` largest of some row are not enough to tell."""
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
-        ordered = scaled.sort(-1, descending=True).values
-        last = top_k.clamp(max=scaled.shape[-1]).sub(1).expand(-1, scaled.shape[1], -1)
-        threshold = ordered.gather(-1, last)
-        probabilities = ordered.masked_fill(ordered < threshold, float("-inf")).softmax(-1)
+        whole = width == scaled.shape[-1]
+        ordered = scaled.topk(width, -1).values
+        last = top_k.clamp(max=width).sub(1).expand(-1, scaled.shape[1], -1)
+        threshold = ordered.gather(-1, last).masked_fill(top_k > width, float("-inf"))
+        mass = scaled.masked_fill(scaled < threshold, float("-inf")).logsumexp(-1, keepdim=True)
+        probabilities = (ordered.masked_fill(ordered < threshold, float("-inf")) - mass).exp_()
         above = probabilities.cumsum(-1).sub_(probabilities)
-        last = (above < top_p).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-        threshold = torch.maximum(threshold, ordered.gather(-1, last))
+        inside = above < top_p
+        # where all of them are inside, the one after them may be, too
+        if not whole and bool(
+            (inside[..., -1:] & (top_p <= 1) & (probabilities[..., -1:] > 0)).any()
+        ):
+            return None
+        at_edge = ordered.gather(-1, inside.sum(-1, keepdim=True).sub_(1).clamp_(min=0))
+        threshold = torch.maximum(threshold, at_edge.masked_fill(top_p > 1, float("-inf")))
         return torch.maximum(threshold, ordered[..., :1] + min_p)
 
 
