@@ -12,6 +12,7 @@ from tlt.messages import PromptIssued
 from tlt.store.connection import GONE, Connection, connect
 from tlt.store.keys import ROLLOUT, Keys
 from tlt.store.stream import Consumer, Entry, Stream
+from tlt.store.waiter import Waiter
 
 
 async def put(stream: Stream[PromptIssued], *indices: int) -> None:
@@ -204,3 +205,25 @@ async def test_deleted_entry_that_is_pending_is_passed_over(stream: Stream[Promp
     assert indices(await successor.read(10, 10)) == [2]
     assert successor.undecodable == []
     assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "w")] == [entries[1].id]
+
+
+async def test_a_read_that_waits_is_ended_at_once(
+    connection: Connection, stream: Stream[PromptIssued]
+) -> None:
+    waiter = Waiter(connection)
+    own = Stream(waiter.connection, stream.key, CODEC)
+    consumer = Consumer(own, ROLLOUT, "w")
+    assert await consumer.read(1, None) == []
+    await waiter.wake()  # nobody is known to wait yet
+    await waiter.ready()
+    number = await waiter.connection.client_id()
+    began = asyncio.get_running_loop().time()
+    reading = asyncio.create_task(consumer.read(1, 60_000))
+    await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
+    await waiter.wake()
+    assert await reading == []
+    assert asyncio.get_running_loop().time() - began < 30
+    await waiter.wake()
+    await put(stream, 1)
+    assert indices(await consumer.read(1, 60_000)) == [1]
+    await waiter.close()

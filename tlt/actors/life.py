@@ -74,11 +74,12 @@ from tlt.store.codec import Codec
 from tlt.store.connection import GONE, Connection, persistently
 from tlt.store.keys import ROLLOUT, Keys
 from tlt.store.stream import Consumer, Stream, rows
+from tlt.store.waiter import Waiter
 from tlt.strategies import Ngram
 from tlt.types import Attempt, EntryId, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 
 _RANK_START_SECONDS = 120.0
-# how long a read of the queue may block: bounds both wake-ups and the notice of being idle
+# how long a read of the queue may block, if nothing ends it before
 _PULL_BLOCK_MS = 100
 _COMMAND_BLOCK_MS = 1000
 
@@ -128,6 +129,10 @@ class Life:
         self._trained: list[Trained] = []
         self._meter: Meter | None = None
         self._pull_again = asyncio.Event()
+        self._waiter = Waiter(connection)
+        # whether anything was handed out since it was told to roll out, and is no more in hand
+        self._served = False
+        self._emptied = asyncio.Event()
         self._school = Schoolhouse(connection, keys, place.worker, incarnation, self.ranks)
 
     # --- from the first rank to the last
@@ -166,6 +171,7 @@ class Life:
             self._outbox.run(),
             self._obey_commands(),
             self._pull(),
+            self._wake_pull(),
             self._watch(),
             overhear(self._events, self._heard_elsewhere),
             self._school.share(),
@@ -179,6 +185,7 @@ class Life:
                 task.result()
         finally:
             await cancel_all(running)
+            await self._waiter.close()
 
     async def end(self, reason: str) -> None:
         """What is still in the outbox is true; then nothing more will come from here."""
@@ -258,7 +265,7 @@ class Life:
         _log.info("opens", job=command.job, incarnation=self.incarnation)
         self.job = command
         self._meter = Meter(packages(), gpus(sum(d != "cpu" for d in self.place.devices)))
-        stream = Stream(self.place.connection, self.place.keys.prompts(command.job), _prompts)
+        stream = Stream(self._waiter.connection, self.place.keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self.incarnation))
         self._held.clear()
         for index, rank in enumerate(self.ranks):
@@ -298,6 +305,7 @@ class Life:
         if command.drafter is not None:
             self._adopt(command.job, command.drafter)
         self._assignment = command
+        self._served = False
         self._school.decodes(command)
         self._pull_again.set()
 
@@ -361,9 +369,12 @@ class Life:
             if free <= 0:
                 await self._rest()
                 continue
+            drained = self._served and not self._held
             try:
-                entries = await queue.read(free, _PULL_BLOCK_MS)
+                await self._waiter.ready()
+                entries = await queue.read(free, None if drained else _PULL_BLOCK_MS)
             except GONE:
+                self._waiter.lost()
                 await asyncio.sleep(0.1)
                 continue
             if queue is not self._queue:
@@ -372,6 +383,13 @@ class Life:
                 self._hand_out([(entry.id, entry.message) for entry in entries])
             elif not self._held and self._assignment is assignment:
                 self._idle(assignment)
+
+    async def _wake_pull(self) -> None:
+        """Once nothing is in hand, it is known that nothing is left: the read would have got it."""
+        while True:
+            await self._emptied.wait()
+            self._emptied.clear()
+            await self._waiter.wake()
 
     async def _rest(self) -> None:
         self._pull_again.clear()
@@ -388,6 +406,7 @@ class Life:
             rank = next((r for r, load in enumerate(loads) if load < share), 0)
             loads[rank] += 1
             batches[rank].append(prompt)
+            self._served = True
             self._held[_key(prompt)] = (entry_id, rank)
         for rank, batch in zip(self.ranks, batches, strict=True):
             if batch:
@@ -463,6 +482,8 @@ class Life:
             self._outbox.post(rollout, self._queue, held[0])
             self._tell_ranks(rollout, but=held[1])
             self._pull_again.set()
+            if not self._held:
+                self._emptied.set()
 
     def _heard_elsewhere(self, event: RolloutFinished | WorkerIdled) -> None:
         if event.worker == self.place.worker:

@@ -114,7 +114,7 @@ class Consumer(Generic[_Message]):
         """Read pending entries again: a reply was lost."""
         self._look_back = True
 
-    async def read(self, count: int, block_ms: int) -> list[Entry[_Message]]:
+    async def read(self, count: int, block_ms: int | None) -> list[Entry[_Message]]:
         try:
             if self._look_back:
                 missed = await self._pending()
