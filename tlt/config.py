@@ -366,7 +366,8 @@ def read_job_spec(
     """A YAML spec that may lie in no file; paths in it are relative to the folder."""
     try:
         raw: Any = yaml.load(text, Loader=_Yaml)
-    except (yaml.YAMLError, ValueError) as error:  # a date that doesn't exist is a ValueError
+    # a date that doesn't exist is a ValueError
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid YAML: {_one_line(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: a spec is a mapping with the sections policy, data, reward, …")
@@ -431,7 +432,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {section} is not a section")
     try:
         place[last] = yaml.load(value, Loader=_Yaml)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {override}: {_one_line(error)}") from error
 
 

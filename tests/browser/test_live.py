@@ -95,6 +95,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     with dashboard_again(live, started):
         expect(page.locator(".connection")).to_have_text("live", timeout=15000)
         expect(page.locator(".banner")).to_be_hidden()
+        visit.lenient = False
 
         kill(live.workers()["w1"]["rank_pids"][0])
         expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
@@ -114,6 +115,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
         expect(row.nth(4)).to_have_text("1")  # attempts
         expect(row.nth(5)).to_have_text("1")  # workers lost
         keep_screenshot(page, "session", tmp_path)
+        page.close()
 
 
 def see_it_work(page: Page) -> None:

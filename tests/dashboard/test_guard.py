@@ -74,7 +74,8 @@ async def test_changing_takes_the_token(folder_client: httpx.AsyncClient) -> Non
 async def test_a_name_that_was_made_to_resolve_to_us_is_refused(
     folder_client: httpx.AsyncClient,
 ) -> None:
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+    odd = ("127.0.0.1/login?", "127.0.0.1/static/", "evil@127.0.0.1", "127.0.0.1#")
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", *odd):
         assert (await folder_client.get("/", headers={"host": host})).status_code == 400
     for host in ("localhost:8420", "127.0.0.1:1", "[::1]:8420"):
         assert (await folder_client.get("/", headers={"host": host})).status_code == 200
@@ -169,3 +170,9 @@ async def test_too_much_and_no_json_are_refused(folder_client: httpx.AsyncClient
     assert big.status_code in (409, 413)
     assert (await folder_client.post("/login", headers=OURS, content=b"[")).status_code == 400
     assert (await folder_client.post("/login", headers=OURS, content=b"[1]")).status_code == 400
+
+
+async def test_what_is_nested_without_end_is_no_json(folder_client: httpx.AsyncClient) -> None:
+    answer = await folder_client.post("/login", headers={"x-tlt": "1"}, content="[" * 400_000)
+    assert answer.status_code == 400
+    assert "content-security-policy" in answer.headers

@@ -287,3 +287,18 @@ async def test_a_browser_that_never_reads_keeps_nobody_waiting(
     sleeper.close()
     with contextlib.suppress(ConnectionError):
         await sleeper.wait_closed()
+
+
+async def test_an_answer_that_was_taken_back_is_said_to_be(
+    folder_client: httpx.AsyncClient, run_folder: Path
+) -> None:
+    """And the next one who asks is answered, too."""
+    listed = (await folder_client.get(f"/api/jobs/{JOB}/samples?step=0&purpose=train")).json()
+    path = f"/api/jobs/{JOB}/samples/0/train/{listed['groups'][0]['prompt']}"
+    dashboard_samples = "tlt.dashboard.samples.follow"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dashboard_samples, lambda *_: iter(()))
+        refused = await folder_client.get(path)
+    assert refused.status_code >= 400
+    assert "taken back" in refused.json()["error"]
+    assert (await folder_client.get(path)).status_code == 200

@@ -229,7 +229,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise _Refused(413, "that is too much")
     try:
         body = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Refused(400, f"not JSON: {error}") from error
     if not isinstance(body, dict):
         raise _Refused(400, "not a JSON object")

@@ -58,16 +58,16 @@ class Guard:
         if self._loopback and not self._is_named(request.headers.get("host", "")):
             return _refused(400, "this page answers to its own address only")
         offered = request.query_params.get("token")
-        if offered is not None and request.method == "GET" and request.url.path == "/":
+        if offered is not None and request.method == "GET" and request.scope["path"] == "/":
             return self._log_in(offered)
         known = self._knows_token(request)
         if request.method not in ("GET", "HEAD"):
             if not self._is_ours(request.headers):
                 return _refused(403, "a request from another site")
-            if request.url.path != "/login" and not known:
+            if request.scope["path"] != "/login" and not known:
                 return _refused(401, "the token is needed: open the address that tlt printed")
         elif not self._open_to_all and not known:
-            path = request.url.path
+            path = request.scope["path"]
             if path == "/":
                 return RedirectResponse("/login", status_code=303)
             if not path.startswith(_OPEN):
@@ -161,6 +161,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _names_loopback(host: str) -> bool:
+    if set(host) & set("/?#@\\"):
+        return False  # more than a name and a port
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:

@@ -9,6 +9,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dashboard.tokens import Pieces, Tokens
 from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.errors import JournalError
 from tlt.messages import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.store.journal import FILE_NAME, Position, follow
 from tlt.types import Member, PromptIndex, Purpose, Step, WorkerId
@@ -147,9 +148,10 @@ class Samples:
     def _answer(
         self, member: Member, found: _Found, score: tuple[float, str | None] | None
     ) -> AnswerView:
-        entry, _ = next(follow(self._folder / FILE_NAME, found.position))
-        event = entry.event
-        assert isinstance(event, RolloutFinished)
+        read = next(follow(self._folder / FILE_NAME, found.position), None)
+        event = None if read is None else read[0].event
+        if not isinstance(event, RolloutFinished):
+            raise JournalError("an answer of this group was taken back; look again")
         origins: dict[str, int] = {}
         for span in event.origins:
             origins[span.origin] = origins.get(span.origin, 0) + span.tokens

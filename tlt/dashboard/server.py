@@ -5,7 +5,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import uvicorn
 
@@ -68,7 +68,8 @@ def serve(
                 timeout_graceful_shutdown=1,
             )
             server = uvicorn.Server(config)
-            ready(f"{(public or f'http://{shown}:{found}').rstrip('/')}/?token={token}")
+            where = (public or f"http://{shown}:{found}").rstrip("/")
+            ready(f"{where}/?token={quote(token, safe='')}")
             await server.serve(sockets=[listener])
 
         asyncio.run(run())

@@ -80,6 +80,8 @@ export class Feed {
   look() {
     const now = performance.now();
     if (this.state === "live" && now - this.heard > 1000 * STALE_SECONDS) this.become("stale");
+    // a way that was lost without a word looks open for ever
+    if (this.state === "stale" && now - this.tried > 1000 * STALE_SECONDS) this.connect();
     const over = this.source?.readyState === EventSource.CLOSED && this.refused?.status !== 404;
     if (over && now - this.tried > 1000 * RETRY_SECONDS) this.connect();
   }
