@@ -54,7 +54,8 @@ class SessionSource:
             if record is None:
                 return None
             await self._make_room()
-            self._runs[job] = self._open(job, Path(record.folder), record.spec)
+            if job not in self._runs:  # nobody else has asked meanwhile
+                self._runs[job] = self._open(job, Path(record.folder), record.spec)
         return self._runs[job]
 
     def _open(self, job: JobId, folder: Path, spec: JobSpec) -> RunFeed:
