@@ -28,12 +28,12 @@ from benchmarks.speculation import name_of
 from tests.engine import drafting
 from tests.engine.chi_square import p_value
 from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts
+from tests.engine.test_reproducible import gap_at_the_fork
 from tests.engine.test_speculation import ARMS as TOY_ARMS
 from tests.engine.test_speculation import engine as toy_engine
 from tests.engine.test_speculation import second_tokens
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.noise import Noise, key_word
 from tlt.models.drafter import Drafter, new_drafter
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
@@ -114,7 +114,7 @@ def _compared(dtype: torch.dtype, sequences: int) -> Found:
     return Found(
         share=1.0 - len(different) / sequences,
         parts=parts,
-        gaps=[_gap(r, done[r.id].tokens, plain[r.id].tokens) for r in different],
+        gaps=[gap_at_the_fork(MODEL, r, done[r.id].tokens, plain[r.id].tokens) for r in different],
         off_logprobs=max(_off(r, done[r.id]) for r in requests[:: max(1, sequences // _FORCED)]),
         tokens=sum(len(c.tokens) for c in done.values()),
     )
@@ -181,16 +181,6 @@ def _drafters() -> list[Drafter]:
             weight.add_(0.2 * weight.std() * torch.randn_like(weight))
     useless = new_drafter(good.config)
     return [good, good, worse, useless]
-
-
-def _gap(request: Request, one: Sequence[int], other: Sequence[int]) -> float:
-    """Between the two best perturbed logits where two answers part."""
-    fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    logits = forced_logits(MODEL, request.prompt, one[: fork + 1])[fork]
-    key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
-    noise = Noise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
-    best = (logits + noise).topk(2).values
-    return (best[0] - best[1]).item()
 
 
 def _off(request: Request, done: Completion) -> float:

@@ -197,9 +197,10 @@ def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
     turn.set(schooling=drafting.in_vain(turn.state.schooling, turn.state.step))
     _tell_drafter(turn)
     release(turn, (schooling.used.weights,))
-    retention.discard_drafters(turn, schooling.used)
     live, before = lengths
     start_over(turn, f"accept length {live:.2f} in rollouts, {before:.2f} with the one before")
+    # the trunk may have begun with it
+    retention.discard_drafters(turn, schooling.used)
     return True
 
 
