@@ -130,8 +130,9 @@ class Life:
         self._meter: Meter | None = None
         self._pull_again = asyncio.Event()
         self._waiter = Waiter(connection)
-        # whether anything was handed out since it was told to roll out, and is no more in hand
+        # whether anything was handed out since it was last told to roll out
         self._served = False
+        # nothing is in hand any more
         self._emptied = asyncio.Event()
         self._school = Schoolhouse(connection, keys, place.worker, incarnation, self.ranks)
 
