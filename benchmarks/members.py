@@ -38,16 +38,18 @@ from tlt.types import WorkerId
 _Found = TypeVar("_Found")
 
 _HALF_TOKENS = 60_000
-_STEPS_ALONE, _STEPS_TOGETHER = 14, 8
+_STEPS_ALONE, _STEPS_TOGETHER = 10, 5
 # more than it takes: it is cancelled once it has gone on without both that were killed
 _STEPS_FAULTED = 30
 _MEMBERS = 3
 # micro-batches of all members after which gains are compared; the last one is claimed
-_TOTALS = (120, 240, 480)
-# one worker has room for all answers of a step, and the policy stands still
+_TOTALS = (120, 240, 480, 960)
+# one worker has room for all answers of a step, the policy stands still, and what three learn from
+# in fewer steps is of as many kinds as what one learns from in more
 _ONE_DECODES = (
-    "algorithm.prompts_per_step=2",
-    "rollout.slots=32",
+    "algorithm.prompts_per_step=64",
+    "algorithm.group_size=2",
+    "rollout.slots=128",
     "algorithm.learning_rate=1e-12",
     # each drafter is measured afterwards
     "drafter.keep_all=true",

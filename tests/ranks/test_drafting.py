@@ -27,7 +27,6 @@ from tlt.messages import (
 )
 from tlt.models.weights import read_weights
 from tlt.policies import drafting
-from tlt.ranks import drafting as drafting_duty
 from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
 from tlt.ranks.main import Rank
@@ -177,7 +176,7 @@ def test_a_micro_batch_that_was_too_long_to_be_finished_shortens_the_next(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft, now = draft_of(ranks[0]), [0.0]
-    monkeypatch.setattr(drafting_duty.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(draft, "_work_clock", lambda: now[0])
     draft.begin(school(NEW))
 
     def told_to_stop_after(seconds: float) -> None:

@@ -52,7 +52,7 @@ from tlt.ranks.pool import Answer, Pool
 from tlt.ranks.shelf import Shelf
 from tlt.types import NAMED
 
-# a micro-batch should last so long: who calls waits for no more than a look, but drops it
+# a micro-batch should take so long: who calls waits for no more than a look, but drops it
 _SECONDS = 0.06
 _FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 256, 32, 4096
 _PUBLISH_UPDATES = 8
@@ -118,6 +118,9 @@ class DraftDuty:
         # of a delta: the weights, and their mean
         self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
         self._rows = _FIRST_ROWS
+        # who has to share a core learns as much by a micro-batch as who has it alone
+        on_cpu = self._ends.head.device.type == "cpu"
+        self._work_clock = time.thread_time if on_cpu else time.monotonic
         self._lately: deque[float] = deque(maxlen=50)
         self._dropped = 0.0
         self._open = _Open()
@@ -239,24 +242,21 @@ class DraftDuty:
             last = self._dice.randint(samples[0].first + 1, samples[0].rows)
             windows = [Window(sample=0, first=max(0, last - self._rows), last=last)]
         steps = learner.recipe.steps
-        began = time.monotonic()
+        began, worked = time.monotonic(), self._work_clock()
         try:
             lesson = learner.learn(batch(samples, windows, steps, self._ends.head.device), look)
         except Exception:
-            self._shorten(time.monotonic() - began)
+            self._shorten(self._work_clock() - worked)
             raise
         seconds = time.monotonic() - began
-        self._pace(seconds)
+        self._lately.append(seconds)
+        self._resize(0.5 * (self._rows + self._wanted(self._work_clock() - worked)))
         if lesson.skipped:
             self._dropped += seconds  # its loss may be no number at all
         else:
             self._open.add(answers, windows, lesson, seconds)
         self._health.note(lesson)
         return self._health.complaint()
-
-    def _pace(self, seconds: float) -> None:
-        self._lately.append(seconds)
-        self._resize(0.5 * (self._rows + self._wanted(seconds)))
 
     def _shorten(self, seconds: float) -> None:
         """After one that was not finished in them: else long ones might never be."""

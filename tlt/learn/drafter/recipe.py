@@ -16,7 +16,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 1024
     matrix_rate: float = 0.02
     vector_rate: float = 3e-3
-    warmup: int = 20
+    warmup: int = 5
     # from this update on rates fall as one over the root of the updates, down to a part of them
     level: int = 100
     # updates that a drafter which doesn't start from nothing has behind it, as the rates see it
