@@ -354,7 +354,7 @@ class DraftDuty:
             if self._member is None and answers:
                 self._on_trunk(school.train.trunk)
             root = None if self._member is None else self._member.root
-            trunk = next_trunk(self._blobs, command, root, self._ends.head.device)
+            trunk = next_trunk(self._blobs, command, root, self._ends.head.device, look)
             trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             canary = measured(trained, self._used, self._ends, answers, self._rows, look)
             blob = put_weights(self._blobs, trunk.tensors, commit=False)

@@ -45,13 +45,16 @@ def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None, device: torch.de
 
 
 def next_trunk(
-    blobs: Blobs, command: MergeDrafter, root: Trunk | None, device: torch.device
+    blobs: Blobs, command: MergeDrafter, root: Trunk | None, device: torch.device, look: Look
 ) -> Trunk:
-    deltas = [
-        Delta(tensors=_read(blobs, ref.blob, device), lessons=ref.lessons, known=ref.known)
-        for ref in command.deltas
-    ]
-    return merge(read_trunk(blobs, command.trunk, root, device), deltas)
+    trunk = read_trunk(blobs, command.trunk, root, device)
+    deltas: list[Delta] = []
+    for ref in command.deltas:
+        look()
+        tensors = _read(blobs, ref.blob, device)
+        deltas.append(Delta(tensors=tensors, lessons=ref.lessons, known=ref.known))
+    look()
+    return merge(trunk, deltas)
 
 
 def _read(blobs: Blobs, ref: BlobRef, device: torch.device) -> dict[str, Tensor]:
