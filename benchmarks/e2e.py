@@ -219,7 +219,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
                 for name in (
                     *("idle_used", "idle_left", "bought", "harvested", "harvested_bought"),
                     *("reading", "publishing", "merging", "dropped"),
-                    *("preempted", "preempt_p50", "preempt_p99"),
+                    *("preempted", "preempt_p50", "preempt_p99", "longest_p95"),
                 )
             }
             for d in drafting

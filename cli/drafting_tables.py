@@ -29,6 +29,7 @@ def _seconds(drafting: Drafting) -> Table:
         ("in micro-batches that were dropped", f"{drafting.dropped:.1f}"),
         ("micro-batches", f"{drafting.micro_batches}"),
         ("  of a member lately", f"{1e3 * drafting.typical_seconds:.0f} ms"),
+        ("  the longest of a handing in, 95 %", f"{1e3 * drafting.longest_p95:.0f} ms"),
         ("tokens from own answers", f"{tokens.own}"),
         ("  from others'", f"{tokens.others}"),
         ("  from answers being written", f"{tokens.running}"),

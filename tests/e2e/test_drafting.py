@@ -75,6 +75,8 @@ def test_the_ledger_tells_of_it(live: Live, trained: str) -> None:
     assert drafting["micro_batches"] > 0
     assert drafting["preempted"] > 0
     assert drafting["preempt_p99"] < 10
+    learned = [e for e in (n.event for n in live.journal(trained)) if isinstance(e, DrafterLearned)]
+    assert drafting["longest_p95"] in {event.longest_seconds for event in learned}
     shown = live.tlt("ledger", trained).stdout
     for words in ("idle device-seconds", "micro-batches", "stopped when told"):
         assert words in shown

@@ -58,6 +58,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     dropped: float
     micro_batches: int
     typical_seconds: float
+    # the longest one of a handing in: 95 % of them are no longer than this
+    longest_p95: float
     tokens: Lessons
     # until a worker that was told to stop had stopped: seconds, and micro-batches
     preempted: int
@@ -80,6 +82,7 @@ class Drafted:
         self._reading = self._publishing = self._merging = self._dropped = 0.0
         self._micro_batches = 0
         self._typical = 0.0
+        self._longest: list[float] = []
         self._tokens = Lessons()
         self._latencies: list[tuple[float, float]] = []
         self._measured: list[Measured] = []
@@ -143,6 +146,7 @@ class Drafted:
             dropped=self._dropped,
             micro_batches=self._micro_batches,
             typical_seconds=self._typical,
+            longest_p95=_quantile(sorted(self._longest), 0.95),
             tokens=self._tokens,
             preempted=len(latencies),
             preempt_p50=_quantile(latencies, 0.5),
@@ -159,6 +163,7 @@ class Drafted:
         self._publishing += event.publishing_seconds
         self._micro_batches += event.updates
         self._typical = event.typical_seconds
+        self._longest.append(event.longest_seconds)
         seen, new = self._tokens, event.tokens
         self._tokens = Lessons(
             own=seen.own + new.own,
