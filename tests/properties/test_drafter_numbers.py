@@ -14,7 +14,7 @@ from tlt.config import JobSpec
 from tlt.messages import Canary, TrunkRef
 from tlt.policies import drafting
 from tlt.policies.learning_curve import MOST_MARKS, Mark, curve
-from tlt.policies.sampling import Candidate, drawn, held_out, least_worth
+from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
 from tlt.policies.schooling import Schooling
 from tlt.types import DrafterVersion, Member, PromptIndex, Step
 
@@ -301,19 +301,32 @@ def test_what_was_drawn_often_or_is_old_has_its_turn_later() -> None:
     assert share(one(100, taken=3000), one(100, taken=3000)) == pytest.approx(0.5, abs=0.04)
 
 
-def test_one_answer_in_eight_is_held_out() -> None:
-    places = [
-        (Step(step), PromptIndex(prompt), Member(member))
-        for step in range(10)
-        for prompt in range(20)
-        for member in range(20)
-    ]
-    held = [held_out(*place) for place in places]
-    assert sum(held) / len(held) == pytest.approx(1 / 8, abs=0.01)
-    assert held == [held_out(*place) for place in places]
+@given(
+    step=st.integers(0, 1000),
+    prompts=st.lists(st.integers(0, 10**6), min_size=1, max_size=200, unique=True),
+)
+def test_one_prompt_in_eight_measures_and_others_are_learned_from(
+    step: int, prompts: list[int]
+) -> None:
+    places = [PromptIndex(prompt) for prompt in prompts]
+    held = held_out(Step(step), places)
+    assert set(held) < set(places)
+    assert len(set(held)) == len(held)
+    assert len(held) == (0 if len(places) == 1 else min(max(1, len(places) // 8), 8))
+    # whoever is asked, and in whatever order
+    assert set(held) == set(held_out(Step(step), places[::-1]))
+    for place in places if held else ():
+        assert is_held_out(held, Step(step), place, Member(3)) == (place in held)
 
 
-@given(step=st.integers(0, 1000), prompts=st.integers(0, 1000))
-def test_no_step_holds_out_everything(step: int, prompts: int) -> None:
-    held = [held_out(Step(step), PromptIndex(prompts + i), Member(0)) for i in range(64)]
-    assert sum(held) < 32
+def test_each_prompt_has_its_turn_to_measure() -> None:
+    places = [PromptIndex(n) for n in range(16)]
+    held = [prompt for step in range(400) for prompt in held_out(Step(step), places)]
+    assert all(30 < held.count(prompt) < 75 for prompt in places)
+
+
+def test_of_a_single_prompt_one_answer_in_eight_measures() -> None:
+    places = [(Step(s), PromptIndex(4), Member(m)) for s in range(40) for m in range(64)]
+    held = [is_held_out((), *place) for place in places]
+    assert sum(held) / len(held) == pytest.approx(1 / 8, abs=0.02)
+    assert held == [is_held_out((), *place) for place in places]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.policies.sampling import held_out
+from tlt.policies.sampling import is_held_out
 from tlt.ranks.pool import Pool
 from tlt.ranks.shelf import Shelf
 from tlt.types import Member, PromptIndex, Step
@@ -33,7 +33,7 @@ def key(prompt: int, member: int = 0, step: int = 0, purpose: str = "train") -> 
 def learned(step: int = 0) -> list[int]:
     """Prompts whose first answers are not held out."""
     numbers = range(200)
-    return [n for n in numbers if not held_out(Step(step), PromptIndex(n), Member(0))]
+    return [n for n in numbers if not is_held_out((), Step(step), PromptIndex(n), Member(0))]
 
 
 def states(length: int) -> torch.Tensor:
@@ -101,6 +101,31 @@ def test_what_measures_is_not_learned_from(shelf: Shelf) -> None:
     assert len(measured) == 8
     dice = [i / 200 for i in range(200)]
     assert not measured & {answer.name for answer in pool.draw(10**6, dice)}
+
+
+def test_who_answers_a_prompt_that_measures_is_learned_from_a_step_later(shelf: Shelf) -> None:
+    pool = Pool(shelf, 10**6)
+    pool.begin(Step(0))
+    pool.hold_out((PromptIndex(7), PromptIndex(9)))
+    for prompt in (1, 7, 9, 12):
+        for member in range(3):
+            pool.add("own", key(prompt, member), PROMPT, [1, 2, 3], lambda: states(3))
+    pool.add("running", key(9, 3), PROMPT, [1, 2, 3])
+    dice = [i / 50 for i in range(50)]
+
+    def drawn() -> set[int]:
+        return {answer.key.prompt for answer in pool.draw(10**6, dice)}
+
+    def measure() -> set[tuple[int, int]]:
+        return {(a.key.prompt, a.key.member) for a in pool.canaries()}
+
+    assert drawn() == {1, 12}
+    # what is still being written measures nothing
+    assert measure() == {(prompt, member) for prompt in (7, 9) for member in range(3)}
+    pool.begin(Step(1))
+    pool.hold_out((PromptIndex(3),))
+    assert drawn() == {1, 7, 9, 12}
+    assert measure() == set()
 
 
 def test_answers_to_evaluations_and_of_old_steps_are_not_taken(shelf: Shelf) -> None:

@@ -26,7 +26,7 @@ from tlt.messages import (
     TrunkRef,
 )
 from tlt.policies.keyed import mix
-from tlt.policies.sampling import held_out
+from tlt.policies.sampling import is_held_out
 from tlt.types import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 
 if TYPE_CHECKING:
@@ -171,16 +171,21 @@ class School:
         school = pupil.school
         assert school is not None
         assert not life.held
-        if not self._knows_something(life, school.step):
+        if not self._knows_something(life, school):
             self.dismiss(life, rank)
             return
         if school.trunk != pupil.trunk and not self._take(life, pupil, rank, school.trunk):
             return
         pupil.opened += 1 + mix(life.incarnation, rank, pupil.number, pupil.opened) % _BATCHES
 
-    def _knows_something(self, life: Life, step: Step) -> bool:
-        recent = (key for key in life.overheard if key[0] >= step - 1)
-        return any(not held_out(Step(s), PromptIndex(p), Member(m)) for s, p, m in recent)
+    def _knows_something(self, life: Life, school: TrainDrafter) -> bool:
+        def is_lesson(step: int, prompt: int, member: int) -> bool:
+            if step == school.step:
+                place = Step(step), PromptIndex(prompt), Member(member)
+                return not is_held_out(school.held_out, *place)
+            return step == school.step - 1
+
+        return any(is_lesson(*key) for key in life.overheard)
 
     def _take(self, life: Life, pupil: Pupil, rank: int, trunk: TrunkRef) -> bool:
         if trunk.weights is not None and not self.is_readable(trunk.weights):

@@ -50,9 +50,9 @@ from tlt.messages import (
     WorkerLost,
 )
 from tlt.policies import lessons, retention, rounds, saved, training, trunks
-from tlt.policies.keyed import permuted
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
+from tlt.policies.sampling import held_out
 from tlt.types import (
     Epoch,
     Incarnation,
@@ -203,14 +203,9 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
 
 def _open_step(turn: Turn) -> None:
     state = turn.state
-    size = state.spec.algorithm.prompts_per_step
-    per_epoch = state.train_prompts // size
-    epoch, place = divmod(state.step, per_epoch)
-    prompts = tuple(
-        PromptIndex(permuted(place * size + i, state.train_prompts, state.spec.seed, epoch))
-        for i in range(size)
-    )
+    prompts = rounds.step_prompts(state.spec, state.step, state.train_prompts)
     turn.enter(Phase.ROLLING)
+    trunks.change(turn, held_out=held_out(state.step, prompts))
     _open_round(turn, "train", prompts, state.spec.algorithm.group_size)
 
 

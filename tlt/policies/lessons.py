@@ -103,6 +103,7 @@ def _tell_trunk(turn: Turn, worker: WorkerState) -> None:
             step=state.step,
             lesson=worker.lesson,
             trunk=state.schooling.trunk,
+            held_out=state.schooling.held_out,
         )
     )
 

@@ -2,7 +2,9 @@
 
 import msgspec
 
+from tlt.config import JobSpec
 from tlt.messages import RolloutDropped, RolloutFinished, RolloutScored
+from tlt.policies.keyed import permuted
 from tlt.types import Attempt, PromptIndex, Purpose, Step
 
 
@@ -54,6 +56,16 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
             for answer in group.members
             if answer.reward is not None
         ]
+
+
+def step_prompts(spec: JobSpec, step: Step, train_prompts: int) -> tuple[PromptIndex, ...]:
+    """In each epoch all of them, in another order."""
+    size = spec.algorithm.prompts_per_step
+    epoch, place = divmod(step, train_prompts // size)
+    return tuple(
+        PromptIndex(permuted(place * size + i, train_prompts, spec.seed, epoch))
+        for i in range(size)
+    )
 
 
 def open_round(

@@ -3,6 +3,9 @@
 Drafters earn their keep in the tail, and the answers that have finished while others still run are
 the short ones. So long answers count for more than their tokens, and those of the step before, and
 what still runs, make up for the long ones that are missing.
+
+Answers to one prompt are so alike that a drafter which knows some guesses the others far better
+than it will those to any other prompt. So what it is measured by are prompts it knows nothing of.
 """
 
 from collections.abc import Sequence
@@ -15,8 +18,10 @@ from tlt.types import Member, PromptIndex, Step
 
 Origin = Literal["own", "others", "running", "previous"]
 
-# one answer in so many is held out: they say how good a drafter is
+# one prompt in so many is held out; of a step with one prompt, one answer in so many
 _HELD_OUT = 8
+# and of a large step no more than it takes to measure
+_MOST_HELD_OUT = 8
 # the power of the length by which an answer counts for more
 _TAIL = 0.5
 # what an answer of the step before counts for
@@ -39,8 +44,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     taken: int = 0
 
 
-def held_out(step: Step, prompt: PromptIndex, member: Member) -> bool:
-    return mix(step, prompt, member) % _HELD_OUT == 0
+def held_out(step: Step, prompts: Sequence[PromptIndex]) -> tuple[PromptIndex, ...]:
+    """Of a step's prompts those whose answers measure drafters, and are learned from a step later.
+
+    None is spared where there is but one.
+    """
+    count = 0 if len(prompts) < 2 else min(max(1, len(prompts) // _HELD_OUT), _MOST_HELD_OUT)
+    return tuple(sorted(prompts, key=lambda prompt: mix(step, prompt))[:count])
+
+
+def is_held_out(
+    prompts: Sequence[PromptIndex], step: Step, prompt: PromptIndex, member: Member
+) -> bool:
+    """`prompts`: of this step, what `held_out` said."""
+    return prompt in prompts if prompts else mix(step, prompt, member) % _HELD_OUT == 0
 
 
 def weight(candidate: Candidate, step: Step) -> float:

@@ -5,7 +5,7 @@ import msgspec
 from tlt.messages import DeltaRef, DrafterRef, TrunkRef
 from tlt.policies.heard import Heard
 from tlt.policies.learning_curve import Curve, Mark
-from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
+from tlt.types import DrafterVersion, Incarnation, PromptIndex, Step, WorkerId
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +22,8 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
 class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     # the number of the last lesson: a worker's stretch of training
     lessons: int = 0
+    # of the step's prompts: nobody learns from their answers, which measure drafters
+    held_out: tuple[PromptIndex, ...] = ()
     # the last version that somebody was asked to make
     version: DrafterVersion = DrafterVersion(0)
     trunk: TrunkRef = TrunkRef(

@@ -149,6 +149,7 @@ class DraftDuty:
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
         self.pool.begin(school.train.step)
+        self.pool.hold_out(school.train.held_out)
 
     def step(self, look: Look) -> list[FromRank]:
         """One micro-batch, or a merge. What `look` raises ends it, without a trace.

@@ -13,9 +13,9 @@ import torch
 
 from tlt.engine.base import NoiseKey
 from tlt.learn.drafter.sample import DraftSample
-from tlt.policies.sampling import Candidate, Origin, drawn, held_out, least_worth
+from tlt.policies.sampling import Candidate, Origin, drawn, is_held_out, least_worth
 from tlt.ranks.shelf import Name, Shelf
-from tlt.types import Step
+from tlt.types import PromptIndex, Step
 
 _TOKEN_BYTES = 8
 _SOME = 32
@@ -46,6 +46,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._answers: dict[Name, Answer] = {}
         self._step = Step(0)
+        self._held_out: tuple[PromptIndex, ...] = ()
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -58,13 +59,17 @@ class Pool:
         """What is of an earlier step than the one before is forgotten."""
         if step == self._step:
             return
-        self._step = step
+        self._step, self._held_out = step, ()
         kept = [a for a in self._answers.values() if step - a.key.step <= 1]
         self._answers = {answer.name: answer for answer in kept if not _is_growing(answer)}
         for answer in self._answers.values():
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
         self._shelf.keep_only(self._answers)
+
+    def hold_out(self, prompts: tuple[PromptIndex, ...]) -> None:
+        """Of this step."""
+        self._held_out = prompts
 
     def add(
         self,
@@ -114,7 +119,7 @@ class Pool:
         answer.states = self._shelf.put(answer.name, states, growing=growing)
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
-        lessons = [a for a in self._answers.values() if not _is_held_out(a)]
+        lessons = [a for a in self._answers.values() if not self._is_held_out(a)]
         chosen = drawn([a.candidate for a in lessons], self._step, most_tokens, randoms)
         found = [lessons[index] for index in chosen]
         for answer in found:
@@ -127,16 +132,21 @@ class Pool:
         return list(islice(known, _SOME))
 
     def canaries(self, most: int = _CANARIES) -> list[Answer]:
-        """From short to long: of this step and not learned from, if there are such."""
-        whole = [answer for answer in self._answers.values() if not _is_growing(answer)]
-        whole = [answer for answer in whole if answer.key.step == self._step] or whole
-        kept = [answer for answer in whole if _is_held_out(answer)] or whole
+        """From short to long: what nobody has learned from."""
+        held = [answer for answer in self._answers.values() if self._is_held_out(answer)]
+        kept = [answer for answer in held if not _is_growing(answer)]
         # what was captured costs nothing to look at
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
         if len(kept) <= most:
             return kept
         return [kept[(2 * i + 1) * len(kept) // (2 * most)] for i in range(most)]
+
+    def _is_held_out(self, answer: Answer) -> bool:
+        key = answer.key
+        return key.step == self._step and is_held_out(
+            self._held_out, key.step, key.prompt, key.member
+        )
 
     def _make_room(self) -> None:
         answers = list(self._answers.values())
@@ -152,7 +162,3 @@ def _replaced(candidate: Candidate, **changes: object) -> Candidate:
 
 def _is_growing(answer: Answer) -> bool:
     return answer.candidate.origin == "running"
-
-
-def _is_held_out(answer: Answer) -> bool:
-    return held_out(answer.key.step, answer.key.prompt, answer.key.member)
