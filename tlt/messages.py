@@ -604,8 +604,8 @@ class TrainDrafter(ToWorker, frozen=True, kw_only=True):
     step: Step
     lesson: int
     trunk: TrunkRef
-    # of the step's prompts: they measure what is learned from the others
-    held_out: tuple[PromptIndex, ...] = ()
+    # of prompts of this step and of the one before: they measure what is learned from the others
+    held_out: dict[Step, tuple[PromptIndex, ...]] = {}
 
 
 class PreemptDrafter(ToWorker, frozen=True, kw_only=True):

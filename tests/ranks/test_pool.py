@@ -106,7 +106,8 @@ def test_what_measures_is_not_learned_from(shelf: Shelf) -> None:
 def test_who_answers_a_prompt_that_measures_is_learned_from_a_step_later(shelf: Shelf) -> None:
     pool = Pool(shelf, 10**6)
     pool.begin(Step(0))
-    pool.hold_out((PromptIndex(7), PromptIndex(9)))
+    held = {Step(0): (PromptIndex(7), PromptIndex(9))}
+    pool.hold_out(held)
     for prompt in (1, 7, 9, 12):
         for member in range(3):
             pool.add("own", key(prompt, member), PROMPT, [1, 2, 3], lambda: states(3))
@@ -123,9 +124,14 @@ def test_who_answers_a_prompt_that_measures_is_learned_from_a_step_later(shelf: 
     # what is still being written measures nothing
     assert measure() == {(prompt, member) for prompt in (7, 9) for member in range(3)}
     pool.begin(Step(1))
-    pool.hold_out((PromptIndex(3),))
+    pool.hold_out({**held, Step(1): (PromptIndex(3),)})
+    pool.add("own", key(3, 0, 1), PROMPT, [1, 2, 3], lambda: states(3))
+    assert measure() == {(3, 0)}
     assert drawn() == {1, 7, 9, 12}
-    assert measure() == set()
+    pool.begin(Step(2))
+    pool.hold_out({Step(1): (PromptIndex(3),), Step(2): (PromptIndex(5),)})
+    assert measure() == {(3, 0)}
+    assert drawn() == set()
 
 
 def test_answers_to_evaluations_and_of_old_steps_are_not_taken(shelf: Shelf) -> None:

@@ -180,10 +180,9 @@ class School:
 
     def _knows_something(self, life: Life, school: TrainDrafter) -> bool:
         def is_lesson(step: int, prompt: int, member: int) -> bool:
-            if step == school.step:
-                place = Step(step), PromptIndex(prompt), Member(member)
-                return not is_held_out(school.held_out, *place)
-            return step == school.step - 1
+            held_out = school.held_out.get(Step(step), ())
+            place = Step(step), PromptIndex(prompt), Member(member)
+            return step >= school.step - 1 and not is_held_out(held_out, *place)
 
         return any(is_lesson(*key) for key in life.overheard)
 

@@ -52,7 +52,6 @@ from tlt.messages import (
 from tlt.policies import lessons, retention, rounds, saved, training, trunks
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
-from tlt.policies.sampling import held_out
 from tlt.types import (
     Epoch,
     Incarnation,
@@ -205,7 +204,7 @@ def _open_step(turn: Turn) -> None:
     state = turn.state
     prompts = rounds.step_prompts(state.spec, state.step, state.train_prompts)
     turn.enter(Phase.ROLLING)
-    trunks.change(turn, held_out=held_out(state.step, prompts))
+    lessons.hold_out(turn, prompts)
     _open_round(turn, "train", prompts, state.spec.algorithm.group_size)
 
 

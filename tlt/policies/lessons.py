@@ -19,8 +19,9 @@ from tlt.messages import (
 )
 from tlt.policies import drafting, trunks
 from tlt.policies.run_state import Duty, Phase, RunState, Turn, WorkerState
+from tlt.policies.sampling import held_out
 from tlt.policies.schooling import Merging
-from tlt.types import WorkerId
+from tlt.types import PromptIndex, WorkerId
 
 _TRAINS = (Duty.DRAFT, Duty.PREEMPTING)
 # deltas of each rank of a member that was asked to merge, before it is not expected to any more
@@ -55,6 +56,13 @@ def begin_if_worth(turn: Turn, worker: WorkerId) -> None:
         trunks.explain(turn, "train" if verdict.worth else "rest", verdict)
     if verdict.worth:
         _begin(turn, worker)
+
+
+def hold_out(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
+    """Some of a step's prompts; those of the step before are known still."""
+    step, known = turn.state.step, turn.state.schooling.held_out
+    before = {number: held for number, held in known.items() if number == step - 1}
+    trunks.change(turn, held_out={**before, step: held_out(step, prompts)})
 
 
 def look_again(turn: Turn) -> None:

@@ -45,10 +45,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held_out(step: Step, prompts: Sequence[PromptIndex]) -> tuple[PromptIndex, ...]:
-    """Of a step's prompts those whose answers measure drafters, and are learned from a step later.
-
-    None is spared where there is but one.
-    """
+    """Of a step's prompts those whose answers measure drafters; none is spared of a single one."""
     count = 0 if len(prompts) < 2 else min(max(1, len(prompts) // _HELD_OUT), _MOST_HELD_OUT)
     return tuple(sorted(prompts, key=lambda prompt: mix(step, prompt))[:count])
 
@@ -56,7 +53,7 @@ def held_out(step: Step, prompts: Sequence[PromptIndex]) -> tuple[PromptIndex, .
 def is_held_out(
     prompts: Sequence[PromptIndex], step: Step, prompt: PromptIndex, member: Member
 ) -> bool:
-    """`prompts`: of this step, what `held_out` said."""
+    """`prompts`: what `held_out` said of the step."""
     return prompt in prompts if prompts else mix(step, prompt, member) % _HELD_OUT == 0
 
 

@@ -22,8 +22,8 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
 class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     # the number of the last lesson: a worker's stretch of training
     lessons: int = 0
-    # of the step's prompts: nobody learns from their answers, which measure drafters
-    held_out: tuple[PromptIndex, ...] = ()
+    # of prompts of this step and of the one before: their answers measure drafters
+    held_out: dict[Step, tuple[PromptIndex, ...]] = {}
     # the last version that somebody was asked to make
     version: DrafterVersion = DrafterVersion(0)
     trunk: TrunkRef = TrunkRef(

@@ -4,7 +4,7 @@ States that were captured while decoding are copied out of the engine only for a
 kept. What others wrote comes as tokens; the policy reads it when it is first drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -46,7 +46,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._answers: dict[Name, Answer] = {}
         self._step = Step(0)
-        self._held_out: tuple[PromptIndex, ...] = ()
+        self._held_out: Mapping[Step, tuple[PromptIndex, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -59,7 +59,7 @@ class Pool:
         """What is of an earlier step than the one before is forgotten."""
         if step == self._step:
             return
-        self._step, self._held_out = step, ()
+        self._step = step
         kept = [a for a in self._answers.values() if step - a.key.step <= 1]
         self._answers = {answer.name: answer for answer in kept if not _is_growing(answer)}
         for answer in self._answers.values():
@@ -67,8 +67,8 @@ class Pool:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
         self._shelf.keep_only(self._answers)
 
-    def hold_out(self, prompts: tuple[PromptIndex, ...]) -> None:
-        """Of this step."""
+    def hold_out(self, prompts: Mapping[Step, tuple[PromptIndex, ...]]) -> None:
+        """Of this step, and of the one before."""
         self._held_out = prompts
 
     def add(
@@ -119,7 +119,13 @@ class Pool:
         answer.states = self._shelf.put(answer.name, states, growing=growing)
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
-        lessons = [a for a in self._answers.values() if not self._is_held_out(a)]
+        spared = {answer.name for answer in self._measuring()}
+        lessons = [
+            answer
+            for answer in self._answers.values()
+            if answer.name not in spared
+            and not (answer.key.step == self._step and self._is_held_out(answer))
+        ]
         chosen = drawn([a.candidate for a in lessons], self._step, most_tokens, randoms)
         found = [lessons[index] for index in chosen]
         for answer in found:
@@ -132,9 +138,8 @@ class Pool:
         return list(islice(known, _SOME))
 
     def canaries(self, most: int = _CANARIES) -> list[Answer]:
-        """From short to long: what nobody has learned from."""
-        held = [answer for answer in self._answers.values() if self._is_held_out(answer)]
-        kept = [answer for answer in held if not _is_growing(answer)]
+        """From short to long."""
+        kept = self._measuring()
         # what was captured costs nothing to look at
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
@@ -142,11 +147,15 @@ class Pool:
             return kept
         return [kept[(2 * i + 1) * len(kept) // (2 * most)] for i in range(most)]
 
+    def _measuring(self) -> list[Answer]:
+        """Of this step; while it has none that is whole, of the one before."""
+        held = [a for a in self._answers.values() if not _is_growing(a) and self._is_held_out(a)]
+        return [answer for answer in held if answer.key.step == self._step] or held
+
     def _is_held_out(self, answer: Answer) -> bool:
         key = answer.key
-        return key.step == self._step and is_held_out(
-            self._held_out, key.step, key.prompt, key.member
-        )
+        prompts = self._held_out.get(key.step, ())
+        return is_held_out(prompts, key.step, key.prompt, key.member)
 
     def _make_room(self) -> None:
         answers = list(self._answers.values())
