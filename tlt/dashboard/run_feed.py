@@ -23,14 +23,14 @@ from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
 from tlt.store.journal import Position
 
-_TICK_SECONDS = 0.3
+_TICK_SECONDS = 0.5
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
 _CLOCK_SECONDS = 1.0
 _SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of a core's time
-_SHARE = 200
+_SHARE = 500
 _LONGEST_WAIT = 30.0
 # what is told of loggers is in no journal
 _RENEWAL_SECONDS = 60.0
