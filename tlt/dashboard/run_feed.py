@@ -82,6 +82,15 @@ class RunFeed(Follower):
     def followed(self) -> bool:
         return self._followed()
 
+    def listen(self, bell: asyncio.Event) -> None:
+        """Who comes after nobody listened for long is not told what was then."""
+        if not self.channel.listeners and self._ready and (share := self.run.reading) is not None:
+            self._ready = False
+            self._reading = share
+            self._next_sections = self._next_clock = 0.0
+            self.channel.forget()
+        super().listen(bell)
+
     async def refresh(self) -> None:
         """For who asks once and does not listen."""
         if self.channel.listeners:
