@@ -98,6 +98,7 @@ _WEEKS = """async () => {
   for (let at = 0; at < 100_000; at += 10_000) {
     const each = (entry) => Array.from({ length: 10_000 }, (_, n) => entry(at + n));
     model.apply({
+      since: 0,
       names: ["w0", "w1"],
       changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
       batches: each((now) => [now % 2, now, 1]),
@@ -105,15 +106,15 @@ _WEEKS = """async () => {
     });
   }
   const [{ at, duty, rows, marks }] = model.lanes;
-  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind];
+  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind, model.since];
 }"""
 
 
 def test_lanes_keep_the_newest(visit: Visit, served: str) -> None:
     page = visit.open(served)
-    changes, duties, batches, last, marks, oldest = page.evaluate(_WEEKS)
+    changes, duties, batches, last, marks, oldest, since = page.evaluate(_WEEKS)
     assert changes == duties == batches == 20_000
-    assert last == 99_998
+    assert (last, since) == (99_998, 60_001)
     assert (marks, oldest) == (2_001, "lost")
 
 
