@@ -33,7 +33,7 @@ def ready(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits(visit: Visit, served: str, scheme: Any, tmp_path: Path) -> None:
+def test_it_fits(visit: Visit, served: str, scheme: Any) -> None:
     visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page = visit.open(served)
     ready(page)
@@ -41,7 +41,6 @@ def test_it_fits(visit: Visit, served: str, scheme: Any, tmp_path: Path) -> None
         page.set_viewport_size({"width": width, "height": 844})
         page.wait_for_function("width => innerWidth === width", arg=width)
         assert page.evaluate(_ALL_FITS)
-        page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
 
 
 def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> None:
