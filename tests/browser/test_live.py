@@ -77,7 +77,8 @@ def keep_screenshot(page: Page, name: str) -> None:
 def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> None:
     started = dashboard(live)
     page = visit.open(started.address)
-    expect(page.locator("#streams")).to_contain_text("w1", timeout=20000)
+    worker = page.locator("#streams tr", has_text="w1")
+    expect(worker).to_contain_text(re.compile(r"\d MiB"), timeout=20000)
 
     page.get_by_role("button", name="Submit a job").click()
     page.locator("#spec").fill(spec)
