@@ -65,6 +65,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
     # from then on every lane's duty is known: the oldest changes of some were forgotten
     since: float
+    # all; none where nobody is new
     names: tuple[WorkerId, ...]
     changes: tuple[Change, ...]
     batches: tuple[Batch, ...]
@@ -74,6 +75,8 @@ class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
 class Lanes:
     def __init__(self) -> None:
         self._numbers: dict[WorkerId, int] = {}
+        # how many of them the news told
+        self._named = 0
         self._duties: dict[WorkerId, str] = {}
         self._changes: list[deque[Change]] = []
         self._batches: list[deque[Batch]] = []
@@ -110,6 +113,9 @@ class Lanes:
     def news(self) -> LaneNews:
         """Since it was last asked for."""
         news = self._told(self._new_changes, self._new_batches, self._new_marks)
+        if self._named == len(self._numbers):
+            news = msgspec.structs.replace(news, names=())
+        self._named = len(self._numbers)
         self._new_changes, self._new_batches, self._new_marks = [], [], []
         return news
 
