@@ -322,6 +322,16 @@ def test_right_or_wrong_answers_have_an_accuracy(visit: Visit, recorded: str) ->
     expect(evaluations.locator("tbody td").nth(2)).to_have_text(re.compile(r"^\d+\.\d %$"))
 
 
+def test_each_drafter_says_how_far_it_guessed_right(visit: Visit, recorded: str) -> None:
+    page = visit.open(f"{recorded}#/job/{RECORDED}/speculation")
+    ready(page)
+    reached = page.locator('#speculation h3:has-text("by drafter") + div table')
+    expect(reached.locator("thead")).to_contain_text("rounds")
+    newest = reached.locator("tbody tr").first.locator("th, td")
+    expect(newest.first).to_have_text(re.compile(r"^drafter \d+$"))
+    expect(newest.nth(2)).to_have_text(re.compile(r"%$"))
+
+
 def test_every_round_shows_its_own_answers(visit: Visit, recorded: str) -> None:
     page = visit.open(f"{recorded}#/job/{RECORDED}/samples")
     samples = page.locator("#samples")
