@@ -6,7 +6,7 @@ A session with its own Redis and a job of a thousand workers that are only writt
 a second in the journal, their heartbeats twice a second. Three listen: a page in Chromium, one that
 reads as fast as it is told, and one that never reads; the last comes and goes, so that the others
 can be compared with and without it. Then somebody comes late and is told the whole, and pages are
-opened. After that, two workers and one page.
+opened. After that, two workers and one page, of a job with a long journal.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from benchmarks.dashboard_browser import first_paint, heard, lanes_drawn, open_p
 from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tests.browser.chromium import chromium
-from tlt.config import SessionSpec
+from tlt.config import JobSpec, SessionSpec
 from tlt.messages import Heartbeat, JobRecord
 from tlt.session_files import write_session
 from tlt.store.keys import Keys
@@ -45,6 +45,8 @@ _JOB = JobId("big-1")
 _BATCH_SECONDS = 0.1
 # what the journal of the demo grows by while two workers roll out
 _DEMO_RATE = 30.0
+# entries of a job that has gone on for long
+_LONG = 40_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # of the load, by turns without and with one that sleeps
@@ -165,26 +167,27 @@ def lateness(
 class Load:
     """A session and a job that are only written about, and the dashboard that shows them."""
 
-    def __init__(self, home: Path, workers: int) -> None:
+    def __init__(self, home: Path, workers: int, spec: JobSpec, entries: int = 1000) -> None:
         self._server = EmbeddedRedis(home / "redis", home / "redis.sock")
         self._server.start()
         run = home / "runs" / _JOB
         run.mkdir(parents=True)
-        self.world = World(_JOB, run, workers)
+        self.world = World(_JOB, run, workers, spec)
         record = JobRecord(
             job=_JOB,
             status="running",
             error=None,
             submitted=time.time(),
             folder=str(run),
-            spec=big_spec(),
+            spec=spec,
         )
         jobs, raw = Keys("default").jobs, msgspec.json.encode(record)
         redis.Redis.from_url(self._server.url).hset(jobs, _JOB, raw)
         self._beats = Beats(self._server.url, "default", workers)
         self._beats.start()
         self._lock = _session(home, self._server.url, workers)
-        self.world.write(1000)
+        while self.world.journal.position.entries < entries:
+            self.world.write(1000)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli.main", "dashboard"],
             env={**os.environ, "TLT_HOME": str(home)},
@@ -273,7 +276,7 @@ def stretches(load: Load, rate: float, seconds: float) -> list[Stretch]:
 def many(
     home: Path, browser: Browser, workers: int, rate: float, seconds: float
 ) -> tuple[list[Claim], Details]:
-    load = Load(home, workers)
+    load = Load(home, workers, big_spec())
     listener = Listener(load.address)
     listener.start()
     page = open_page(browser, load.address, _JOB)
@@ -341,14 +344,16 @@ def paint_often(browser: Browser, address: str) -> tuple[list[float], list[float
 
 
 def few(home: Path, browser: Browser, seconds: float) -> tuple[list[Claim], Details]:
-    """As the demo is followed: two workers, one page."""
-    load = Load(home, 2)
+    """As the demo is followed: two workers, one page, and hundreds of steps that are over."""
+    load = Load(home, 2, big_spec(prompts=8), _LONG)
     page = open_page(browser, load.address, _JOB)
+    time.sleep(2.0)
     share, _ = load.run(_DEMO_RATE, seconds)
     page.context.close()
     load.end()
     return [_at_most("of a core, two workers and a page", 100 * share, "%", 1.0)], {
-        "events_per_second": _DEMO_RATE
+        "events_per_second": _DEMO_RATE,
+        "entries_before": _LONG,
     }
 
 

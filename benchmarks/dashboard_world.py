@@ -54,7 +54,6 @@ from tlt.types import (
     WorkerId,
 )
 
-_PROMPTS, _GROUP = 256, 8
 _METRICS = UpdateMetrics(
     loss=0.1,
     gradient_norm=0.1,
@@ -66,25 +65,25 @@ _METRICS = UpdateMetrics(
     reference_kl=None,
     importance_truncated=0.0,
     tokens=1_000_000,
-    samples=_PROMPTS * _GROUP,
+    samples=2048,
 )
 
 
-def big_spec() -> JobSpec:
+def big_spec(prompts: int = 256, group: int = 8) -> JobSpec:
     return JobSpec(
         name="big",
         policy=PolicySpec(path="policy"),
         data=DataSpec(train="train.jsonl"),
         reward=RewardSpec(kind="final_answer"),
-        algorithm=AlgorithmSpec(steps=10_000, prompts_per_step=_PROMPTS, group_size=_GROUP),
+        algorithm=AlgorithmSpec(steps=10_000, prompts_per_step=prompts, group_size=group),
         rollout=RolloutSpec(max_new_tokens=4096),
         speculation=SpeculationSpec(mode="adaptive"),
     )
 
 
 class World:
-    def __init__(self, job: JobId, folder: Path, workers: int) -> None:
-        self.spec = big_spec()
+    def __init__(self, job: JobId, folder: Path, workers: int, spec: JobSpec) -> None:
+        self.spec = spec
         self.journal = Journal(folder, Position())
         self._job = job
         self._folder = folder
@@ -132,7 +131,8 @@ class World:
             yield from self._learn()
 
     def _roll_out(self, issued: IssuePrompts) -> Iterator[RunEvent]:
-        answers = [(prompt, member) for prompt in issued.prompts for member in range(_GROUP)]
+        group = self.spec.algorithm.group_size
+        answers = [(prompt, member) for prompt in issued.prompts for member in range(group)]
         self._random.shuffle(answers)
         idle = list(self._infos)
         self._random.shuffle(idle)

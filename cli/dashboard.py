@@ -45,6 +45,7 @@ def dashboard(
 ) -> None:
     """Serve the page until Ctrl-C; jobs do not notice whether it is there."""
     # these take a moment that no other command has to spend
+    from tlt.dashboard.guard import is_loopback
     from tlt.dashboard.server import kept_token, serve
     from tlt.dashboard.sources import FolderSource, SessionSource, Source
 
@@ -78,7 +79,7 @@ def dashboard(
             host=host,
             port=port,
             # another address takes a token that somebody chose
-            token=token or (kept_token(Path(spec.folder)) if host == "127.0.0.1" else None),
+            token=token or (kept_token(Path(spec.folder)) if is_loopback(host) else None),
             public=public_url,
             ready=announce,
         )

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from cli.client import run_folder, with_client
 from cli.following import live_entries, open_ledger
@@ -57,7 +58,7 @@ def top(
             run.catch_up(_SLICE_SECONDS)
             run.forget_news()
             live.update(_screen(run, watch), refresh=True)
-            if pressed(_REDRAW_SECONDS) in ("q", "Q", "\x03"):
+            if pressed(_REDRAW_SECONDS if run.reading is None else 0.0) in ("q", "Q", "\x03"):
                 return
 
 
@@ -71,6 +72,8 @@ def _newest(session: str) -> str:
 
 
 def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
+    if (share := run.reading) is not None:
+        return Text(f"{run.folder.name}  reading the journal: {100 * share:.0f} %")
     followed = watch is not None and watch.followed
     holding = watch.holding if watch is not None and followed else None
     now = views.now(run, followed)

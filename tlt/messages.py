@@ -233,6 +233,8 @@ class Heartbeat(Value, frozen=True, kw_only=True):
     pid: int
     rank_pids: tuple[int, ...]
     job: JobId | None
+    # that the worker and its ranks hold, by their own host's account
+    resident_bytes: int = 0
 
 
 class JobRecord(Value, frozen=True, kw_only=True):

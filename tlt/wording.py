@@ -4,7 +4,7 @@ from tlt.strategies import Draft, Ngram, Off, Strategy
 
 
 def seconds(value: float) -> str:
-    if value < 60:
+    if round(value, 1) < 60:
         return f"{value:.1f} s"
     whole = round(value)
     if whole < 3600:

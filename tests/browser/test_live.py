@@ -68,15 +68,17 @@ def newest_change(page: Page) -> str:
     return found[1]
 
 
-def keep_screenshot(page: Page, name: str, folder: Path) -> None:
-    kept = Path(os.environ.get("TLT_SCREENSHOTS", folder))
-    page.screenshot(path=kept / f"{name}.png", full_page=True)
+def keep_screenshot(page: Page, name: str) -> None:
+    """Where somebody asks for it."""
+    if kept := os.environ.get("TLT_SCREENSHOTS"):
+        page.screenshot(path=Path(kept) / f"{name}.png", full_page=True)
 
 
-def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_path: Path) -> None:
+def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> None:
     started = dashboard(live)
     page = visit.open(started.address)
-    expect(page.locator("#streams")).to_contain_text("w1", timeout=20000)
+    worker = page.locator("#streams tr", has_text="w1")
+    expect(worker).to_contain_text(re.compile(r"\d MiB"), timeout=20000)
 
     page.get_by_role("button", name="Submit a job").click()
     page.locator("#spec").fill(spec)
@@ -85,7 +87,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
     job = page.url.rpartition("/")[2]
 
     see_it_work(page)
-    keep_screenshot(page, "live", tmp_path)
+    keep_screenshot(page, "live")
 
     visit.lenient = True
     kill(started.pid)
@@ -102,7 +104,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
         wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
         expect(page.locator("#warnings")).to_contain_text("lost")
         expect(page.locator("#attempts")).to_contain_text("1 life of a worker ended")
-        keep_screenshot(page, "killed", tmp_path)
+        keep_screenshot(page, "killed")
 
         page.get_by_role("button", name="Cancel the job").first.click()
         page.locator("dialog button.danger").click()
@@ -114,7 +116,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str, tmp_pa
         row = page.locator("tr", has_text=job).locator("td")
         expect(row.nth(4)).to_have_text("1")  # attempts
         expect(row.nth(5)).to_have_text("1")  # workers lost
-        keep_screenshot(page, "session", tmp_path)
+        keep_screenshot(page, "session")
         page.close()
 
 

@@ -33,7 +33,7 @@ def ready(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits(visit: Visit, served: str, scheme: Any, tmp_path: Path) -> None:
+def test_it_fits(visit: Visit, served: str, scheme: Any) -> None:
     visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page = visit.open(served)
     ready(page)
@@ -41,7 +41,6 @@ def test_it_fits(visit: Visit, served: str, scheme: Any, tmp_path: Path) -> None
         page.set_viewport_size({"width": width, "height": 844})
         page.wait_for_function("width => innerWidth === width", arg=width)
         assert page.evaluate(_ALL_FITS)
-        page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
 
 
 def test_a_run_without_an_end_is_no_live_one(visit: Visit, tmp_path: Path) -> None:
@@ -98,6 +97,7 @@ _WEEKS = """async () => {
   for (let at = 0; at < 100_000; at += 10_000) {
     const each = (entry) => Array.from({ length: 10_000 }, (_, n) => entry(at + n));
     model.apply({
+      since: 0,
       names: ["w0", "w1"],
       changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
       batches: each((now) => [now % 2, now, 1]),
@@ -105,15 +105,15 @@ _WEEKS = """async () => {
     });
   }
   const [{ at, duty, rows, marks }] = model.lanes;
-  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind];
+  return [at.length, duty.length, rows.length, at.at(-1), marks.length, marks[0].kind, model.since];
 }"""
 
 
 def test_lanes_keep_the_newest(visit: Visit, served: str) -> None:
     page = visit.open(served)
-    changes, duties, batches, last, marks, oldest = page.evaluate(_WEEKS)
+    changes, duties, batches, last, marks, oldest, since = page.evaluate(_WEEKS)
     assert changes == duties == batches == 20_000
-    assert last == 99_998
+    assert (last, since) == (99_998, 60_001)
     assert (marks, oldest) == (2_001, "lost")
 
 
@@ -320,6 +320,16 @@ def test_right_or_wrong_answers_have_an_accuracy(visit: Visit, recorded: str) ->
     evaluations = page.locator("#learning table").last
     expect(evaluations.locator("th").nth(2)).to_have_text("accuracy")
     expect(evaluations.locator("tbody td").nth(2)).to_have_text(re.compile(r"^\d+\.\d %$"))
+
+
+def test_each_drafter_says_how_far_it_guessed_right(visit: Visit, recorded: str) -> None:
+    page = visit.open(f"{recorded}#/job/{RECORDED}/speculation")
+    ready(page)
+    reached = page.locator('#speculation h3:has-text("by drafter") + div table')
+    expect(reached.locator("thead")).to_contain_text("rounds")
+    newest = reached.locator("tbody tr").first.locator("th, td")
+    expect(newest.first).to_have_text(re.compile(r"^drafter \d+$"))
+    expect(newest.nth(2)).to_have_text(re.compile(r"%$"))
 
 
 def test_every_round_shows_its_own_answers(visit: Visit, recorded: str) -> None:

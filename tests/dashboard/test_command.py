@@ -15,7 +15,7 @@ from cli.dashboard import Started, stop_dashboard
 from tlt.config import SessionSpec
 from tlt.session_files import write_session
 
-Start = Callable[[], subprocess.Popen[str]]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -41,12 +41,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def start(home: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "cli.main", "dashboard", "--port", "0"]
+    def begin(host: str = "127.0.0.1", said: list[str] | None = None) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "cli.main", "dashboard", "--host", host, "--port", "0"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(child)
         assert child.stdout is not None
-        assert child.stdout.readline().startswith("dashboard  http://127.0.0.1:")
+        line = child.stdout.readline()
+        assert line.startswith(f"dashboard  http://{host}:")
+        if said is not None:
+            said.append(line.strip())
         return child
 
     yield begin
@@ -65,3 +68,9 @@ def test_the_first_is_announced_and_ended_with_the_session(start: Start, home: P
     stop_dashboard("default")
     assert first.wait(20) == 0
     assert not file.exists()
+
+
+def test_by_whatever_name_of_this_host_the_token_is_the_sessions(start: Start, home: Path) -> None:
+    started: list[str] = []
+    start("localhost", started)
+    assert started[0].endswith(f"?token={(home / 'dashboard-token').read_text()}")

@@ -197,6 +197,29 @@ async def test_who_was_away_while_somebody_asked_once_misses_nothing(
     await feed.stop()
 
 
+async def test_who_returns_to_much_that_nobody_read_is_not_told_what_was(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(world, tmp_path, 10)
+    feed = feed_of(folder)
+    leaves = Listener(feed)
+    await leaves.hear_until(10)
+    await leaves.leave()
+    await feed.stop()
+    write_journal(world, folder)
+    monkeypatch.setattr("tlt.dashboard.run._MUCH", 1)
+    back = Listener(feed, leaves.last_id)
+    await back.hear()
+    await back.hear()
+    assert back.wholes == 1
+    assert 0.0 < back.known["reading"] < 1.0
+    assert "head" not in back.known
+    await back.hear_until(len(world.journal))
+    same(back, told_whole(feed))
+    await back.leave()
+    await feed.stop()
+
+
 async def test_whatever_fails_in_telling_is_told(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

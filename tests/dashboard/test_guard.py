@@ -29,6 +29,16 @@ async def test_every_answer_forbids_what_the_page_does_not_need(
         assert answer.headers["x-frame-options"] == "DENY"
 
 
+async def test_an_answer_that_failed_forbids_it_too(
+    folder_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tlt.dashboard.app.exposition", lambda *_: 1 / 0)
+    answer = await folder_client.get("/metrics")
+    assert answer.status_code == 500
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
 def test_the_page_has_no_script_or_style_of_its_own_and_loads_nothing_from_outside() -> None:
     static = Path("tlt/dashboard/static")
     for page in static.glob("*.html"):

@@ -16,6 +16,7 @@ from tlt.policies.ledger import Lanes, Ledger
 from tlt.policies.ledger.lanes import OVER, LaneNews
 from tlt.policies.ledger.wall import AWAY
 from tlt.store.journal import JournalEntry
+from tlt.types import WorkerId
 
 _EXAMPLES = settings().max_examples
 
@@ -60,7 +61,10 @@ def test_what_is_told_bit_by_bit_is_the_whole(seed: int) -> None:
         bits = [bit for news in told for bit in getattr(news, part)]
         assert sorted(bits, key=lambda bit: bit.worker) == list(getattr(whole, part))
     assert [mark for news in told for mark in news.marks] == list(whole.marks)
-    assert told[-1].names == whole.names
+    assert [news.names for news in told if news.names][-1] == whole.names
+    # again only where there are more
+    counts = [len(news.names) for news in told if news.names]
+    assert counts == sorted(set(counts))
 
 
 def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +73,18 @@ def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     most = max(16, 40 // len(lanes.duties()))
     assert all(len(lanes.lane(worker)) <= most for worker in lanes.duties())
     assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())
+
+
+def test_since_when_all_are_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that began late has forgotten nothing."""
+    monkeypatch.setattr("tlt.policies.ledger.lanes._KEPT", 40)
+    lanes, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1")
+    for number in range(40):
+        lanes._change(busy, ("rollout", "learn")[number % 2], float(number))
+    lanes._change(late, "idle", 50.0)
+    assert lanes.all().since == 0.0
+    lanes._change(busy, "rollout", 60.0)
+    assert lanes.all().since == lanes.lane(busy)[0].at == 1.0
 
 
 def test_strategies_push_out_no_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,23 @@ def test_the_curve_ends_with_the_last_answer(tmp_path: Path) -> None:
     assert len(curve.done) == -(-999 // curve.stride)
 
 
+def test_a_tail_that_is_told_often_is_told_as_at_its_end(tmp_path: Path) -> None:
+    """Only new answers are looked at."""
+    world = some_run(3)
+    folder = write_run(world, tmp_path, 1)
+    often, once = Run(folder, read_spec(folder)), Run(folder, read_spec(folder))
+    for lines in range(1, len(world.journal), 7):
+        write_journal(world, folder, lines)
+        read_up(often)
+        often.tail.view(often.ledger.state, often.heard, None)
+    read_up(once)
+    told, whole = (each.tail.view(each.ledger.state, each.heard, None) for each in (often, once))
+    assert told == whole
+    assert once.tail._round is not None
+    lengths = once.tail._round.answers.lengths
+    assert sum(told.lengths.counts) == len(lengths) > 0
+
+
 def crashed(folder: Path, at: float) -> Run:
     """In the middle of a round, with its last entry at that time."""
     world = some_run(3)

@@ -34,7 +34,9 @@ _EVENTS = Codec[AnyEvent](AnyEvent)
 _PROMPTS = Codec[PromptIssued](PromptIssued)
 
 
-def beat(incarnation: int, counter: int = 1, ranks: tuple[int, ...] = (2,)) -> bytes:
+def beat(
+    incarnation: int, counter: int = 1, ranks: tuple[int, ...] = (2,), resident: int = 0
+) -> bytes:
     return msgspec.msgpack.encode(
         Heartbeat(
             incarnation=Incarnation(incarnation),
@@ -44,6 +46,7 @@ def beat(incarnation: int, counter: int = 1, ranks: tuple[int, ...] = (2,)) -> b
             pid=1,
             rank_pids=ranks,
             job=JOB,
+            resident_bytes=resident,
         )
     )
 
@@ -94,13 +97,15 @@ async def test_streams_leases_and_who_holds_what(
         for index in range(5):
             prompts.add(transaction, prompt(index))
         await transaction.execute()
-    await connection.hset(keys.heartbeats, "w0", beat(7))
+    await connection.hset(keys.heartbeats, "w0", beat(7, resident=3 << 30))
     await connection.hset(keys.heartbeats, "w1", beat(8, ranks=()))
     await Consumer(prompts, ROLLOUT, "7").read(2, 1)
     await Consumer(prompts, ROLLOUT, "8").read(1, 1)
     health, holding = await Watcher(connection, session).look(JOB)
     assert health.error is None
     assert [(w.worker, w.ranks, w.running) for w in health.workers] == [("w0", 1, 3), ("w1", 0, 3)]
+    # as it says itself: on another host its processes have the numbers of others here
+    assert [w.memory_bytes for w in health.workers] == [3 << 30, 0]
     [waiting] = [stream for stream in health.streams if stream.name == "prompts"]
     assert (waiting.depth, waiting.pending, waiting.unread) == (5, 3, True)
     assert holding is not None

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cli.top import _screen
 from cli.top_screen import Screen, Shown
 from cli.top_session import session_of
 from tlt.config import SessionSpec
@@ -160,6 +161,25 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
         assert part in text
     assert text.count("Do this.") == 5
     assert lines[-1].startswith("q quits")
+
+
+def test_figures_are_shown_once_they_are_those_of_now(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tlt.dashboard.run._MUCH", 1)
+    run = Run(run_folder, read_spec(run_folder))
+    assert run.reading == 0.0
+    run.catch_up(0.0)
+    share = run.reading
+    assert share is not None
+    assert 0.0 < share < 1.0
+    console = Console(width=80, file=StringIO(), record=True)
+    console.print(_screen(run, None))
+    assert "reading the journal" in console.export_text()
+    while run.catch_up(1.0):
+        pass
+    console.print(_screen(run, None))
+    assert "q quits" in console.export_text()
 
 
 def test_who_is_at_a_job_is_asked_where_it_is_the_sessions(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.samples import JOB
 from tests.simulation.specs import small_spec
-from tlt.messages import ControlRuns, OriginSpan, StrategyChosen, StrategyTally
+from tlt.messages import ControlRuns, DrafterSpan, OriginSpan, StrategyChosen, StrategyTally
 from tlt.policies.coordinator import new_run
 from tlt.policies.ledger.accepted import Accepted
 from tlt.policies.ledger.savings import Savings
@@ -74,7 +74,20 @@ def test_how_far_drafts_are_accepted() -> None:
     spans = [("accepted", 2), ("corrected", 2), ("plain", 5), ("accepted", 3)]
     accepted.follow([OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans])
     assert accepted.positions() == pytest.approx((2 / 3, 2 / 3, 1 / 3))
-    assert Accepted().positions() == ()
+    assert Accepted().positions() == Accepted().by_drafter() == ()
+
+
+def test_how_far_each_drafters_drafts_are_accepted() -> None:
+    """A drafter is swapped in the middle of an answer; another answer is guessed by n-grams."""
+    accepted = Accepted()
+    spans = [("accepted", 2), ("corrected", 1), ("accepted", 1), ("corrected", 3)]
+    origins = [OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans]
+    swapped = [(DrafterVersion(0), 3), (DrafterVersion(1), 4)]
+    accepted.follow(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
+    accepted.follow(origins, [DrafterSpan(version=None, tokens=7)])
+    found = [(each.drafter, each.rounds, each.shares) for each in accepted.by_drafter()]
+    assert found == [(None, 4, (0.5, 0.25)), (0, 1, (1.0, 1.0)), (1, 3, (1 / 3,))]
+    assert accepted.positions() == pytest.approx((4 / 8, 2 / 8))
 
 
 def test_acceptance_by_who_drafted_and_for_how_many() -> None:

@@ -21,6 +21,7 @@ from tlt.store.keys import Keys
 from tlt.types import Incarnation, WorkerId
 
 _LONGEST_BACKOFF = 30.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _log = structlog.get_logger("worker")
 _heartbeat = msgspec.msgpack.Encoder()
 
@@ -89,6 +90,7 @@ class Worker:
 
     def _pulse(self) -> Heartbeat:
         life = self._life
+        ranks = () if life is None else tuple(rank.pid for rank in life.ranks)
         progress = [] if life is None else [rank.progress() for rank in life.ranks]
         return Heartbeat(
             incarnation=self._incarnation,
@@ -96,6 +98,16 @@ class Worker:
             progress=min((done for done, _ in progress), default=0),
             running=sum(running for _, running in progress),
             pid=os.getpid(),
-            rank_pids=() if life is None else tuple(rank.pid for rank in life.ranks),
+            rank_pids=ranks,
             job=None if life is None or life.job is None else life.job.job,
+            resident_bytes=sum(map(_resident, (os.getpid(), *ranks))),
         )
+
+
+def _resident(pid: int) -> int:
+    """0 for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0

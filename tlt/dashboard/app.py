@@ -11,7 +11,6 @@ import msgspec
 import redis.exceptions
 import structlog
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -52,7 +51,7 @@ class Dashboard:
         # one at a time: its threads may not take more than a core together
         self._decoding = asyncio.Lock()
         self._guard = guard = Guard(token=token, port=port, loopback=loopback, public=public)
-        self.app = Starlette(
+        app = Starlette(
             routes=[
                 Route("/", self._page),
                 Route("/login", self._login_page, methods=["GET"]),
@@ -67,10 +66,11 @@ class Dashboard:
                 Route("/api/jobs/{job}/samples/{step}/{purpose}/{prompt}", self._sample),
                 Mount("/static", StaticFiles(directory=_STATIC)),
             ],
-            middleware=[Middleware(Guarded, guard=guard)],
             exception_handlers={_Refused: _explain, TltError: _explain_ours},
             lifespan=self._lifespan,
         )
+        # around what answers when a handler fails, too
+        self.app = Guarded(app, guard)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:

@@ -17,7 +17,6 @@ from tlt.store.connection import GONE, Connection
 from tlt.store.keys import ROLLOUT, Keys
 from tlt.types import Incarnation, JobId, WorkerId
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 # of answers in hand: told with who has them, and with their age alone
 _LONGEST = 32
 _AGES = 128
@@ -311,7 +310,7 @@ class Watcher:
             running=beat.running,
             job=beat.job,
             silent_seconds=round(self._silent_seconds(worker), 1),
-            memory_bytes=sum(map(_resident, (beat.pid, *beat.rank_pids))),
+            memory_bytes=beat.resident_bytes,
             pid=beat.pid,
         )
 
@@ -323,15 +322,6 @@ def natural(worker: WorkerId) -> tuple[int, str]:
 def _age(entry: bytes) -> float:
     """An entry's number begins with the time at which it was added."""
     return max(0.0, time.time() - int(entry.split(b"-")[0]) / 1000)
-
-
-def _resident(pid: int) -> int:
-    """0 for a process that is gone, or on another host."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _machine_memory() -> tuple[int, int]:

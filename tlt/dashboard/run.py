@@ -33,6 +33,8 @@ from tlt.types import JobId, JobStatus
 
 _LINES = 2000
 _LOSSES = 2000
+# bytes that take a moment to fold
+_MUCH = 4 << 20
 # entries between two looks at the clock
 _STRIDE = 16
 
@@ -96,6 +98,12 @@ class Run:
             return (self.folder / FILE_NAME).stat().st_size - self.position.bytes
         except FileNotFoundError:
             return 0
+
+    @property
+    def reading(self) -> float | None:
+        """The share of the journal that was read, where much was not: what is known is old."""
+        unread = self.unread
+        return None if unread < _MUCH else self.position.bytes / (self.position.bytes + unread)
 
     def advance(self, budget: float) -> bool:
         """Fold what has come for `budget` seconds at most; whether anything was."""

@@ -23,14 +23,14 @@ from tlt.errors import JournalError
 from tlt.policies.ledger.lanes import LaneNews
 from tlt.store.journal import Position
 
-_TICK_SECONDS = 0.3
+_TICK_SECONDS = 0.5
 _LONGEST_PAUSE = 60.0
 # of folding without letting anybody else have a turn
 _SLICE_SECONDS = 0.02
 _CLOCK_SECONDS = 1.0
 _SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of a core's time
-_SHARE = 200
+_SHARE = 500
 _LONGEST_WAIT = 30.0
 # what is told of loggers is in no journal
 _RENEWAL_SECONDS = 60.0
@@ -81,6 +81,15 @@ class RunFeed(Follower):
     @property
     def followed(self) -> bool:
         return self._followed()
+
+    def listen(self, bell: asyncio.Event) -> None:
+        """Who comes after nobody listened for long is not told what was then."""
+        if not self.channel.listeners and self._ready and (share := self.run.reading) is not None:
+            self._ready = False
+            self._reading = share
+            self._next_sections = self._next_clock = 0.0
+            self.channel.forget()
+        super().listen(bell)
 
     async def refresh(self) -> None:
         """For who asks once and does not listen."""

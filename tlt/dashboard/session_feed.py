@@ -26,7 +26,7 @@ _TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
 _JOBS = 200
 # looking may take one part in so many of a core's time
-_SHARE = 100
+_SHARE = 500
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 

@@ -1,7 +1,6 @@
 """The tail of the round in hand: how its answers come in, how long they are, who still writes."""
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -69,24 +68,45 @@ class TailView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Round:
+    """Every answer is looked at once, however often it is told."""
+
     def __init__(self, answers: Answers, state: RunState) -> None:
         self.answers = answers
         self.step: Step = state.step
         self.purpose: Purpose = _purpose(state)
         self.expected = _expected(state)
+        self._width = _width(state.spec.rollout.max_new_tokens)
+        self._counts = [0] * _BINS
+        self._counted = 0
+        # rounded
+        self._done: list[float] = []
+        self._curve: Curve | None = None
 
     def curve(self) -> Curve:
-        done = self.answers.done
+        news = self.answers.done[len(self._done) :]
+        if news or self._curve is None:
+            self._done += [round(seconds, 2) for seconds in news]
+            self._curve = self._drawn()
+        return self._curve
+
+    def _drawn(self) -> Curve:
+        done = self._done
         stride = max(1, math.ceil(len(done) / _POINTS))
         points = done[stride - 1 :: stride] + (done[-1:] if len(done) % stride else [])
         return Curve(
             step=self.step,
             purpose=self.purpose,
             expected=self.expected,
-            done=tuple(round(seconds, 2) for seconds in points),
+            done=tuple(points),
             stride=stride,
             answers=len(done),
         )
+
+    def histogram(self) -> Histogram:
+        for length in self.answers.lengths[self._counted :]:
+            self._counts[min(_BINS - 1, length // self._width)] += 1
+        self._counted = len(self.answers.lengths)
+        return Histogram(width=self._width, counts=tuple(self._counts))
 
 
 class Tail:
@@ -118,7 +138,7 @@ class Tail:
     def view(self, state: RunState, now: float, known: Holding | None) -> TailView:
         """`known`: what is in hand, where somebody knows it: without it nothing is foretold."""
         holding = known or Holding()
-        lengths = [] if self._round is None else self._round.answers.lengths
+        room = state.spec.rollout.max_new_tokens
         open_ = (
             state.round is not None and not state.round.settled and state.phase is not Phase.ENDED
         )
@@ -127,8 +147,10 @@ class Tail:
             now=None if self._round is None else self._round.curve(),
             before=None if self._before is None else self._before.curve(),
             seconds=now - state.round_began if open_ else 0.0,
-            lengths=histogram(lengths, state.spec.rollout.max_new_tokens),
-            room=state.spec.rollout.max_new_tokens,
+            lengths=Histogram(width=_width(room), counts=(0,) * _BINS)
+            if self._round is None
+            else self._round.histogram(),
+            room=room,
             longest=holding.longest[:_LONGEST] if open_ else (),
             running=holding.running if open_ else 0,
             queued=queued,
@@ -157,12 +179,8 @@ class Tail:
         return made
 
 
-def histogram(lengths: Sequence[int], room: int) -> Histogram:
-    width = max(1, math.ceil(room / _BINS))
-    counts = [0] * _BINS
-    for length in lengths:
-        counts[min(_BINS - 1, length // width)] += 1
-    return Histogram(width=width, counts=tuple(counts))
+def _width(room: int) -> int:
+    return max(1, math.ceil(room / _BINS))
 
 
 def _purpose(state: RunState) -> Purpose:

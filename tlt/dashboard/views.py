@@ -16,6 +16,7 @@ from tlt.policies.ledger import (
     Drafting,
     EvalSummary,
     Life,
+    Positions,
     Snapshot,
     StepSummary,
     Way,
@@ -29,6 +30,7 @@ _STEPS = 2000
 _DECISIONS = 60
 _MEASURED = 500
 _ATTEMPTS = 200
+_DRAFTERS = 12
 # more are told as one
 _WORKERS = 64
 
@@ -65,6 +67,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     ways: tuple[Way, ...]
     acceptance: tuple[Acceptance, ...]
     positions: tuple[float, ...]
+    # the newest drafters', the oldest of them first
+    by_drafter: tuple[Positions, ...]
     saved: Saved | None
 
 
@@ -179,6 +183,7 @@ def sections(run: Run, followed: bool) -> Sections:
             ways=run.ways.table(),
             acceptance=snapshot.acceptance,
             positions=snapshot.positions,
+            by_drafter=snapshot.by_drafter[-_DRAFTERS:],
             saved=snapshot.saved,
         ),
         learning=Learning(

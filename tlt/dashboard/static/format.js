@@ -23,8 +23,8 @@ export function seconds(value) {
   const sign = value < 0 ? "−" : "";
   const size = Math.abs(value);
   if (size < 0.001) return "0 s";
-  if (size < 1) return `${sign}${Math.round(1000 * size)} ms`;
-  if (size < 60) return `${sign}${size.toFixed(1)} s`;
+  if (size < 0.9995) return `${sign}${Math.round(1000 * size)} ms`;
+  if (size < 59.95) return `${sign}${size.toFixed(1)} s`;
   const whole = Math.round(size);
   const two = (part) => String(part).padStart(2, "0");
   if (whole < 3600) return `${sign}${Math.floor(whole / 60)} min ${two(whole % 60)} s`;

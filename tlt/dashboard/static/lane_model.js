@@ -39,11 +39,14 @@ export class LaneModel {
     this.lanes = [];
     this.order = [];
     this.marks = [];
+    // from then on the duty of every worker is known
+    this.since = 0;
     this.mostRows = 1;
     this.untidied = 0;
   }
 
   apply(news) {
+    this.since = Math.max(this.since, news.since);
     for (let index = this.lanes.length; index < news.names.length; index++) {
       this.lanes.push(new Lane(news.names[index]));
     }
@@ -74,6 +77,8 @@ export class LaneModel {
     this.untidied = 0;
     const share = (all) => Math.max(16, Math.floor(all / this.lanes.length));
     for (const lane of this.lanes) {
+      const first = lane.at.length - share(KEPT);
+      if (first > 0) this.since = Math.max(this.since, lane.at[first]);
       for (const list of [lane.at, lane.duty, lane.batchAt, lane.rows]) {
         list.splice(0, Math.max(0, list.length - share(KEPT)));
       }

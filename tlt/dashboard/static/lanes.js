@@ -87,7 +87,7 @@ export class Lanes {
     this.followButton = tool("Live", "Follow the newest (L)", () => this.follow());
     this.openButton = h("button", { type: "button", onclick: () => this.open() });
     this.note = h("span", { class: "hint" });
-    this.unknown = h("span", { hidden: true }, h("i", { class: "swatch-unknown" }), "unknown: nothing was heard");
+    this.unknown = h("span", { hidden: true }, h("i", { class: "swatch-unknown" }), "unknown: nothing was heard, or it is not kept");
     const legend = h(
       "div",
       { class: "legend" },
@@ -206,7 +206,7 @@ export class Lanes {
     this.followButton.disabled = !this.live;
     const [from, to] = this.span();
     say(this.note, `${plural(workers, "worker")}, ${clock(from)} to ${clock(to)} (min:s)`);
-    show(this.unknown, this.heard < this.now);
+    show(this.unknown, this.heard < this.now || from < this.model.since);
     this.drawTop();
     if (rows) this.drawRows();
     this.drawAxis();
@@ -225,9 +225,10 @@ export class Lanes {
     g.fillRect(left, BAND, pixels, SHARE);
     const shares = this.model.shares(from, to, Math.min(to, this.heard), pixels);
     const base = new Float64Array(pixels);
+    const known = Math.max(0, Math.floor(this.x(this.model.since) - left));
     DUTIES.forEach((duty, code) => {
       g.fillStyle = paint[duty];
-      for (let x = 0; x < pixels; x++) {
+      for (let x = known; x < pixels; x++) {
         const height = (shares[code][x] / total) * SHARE;
         if (height <= 0) continue;
         g.fillRect(left + x, BAND + SHARE - base[x] - height, 1, height);
@@ -239,6 +240,7 @@ export class Lanes {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillText("all", left - 6, BAND + SHARE / 2);
+    if (known) hatch(g, left, BAND, Math.min(known, pixels), SHARE);
     this.drawUnknown(g, BAND, SHARE);
     this.drawLines(g, { step: 2, drafter: 10 }, BAND + SHARE);
     this.drawNames(g);
@@ -479,6 +481,7 @@ export class Lanes {
   tellAll(time) {
     if (time > this.now || !this.model.order.length) return null;
     if (time > this.heard) return this.tellUnknown(time);
+    if (time < this.model.since) return `at ${clock(time)}\nkept of all workers since ${clock(this.model.since)}`;
     const counts = DUTIES.map(() => 0);
     for (const lane of this.model.lanes) {
       const index = lane.find(time);

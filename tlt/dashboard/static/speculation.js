@@ -4,6 +4,9 @@ import { Chart } from "./charts.js";
 import { card, h, renew, say, table } from "./dom.js";
 import { count, number, percent, saving, seconds } from "./format.js";
 
+// columns of the table
+const GUESSES = 10;
+
 export class SpeculationCard {
   constructor() {
     this.positions = new Chart("Rounds that accepted so many guesses or more (%)", {
@@ -27,6 +30,7 @@ export class SpeculationCard {
     this.sum = h("p");
     this.why = h("p", { class: "hint" });
     this.accepted = h("div");
+    this.reached = h("div");
     this.ways = h("div");
     this.element = card(
       "Speculation",
@@ -35,6 +39,8 @@ export class SpeculationCard {
       h("div", { class: "charts" }, this.positions.element, this.saved.element),
       h("h3", {}, "Tokens a round and row, the policy's own included"),
       this.accepted,
+      h("h3", {}, "Rounds that accepted so many guesses or more, by drafter"),
+      this.reached,
       h("h3", {}, "Ways of decoding in the last half minute of it"),
       this.ways,
     );
@@ -59,6 +65,7 @@ export class SpeculationCard {
       steps.map((step) => step.critical.seconds),
     ]);
     renew(this.accepted, accepted(speculation.acceptance));
+    renew(this.reached, reached(speculation.by_drafter));
     renew(this.ways, ways(speculation.ways));
   }
 }
@@ -90,6 +97,22 @@ function accepted(parts) {
     [...rows]
       .reverse()
       .map(([name, some]) => [name, ...buckets.map((bucket) => mean(some.filter((part) => part.bucket === bucket))), mean(some)]),
+    { caption: "newest drafter first", empty: "Nothing was guessed yet." },
+  );
+}
+
+function reached(parts) {
+  const deepest = Math.min(GUESSES, Math.max(0, ...parts.map((part) => part.shares.length)));
+  const guesses = Array.from({ length: deepest }, (_, index) => index);
+  return table(
+    [{ name: "guessed by", left: true }, { name: "rounds" }, ...guesses.map((index) => ({ name: count(index + 1) }))],
+    parts
+      .toReversed()
+      .map(({ drafter, rounds, shares }) => [
+        drafter === null ? "n-grams, or not told" : `drafter ${drafter}`,
+        count(rounds),
+        ...guesses.map((index) => (index < shares.length ? percent(shares[index]) : "")),
+      ]),
     { caption: "newest drafter first", empty: "Nothing was guessed yet." },
   );
 }

@@ -1,12 +1,13 @@
 """What was accepted of the drafts: by who drafted, for how many rows, and how far into a draft."""
 
-from collections import Counter
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from tlt.messages import OriginSpan, StrategyTally
-from tlt.policies.ledger.snapshot import Acceptance
+from tlt.messages import DrafterSpan, OriginSpan, StrategyTally
+from tlt.policies.ledger.snapshot import Acceptance, Positions
 from tlt.strategies import Draft, Off
 from tlt.types import DrafterVersion
 
@@ -17,8 +18,8 @@ class Accepted:
     def __init__(self) -> None:
         # rounds, rows and tokens
         self._sums: dict[tuple[_By, DrafterVersion | None, int], tuple[int, int, int]] = {}
-        # rounds of single rows, by how many drafts were accepted
-        self._rounds: Counter[int] = Counter()
+        # rounds of single rows, by drafter and by how many drafts were accepted
+        self._rounds: defaultdict[DrafterVersion | None, Counter[int]] = defaultdict(Counter)
 
     def add(self, tallies: Iterable[StrategyTally]) -> None:
         for tally in tallies:
@@ -29,21 +30,26 @@ class Accepted:
             rounds, rows, tokens = self._sums.get(key, (0, 0, 0))
             self._sums[key] = rounds + tally.rounds, rows + tally.rows, tokens + tally.tokens
 
-    def follow(self, origins: Iterable[OriginSpan]) -> None:
+    def follow(self, origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan] = ()) -> None:
         """Of one answer: the policy's own token ends each round, or else the answer does."""
-        accepted = 0
+        ends = list(accumulate(span.tokens for span in drafters[:-1]))
+        last = drafters[-1].version if drafters else None
+        accepted = at = 0
         for span in origins:
+            rounds = self._rounds[drafters[bisect_right(ends, at)].version if ends else last]
+            at += span.tokens
             match span.origin:
                 case "accepted":
                     accepted = span.tokens
                 case "corrected":
-                    self._rounds[accepted] += 1
-                    self._rounds[0] += span.tokens - 1
+                    rounds[accepted] += 1
+                    # a drafter that is swapped in among them is told with the one before
+                    rounds[0] += span.tokens - 1
                     accepted = 0
                 case _:
                     accepted = 0
         if accepted:
-            self._rounds[accepted] += 1
+            self._rounds[last][accepted] += 1
 
     def table(self) -> tuple[Acceptance, ...]:
         def order(key: tuple[_By, DrafterVersion | None, int]) -> tuple[str, int, int]:
@@ -56,8 +62,19 @@ class Accepted:
         )
 
     def positions(self) -> tuple[float, ...]:
-        total = sum(self._rounds.values())
-        most = max(self._rounds, default=0)
-        # from the deepest on: rounds that accepted so many, or more
-        deep = list(accumulate(self._rounds[count] for count in range(most, 0, -1)))
-        return tuple(count / total for count in reversed(deep))
+        return _reached(sum(self._rounds.values(), Counter[int]()))
+
+    def by_drafter(self) -> tuple[Positions, ...]:
+        versions = sorted(self._rounds, key=lambda version: -1 if version is None else version)
+        return tuple(
+            Positions(drafter=version, rounds=rounds.total(), shares=_reached(rounds))
+            for version in versions
+            if (rounds := self._rounds[version]).total()
+        )
+
+
+def _reached(rounds: Counter[int]) -> tuple[float, ...]:
+    total, most = rounds.total(), max(rounds, default=0)
+    # from the deepest on: rounds that accepted so many, or more
+    deep = list(accumulate(rounds[count] for count in range(most, 0, -1)))
+    return tuple(count / total for count in reversed(deep))

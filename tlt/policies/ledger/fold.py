@@ -143,6 +143,7 @@ class Ledger:
             gave_up=not state.speculates,
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
+            by_drafter=self._accepted.by_drafter(),
             trained=self._trained / max(1, self._generated),
             drafting=self._drafted.account(),
             steps=tuple(self.steps),
@@ -193,7 +194,7 @@ class Ledger:
         self._drafted.watch(before, event, after)
         match event:
             case RolloutFinished() if after.round is not before.round:
-                self._accepted.follow(event.origins)
+                self._accepted.follow(event.origins, event.drafters)
                 if event.purpose == "train":
                     self._savings.finishes(event.step, event.worker)
             case StrategyChosen() if after.spending is not before.spending:

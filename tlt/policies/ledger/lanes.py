@@ -63,6 +63,9 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
+    # from then on every lane's duty is known: the oldest changes of some were forgotten
+    since: float
+    # all; none where nobody is new
     names: tuple[WorkerId, ...]
     changes: tuple[Change, ...]
     batches: tuple[Batch, ...]
@@ -72,6 +75,8 @@ class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
 class Lanes:
     def __init__(self) -> None:
         self._numbers: dict[WorkerId, int] = {}
+        # how many of them the news told
+        self._named = 0
         self._duties: dict[WorkerId, str] = {}
         self._changes: list[deque[Change]] = []
         self._batches: list[deque[Batch]] = []
@@ -80,6 +85,7 @@ class Lanes:
             lambda: deque(maxlen=_MARKS)
         )
         self._marked = 0
+        self._since = 0.0
         self._ways: dict[WorkerId, str] = {}
         self._drafter: DrafterVersion | None = None
         self._new_changes: list[Change] = []
@@ -107,6 +113,9 @@ class Lanes:
     def news(self) -> LaneNews:
         """Since it was last asked for."""
         news = self._told(self._new_changes, self._new_batches, self._new_marks)
+        if self._named == len(self._numbers):
+            news = msgspec.structs.replace(news, names=())
+        self._named = len(self._numbers)
         self._new_changes, self._new_batches, self._new_marks = [], [], []
         return news
 
@@ -131,6 +140,7 @@ class Lanes:
         self, changes: Iterable[Change], batches: Iterable[Batch], marks: Iterable[Mark]
     ) -> LaneNews:
         return LaneNews(
+            since=self._since,
             names=tuple(self._numbers),
             changes=tuple(changes),
             batches=tuple(batches),
@@ -151,7 +161,9 @@ class Lanes:
         self._duties[worker] = duty
         number = self._number(worker)
         change = Change(number, at, duty)
-        self._keep(self._changes[number], change)
+        lane = self._changes[number]
+        if self._keep(lane, change):
+            self._since = max(self._since, lane[0].at)
         self._new_changes.append(change)
 
     def _number(self, worker: WorkerId) -> int:
@@ -161,10 +173,13 @@ class Lanes:
             self._batches.append(deque())
         return self._numbers[worker]
 
-    def _keep(self, lane: deque[_Kept], entry: _Kept) -> None:
+    def _keep(self, lane: deque[_Kept], entry: _Kept) -> bool:
+        """Whether the oldest had to go."""
         lane.append(entry)
-        if len(lane) > max(16, _KEPT // len(self._numbers)):
+        full = len(lane) > max(16, _KEPT // len(self._numbers))
+        if full:
             lane.popleft()
+        return full
 
     def _note_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:

@@ -94,6 +94,15 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Positions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the rounds that one drafter guessed in, those that accepted one guess, two, ..."""
+
+    # None: n-grams, or an engine that does not say which
+    drafter: DrafterVersion | None
+    rounds: int
+    shares: tuple[float, ...]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId | None
     status: JobStatus
@@ -121,6 +130,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: tuple[Acceptance, ...]
     # of the rounds that drafted, the share that accepted the first draft, the first two, ...
     positions: tuple[float, ...]
+    # the same of each drafter, the oldest first
+    by_drafter: tuple[Positions, ...]
     # of the generated tokens, those that were learned from
     trained: float
     # None where no drafter was trained
