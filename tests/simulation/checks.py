@@ -65,6 +65,8 @@ class Checks:
         # the members of every round, in the order in which the rounds were opened
         self.rounds: dict[tuple[int, str], set[Place]] = {}
         self.closed: set[tuple[int, str]] = set()
+        # what the run's folder had to hold at any time
+        self.named: set[str] = set()
         self.finished: dict[Place, tuple[int, int]] = {}
         self.scores: dict[Place, dict[int, float]] = {}
         self.dropped: set[Place] = set()
@@ -91,6 +93,7 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         self._write_down(before, event, commands)
+        self.named |= {blob.digest for blob in _in_the_folder(after)}
         self._check_growth(before, after)
         self._check_duties(before, after)
         self._check_rounds(before, after)
@@ -441,8 +444,8 @@ class Checks:
         assert not left, f"never released: {left}"
         kept = {blob.digest for blob in _in_the_folder(state)}
         assert kept <= self._world.committed
-        # what was written for an attempt that failed lies there, too
-        assert state.losses or self._world.committed == kept
+        # what was written for an attempt that was given up lies there, too
+        assert not (self._world.committed - kept) & self.named
         algorithm = state.spec.algorithm
         assert state.version == algorithm.steps
         assert state.policy.version == state.version
