@@ -3,16 +3,18 @@
 `python -m benchmarks.speculation --out F.json [--minutes N]`
 
 The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, one thread, float32,
-log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Ways of
-decoding take turns in short windows, in random order, within one engine: `off`, `adaptive`, and
-the fixed ones. Seconds are CPU seconds; a window's first steps, which switch, are not counted.
-The best fixed way of every other turn is what `adaptive` is held against in the turns between them.
+log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Each way
+of decoding (`off`, `adaptive`, the two fixed ones that looked best) has an engine of its own, and
+all are given the same requests: as no way changes a token, they write the same answers, and what
+differs is the time. They take turns in random order, each going on until it has written as much as
+the others; seconds are CPU seconds. The best fixed way of every other turn is what `adaptive`
+is held against in the turns between them.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -27,12 +29,13 @@ from tlt.strategies import Draft, Ngram, Off, Strategy
 
 _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-# a few times as long as the steps that are not counted
-_WINDOW_SECONDS = {1: 0.25, 2: 0.25, 4: 0.25, 8: 0.4, 16: 0.6, 32: 1.0, 64: 2.0}
-_SWITCHING_STEPS = 3
+# of a turn, for a way that speculates
+_TURN_SECONDS = 0.5
+# before looking how much that was
+_STEPS = 4
 # answers of each row before anything is counted: at first all are short
 _WARM_UP = 3
-# of the ratio, to each side: 0.03 with room, for the next drawing says a little more or less
+# half of the interval of a ratio: 0.03 with room, for the next drawing says a little more or less
 _INTERVAL = 0.027
 # of the time, to find the fixed ways that may be the best, and how many
 _FINDING = 0.2
@@ -49,7 +52,7 @@ class Window(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--minutes", type=float, default=5, help="at most, for each batch size")
+    parser.add_argument("--minutes", type=float, default=4, help="at most, for each batch size")
     parser.add_argument("--batches", type=int, nargs="+", default=_BATCHES)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
@@ -82,56 +85,44 @@ def _worst(name: str, key: str, batches: dict[int, dict[str, Any]], bar: float) 
     return Claim(name=name, value=min(b[key] for b in batches.values()), unit="x", bar=bar)
 
 
-class _Batch:
-    """One engine at one batch size, and what each way of decoding did in its windows."""
+class _Lane:
+    """An engine that decodes in one way, or in one after the other."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self._batch = batch
         self._device = device
         self._engine = engine(batch, device=device)
         self._requests = Requests()
-        self._adaptive = AdaptivePolicy()
-        self._dice = random.Random(batch)
-        self._seen: dict[str, list[Window]] = {}
+        self.tokens = 0
 
-    def measured(self, most_seconds: float) -> dict[str, Any]:
-        """First it is found out which fixed ways may be the best, then those are compared."""
-        self._warm_up()
-        began = time.monotonic()
-        while time.monotonic() < began + _FINDING * most_seconds:
-            self._take_turns([self._adaptive, *ARMS])
-        found = {name_of(arm): _speed(self._seen[name_of(arm)]) for arm in ARMS}
-        guessing = [arm for arm in ARMS if arm != Off()]
-        candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
-        self._seen.clear()
-        while not self._settled(candidates):
-            self._take_turns([Off(), self._adaptive, *candidates])
-            if time.monotonic() > began + most_seconds and len(self._seen["adaptive"]) > 1:
-                break
-        return self._summary(candidates, found)
-
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         decode_by(self._engine, Draft(depth=6))
         ended = 0
         while ended < _WARM_UP * self._batch:
             ended += self._step()
+        self._look()
 
-    def _take_turns(self, ways: list[Strategy | StrategyPolicy]) -> None:
-        for way in self._dice.sample(ways, len(ways)):
-            self._window(way)
+    def decode_by(self, way: Strategy | StrategyPolicy, seed: int) -> None:
+        decode_by(self._engine, way, seed)
 
-    def _window(self, way: Strategy | StrategyPolicy) -> None:
-        # the same dice in each window would try the same arms, or none
-        decode_by(self._engine, way, seed=self._dice.randrange(2**32))
-        for _ in range(_SWITCHING_STEPS):
-            self._step()
-        self._engine.tallies()
-        began = cpu_seconds(self._device)
-        while cpu_seconds(self._device) < began + _WINDOW_SECONDS[self._batch]:
-            self._step()
-        seconds = cpu_seconds(self._device) - began
-        tokens = sum(tally.tokens for tally in self._engine.tallies())
-        self._seen.setdefault(name_of(way), []).append(Window(tokens, seconds))
+    def decode_to(self, tokens: int) -> Window:
+        """Until it has written so many in all."""
+        return self._decode(lambda: self.tokens >= tokens)
+
+    def decode_for(self, seconds: float) -> Window:
+        end = cpu_seconds(self._device) + seconds
+        return self._decode(lambda: cpu_seconds(self._device) >= end)
+
+    def _decode(self, done: Callable[[], bool]) -> Window:
+        began, before = cpu_seconds(self._device), self.tokens
+        while not done():
+            for _ in range(_STEPS):
+                self._step()
+            self._look()
+        return Window(self.tokens - before, cpu_seconds(self._device) - began)
+
+    def _look(self) -> None:
+        self.tokens += sum(tally.tokens for tally in self._engine.tallies())
 
     def _step(self) -> int:
         """Returns how many answers ended."""
@@ -141,11 +132,60 @@ class _Batch:
             self._engine.submit(self._requests.take(missing))
         return len(self._engine.step())
 
+
+class _Batch:
+    """What each way of decoding did in its turns, at one batch size."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self._batch = batch
+        self._device = device
+        self._dice = random.Random(batch)
+        self._seen: dict[str, list[Window]] = {}
+
+    def measured(self, most_seconds: float) -> dict[str, Any]:
+        """First it is found out which fixed ways may be the best, then those are compared."""
+        found = self._found(_FINDING * most_seconds)
+        guessing = [arm for arm in ARMS if arm != Off()]
+        candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
+        ways = [Off(), AdaptivePolicy(), *candidates]
+        lanes = {name_of(way): self._lane(way) for way in ways}
+        each = round(_TURN_SECONDS * found[name_of(candidates[0])])
+        target = max(lane.tokens for lane in lanes.values())
+        for lane in lanes.values():
+            lane.decode_to(target + each)  # the first turn, which does not count
+        began = time.monotonic()
+        while not self._settled(candidates):
+            target += each
+            for name in self._dice.sample(list(lanes), len(lanes)):
+                window = lanes[name].decode_to(target + each)
+                self._seen.setdefault(name, []).append(window)
+            late = time.monotonic() > began + (1 - _FINDING) * most_seconds
+            if late and len(self._seen["adaptive"]) > 1:
+                break
+        return self._summary(candidates, found)
+
+    def _found(self, seconds: float) -> dict[str, float]:
+        """Tokens a second of every fixed way."""
+        lane, seen = self._lane(Off()), dict[str, list[Window]]()
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            for arm in self._dice.sample(ARMS, len(ARMS)):
+                lane.decode_by(arm, seed=0)
+                lane.decode_for(_TURN_SECONDS / 5)
+                seen.setdefault(name_of(arm), []).append(lane.decode_for(_TURN_SECONDS))
+        return {name: _speed(windows) for name, windows in seen.items()}
+
+    def _lane(self, way: Strategy | StrategyPolicy) -> _Lane:
+        lane = _Lane(self._batch, self._device)
+        lane.warm_up()
+        lane.decode_by(way, seed=self._dice.randrange(2**32))
+        return lane
+
     def _settled(self, candidates: Sequence[Strategy]) -> bool:
         if len(self._seen.get("adaptive", ())) < _LEAST_TURNS:
             return False
         pairs = [self._interval(self._seen["off"]), self._interval(self._best(candidates))]
-        return all((high - low) / (high + low) < _INTERVAL for low, high in pairs)
+        return all((high - low) / 2 < _INTERVAL for low, high in pairs)
 
     def _best(self, candidates: Sequence[Strategy]) -> list[Window]:
         """In each turn, of the way that was the best in every other turn from the next one on."""
@@ -159,7 +199,7 @@ class _Batch:
     def _interval(self, others: Sequence[Window]) -> tuple[float, float]:
         """Where 95 % of the ratios of `adaptive` to them lie when the turns are drawn again.
 
-        The windows of one turn lie side by side: what runs is the same for all of them.
+        The windows of one turn lie side by side, and hold the same answers.
         """
         turns = list(zip(self._seen["adaptive"], others, strict=True))
         ratios: list[float] = []

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from cli.client import with_client
 from cli.following import fold
+from tlt.errors import StoreError
 from tlt.messages import JobRecord
 from tlt.policies.ledger import Snapshot
 from tlt.store.jobs import ENDED
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "benchmarks" / "reasoner.yaml"
 _DRAFTER = ROOT / "examples" / "tiny_reasoner" / "drafter"
 _SPECULATES = ("speculation.mode=adaptive",)
-_POLL_SECONDS = 0.5
+_POLL_SECONDS, _STALL_SECONDS = 0.5, 60.0
 _RESAMPLES = 2000
 
 STACKS: dict[str, tuple[str, ...]] = {
@@ -99,9 +100,19 @@ def submit(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> tuple[str
 
 def wait(job: str) -> JobRecord:
     """From in here: a command of its own a second would be felt."""
-    while (record := with_client("default", lambda client: client.job(job))).status not in ENDED:
+    heard = time.monotonic()
+    while True:
+        try:
+            record = with_client("default", lambda client: client.job(job))
+        except StoreError:
+            # a disk that stalls holds Redis up; the job goes on
+            if time.monotonic() > heard + _STALL_SECONDS:
+                raise
+        else:
+            heard = time.monotonic()
+            if record.status in ENDED:
+                return record
         time.sleep(_POLL_SECONDS)
-    return record
 
 
 def tlt(*arguments: str) -> str:
