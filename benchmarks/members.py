@@ -38,7 +38,7 @@ from tlt.types import WorkerId
 _Found = TypeVar("_Found")
 
 _HALF_TOKENS = 60_000
-_STEPS_ALONE, _STEPS_TOGETHER = 10, 5
+_STEPS_ALONE, _STEPS_TOGETHER = 20, 10
 # more than it takes: it is cancelled once it has gone on without both that were killed
 _STEPS_FAULTED = 30
 _MEMBERS = 3
