@@ -193,6 +193,29 @@ def test_a_micro_batch_that_was_too_long_to_be_finished_shortens_the_next(
     assert draft._rows == 32
 
 
+@pytest.mark.parametrize(
+    ("seconds", "publishing", "due"),
+    [
+        ([], 0.0, False),
+        ([0.1] * 7, 0.0, False),
+        ([0.1] * 8, 0.0, True),
+        ([0.05] * 8, 0.0, False),
+        ([2.5], 0.0, False),
+        # who pays for the seconds hears of them soon, however few micro-batches they were
+        ([2.5] * 2, 0.0, True),
+        ([2.5] * 2, 1.0, False),
+        ([2.5] * 8, 1.0, True),
+    ],
+)
+def test_what_was_learned_is_handed_in_after_some_of_it(
+    ranks: list[Rank], seconds: list[float], publishing: float, due: bool
+) -> None:
+    draft = draft_of(ranks[0])
+    draft._open.seconds = seconds
+    draft._open.publishing = publishing
+    assert draft._is_due() is due
+
+
 @pytest.mark.parametrize("over", ["dismissed", "given up"])
 def test_a_merge_of_what_is_over_is_not_made(ranks: list[Rank], over: str) -> None:
     draft = draft_of(ranks[0])

@@ -55,8 +55,9 @@ from tlt.types import NAMED
 # a micro-batch should take so long: who calls waits for no more than a look, but drops it
 _SECONDS = 0.06
 _FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 256, 32, 4096
+# what is handed in: so many micro-batches, and of long ones so many seconds
 _PUBLISH_UPDATES = 8
-_PUBLISH_SECONDS = 0.5
+_PUBLISH_SECONDS, _LONG_SECONDS = 0.5, 4.0
 # of what is handed in where a lesson ends; disks and checksums manage so many bytes a second
 _DISMISSAL_SECONDS, _WRITTEN_A_SECOND = 0.05, 2e8
 # of the time, at most
@@ -277,7 +278,8 @@ class DraftDuty:
     def _is_due(self) -> bool:
         taken = sum(self._open.seconds) + self._open.reading
         least = max(_PUBLISH_SECONDS, self._open.publishing / _PUBLISHING_SHARE)
-        return self._open.updates >= _PUBLISH_UPDATES and taken >= least
+        enough = self._open.updates >= _PUBLISH_UPDATES or taken >= _LONG_SECONDS
+        return self._open.updates > 0 and enough and taken >= least
 
     def _hands_in_at_once(self) -> bool:
         """Who has called does not wait for a large drafter to be written: it is kept for later."""
