@@ -119,13 +119,10 @@ class Pool:
         answer.states = self._shelf.put(answer.name, states, growing=growing)
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
-        spared = {answer.name for answer in self._measuring()}
-        lessons = [
-            answer
-            for answer in self._answers.values()
-            if answer.name not in spared
-            and not (answer.key.step == self._step and self._is_held_out(answer))
-        ]
+        held = self._held()
+        spared = {answer.name for answer in held if answer.key.step == self._step}
+        spared |= {answer.name for answer in self._measuring(held)}
+        lessons = [answer for name, answer in self._answers.items() if name not in spared]
         chosen = drawn([a.candidate for a in lessons], self._step, most_tokens, randoms)
         found = [lessons[index] for index in chosen]
         for answer in found:
@@ -139,7 +136,7 @@ class Pool:
 
     def canaries(self, most: int = _CANARIES) -> list[Answer]:
         """From short to long."""
-        kept = self._measuring()
+        kept = self._measuring(self._held())
         # what was captured costs nothing to look at
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
@@ -147,15 +144,18 @@ class Pool:
             return kept
         return [kept[(2 * i + 1) * len(kept) // (2 * most)] for i in range(most)]
 
-    def _measuring(self) -> list[Answer]:
-        """Of this step; while it has none that is whole, of the one before."""
-        held = [a for a in self._answers.values() if not _is_growing(a) and self._is_held_out(a)]
-        return [answer for answer in held if answer.key.step == self._step] or held
+    def _held(self) -> list[Answer]:
+        prompts = self._held_out
+        return [
+            answer
+            for (step, prompt, member), answer in self._answers.items()
+            if is_held_out(prompts.get(step, ()), step, prompt, member)
+        ]
 
-    def _is_held_out(self, answer: Answer) -> bool:
-        key = answer.key
-        prompts = self._held_out.get(key.step, ())
-        return is_held_out(prompts, key.step, key.prompt, key.member)
+    def _measuring(self, held: Sequence[Answer]) -> list[Answer]:
+        """Of this step; while it has none that is whole, of the one before."""
+        whole = [answer for answer in held if not _is_growing(answer)]
+        return [answer for answer in whole if answer.key.step == self._step] or whole
 
     def _make_room(self) -> None:
         answers = list(self._answers.values())
