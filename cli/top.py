@@ -29,6 +29,8 @@ from tlt.narration import Narrator
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
+# bytes of a journal that somebody who has caught up may lack
+_LITTLE = 1 << 16
 
 
 def top(
@@ -54,11 +56,13 @@ def top(
     if watch is not None:
         watch.start()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        reading = True
         while True:
             run.catch_up(_SLICE_SECONDS)
             run.forget_news()
-            live.update(_screen(run, watch), refresh=True)
-            if pressed(_REDRAW_SECONDS if run.reading is None else 0.0) in ("q", "Q", "\x03"):
+            reading = run.unread > _LITTLE if reading else run.reading is not None
+            live.update(_reading(run) if reading else _screen(run, watch), refresh=True)
+            if pressed(0.0 if reading else _REDRAW_SECONDS) in ("q", "Q", "\x03"):
                 return
 
 
@@ -71,9 +75,12 @@ def _newest(session: str) -> str:
     return (running or records)[-1].job
 
 
+def _reading(run: Run) -> RenderableType:
+    share = run.position.bytes / max(1, run.position.bytes + run.unread)
+    return Text(f"{run.folder.name}  reading the journal: {100 * share:.0f} %")
+
+
 def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
-    if (share := run.reading) is not None:
-        return Text(f"{run.folder.name}  reading the journal: {100 * share:.0f} %")
     followed = watch is not None and watch.followed
     holding = watch.holding if watch is not None and followed else None
     now = views.now(run, followed)

@@ -62,6 +62,7 @@ async def test_another_sites_page_changes_nothing(folder_client: httpx.AsyncClie
         known,  # a form cannot send our header
         {**OURS, "origin": "https://evil.example"},
         {**OURS, "origin": "null"},
+        {**OURS, "origin": "http://["},
         {**OURS, "sec-fetch-site": "cross-site"},
         {**OURS, "sec-fetch-site": "same-site"},
     ):

@@ -256,6 +256,21 @@ async def test_the_feed_outlives_whatever_fails(
     await feed.stop()
 
 
+async def test_who_comes_after_nobody_listened_is_not_told_what_was_then(
+    session: SessionSpec, connection: Connection
+) -> None:
+    feed, bell = SessionFeed(session, connection), asyncio.Event()
+    for _ in range(2):
+        feed.listen(bell)
+        assert feed.whole() == b"null"
+        async with asyncio.timeout(5):
+            await bell.wait()
+        assert b'"name"' in feed.whole()
+        bell.clear()
+        feed.leave(bell)
+    await feed.stop()
+
+
 async def test_a_redis_that_is_slow_is_asked_again_soon(
     session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

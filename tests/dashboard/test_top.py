@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.top import _screen
+from cli.top import _reading, _screen
 from cli.top_screen import Screen, Shown
 from cli.top_session import session_of
 from tlt.config import SessionSpec
@@ -174,7 +174,7 @@ def test_figures_are_shown_once_they_are_those_of_now(
     assert share is not None
     assert 0.0 < share < 1.0
     console = Console(width=80, file=StringIO(), record=True)
-    console.print(_screen(run, None))
+    console.print(_reading(run))
     assert "reading the journal" in console.export_text()
     while run.catch_up(1.0):
         pass

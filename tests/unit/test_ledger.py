@@ -90,6 +90,15 @@ def test_how_far_each_drafters_drafts_are_accepted() -> None:
     assert accepted.positions() == pytest.approx((4 / 8, 2 / 8))
 
 
+def test_a_drafter_that_is_swapped_among_refusals_has_those_that_are_its_own() -> None:
+    accepted = Accepted()
+    origins = [OriginSpan(origin="accepted", tokens=2), OriginSpan(origin="corrected", tokens=4)]
+    swapped = [(DrafterVersion(0), 4), (DrafterVersion(1), 1), (DrafterVersion(2), 1)]
+    accepted.follow(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
+    found = [(each.drafter, each.rounds, each.shares) for each in accepted.by_drafter()]
+    assert found == [(0, 2, (0.5, 0.5)), (1, 1, ()), (2, 1, ())]
+
+
 def test_acceptance_by_who_drafted_and_for_how_many() -> None:
     accepted = Accepted()
     accepted.add(

@@ -115,7 +115,10 @@ class Guard:
         origin = headers.get("origin")
         if origin is None:
             return True
-        asked, public = urlsplit(origin), self._public
+        try:
+            asked, public = urlsplit(origin), self._public
+        except ValueError:
+            return False
         if public is not None and (asked.scheme, asked.netloc) == (public.scheme, public.netloc):
             return True
         return asked.netloc == headers.get("host")

@@ -92,6 +92,12 @@ class SessionFeed(Follower):
         ended = any(each.job == job and each.status in ENDED for each in self._records)
         return self.up and not ended
 
+    def listen(self, bell: asyncio.Event) -> None:
+        """Who comes after nobody listened is not told what was then."""
+        if not self.channel.listeners:
+            self._said = b""
+        super().listen(bell)
+
     def whole(self) -> bytes:
         return self._said or b"null"
 

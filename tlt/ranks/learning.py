@@ -47,7 +47,7 @@ class LearnDuty:
                 for share, samples in zip(learn.minibatches, frame.samples, strict=True)
             ]
             metrics = self.learner.update(
-                learn.version, minibatches, group, lambda: self._progress.report(1)
+                learn.version, minibatches, group, lambda: self._progress.report(0)
             )
         checkpoint, policy = None, None
         if rank == 0:

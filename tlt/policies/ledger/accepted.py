@@ -1,8 +1,7 @@
 """What was accepted of the drafts: by who drafted, for how many rows, and how far into a draft."""
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -32,24 +31,20 @@ class Accepted:
 
     def follow(self, origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan] = ()) -> None:
         """Of one answer: the policy's own token ends each round, or else the answer does."""
-        ends = list(accumulate(span.tokens for span in drafters[:-1]))
-        last = drafters[-1].version if drafters else None
-        accepted = at = 0
-        for span in origins:
-            rounds = self._rounds[drafters[bisect_right(ends, at)].version if ends else last]
-            at += span.tokens
-            match span.origin:
+        accepted, version = 0, None
+        for origin, tokens, version in _split(origins, drafters):
+            match origin:
                 case "accepted":
-                    accepted = span.tokens
+                    accepted += tokens
                 case "corrected":
+                    rounds = self._rounds[version]
                     rounds[accepted] += 1
-                    # a drafter that is swapped in among them is told with the one before
-                    rounds[0] += span.tokens - 1
+                    rounds[0] += tokens - 1
                     accepted = 0
                 case _:
                     accepted = 0
         if accepted:
-            self._rounds[last][accepted] += 1
+            self._rounds[version][accepted] += 1
 
     def table(self) -> tuple[Acceptance, ...]:
         def order(key: tuple[_By, DrafterVersion | None, int]) -> tuple[str, int, int]:
@@ -71,6 +66,31 @@ class Accepted:
             for version in versions
             if (rounds := self._rounds[version]).total()
         )
+
+
+def _split(
+    origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan]
+) -> Iterator[tuple[str, int, DrafterVersion | None]]:
+    """Pieces that one drafter, or none, had its say on."""
+    version = drafters[-1].version if drafters else None
+    if len(drafters) < 2:
+        yield from ((span.origin, span.tokens, version) for span in origins)
+        return
+    turns = iter(drafters)
+    turn = next(turns)
+    room = turn.tokens
+    for span in origins:
+        left = span.tokens
+        while left > room:
+            if room:
+                yield span.origin, room, turn.version
+            left -= room
+            if (following := next(turns, None)) is None:
+                break
+            turn, room = following, following.tokens
+        if left:
+            yield span.origin, left, turn.version
+        room = max(0, room - left)
 
 
 def _reached(rounds: Counter[int]) -> tuple[float, ...]:
