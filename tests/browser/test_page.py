@@ -117,6 +117,36 @@ def test_lanes_keep_the_newest(visit: Visit, served: str) -> None:
     assert (marks, oldest) == (2_001, "lost")
 
 
+_BARS = """async () => {
+  const { Lanes } = await import("/static/lanes.js");
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  model.apply({
+    since: 0,
+    names: ["w0"],
+    changes: [[0, 0, "learn"], [0, 10, "rollout"], [0, 13, "learn"], [0, 20, "rollout"]],
+    batches: [[0, 10.5, 8], [0, 12, 8], [0, 13.5, 4], [0, 20.5, 8]],
+    marks: [],
+  });
+  const lanes = new Lanes(model);
+  lanes.x = (time) => time;
+  lanes.span = () => [0, 30];
+  lanes.heard = 30;
+  const bars = [];
+  lanes.drawBatch({ fillRect: (x, y, width) => bars.push([x, x + width]) }, model.lanes[0], 0, 10);
+  lanes.close();
+  return bars;
+}"""
+
+
+def test_rows_ran_only_while_their_worker_rolled_out(visit: Visit, served: str) -> None:
+    page = visit.open(served)
+    bars = page.evaluate(_BARS)
+    assert [since for since, _ in bars] == [10, 10.5, 12, 20]
+    # none is thinner than can be seen
+    assert [until for _, until in bars] == [10.75, 12, 13, 20.75]
+
+
 def test_hovering_and_dragging(visit: Visit, served: str) -> None:
     page = visit.open(served)
     ready(page)

@@ -3,6 +3,7 @@
 export const DUTIES = ["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"];
 const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
 export const OVER = -1;
+const ROLLOUT = CODES.get("rollout");
 // as many as the server remembers: changes and batches over all lanes, marks of a kind
 const KEPT = 40_000;
 const MARKS = 4_000;
@@ -22,6 +23,13 @@ class Lane {
   // The last change at or before a time; -1 before the first.
   find(time) {
     return lastBefore(this.at, time);
+  }
+
+  // From when to when the newest rollout was that began before a time; without limits where none is kept.
+  rolloutAt(time) {
+    let index = lastBefore(this.at, time);
+    while (index >= 0 && (this.duty[index] !== ROLLOUT || this.at[index] === time)) index--;
+    return index < 0 ? [0, Infinity] : [this.at[index], this.at[index + 1] ?? Infinity];
   }
 
   batch(time) {

@@ -349,18 +349,19 @@ export class Lanes {
   }
 
   drawBatch(g, lane, top, tall) {
-    const paint = colours();
-    const [from, to] = this.span();
-    const end = Math.min(to, this.heard);
-    g.fillStyle = paint.batch;
+    const [from, right] = this.span();
+    const end = Math.min(right, this.heard);
+    g.fillStyle = colours().batch;
     for (let index = Math.max(0, lastBefore(lane.batchAt, from)); index < lane.batchAt.length; index++) {
       const until = lane.batchAt[index];
       if (until > end + 1) break;
-      // told about the time before: from the last word, or the change that began the duty
-      const since = Math.max(index ? lane.batchAt[index - 1] : 0, until - 2, from);
-      if (until <= from) continue;
+      // told about the time before: from the last word, or the change that began the duty, to its end
+      const [begins, ends] = lane.rolloutAt(until);
+      const since = Math.max(index ? lane.batchAt[index - 1] : 0, until - 2, begins, from);
+      const to = Math.min(until, ends, end);
+      if (to <= since) continue;
       const a = this.x(since);
-      const b = Math.min(this.x(until), this.x(end));
+      const b = this.x(to);
       const height = Math.max(1, (lane.rows[index] / this.model.mostRows) * tall);
       g.fillRect(a, top + tall - height, Math.max(0.75, b - a), height);
     }
