@@ -93,6 +93,9 @@ export class Lanes {
       { class: "legend" },
       DUTIES.map((duty) => h("span", {}, h("i", { class: `swatch-${duty}` }), NAMES[duty])),
       h("span", {}, h("i", { class: "swatch-batch" }), "rows that run at once"),
+      h("span", {}, h("i", { class: "swatch-drafter" }), "drafter in use, or speculation given up"),
+      h("span", {}, h("i", { class: "swatch-strategy" }), "decodes another way"),
+      h("span", {}, h("i", { class: "swatch-lost" }), "lost"),
       this.unknown,
     );
     this.card = card(
@@ -271,16 +274,17 @@ export class Lanes {
   drawLines(g, tops, height) {
     const paint = colours();
     for (const { x, isDrafter } of this.seen()) {
-      g.strokeStyle = isDrafter ? paint.preempting : paint.soft;
-      g.globalAlpha = isDrafter ? 0.9 : 0.5;
-      g.setLineDash(isDrafter ? [3, 2] : []);
-      g.beginPath();
-      g.moveTo(x, isDrafter ? tops.drafter : tops.step);
-      g.lineTo(x, height);
-      g.stroke();
+      g.globalAlpha = isDrafter ? 1 : 0.5;
+      const top = isDrafter ? tops.drafter : tops.step;
+      if (isDrafter) {
+        // what is between the dashes sets them off from any duty
+        stroke(g, x, top, height, paint.card);
+        g.setLineDash([4, 3]);
+      }
+      stroke(g, x, top, height, isDrafter ? paint.drafter : paint.soft);
+      g.setLineDash([]);
     }
     g.globalAlpha = 1;
-    g.setLineDash([]);
   }
 
   // Marks of all workers that lie in the span, and where.
@@ -595,6 +599,14 @@ function prepare(canvas, width, height) {
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   g.clearRect(0, 0, width, height);
   return g;
+}
+
+function stroke(g, x, top, bottom, colour) {
+  g.strokeStyle = colour;
+  g.beginPath();
+  g.moveTo(x, top);
+  g.lineTo(x, bottom);
+  g.stroke();
 }
 
 function hatch(g, left, top, width, height) {
