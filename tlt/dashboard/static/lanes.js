@@ -209,7 +209,7 @@ export class Lanes {
     this.followButton.disabled = !this.live;
     const [from, to] = this.span();
     say(this.note, `${plural(workers, "worker")}, ${clock(from)} to ${clock(to)} (min:s)`);
-    show(this.unknown, this.heard < this.now || from < this.model.since);
+    show(this.unknown, this.heard < this.now || from < this.model.complete);
     this.drawTop();
     if (rows) this.drawRows();
     this.drawAxis();
@@ -227,12 +227,13 @@ export class Lanes {
     g.fillStyle = paint.sunken;
     g.fillRect(left, BAND, pixels, SHARE);
     const shares = this.model.shares(from, to, Math.min(to, this.heard), pixels);
+    const unknown = shares.at(-1);
     const base = new Float64Array(pixels);
     const known = Math.max(0, Math.floor(this.x(this.model.since) - left));
     DUTIES.forEach((duty, code) => {
       g.fillStyle = paint[duty];
       for (let x = known; x < pixels; x++) {
-        const height = (shares[code][x] / total) * SHARE;
+        const height = (shares[code][x] / (total - unknown[x])) * SHARE;
         if (height <= 0) continue;
         g.fillRect(left + x, BAND + SHARE - base[x] - height, 1, height);
         base[x] += height;
@@ -344,6 +345,8 @@ export class Lanes {
       g.fillStyle = paint[DUTIES[lane.duty[index]]];
       g.fillRect(a, top, Math.max(0.75, b - a), thick);
     }
+    const kept = Math.min(this.x(lane.unknown), this.box.clientWidth);
+    if (kept > left) hatch(g, left, top, kept - left, thick);
     this.drawUnknown(g, top, thick);
     if (tall > 20) this.drawBatch(g, lane, top + thick + 1, tall - thick - 7);
     for (const mark of lane.marks) {
@@ -486,19 +489,22 @@ export class Lanes {
   tellAll(time) {
     if (time > this.now || !this.model.order.length) return null;
     if (time > this.heard) return this.tellUnknown(time);
-    if (time < this.model.since) return `at ${clock(time)}\nkept of all workers since ${clock(this.model.since)}`;
+    if (time < this.model.since) return `at ${clock(time)}\nkept of most workers since ${clock(this.model.since)}`;
     const counts = DUTIES.map(() => 0);
-    for (const lane of this.model.lanes) {
+    const known = this.model.lanes.filter((lane) => lane.unknown <= time);
+    for (const lane of known) {
       const index = lane.find(time);
       if (index >= 0 && lane.duty[index] !== OVER) counts[lane.duty[index]] += 1;
     }
     const parts = DUTIES.flatMap((duty, code) =>
-      counts[code] ? [`${count(counts[code])} (${percent(counts[code] / this.model.lanes.length)}) ${NAMES[duty]}`] : [],
+      counts[code] ? [`${count(counts[code])} (${percent(counts[code] / known.length)}) ${NAMES[duty]}`] : [],
     );
+    if (known.length < this.model.lanes.length) parts.push(`of ${count(known.length)} workers; of the others it is not kept`);
     return [`at ${clock(time)}`, ...parts, ...this.tellMarks(this.model.marks, time)].join("\n");
   }
 
   tellLane(lane, time) {
+    if (lane && time < lane.unknown) return `${lane.name} at ${clock(time)}\nkept since ${clock(lane.unknown)}`;
     const index = lane?.find(time) ?? -1;
     if (index < 0 || time > this.now) return null;
     if (time > this.heard) return `${lane.name}\n${this.tellUnknown(time)}`;
