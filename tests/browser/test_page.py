@@ -29,7 +29,7 @@ _ALL_FITS = """() => new Promise((tell) => requestAnimationFrame(() => requestAn
 
 def ready(page: Page) -> None:
     expect(page.locator("#lanes")).to_be_visible(timeout=15000)
-    expect(page.locator(".connection")).to_have_text("live")
+    expect(page.locator(".connection")).to_have_text("connected")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
