@@ -274,7 +274,11 @@ export class Lanes {
   // Steps and drafters, over the whole height.
   drawLines(g, tops, height) {
     const paint = colours();
+    let free = -Infinity;
     for (const { x, isDrafter } of this.seen()) {
+      // many in a row leave the duty to be seen
+      if (isDrafter && x < free) continue;
+      if (isDrafter) free = x + 5;
       g.globalAlpha = isDrafter ? 1 : 0.5;
       const top = isDrafter ? tops.drafter : tops.step;
       if (isDrafter) {
