@@ -29,7 +29,7 @@ _ALL_FITS = """() => new Promise((tell) => requestAnimationFrame(() => requestAn
 
 def ready(page: Page) -> None:
     expect(page.locator("#lanes")).to_be_visible(timeout=15000)
-    expect(page.locator(".connection")).to_have_text("live")
+    expect(page.locator(".connection")).to_have_text("connected")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -97,7 +97,7 @@ _WEEKS = """async () => {
   for (let at = 0; at < 100_000; at += 10_000) {
     const each = (entry) => Array.from({ length: 10_000 }, (_, n) => entry(at + n));
     model.apply({
-      since: 0,
+      forgotten: [],
       names: ["w0", "w1"],
       changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
       batches: each((now) => [now % 2, now, 1]),
@@ -115,6 +115,91 @@ def test_lanes_keep_the_newest(visit: Visit, served: str) -> None:
     assert changes == duties == batches == 20_000
     assert (last, since) == (99_998, 60_001)
     assert (marks, oldest) == (2_001, "lost")
+
+
+_BARS = """async () => {
+  const { Lanes } = await import("/static/lanes.js");
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  model.apply({
+    forgotten: [],
+    names: ["w0"],
+    changes: [[0, 0, "learn"], [0, 10, "rollout"], [0, 13, "learn"], [0, 20, "rollout"]],
+    batches: [[0, 10.5, 8], [0, 12, 8], [0, 13.5, 4], [0, 20.5, 8]],
+    marks: [],
+  });
+  const lanes = new Lanes(model);
+  lanes.x = (time) => time;
+  lanes.span = () => [0, 30];
+  lanes.heard = 30;
+  const bars = [];
+  lanes.drawBatch({ fillRect: (x, y, width) => bars.push([x, x + width]) }, model.lanes[0], 0, 10);
+  lanes.close();
+  return bars;
+}"""
+
+
+_FLAPPING = """async () => {
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  const names = Array.from({ length: 10 }, (_, n) => `w${n}`);
+  const told = { names, batches: [], marks: [] };
+  const changes = names.map((_, n) => [n, n === 0 ? 80 : 0, "rollout"]);
+  model.apply({ ...told, changes, forgotten: [0] });
+  const parts = model.shares(0, 100, 100, 10);
+  const [rollout, unknown] = [parts[0], parts.at(-1)];
+  const one = [model.since, model.complete, rollout[2], unknown[2], rollout[9], unknown[9]];
+  model.apply({ ...told, changes: [], forgotten: [0, 1] });
+  model.lanes[1].at[0] = 50;
+  model.measure();
+  return [one, model.since];
+}"""
+
+
+def test_one_that_forgot_leaves_what_all_did(visit: Visit, served: str) -> None:
+    page = visit.open(served)
+    assert page.evaluate(_FLAPPING) == [[0, 80, 9, 1, 10, 0], 50]
+
+
+_FORGOTTEN = """async () => {
+  const { Lanes } = await import("/static/lanes.js");
+  const { LaneModel } = await import("/static/lane_model.js");
+  const model = new LaneModel();
+  const changes = [[0, 50, "rollout"], [1, 50, "rollout"]];
+  model.apply({ names: ["w0", "w1"], changes, batches: [], marks: [], forgotten: [0] });
+  const lanes = new Lanes(model);
+  document.querySelector("main").prepend(lanes.card);
+  lanes.update({ now: 100, heard: 100, live: false });
+  const tips = model.order.map((lane) => lanes.tellLane(lane, 20));
+  const seen = [tips, lanes.tellAll(20), lanes.unknown.hidden];
+  const [left, right] = [lanes.x(10), lanes.x(40)];
+  const g = lanes.body.getContext("2d");
+  const { data } = g.getImageData(left, 0, right - left, 2 * lanes.rowHeight);
+  const shades = (half) => {
+    const part = data.slice((half * data.length) / 2, ((half + 1) * data.length) / 2);
+    return new Set(new Uint32Array(part.buffer)).size;
+  };
+  seen.push(shades(0) > 2, shades(1) > 2);
+  lanes.close();
+  return seen;
+}"""
+
+
+def test_what_a_lane_forgot_is_hatched(visit: Visit, served: str) -> None:
+    """And not what was before its worker came."""
+    page = visit.open(served)
+    ready(page)
+    told = page.evaluate(_FORGOTTEN)
+    tips = ["w0 at 0:20\nkept since 0:50", None]
+    assert told == [tips, "at 0:20\nkept of most workers since 0:50", False, True, False]
+
+
+def test_rows_ran_only_while_their_worker_rolled_out(visit: Visit, served: str) -> None:
+    page = visit.open(served)
+    bars = page.evaluate(_BARS)
+    assert [since for since, _ in bars] == [10, 10.5, 12, 20]
+    # none is thinner than can be seen
+    assert [until for _, until in bars] == [10.75, 12, 13, 20.75]
 
 
 def test_hovering_and_dragging(visit: Visit, served: str) -> None:

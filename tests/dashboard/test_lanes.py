@@ -75,16 +75,19 @@ def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())
 
 
-def test_since_when_all_are_known_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane that began late has forgotten nothing."""
+def test_who_forgot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy lane forgets nobody else's past, and one that began late has forgotten nothing."""
     monkeypatch.setattr("tlt.policies.ledger.lanes._KEPT", 40)
-    lanes, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1")
-    for number in range(40):
+    lanes, calm, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
+    lanes._change(calm, "rollout", 0.0)
+    for number in range(20):
         lanes._change(busy, ("rollout", "learn")[number % 2], float(number))
     lanes._change(late, "idle", 50.0)
-    assert lanes.all().since == 0.0
+    assert lanes.all().forgotten == ()
     lanes._change(busy, "rollout", 60.0)
-    assert lanes.all().since == lanes.lane(busy)[0].at == 1.0
+    assert lanes.all().forgotten == (1,)
+    assert lanes.lane(busy)[0].at == 1.0
+    assert lanes.news().forgotten == ()
 
 
 def test_strategies_push_out_no_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,9 @@ export class Lanes {
       { class: "legend" },
       DUTIES.map((duty) => h("span", {}, h("i", { class: `swatch-${duty}` }), NAMES[duty])),
       h("span", {}, h("i", { class: "swatch-batch" }), "rows that run at once"),
+      h("span", {}, h("i", { class: "swatch-drafter" }), "drafter in use, or speculation given up"),
+      h("span", {}, h("i", { class: "swatch-strategy" }), "decodes another way"),
+      h("span", {}, h("i", { class: "swatch-lost" }), "lost"),
       this.unknown,
     );
     this.card = card(
@@ -206,7 +209,7 @@ export class Lanes {
     this.followButton.disabled = !this.live;
     const [from, to] = this.span();
     say(this.note, `${plural(workers, "worker")}, ${clock(from)} to ${clock(to)} (min:s)`);
-    show(this.unknown, this.heard < this.now || from < this.model.since);
+    show(this.unknown, this.heard < this.now || from < this.model.complete);
     this.drawTop();
     if (rows) this.drawRows();
     this.drawAxis();
@@ -224,12 +227,13 @@ export class Lanes {
     g.fillStyle = paint.sunken;
     g.fillRect(left, BAND, pixels, SHARE);
     const shares = this.model.shares(from, to, Math.min(to, this.heard), pixels);
+    const unknown = shares.at(-1);
     const base = new Float64Array(pixels);
     const known = Math.max(0, Math.floor(this.x(this.model.since) - left));
     DUTIES.forEach((duty, code) => {
       g.fillStyle = paint[duty];
       for (let x = known; x < pixels; x++) {
-        const height = (shares[code][x] / total) * SHARE;
+        const height = (shares[code][x] / (total - unknown[x])) * SHARE;
         if (height <= 0) continue;
         g.fillRect(left + x, BAND + SHARE - base[x] - height, 1, height);
         base[x] += height;
@@ -270,17 +274,22 @@ export class Lanes {
   // Steps and drafters, over the whole height.
   drawLines(g, tops, height) {
     const paint = colours();
+    let free = -Infinity;
     for (const { x, isDrafter } of this.seen()) {
-      g.strokeStyle = isDrafter ? paint.preempting : paint.soft;
-      g.globalAlpha = isDrafter ? 0.9 : 0.5;
-      g.setLineDash(isDrafter ? [3, 2] : []);
-      g.beginPath();
-      g.moveTo(x, isDrafter ? tops.drafter : tops.step);
-      g.lineTo(x, height);
-      g.stroke();
+      // many in a row leave the duty to be seen
+      if (isDrafter && x < free) continue;
+      if (isDrafter) free = x + 5;
+      g.globalAlpha = isDrafter ? 1 : 0.5;
+      const top = isDrafter ? tops.drafter : tops.step;
+      if (isDrafter) {
+        // what is between the dashes sets them off from any duty
+        stroke(g, x, top, height, paint.card);
+        g.setLineDash([4, 3]);
+      }
+      stroke(g, x, top, height, isDrafter ? paint.drafter : paint.soft);
+      g.setLineDash([]);
     }
     g.globalAlpha = 1;
-    g.setLineDash([]);
   }
 
   // Marks of all workers that lie in the span, and where.
@@ -340,6 +349,8 @@ export class Lanes {
       g.fillStyle = paint[DUTIES[lane.duty[index]]];
       g.fillRect(a, top, Math.max(0.75, b - a), thick);
     }
+    const kept = Math.min(this.x(lane.unknown), this.box.clientWidth);
+    if (kept > left) hatch(g, left, top, kept - left, thick);
     this.drawUnknown(g, top, thick);
     if (tall > 20) this.drawBatch(g, lane, top + thick + 1, tall - thick - 7);
     for (const mark of lane.marks) {
@@ -349,18 +360,19 @@ export class Lanes {
   }
 
   drawBatch(g, lane, top, tall) {
-    const paint = colours();
-    const [from, to] = this.span();
-    const end = Math.min(to, this.heard);
-    g.fillStyle = paint.batch;
+    const [from, right] = this.span();
+    const end = Math.min(right, this.heard);
+    g.fillStyle = colours().batch;
     for (let index = Math.max(0, lastBefore(lane.batchAt, from)); index < lane.batchAt.length; index++) {
       const until = lane.batchAt[index];
       if (until > end + 1) break;
-      // told about the time before: from the last word, or the change that began the duty
-      const since = Math.max(index ? lane.batchAt[index - 1] : 0, until - 2, from);
-      if (until <= from) continue;
+      // told about the time before: from the last word, or the change that began the duty, to its end
+      const [begins, ends] = lane.rolloutAt(until);
+      const since = Math.max(index ? lane.batchAt[index - 1] : 0, until - 2, begins, from);
+      const to = Math.min(until, ends, end);
+      if (to <= since) continue;
       const a = this.x(since);
-      const b = Math.min(this.x(until), this.x(end));
+      const b = this.x(to);
       const height = Math.max(1, (lane.rows[index] / this.model.mostRows) * tall);
       g.fillRect(a, top + tall - height, Math.max(0.75, b - a), height);
     }
@@ -481,19 +493,22 @@ export class Lanes {
   tellAll(time) {
     if (time > this.now || !this.model.order.length) return null;
     if (time > this.heard) return this.tellUnknown(time);
-    if (time < this.model.since) return `at ${clock(time)}\nkept of all workers since ${clock(this.model.since)}`;
+    if (time < this.model.since) return `at ${clock(time)}\nkept of most workers since ${clock(this.model.since)}`;
     const counts = DUTIES.map(() => 0);
-    for (const lane of this.model.lanes) {
+    const known = this.model.lanes.filter((lane) => lane.unknown <= time);
+    for (const lane of known) {
       const index = lane.find(time);
       if (index >= 0 && lane.duty[index] !== OVER) counts[lane.duty[index]] += 1;
     }
     const parts = DUTIES.flatMap((duty, code) =>
-      counts[code] ? [`${count(counts[code])} (${percent(counts[code] / this.model.lanes.length)}) ${NAMES[duty]}`] : [],
+      counts[code] ? [`${count(counts[code])} (${percent(counts[code] / known.length)}) ${NAMES[duty]}`] : [],
     );
+    if (known.length < this.model.lanes.length) parts.push(`of ${count(known.length)} workers; of the others it is not kept`);
     return [`at ${clock(time)}`, ...parts, ...this.tellMarks(this.model.marks, time)].join("\n");
   }
 
   tellLane(lane, time) {
+    if (lane && time < lane.unknown) return `${lane.name} at ${clock(time)}\nkept since ${clock(lane.unknown)}`;
     const index = lane?.find(time) ?? -1;
     if (index < 0 || time > this.now) return null;
     if (time > this.heard) return `${lane.name}\n${this.tellUnknown(time)}`;
@@ -594,6 +609,14 @@ function prepare(canvas, width, height) {
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   g.clearRect(0, 0, width, height);
   return g;
+}
+
+function stroke(g, x, top, bottom, colour) {
+  g.strokeStyle = colour;
+  g.beginPath();
+  g.moveTo(x, top);
+  g.lineTo(x, bottom);
+  g.stroke();
 }
 
 function hatch(g, left, top, width, height) {

@@ -12,6 +12,8 @@ const REDRAW_MS = 500;
 const STATES = {
   connecting: "connecting",
   live: "live",
+  // to the dashboard, while nothing goes on in what is shown
+  connected: "connected",
   stale: "nothing heard for a while",
   lost: "disconnected, trying again",
   refused: "nothing to be told",
@@ -127,10 +129,9 @@ class App {
   }
 
   connected(state) {
-    this.connection.dataset.state = state;
     document.body.dataset.connection = state;
     this.run.connected = state === "live";
-    say(this.connection, STATES[state]);
+    this.tellConnection();
     this.banner.dataset.state = state;
     show(this.banner, ["lost", "stale", "refused"].includes(state) && !this.isMissing);
     say(
@@ -142,6 +143,12 @@ class App {
       }[state] ?? "",
     );
     if (state === "refused") this.changed(["session"]);
+  }
+
+  tellConnection() {
+    const state = this.run.connected && this.run.still ? "connected" : document.body.dataset.connection;
+    this.connection.dataset.state = state;
+    say(this.connection, STATES[state]);
   }
 
   // There is no such job.
@@ -169,6 +176,7 @@ class App {
     const dirty = this.dirty;
     this.dirty = new Set();
     this.page.update(dirty);
+    this.tellConnection();
     if (this.page.ready) this.arrive("instant");
   }
 
@@ -178,6 +186,7 @@ class App {
     const { live } = this.run;
     // once more when it is taken to be over
     if (live || this.wasLive) this.page.update(new Set(["time"]));
+    this.tellConnection();
     this.wasLive = live;
   }
 

@@ -65,6 +65,11 @@ export class RunModel {
     return this.open && (this.attended || this.quiet <= QUIET_SECONDS);
   }
 
+  // It has begun, and nothing goes on in it.
+  get still() {
+    return this.head !== null && this.head.began !== null && !this.live;
+  }
+
   // Seconds since the last entry: they pass between two messages, too.
   get quiet() {
     return this.head.quiet + (this.connected ? (performance.now() - this.toldAt) / 1000 : 0);

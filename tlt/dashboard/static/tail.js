@@ -16,7 +16,7 @@ export class TailCard {
       top: 100,
       empty: "No answer yet.",
     });
-    this.lengths = new Chart("How long the answers of this round are", {
+    this.lengths = new Chart("How long the answers of this round are (tokens)", {
       x: { name: "about", format: (tokens) => `${count(tokens)} tokens`, tick: count },
       format: count,
       series: [{ name: "answers", colour: "series-1", bars: true, width: 0 }],

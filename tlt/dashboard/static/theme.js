@@ -2,7 +2,7 @@
 
 // those that canvases draw with
 const NAMES = [
-  ...["ink", "soft", "line", "card", "sunken", "accent", "batch", "bad"],
+  ...["ink", "soft", "line", "card", "sunken", "accent", "batch", "drafter", "bad"],
   ...["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"],
   ...["series-1", "series-2", "series-3", "series-4", "band"],
 ];

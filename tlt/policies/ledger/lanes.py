@@ -63,8 +63,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
-    # from then on every lane's duty is known: the oldest changes of some were forgotten
-    since: float
+    # of whom the oldest changes are gone, by number: their duty before the first is not known
+    forgotten: tuple[int, ...]
     # all; none where nobody is new
     names: tuple[WorkerId, ...]
     changes: tuple[Change, ...]
@@ -85,7 +85,7 @@ class Lanes:
             lambda: deque(maxlen=_MARKS)
         )
         self._marked = 0
-        self._since = 0.0
+        self._forgotten: set[int] = set()
         self._ways: dict[WorkerId, str] = {}
         self._drafter: DrafterVersion | None = None
         self._new_changes: list[Change] = []
@@ -112,7 +112,8 @@ class Lanes:
 
     def news(self) -> LaneNews:
         """Since it was last asked for."""
-        news = self._told(self._new_changes, self._new_batches, self._new_marks)
+        # who listens forgets by itself
+        news = self._told(self._new_changes, self._new_batches, self._new_marks, ())
         if self._named == len(self._numbers):
             news = msgspec.structs.replace(news, names=())
         self._named = len(self._numbers)
@@ -125,6 +126,7 @@ class Lanes:
             chain.from_iterable(self._changes),
             chain.from_iterable(self._batches),
             (mark for _, mark in marks),
+            sorted(self._forgotten),
         )
 
     def marks(self, kind: str) -> Sequence[Mark]:
@@ -137,10 +139,14 @@ class Lanes:
         return dict(self._duties)
 
     def _told(
-        self, changes: Iterable[Change], batches: Iterable[Batch], marks: Iterable[Mark]
+        self,
+        changes: Iterable[Change],
+        batches: Iterable[Batch],
+        marks: Iterable[Mark],
+        forgotten: Iterable[int],
     ) -> LaneNews:
         return LaneNews(
-            since=self._since,
+            forgotten=tuple(forgotten),
             names=tuple(self._numbers),
             changes=tuple(changes),
             batches=tuple(batches),
@@ -161,9 +167,8 @@ class Lanes:
         self._duties[worker] = duty
         number = self._number(worker)
         change = Change(number, at, duty)
-        lane = self._changes[number]
-        if self._keep(lane, change):
-            self._since = max(self._since, lane[0].at)
+        if self._keep(self._changes[number], change):
+            self._forgotten.add(number)
         self._new_changes.append(change)
 
     def _number(self, worker: WorkerId) -> int:
