@@ -6,9 +6,10 @@ The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, on
 log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Each way
 of decoding (`off`, `adaptive`, the two fixed ones that looked best) has an engine of its own, and
 all are given the same requests: as no way changes a token, they write the same answers, and what
-differs is the time. They take turns in random order, each going on until it has written as much as
-the others; seconds are CPU seconds. The best fixed way of every other turn is what `adaptive`
-is held against in the turns between them.
+differs is the time. They take turns in random order; seconds are CPU seconds. First `adaptive` and
+the two go on until each has written as much as the others: the better one of every other turn is
+what `adaptive` is held against in the turns between them. Then `adaptive` and `off`, whose speed
+hardly depends on what it writes, so that it is given a quarter of the tokens.
 """
 
 import argparse
@@ -37,10 +38,12 @@ _STEPS = 4
 _WARM_UP = 3
 # half of the interval of a ratio: 0.03 with room, for the next drawing says a little more or less
 _INTERVAL = 0.027
-# of the time, to find the fixed ways that may be the best, and how many
-_FINDING = 0.2
+# of the time, to find the fixed ways that may be the best, how many, and to compare them
+_FINDING, _COMPARING = 0.1, 0.2
 _CANDIDATES = 2
-_LEAST_TURNS = 24
+# of a turn's tokens, for `off`
+_PLAIN = 0.25
+_LEAST_TURNS, _LOOK_TURNS = 24, 8
 _RESAMPLES = 1000
 
 
@@ -49,10 +52,13 @@ class Window(NamedTuple):
     seconds: float
 
 
+_Seen = dict[str, list[Window]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--minutes", type=float, default=4, help="at most, for each batch size")
+    parser.add_argument("--minutes", type=float, default=10, help="at most, for each batch size")
     parser.add_argument("--batches", type=int, nargs="+", default=_BATCHES)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
@@ -140,29 +146,54 @@ class _Batch:
         self._batch = batch
         self._device = device
         self._dice = random.Random(batch)
-        self._seen: dict[str, list[Window]] = {}
 
     def measured(self, most_seconds: float) -> dict[str, Any]:
         """First it is found out which fixed ways may be the best, then those are compared."""
         found = self._found(_FINDING * most_seconds)
         guessing = [arm for arm in ARMS if arm != Off()]
         candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
+        names = [name_of(way) for way in candidates]
         ways = [Off(), AdaptivePolicy(), *candidates]
         lanes = {name_of(way): self._lane(way) for way in ways}
-        each = round(_TURN_SECONDS * found[name_of(candidates[0])])
-        target = max(lane.tokens for lane in lanes.values())
-        for lane in lanes.values():
-            lane.decode_to(target + each)  # the first turn, which does not count
-        began = time.monotonic()
-        while not self._settled(candidates):
-            target += each
+        each = round(_TURN_SECONDS * found[names[0]])
+        closely = self._turns(
+            {name: lanes[name] for name in ("adaptive", *names)},
+            dict.fromkeys(("adaptive", *names), each),
+            lambda seen: self._interval(seen["adaptive"], _best(seen, names)),
+            _COMPARING * most_seconds,
+        )
+        plainly = self._turns(
+            {name: lanes[name] for name in ("adaptive", "off")},
+            {"adaptive": each, "off": round(_PLAIN * each)},
+            lambda seen: self._interval(seen["adaptive"], seen["off"]),
+            (1 - _FINDING - _COMPARING) * most_seconds,
+        )
+        return self._summary(names, found, closely, plainly)
+
+    def _turns(
+        self,
+        lanes: dict[str, _Lane],
+        each: dict[str, int],
+        interval: Callable[[_Seen], tuple[float, float]],
+        most_seconds: float,
+    ) -> _Seen:
+        """Until what they are compared for is known well enough, or the time is over."""
+        seen: _Seen = {name: [] for name in lanes}
+        # the first turn does not count
+        targets = {name: lane.tokens + each[name] for name, lane in lanes.items()}
+        for name, lane in lanes.items():
+            lane.decode_to(targets[name])
+        began, turns = time.monotonic(), 0
+        while turns < 2 or time.monotonic() < began + most_seconds:
             for name in self._dice.sample(list(lanes), len(lanes)):
-                window = lanes[name].decode_to(target + each)
-                self._seen.setdefault(name, []).append(window)
-            late = time.monotonic() > began + (1 - _FINDING) * most_seconds
-            if late and len(self._seen["adaptive"]) > 1:
-                break
-        return self._summary(candidates, found)
+                targets[name] += each[name]
+                seen[name].append(lanes[name].decode_to(targets[name]))
+            turns += 1
+            if turns >= _LEAST_TURNS and turns % _LOOK_TURNS == 0:
+                low, high = interval(seen)
+                if (high - low) / 2 < _INTERVAL:
+                    break
+        return seen
 
     def _found(self, seconds: float) -> dict[str, float]:
         """Tokens a second of every fixed way."""
@@ -181,27 +212,9 @@ class _Batch:
         lane.decode_by(way, seed=self._dice.randrange(2**32))
         return lane
 
-    def _settled(self, candidates: Sequence[Strategy]) -> bool:
-        if len(self._seen.get("adaptive", ())) < _LEAST_TURNS:
-            return False
-        pairs = [self._interval(self._seen["off"]), self._interval(self._best(candidates))]
-        return all((high - low) / 2 < _INTERVAL for low, high in pairs)
-
-    def _best(self, candidates: Sequence[Strategy]) -> list[Window]:
-        """In each turn, of the way that was the best in every other turn from the next one on."""
-        names = [name_of(way) for way in candidates]
-        best = [
-            max(names, key=lambda name: _speed(self._seen[name][1 - half :: 2])) for half in (0, 1)
-        ]
-        turns = range(len(self._seen["adaptive"]))
-        return [self._seen[best[turn % 2]][turn] for turn in turns]
-
-    def _interval(self, others: Sequence[Window]) -> tuple[float, float]:
-        """Where 95 % of the ratios of `adaptive` to them lie when the turns are drawn again.
-
-        The windows of one turn lie side by side, and hold the same answers.
-        """
-        turns = list(zip(self._seen["adaptive"], others, strict=True))
+    def _interval(self, own: Sequence[Window], others: Sequence[Window]) -> tuple[float, float]:
+        """Where 95 % of the ratios of the speeds lie when the turns are drawn again."""
+        turns = list(zip(own, others, strict=True))
         ratios: list[float] = []
         for _ in range(_RESAMPLES):
             ones, against = zip(*self._dice.choices(turns, k=len(turns)), strict=True)
@@ -209,19 +222,33 @@ class _Batch:
         cuts = quantiles(ratios, n=40)
         return cuts[0], cuts[-1]
 
-    def _summary(self, candidates: Sequence[Strategy], found: dict[str, float]) -> dict[str, Any]:
-        speeds = {name: _speed(windows) for name, windows in self._seen.items()}
-        best = self._best(candidates)
+    def _summary(
+        self, candidates: Sequence[str], found: dict[str, float], closely: _Seen, plainly: _Seen
+    ) -> dict[str, Any]:
+        best = _best(closely, candidates)
+        adaptive, off = plainly["adaptive"], plainly["off"]
         return {
-            "adaptive_vs_off": speeds["adaptive"] / speeds["off"],
-            "interval": self._interval(self._seen["off"]),
-            "best_fixed": max(map(name_of, candidates), key=lambda name: speeds[name]),
-            "adaptive_vs_best_fixed": speeds["adaptive"] / _speed(best),
-            "interval_best": self._interval(best),
-            "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+            "adaptive_vs_off": _speed(adaptive) / _speed(off),
+            "interval": self._interval(adaptive, off),
+            "best_fixed": max(candidates, key=lambda name: _speed(closely[name])),
+            "adaptive_vs_best_fixed": _speed(closely["adaptive"]) / _speed(best),
+            "interval_best": self._interval(closely["adaptive"], best),
+            "tokens_per_second": _speeds(plainly),
+            "tokens_per_second_beside_candidates": _speeds(closely),
             "when_candidates_were_found": {n: round(speed, 1) for n, speed in found.items()},
-            "windows": {name: len(windows) for name, windows in self._seen.items()},
+            "turns": len(adaptive),
+            "turns_beside_candidates": len(best),
         }
+
+
+def _best(seen: _Seen, names: Sequence[str]) -> list[Window]:
+    """In each turn, of the way that was the best in every other turn from the next one on."""
+    best = [max(names, key=lambda name: _speed(seen[name][1 - half :: 2])) for half in (0, 1)]
+    return [seen[best[turn % 2]][turn] for turn in range(len(seen[names[0]]))]
+
+
+def _speeds(seen: _Seen) -> dict[str, float]:
+    return {name: round(_speed(windows), 1) for name, windows in seen.items()}
 
 
 def _speed(windows: Sequence[Window]) -> float:
