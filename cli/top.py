@@ -60,7 +60,7 @@ def top(
         while True:
             run.catch_up(_SLICE_SECONDS)
             run.forget_news()
-            reading = run.unread > _LITTLE if reading else run.reading is not None
+            reading = _is_behind(run, reading)
             live.update(_reading(run) if reading else _screen(run, watch), refresh=True)
             if pressed(0.0 if reading else _REDRAW_SECONDS) in ("q", "Q", "\x03"):
                 return
@@ -75,9 +75,13 @@ def _newest(session: str) -> str:
     return (running or records)[-1].job
 
 
+def _is_behind(run: Run, was: bool) -> bool:
+    """Who was, is until hardly anything is left to read."""
+    return run.unread > _LITTLE if was else run.reading is not None
+
+
 def _reading(run: Run) -> RenderableType:
-    share = run.position.bytes / max(1, run.position.bytes + run.unread)
-    return Text(f"{run.folder.name}  reading the journal: {100 * share:.0f} %")
+    return Text(f"{run.folder.name}  reading the journal: {100 * run.share_read:.0f} %")
 
 
 def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:

@@ -154,16 +154,22 @@ async def test_another_process_tells_the_whole(world: World, tmp_path: Path) -> 
     await feed.stop()
 
 
+async def left_after(world: World, tmp_path: Path, lines: int) -> tuple[Path, RunFeed, Listener]:
+    """A run, and who heard so much of it and went."""
+    folder = write_run(world, tmp_path, lines)
+    feed = feed_of(folder)
+    leaves = Listener(feed)
+    await leaves.hear_until(lines)
+    await leaves.leave()
+    await feed.stop()
+    return folder, feed, leaves
+
+
 async def test_a_feed_that_was_closed_and_opened_again_tells_the_whole(
     world: World, tmp_path: Path
 ) -> None:
     """Its numbers begin again, and say nothing of those before."""
-    folder = write_run(world, tmp_path, 10)
-    feed = feed_of(folder)
-    leaves = Listener(feed)
-    await leaves.hear_until(10)
-    await leaves.leave()
-    await feed.stop()
+    folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
     again = feed_of(folder)
     for _ in range(feed.channel.number):
@@ -179,12 +185,7 @@ async def test_who_was_away_while_somebody_asked_once_misses_nothing(
     world: World, tmp_path: Path
 ) -> None:
     """What nobody listens to is not kept, neither for who asks once."""
-    folder = write_run(world, tmp_path, 10)
-    feed = feed_of(folder)
-    leaves = Listener(feed)
-    await leaves.hear_until(10)
-    await leaves.leave()
-    await feed.stop()
+    folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
     await feed.refresh()
     assert feed.run.new_lines == []
@@ -200,12 +201,7 @@ async def test_who_was_away_while_somebody_asked_once_misses_nothing(
 async def test_who_returns_to_much_that_nobody_read_is_not_told_what_was(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_run(world, tmp_path, 10)
-    feed = feed_of(folder)
-    leaves = Listener(feed)
-    await leaves.hear_until(10)
-    await leaves.leave()
-    await feed.stop()
+    folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
     monkeypatch.setattr("tlt.dashboard.run._MUCH", 1)
     back = Listener(feed, leaves.last_id)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.top import _reading, _screen
+from cli.top import _is_behind, _reading, _screen
 from cli.top_screen import Screen, Shown
 from cli.top_session import session_of
 from tlt.config import SessionSpec
@@ -166,7 +166,8 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
 def test_figures_are_shown_once_they_are_those_of_now(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlt.dashboard.run._MUCH", 1)
+    monkeypatch.setattr("tlt.dashboard.run._MUCH", 5000)
+    monkeypatch.setattr("cli.top._LITTLE", 0)
     run = Run(run_folder, read_spec(run_folder))
     assert run.reading == 0.0
     run.catch_up(0.0)
@@ -174,10 +175,17 @@ def test_figures_are_shown_once_they_are_those_of_now(
     assert share is not None
     assert 0.0 < share < 1.0
     console = Console(width=80, file=StringIO(), record=True)
+    assert _is_behind(run, was=False)
     console.print(_reading(run))
     assert "reading the journal" in console.export_text()
+    while run.unread >= 5000:
+        run.catch_up(0.0)
+    assert run.unread
+    assert _is_behind(run, was=True)
+    assert not _is_behind(run, was=False)
     while run.catch_up(1.0):
         pass
+    assert not _is_behind(run, was=True)
     console.print(_screen(run, None))
     assert "q quits" in console.export_text()
 

@@ -100,10 +100,14 @@ class Run:
             return 0
 
     @property
+    def share_read(self) -> float:
+        """Of the journal."""
+        return self.position.bytes / max(1, self.position.bytes + self.unread)
+
+    @property
     def reading(self) -> float | None:
-        """The share of the journal that was read, where much was not: what is known is old."""
-        unread = self.unread
-        return None if unread < _MUCH else self.position.bytes / (self.position.bytes + unread)
+        """The share that was read, where much was not: what is known is old."""
+        return None if self.unread < _MUCH else self.share_read
 
     def advance(self, budget: float) -> bool:
         """Fold what has come for `budget` seconds at most; whether anything was."""

@@ -144,8 +144,7 @@ class RunFeed(Follower):
             await asyncio.sleep(0)
             if not self._ready and time.monotonic() - begun > 4 * _SLICE_SECONDS:
                 begun = time.monotonic()
-                read = self.run.position.bytes
-                self._reading = read / max(1, read + self.run.unread)
+                self._reading = self.run.share_read
                 self.channel.publish(_encode(Update(reading=self._reading)))
 
     def _begin_again(self, why: str) -> None:
