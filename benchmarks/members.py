@@ -50,6 +50,7 @@ _ONE_DECODES = (
     "algorithm.prompts_per_step=64",
     "algorithm.group_size=2",
     "rollout.slots=128",
+    "rollout.spread=false",
     "algorithm.learning_rate=1e-12",
     # each drafter is measured afterwards
     "drafter.keep_all=true",

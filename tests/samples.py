@@ -15,8 +15,8 @@ from tlt.config import (
     RewardSpec,
     RolloutSpec,
 )
-from tlt.messages import PromptIssued
-from tlt.types import Attempt, Epoch, JobId, Member, PromptIndex, Step
+from tlt.messages import PromptIssued, RolloutFinished, Tensor
+from tlt.types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 
 JOB = JobId("job-1")
 SPEC = JobSpec(
@@ -53,6 +53,39 @@ def prompt(index: int, *, attempt: int = 0, member: int = 0) -> PromptIssued:
         prompt=PromptIndex(index),
         member=Member(member),
         tokens=(1, 2, index),
+    )
+
+
+ORIGIN = {
+    "job": JOB,
+    "epoch": Epoch(1),
+    "step": Step(0),
+    "attempt": Attempt(0),
+    "worker": WorkerId("w1"),
+    "incarnation": Incarnation(3),
+    "purpose": "train",
+}
+
+
+def answer(member: int) -> RolloutFinished:
+    return RolloutFinished(
+        **ORIGIN,  # pyright: ignore
+        prompt=PromptIndex(4),
+        member=Member(member),
+        prompt_tokens=(5, 6),
+        tokens=Tensor(dtype="int32", shape=(1,), data=b"\x07\0\0\0"),
+        logprobs=Tensor(dtype="float32", shape=(1,), data=b"\0\0\0\0"),
+        text="7",
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        policies=(),
+        drafters=(),
+        origins=(),
+        batches=(),
+        decode_seconds=0.1,
+        stop="stop",
     )
 
 

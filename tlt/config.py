@@ -159,6 +159,11 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
+    """A rank decodes up to `slots` answers together. With `spread`, a worker takes no more of a
+    round than its part, even where it has room: fewer together are decoded faster. Without it, the
+    others are free to train the drafter.
+    """
+
     engine: Literal["native", "sglang"] = "native"
     temperature: float = 1.0
     top_k: int = 0
@@ -166,6 +171,7 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     min_p: float = 0.0
     max_new_tokens: int = 1024
     slots: int = 16
+    spread: bool = True
     stop: list[str] = []
     eval_temperature: float = 1.0
     max_tries: int = 3

@@ -597,6 +597,8 @@ class StartRollout(ToWorker, frozen=True, kw_only=True):
     # None: the one that the spec names, if it does
     drafter: DrafterRef | None
     requeues: int
+    # answers in hand at once, at most: so many are this worker's part of the round
+    share: int
 
 
 class TrainDrafter(ToWorker, frozen=True, kw_only=True):

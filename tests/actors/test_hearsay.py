@@ -2,48 +2,15 @@
 
 import asyncio
 
-from tests.samples import JOB
+from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
+from tlt.actors.ending import cancel_all
 from tlt.actors.hearsay import overhear
-from tlt.actors.life import cancel_all
-from tlt.messages import AnyEvent, JobCancelRequested, RolloutFinished, Tensor, WorkerIdled
+from tlt.messages import AnyEvent, JobCancelRequested, RolloutFinished, WorkerIdled
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
 from tlt.store.keys import Keys
 from tlt.store.stream import Stream
-from tlt.types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
-
-ORIGIN = {
-    "job": JOB,
-    "epoch": Epoch(1),
-    "step": Step(0),
-    "attempt": Attempt(0),
-    "worker": WorkerId("w1"),
-    "incarnation": Incarnation(3),
-    "purpose": "train",
-}
-
-
-def answer(member: int) -> RolloutFinished:
-    return RolloutFinished(
-        **ORIGIN,  # pyright: ignore
-        prompt=PromptIndex(4),
-        member=Member(member),
-        prompt_tokens=(5, 6),
-        tokens=Tensor(dtype="int32", shape=(1,), data=b"\x07\0\0\0"),
-        logprobs=Tensor(dtype="float32", shape=(1,), data=b"\0\0\0\0"),
-        text="7",
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        policies=(),
-        drafters=(),
-        origins=(),
-        batches=(),
-        decode_seconds=0.1,
-        stop="stop",
-    )
 
 
 async def test_answers_and_idlers_are_heard_and_nothing_else(

@@ -25,8 +25,10 @@ from tlt.dashboard.tail import Holding
 from tlt.dashboard.tokens import Pieces, Tokens
 from tlt.errors import ConfigError, JournalError
 from tlt.messages import OriginSpan, RolloutFinished, Tensor
+from tlt.policies.ledger import Positions
 from tlt.policies.run_state import Phase
 from tlt.store.journal import FILE_NAME, read
+from tlt.types import DrafterVersion
 
 
 async def test_prometheus_reads_what_the_ledger_says(
@@ -172,6 +174,14 @@ def test_a_job_that_was_cancelled_in_its_round_forecasts_nothing(tmp_path: Path)
     state = msgspec.structs.replace(run.ledger.state, phase=Phase.ENDED)
     tail = run.tail.view(state, run.heard, Holding(running=3))
     assert (tail.forecast, tail.seconds, tail.queued, tail.running) == (None, 0.0, 0, 0)
+
+
+def test_ngrams_stay_in_the_table_of_many_drafters() -> None:
+    found = [
+        Positions(drafter=d, rounds=1, shares=()) for d in (None, *map(DrafterVersion, range(20)))
+    ]
+    told = [row.drafter for row in views.newest_drafters(found)]
+    assert told == [None, *range(8, 20)]
 
 
 def test_the_curve_ends_with_the_last_answer(tmp_path: Path) -> None:

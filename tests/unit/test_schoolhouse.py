@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tests.samples import JOB, SPEC
-from tlt.actors.life import cancel_all
+from tlt.actors.ending import cancel_all
 from tlt.actors.schoolhouse import Schoolhouse
 from tlt.config import DrafterSpec, SpeculationSpec
 from tlt.messages import (
@@ -96,6 +96,7 @@ def _rolls(step: int) -> StartRollout:
         policy=PolicyRef(version=PolicyVersion(0), weights=None),
         drafter=None,
         requeues=0,
+        share=1,
     )
 
 

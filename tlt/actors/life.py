@@ -11,20 +11,20 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-import msgspec
 import structlog
 
-from tlt.actors.energy import Meter, gpus, packages
+from tlt.actors.ending import Over, cancel_all
 from tlt.actors.hearsay import overhear
+from tlt.actors.intake import Intake
 from tlt.actors.outbox import Outbox
 from tlt.actors.rank_process import RankProcess
 from tlt.actors.schoolhouse import Schoolhouse
+from tlt.actors.updates import Updates
 from tlt.config import SessionSpec
 from tlt.logs import serve_run
 from tlt.messages import (
     AdoptDrafter,
     AnyEvent,
-    CheckpointCommitted,
     CloseJob,
     DrafterLearned,
     DrafterRef,
@@ -32,12 +32,9 @@ from tlt.messages import (
     DrafterSpoiled,
     DrafterTrained,
     Learn,
-    LearnFinished,
     MergeDrafter,
     OpenJob,
-    PolicyPublished,
     PreemptDrafter,
-    PromptIssued,
     ReplaceRanks,
     RolloutFinished,
     SpeculationStopped,
@@ -53,7 +50,6 @@ from tlt.messages import (
     WorkerLost,
 )
 from tlt.ranks.frames import (
-    Decode,
     Dismissed,
     FromRank,
     Growing,
@@ -65,26 +61,20 @@ from tlt.ranks.frames import (
     Refused,
     SwapDrafter,
     SwapPolicy,
-    Train,
     Trained,
     Unload,
 )
 from tlt.store import fence
 from tlt.store.codec import Codec
 from tlt.store.connection import GONE, Connection, persistently
-from tlt.store.keys import ROLLOUT, Keys
-from tlt.store.stream import Consumer, Stream, rows
-from tlt.store.waiter import Waiter
+from tlt.store.keys import Keys
+from tlt.store.stream import Stream, rows
 from tlt.strategies import Ngram
-from tlt.types import Attempt, EntryId, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
+from tlt.types import Attempt, Incarnation, JobId, WorkerId
 
 _RANK_START_SECONDS = 120.0
-# how long a read of the queue may block, if nothing ends it before
-_PULL_BLOCK_MS = 100
 _COMMAND_BLOCK_MS = 1000
 
-_PromptKey = tuple[Step, str, PromptIndex, Member]
-_prompts = Codec[PromptIssued](PromptIssued)
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
 _log = structlog.get_logger("worker")
@@ -103,10 +93,6 @@ class Place(NamedTuple):
     connection: Connection
 
 
-class Over(Exception):
-    """This incarnation has ended."""
-
-
 class Life:
     """One incarnation, from fresh ranks to their end."""
 
@@ -120,20 +106,8 @@ class Life:
         connection, keys = place.connection, place.keys
         self._events = Stream(connection, keys.events, _events)
         self._outbox = Outbox(connection, keys, self._events, place.worker, incarnation)
-        self._assignment: StartRollout | None = None
-        self._queue: Consumer[PromptIssued] | None = None
-        # which entry each prompt in hand came from, and which rank has it
-        self._held: dict[_PromptKey, tuple[EntryId, int]] = {}
-        self._learning: Learn | None = None
-        self._last_update: Learn | None = None
-        self._trained: list[Trained] = []
-        self._meter: Meter | None = None
-        self._pull_again = asyncio.Event()
-        self._waiter = Waiter(connection)
-        # whether anything was handed out since it was last told to roll out
-        self._served = False
-        # nothing is in hand any more
-        self._emptied = asyncio.Event()
+        self._intake = Intake(connection, keys, incarnation, self.ranks, self._idle)
+        self._updates = Updates(connection, keys, place.worker, incarnation, self.ranks)
         self._school = Schoolhouse(connection, keys, place.worker, incarnation, self.ranks)
 
     # --- from the first rank to the last
@@ -171,8 +145,8 @@ class Life:
         tasks: list[Coroutine[Any, Any, None]] = [
             self._outbox.run(),
             self._obey_commands(),
-            self._pull(),
-            self._wake_pull(),
+            self._intake.pull(),
+            self._intake.wake(),
             self._watch(),
             overhear(self._events, self._heard_elsewhere),
             self._school.share(),
@@ -186,7 +160,7 @@ class Life:
                 task.result()
         finally:
             await cancel_all(running)
-            await self._waiter.close()
+            await self._intake.end()
 
     async def end(self, reason: str) -> None:
         """What is still in the outbox is true; then nothing more will come from here."""
@@ -240,7 +214,7 @@ class Life:
             case StartRollout():
                 self._start_rollout(command)
             case TrainDrafter():
-                self._assignment = None
+                self._intake.stop()
                 self._school.begin(command)
             case PreemptDrafter():
                 self._school.preempt(command)
@@ -265,10 +239,8 @@ class Life:
         serve_run(run)
         _log.info("opens", job=command.job, incarnation=self.incarnation)
         self.job = command
-        self._meter = Meter(packages(), gpus(sum(d != "cpu" for d in self.place.devices)))
-        stream = Stream(self._waiter.connection, self.place.keys.prompts(command.job), _prompts)
-        self._queue = Consumer(stream, ROLLOUT, str(self.incarnation))
-        self._held.clear()
+        self._updates.open(self.place.devices)
+        self._intake.open(command)
         for index, rank in enumerate(self.ranks):
             rank.send(
                 Load(
@@ -287,15 +259,12 @@ class Life:
     def _close(self, job: JobId) -> None:
         if self.job is None or self.job.job != job:
             return
-        if self._learning is not None:
+        if self._updates.running:
             raise Over("the job ended during an update")
         _log.info("closes", job=job)
         serve_run(None)
         self.job = None
-        self._assignment = None
-        self._learning = None
-        self._queue = None
-        self._held.clear()
+        self._intake.close()
         self._school.close()
         for rank in self.ranks:
             rank.send(Unload(job=job))
@@ -305,10 +274,8 @@ class Life:
             rank.send(SwapPolicy(job=command.job, policy=command.policy))
         if command.drafter is not None:
             self._adopt(command.job, command.drafter)
-        self._assignment = command
-        self._served = False
         self._school.decodes(command)
-        self._pull_again.set()
+        self._intake.start(command)
 
     def _adopt(self, job: JobId, drafter: DrafterRef | None) -> None:
         for rank in self.ranks:
@@ -324,97 +291,11 @@ class Life:
         )
 
     async def _learn(self, command: Learn) -> None:
-        if command == self._last_update:
-            return  # said twice: made once
-        self._assignment = None
-        self._learning = self._last_update = command
-        self._trained = []
-        rollouts = await persistently(lambda: self._fetch(command), asyncio.sleep)
-        for index, rank in enumerate(self.ranks):
-            samples = tuple(
-                tuple(rollouts[ref.prompt, ref.member] for ref in share.ranks[index])
-                for share in command.minibatches
-            )
-            rank.send(Train(learn=command, local_rank=index, samples=samples))
-
-    async def _fetch(self, command: Learn) -> dict[tuple[PromptIndex, Member], RolloutFinished]:
-        wanted = [
-            (ref.prompt, ref.member)
-            for share in command.minibatches
-            for rank in share.ranks
-            for ref in rank
-        ]
-        if not wanted:
-            return {}
-        key = self.place.keys.rollouts(command.job, command.step)
-        fields = [f"{prompt}.{member}" for prompt, member in wanted]
-        stored = await self.place.connection.hmget(key, fields)
-        decoder = msgspec.msgpack.Decoder(RolloutFinished)
-        found: dict[tuple[PromptIndex, Member], RolloutFinished] = {}
-        for where, raw in zip(wanted, stored, strict=True):
-            if raw is None:
-                raise Over(f"the rollout {where} of {command.job}, step {command.step}, is gone")
-            found[where] = decoder.decode(raw)
-        return found
-
-    # --- rollouts
-
-    async def _pull(self) -> None:
-        """Take prompts from the shared queue as slots free up."""
-        while True:
-            queue, assignment, job = self._queue, self._assignment, self.job
-            if queue is None or assignment is None or job is None:
-                await self._rest()
-                continue
-            free = job.spec.rollout.slots * len(self.ranks) - len(self._held)
-            if free <= 0:
-                await self._rest()
-                continue
-            drained = self._served and not self._held
-            try:
-                await self._waiter.ready()
-                entries = await queue.read(free, None if drained else _PULL_BLOCK_MS)
-            except GONE:
-                self._waiter.lost()
-                await asyncio.sleep(0.1)
-                continue
-            if queue is not self._queue:
-                continue
-            if entries:
-                self._hand_out([(entry.id, entry.message) for entry in entries])
-            elif not self._held and self._assignment is assignment:
-                self._idle(assignment)
-
-    async def _wake_pull(self) -> None:
-        """Once nothing is in hand, it is known that nothing is left: the read would have got it."""
-        while True:
-            await self._emptied.wait()
-            self._emptied.clear()
-            await self._waiter.wake()
-
-    async def _rest(self) -> None:
-        self._pull_again.clear()
-        await self._pull_again.wait()
-
-    def _hand_out(self, entries: list[tuple[EntryId, PromptIssued]]) -> None:
-        """Neighbours share a prompt: a run of them goes to one rank that has little to do."""
-        loads = [0] * len(self.ranks)
-        for _, rank in self._held.values():
-            loads[rank] += 1
-        share = -(-(len(self._held) + len(entries)) // len(self.ranks))
-        batches: list[list[PromptIssued]] = [[] for _ in self.ranks]
-        for entry_id, prompt in entries:
-            rank = next((r for r, load in enumerate(loads) if load < share), 0)
-            loads[rank] += 1
-            batches[rank].append(prompt)
-            self._served = True
-            self._held[_key(prompt)] = (entry_id, rank)
-        for rank, batch in zip(self.ranks, batches, strict=True):
-            if batch:
-                rank.send(Decode(prompts=tuple(batch)))
+        if self._updates.is_new(command):
+            self._intake.stop()
+            await self._updates.begin(command)
 
     def _idle(self, assignment: StartRollout) -> None:
-        self._assignment = None
         self._outbox.post(
             WorkerIdled(
                 job=assignment.job,
@@ -477,14 +358,11 @@ class Life:
     def _rollout_finished(self, rollout: RolloutFinished) -> None:
         if self.job is None or rollout.job != self.job.job or rollout.stop == "cancelled":
             return
-        held = self._held.pop(_key(rollout), None)
-        if held is not None:
+        taken = self._intake.finished(rollout)
+        if taken is not None:
             self.useful = True
-            self._outbox.post(rollout, self._queue, held[0])
-            self._tell_ranks(rollout, but=held[1])
-            self._pull_again.set()
-            if not self._held:
-                self._emptied.set()
+            self._outbox.post(rollout, taken.queue, taken.entry)
+            self._tell_ranks(rollout, but=taken.rank)
 
     def _heard_elsewhere(self, event: RolloutFinished | WorkerIdled) -> None:
         if event.worker == self.place.worker:
@@ -517,37 +395,9 @@ class Life:
                 rank.send(frame)
 
     def _rank_trained(self, frame: Trained) -> None:
-        learn = frame.learn
-        if learn != self._learning:
-            return
-        self.useful = True
-        self._trained.append(frame)
-        if len(self._trained) < len(self.ranks):
-            return
-        self._learning = None
-        origin: dict[str, Any] = {
-            "job": learn.job,
-            "epoch": learn.epoch,
-            "step": learn.step,
-            "attempt": learn.attempt,
-        }
-        for trained in self._trained:
-            if trained.checkpoint is not None:
-                self._outbox.post(CheckpointCommitted(**origin, checkpoint=trained.checkpoint))
-            if trained.policy is not None:
-                self._outbox.post(
-                    PolicyPublished(**origin, policy=trained.policy, metrics=trained.metrics)
-                )
-        self._outbox.post(
-            LearnFinished(
-                **origin,
-                worker=self.place.worker,
-                incarnation=self.incarnation,
-                version=frame.version,
-                seconds=max(trained.seconds for trained in self._trained),
-                joules=None if self._meter is None else self._meter.read(),
-            )
-        )
+        for event in self._updates.trained(frame):
+            self.useful = True
+            self._outbox.post(event)
 
     async def _look_at_fence(self) -> None:
         """Who has nothing to report would not find out otherwise that its lease is over."""
@@ -564,28 +414,13 @@ class Life:
             await self._look_at_fence()
             if (complaint := self._school.ignored(time.monotonic())) is not None:
                 raise Over(complaint)
-            holding = {rank for _, rank in self._held.values()}
+            decoding = self._intake.busy
             for index, rank in enumerate(self.ranks):
                 done, _ = rank.progress()
-                busy = index in holding or self._learning is not None or self._school.trains
+                busy = index in decoding or self._updates.running or self._school.trains
                 if done != seen[index] or not busy or self.job is None:
                     seen[index], since[index] = done, time.monotonic()
                     continue
                 still = time.monotonic() - since[index]
                 if still > self.job.spec.workers.stuck_seconds:
                     raise Over(f"rank {index} stood still for {still:.0f} s")
-
-
-async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
-    """Until they are done: a client's own time-out can swallow a cancellation."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.2)
-        for task in pending:
-            _log.warning("still there after its cancellation", task=repr(task))
-
-
-def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:
-    return prompt.step, prompt.purpose, prompt.prompt, prompt.member

@@ -11,7 +11,8 @@ import os
 import msgspec
 import structlog
 
-from tlt.actors.life import Life, Over, Place
+from tlt.actors.ending import Over
+from tlt.actors.life import Life, Place
 from tlt.config import SessionSpec
 from tlt.errors import RankError
 from tlt.messages import Heartbeat

@@ -183,7 +183,7 @@ def sections(run: Run, followed: bool) -> Sections:
             ways=run.ways.table(),
             acceptance=snapshot.acceptance,
             positions=snapshot.positions,
-            by_drafter=snapshot.by_drafter[-_DRAFTERS:],
+            by_drafter=newest_drafters(snapshot.by_drafter),
             saved=snapshot.saved,
         ),
         learning=Learning(
@@ -216,6 +216,13 @@ def _times(snapshot: Snapshot, steps: Sequence[StepTime]) -> Times:
         steps=tuple(steps),
         device_seconds=snapshot.device_seconds,
     )
+
+
+def newest_drafters(found: Sequence[Positions]) -> tuple[Positions, ...]:
+    """And the row of n-grams, which are never out of date."""
+    ngrams = [row for row in found if row.drafter is None]
+    drafters = [row for row in found if row.drafter is not None]
+    return (*ngrams, *drafters[-_DRAFTERS:])
 
 
 def _newest(drafting: Drafting) -> Drafting:

@@ -18,7 +18,6 @@ from tlt.messages import (
     DrafterSpoiled,
     DrafterTrained,
     FinishRun,
-    ForgetRollouts,
     GiveUpSpeculation,
     IssuePrompts,
     JobCancelRequested,
@@ -28,10 +27,7 @@ from tlt.messages import (
     LearnFinished,
     OpenJob,
     PolicyPublished,
-    PolicyRef,
     RecordRound,
-    ReleaseBlobs,
-    ReplaceRanks,
     RequeuePrompts,
     RolloutDropped,
     RolloutFinished,
@@ -49,7 +45,7 @@ from tlt.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import lessons, retention, rounds, saved, training, trunks
+from tlt.policies import lessons, retention, rounds, saved, training, trunks, updates
 from tlt.policies.rounds import Round
 from tlt.policies.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
 from tlt.types import (
@@ -92,11 +88,13 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case WorkerIdled():
             _idle(turn, event)
         case LearnFinished():
-            _learned(turn, event)
+            if _is_current(state, event) and updates.learned(turn, event):
+                _learn_if_due(turn)
         case PolicyPublished():
-            _publish(turn, event)
+            if updates.published(turn, event):
+                _learn(turn)
         case CheckpointCommitted():
-            _checkpoint(turn, event)
+            updates.checkpoint(turn, event)
         case DrafterLearned():
             lessons.learned(turn, event)
         case DrafterPreempted():
@@ -160,11 +158,7 @@ def _end(turn: Turn, status: JobStatus, error: str | None) -> None:
         turn.tell(
             CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
         )
-    for policy in (state.policy, state.previous):
-        _release(turn, policy)
-    if state.previous is not None:
-        turn.set(previous=None)
-        retention.discard(turn, state.previous.weights)
+    updates.end(turn)
     trunks.end(turn)
     turn.tell(FinishRun(job=state.job, status=status, error=error))
 
@@ -178,22 +172,12 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
     if event.blobs_kept:
         return
     lessons.blobs_lost(turn)
-    if state.policy.weights is None:
+    if not updates.blobs_lost(turn):
         return
-    saved = state.checkpoint
-    kept = PolicyRef(version=PolicyVersion(0), weights=None)
-    if saved is not None:
-        kept = PolicyRef(version=saved.version, weights=saved.weights)
-    turn.set(policy=kept, previous=None)
-    if state.previous is not None:
-        retention.discard(turn, state.previous.weights)
-    if _is_published(turn.state):
-        return
-    # The weights are gone, but what made them is not: updates since the checkpoint run again.
     if state.phase is not Phase.LEARNING:
         turn.enter(Phase.LEARNING)
         lessons.preempt_all(turn)
-    _abandon_attempt(turn, "the published weights were lost")
+    updates.abandon(turn, "the published weights were lost")
     _learn(turn)
 
 
@@ -258,8 +242,16 @@ def _roll(turn: Turn, worker: WorkerId) -> None:
             policy=state.policy,
             drafter=state.schooling.used,
             requeues=state.round.requeues,
+            share=_share(state, state.round, current.info),
         )
     )
+
+
+def _share(state: RunState, opened: Round, info: WorkerInfo) -> int:
+    if not state.spec.rollout.spread:
+        return opened.unsettled
+    ranks = sum(worker.info.ranks for worker in state.workers.values())
+    return -(-opened.unsettled * info.ranks // ranks)
 
 
 def _settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
@@ -476,7 +468,7 @@ def _drop_worker(turn: Turn, info: WorkerInfo) -> None:
     lessons.lost(turn, known)
     _requeue(turn, info.incarnation)
     if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
-        _abandon_attempt(turn, f"{info.worker} was lost during the update")
+        updates.abandon(turn, f"{info.worker} was lost during the update")
 
 
 def _requeue(turn: Turn, incarnation: Incarnation) -> None:
@@ -497,36 +489,6 @@ def _requeue(turn: Turn, incarnation: Incarnation) -> None:
 # --- updates ------------------------------------------------------------------------------------
 
 
-def _abandon_attempt(turn: Turn, reason: str) -> None:
-    """A collective without one of its members: everybody who was in it starts fresh ranks.
-
-    Once the version is out the update has happened: whoever lags is brought up to date by the
-    next one.
-    """
-    state, saved = turn.state, turn.state.checkpoint
-    if saved is not None and saved.version == state.target:
-        _adopt(turn, PolicyRef(version=saved.version, weights=saved.weights))
-    if _is_published(turn.state):
-        return
-    for worker, known in state.workers.items():
-        ahead = known.trained > _restart_version(state)
-        if known.duty is Duty.LEARN or (known.duty is not Duty.LEAVING and ahead):
-            turn.assign(worker, Duty.LEAVING)
-            turn.tell(
-                ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
-            )
-    turn.set(learn_attempt=state.learn_attempt + 1)
-
-
-def _is_published(state: RunState) -> bool:
-    return state.policy.version == state.target
-
-
-def _restart_version(state: RunState) -> PolicyVersion:
-    """Where a trainer without living members starts again."""
-    return PolicyVersion(0) if state.checkpoint is None else state.checkpoint.version
-
-
 def _learn_if_due(turn: Turn) -> None:
     if turn.state.phase is Phase.DRAFTING and not lessons.is_trained(turn.state):
         _enter_learning(turn)
@@ -535,86 +497,8 @@ def _learn_if_due(turn: Turn) -> None:
 
 
 def _learn(turn: Turn) -> None:
-    """Start the next update, unless one runs or somebody who will be back is awaited."""
-    state = turn.state
-    busy = (Duty.LEARN, Duty.LEAVING, Duty.DRAFT, Duty.PREEMPTING)
-    waiting = any(worker.duty in busy for worker in state.workers.values())
-    if waiting or state.returning or not state.workers:
-        return
-    if _is_published(state):
+    if updates.proceed(turn):
         _after_update(turn)
-        return
-    newest = max(worker.trained for worker in state.workers.values())
-    if newest >= state.target:
-        return  # trained, and about to be published
-    restore = None
-    if newest not in state.plans:
-        restore = state.checkpoint
-        newest = _restart_version(state)
-    commands = training.learn_commands(
-        job=state.job,
-        epoch=state.epoch,
-        spec=state.spec,
-        attempt=state.learn_attempt,
-        version=newest,
-        plan=state.plans[newest],
-        workers=[(w.info, w.trained) for w in state.workers.values()],
-        restore=restore,
-    )
-    for command in commands:
-        turn.assign(command.worker, Duty.LEARN)
-        turn.tell(command)
-
-
-def _learned(turn: Turn, event: LearnFinished) -> None:
-    state = turn.state
-    if not _is_current(state, event) or event.attempt != state.learn_attempt:
-        return
-    worker = state.workers[event.worker]
-    if worker.duty is not Duty.LEARN or event.version <= worker.trained:
-        return
-    turn.assign(event.worker, Duty.IDLE, trained=event.version)
-    _learn_if_due(turn)
-
-
-def _publish(turn: Turn, event: PolicyPublished) -> None:
-    state = turn.state
-    awaited = state.phase is Phase.LEARNING and not _is_published(state)
-    current = event.attempt == state.learn_attempt and event.policy.version == state.target
-    if not awaited or not current:
-        # a version that was passed on the way to a newer one, or that came too late
-        following = state.plans.get(event.policy.version)
-        if not awaited or following is None or following.samples:
-            _release(turn, event.policy)  # else the next version has the same bytes
-        return
-    _adopt(turn, event.policy)
-    _learn(turn)
-
-
-def _adopt(turn: Turn, policy: PolicyRef) -> None:
-    state = turn.state
-    if policy.version > state.version:
-        turn.set(previous=state.policy)
-    turn.set(policy=policy, version=policy.version)
-    if policy.version > state.version and state.previous is not None:
-        _release(turn, state.previous)
-        # it was in a checkpoint, and there is a newer one
-        retention.discard(turn, state.previous.weights)
-
-
-def _release(turn: Turn, policy: PolicyRef | None) -> None:
-    """Weights in a checkpoint stay; those in flight only are let go.
-
-    An update without samples leaves the weights as they were: versions may share them.
-    """
-    state, saved = turn.state, turn.state.checkpoint
-    if policy is None or policy.weights is None:
-        return
-    used = [] if saved is None else [saved.weights]
-    if state.phase is not Phase.ENDED:
-        used += [ref.weights for ref in (state.policy, state.previous) if ref is not None]
-    if policy.weights not in used:
-        turn.tell(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))
 
 
 def _after_update(turn: Turn) -> None:
@@ -636,20 +520,3 @@ def _after_update(turn: Turn) -> None:
         _end(turn, "done", None)
     else:
         _open_step(turn)
-
-
-def _checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
-    state, saved = turn.state, event.checkpoint
-    if event.attempt != state.learn_attempt:
-        return
-    if state.checkpoint is not None and saved.version <= state.checkpoint.version:
-        return
-    before = state.checkpoint
-    past = [version for version in state.plans if version < saved.version]
-    turn.set(
-        checkpoint=saved,
-        plans={v: plan for v, plan in state.plans.items() if v not in past},
-    )
-    turn.tell(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))
-    if before is not None:
-        retention.discard(turn, before.weights, before.optimiser)

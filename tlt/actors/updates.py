@@ -1,0 +1,119 @@
+"""A worker's part in updates of the policy: its ranks get their samples, and learn together."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tlt.actors.ending import Over
+from tlt.actors.energy import Meter, gpus, packages
+from tlt.actors.rank_process import RankProcess
+from tlt.messages import (
+    CheckpointCommitted,
+    Learn,
+    LearnFinished,
+    PolicyPublished,
+    RolloutFinished,
+)
+from tlt.ranks.frames import Train, Trained
+from tlt.store.connection import Connection, persistently
+from tlt.store.keys import Keys
+from tlt.types import Incarnation, Member, PromptIndex, WorkerId
+
+_Told = CheckpointCommitted | PolicyPublished | LearnFinished
+
+
+class Updates:
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        ranks: Sequence[RankProcess],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._worker = worker
+        self._incarnation = incarnation
+        self._ranks = ranks
+        self._running: Learn | None = None
+        self._last: Learn | None = None
+        self._trained: list[Trained] = []
+        self._meter: Meter | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    def open(self, devices: Sequence[str]) -> None:
+        self._meter = Meter(packages(), gpus(sum(device != "cpu" for device in devices)))
+
+    def is_new(self, command: Learn) -> bool:
+        """What is said twice is made once."""
+        return command != self._last
+
+    async def begin(self, command: Learn) -> None:
+        self._running = self._last = command
+        self._trained = []
+        rollouts = await persistently(lambda: self._fetch(command), asyncio.sleep)
+        for index, rank in enumerate(self._ranks):
+            samples = tuple(
+                tuple(rollouts[ref.prompt, ref.member] for ref in share.ranks[index])
+                for share in command.minibatches
+            )
+            rank.send(Train(learn=command, local_rank=index, samples=samples))
+
+    def trained(self, frame: Trained) -> list[_Told]:
+        """What is to be told once all ranks are through."""
+        learn = frame.learn
+        if learn != self._running:
+            return []
+        self._trained.append(frame)
+        if len(self._trained) < len(self._ranks):
+            return []
+        self._running = None
+        origin: dict[str, Any] = {
+            "job": learn.job,
+            "epoch": learn.epoch,
+            "step": learn.step,
+            "attempt": learn.attempt,
+        }
+        told: list[_Told] = []
+        for rank in self._trained:
+            if rank.checkpoint is not None:
+                told.append(CheckpointCommitted(**origin, checkpoint=rank.checkpoint))
+            if rank.policy is not None:
+                told.append(PolicyPublished(**origin, policy=rank.policy, metrics=rank.metrics))
+        told.append(
+            LearnFinished(
+                **origin,
+                worker=self._worker,
+                incarnation=self._incarnation,
+                version=frame.version,
+                seconds=max(rank.seconds for rank in self._trained),
+                joules=None if self._meter is None else self._meter.read(),
+            )
+        )
+        return told
+
+    async def _fetch(self, command: Learn) -> dict[tuple[PromptIndex, Member], RolloutFinished]:
+        wanted = [
+            (ref.prompt, ref.member)
+            for share in command.minibatches
+            for rank in share.ranks
+            for ref in rank
+        ]
+        if not wanted:
+            return {}
+        key = self._keys.rollouts(command.job, command.step)
+        fields = [f"{prompt}.{member}" for prompt, member in wanted]
+        stored = await self._connection.hmget(key, fields)
+        decoder = msgspec.msgpack.Decoder(RolloutFinished)
+        found: dict[tuple[PromptIndex, Member], RolloutFinished] = {}
+        for where, raw in zip(wanted, stored, strict=True):
+            if raw is None:
+                raise Over(f"the rollout {where} of {command.job}, step {command.step}, is gone")
+            found[where] = decoder.decode(raw)
+        return found
