@@ -23,7 +23,12 @@ from tlt.store.journal import JournalEntry
 pytestmark = pytest.mark.timeout(300)
 # as many answers as one worker has slots: it takes them all, and the other has nothing to do
 # for far longer than anything takes that it could do with the drafter
-UNEVEN = ("algorithm.steps=3", "algorithm.prompts_per_step=8", "rollout.slots=32")
+UNEVEN = (
+    "algorithm.steps=3",
+    "algorithm.prompts_per_step=8",
+    "rollout.slots=32",
+    "rollout.spread=false",
+)
 SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[]")
 TRAINING = ("drafter.train=always", "drafter.merge_every=1")
 
