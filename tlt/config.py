@@ -159,9 +159,9 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
-    """A rank decodes up to `slots` answers together. With `spread`, a worker takes no more of a
-    round than its part, even where it has room: fewer together are decoded faster. Without it, the
-    others are free to train the drafter.
+    """A rank decodes up to `slots` answers together. With `spread`, each worker leaves the others
+    their part of a round when it begins, even where it has room for all. Without it, who comes
+    first may take everything, and the others are free to train the drafter.
     """
 
     engine: Literal["native", "sglang"] = "native"

@@ -597,7 +597,7 @@ class StartRollout(ToWorker, frozen=True, kw_only=True):
     # None: the one that the spec names, if it does
     drafter: DrafterRef | None
     requeues: int
-    # answers in hand at once, at most: so many are this worker's part of the round
+    # so many answers of the round are this worker's part: at first it takes no more at once
     share: int
 
 

@@ -1,9 +1,12 @@
-"""A worker takes its part, and no more while that is in hand; it idles when nothing is left."""
+"""A worker leaves the others their parts for a moment; it idles when nothing is left."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.samples import JOB, SPEC, answer, prompt
 from tests.waiting import wait_until
@@ -56,36 +59,81 @@ async def _issue(connection: Connection, keys: Keys, members: int) -> None:
     await queue.ensure_group(ROLLOUT)
 
 
-async def test_a_part_is_in_hand_until_nothing_is_left(connection: Connection, keys: Keys) -> None:
-    await _issue(connection, keys, members=5)
-    ranks, idled = [_Rank(), _Rank()], list[StartRollout]()
-    intake = Intake(connection, keys, Incarnation(1), ranks, idled.append)  # type: ignore[arg-type]
-    spec = msgspec.structs.replace(SPEC, rollout=msgspec.structs.replace(SPEC.rollout, slots=2))
-    intake.open(OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs"))  # pyright: ignore
-    running = [asyncio.create_task(task) for task in (intake.pull(), intake.wake())]
+class _Worker:
+    """With two ranks of two slots each, in a round that began with so many prompts."""
 
-    def given() -> list[int]:
-        return sorted(member for rank in ranks for member in rank.members)
+    def __init__(self, connection: Connection, keys: Keys, polite_seconds: float) -> None:
+        self.ranks = [_Rank(), _Rank()]
+        self.idled: list[StartRollout] = []
+        self.intake = Intake(
+            connection,
+            keys,
+            Incarnation(1),
+            self.ranks,  # type: ignore[arg-type]
+            self.idled.append,
+            polite_seconds,
+        )
+        rollout = msgspec.structs.replace(SPEC.rollout, slots=2)
+        spec = msgspec.structs.replace(SPEC, rollout=rollout)
+        self.intake.open(
+            OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs")  # pyright: ignore
+        )
 
-    intake.start(_rolls(share=2))
-    await wait_until(lambda: len(given()) >= 2)
-    # neighbours are spread over the ranks
-    assert [len(rank.members) for rank in ranks] == [1, 1]
-    assert intake.busy == {0, 1}
-    taken = intake.finished(answer(given()[0]))
-    assert taken is not None
-    assert intake.finished(answer(given()[0])) is None
-    await wait_until(lambda: len(given()) >= 3)
-    assert given() == [0, 1, 2], "more than its part was taken"
-    # another worker is lost: its part is ours, as far as there are slots
-    intake.start(_rolls(share=5))
-    await wait_until(lambda: len(given()) >= 5)
-    for member in range(1, 5):
-        assert not idled
-        assert intake.finished(answer(member)) is not None
-    await wait_until(lambda: idled)
-    assert idled == [_rolls(share=5)]
-    assert not intake.busy
-    await cancel_all(running)
-    await intake.end()
-    await connection.delete(keys.prompts(JOB))
+    @property
+    def given(self) -> list[int]:
+        return sorted(member for rank in self.ranks for member in rank.members)
+
+
+@asynccontextmanager
+async def _worker(
+    connection: Connection, keys: Keys, *, prompts: int, polite_seconds: float
+) -> AsyncIterator[_Worker]:
+    await _issue(connection, keys, prompts)
+    worker = _Worker(connection, keys, polite_seconds)
+    running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
+    try:
+        yield worker
+    finally:
+        await cancel_all(running)
+        await worker.intake.end()
+        await connection.delete(keys.prompts(JOB))
+
+
+async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, polite_seconds=3600.0) as worker:
+        worker.intake.start(_rolls(share=2))
+        await wait_until(lambda: len(worker.given) >= 2)
+        # neighbours are spread over the ranks
+        assert [len(rank.members) for rank in worker.ranks] == [1, 1]
+        assert worker.intake.busy == {0, 1}
+        assert worker.intake.finished(answer(0)) is not None
+        assert worker.intake.finished(answer(0)) is None
+        await wait_until(lambda: len(worker.given) >= 3)
+        assert worker.given == [0, 1, 2]
+        # another worker is lost: its part is ours, as far as there are slots
+        worker.intake.start(_rolls(share=7))
+        await wait_until(lambda: len(worker.given) >= 5)
+        assert worker.given == [0, 1, 2, 3, 4]
+
+
+async def test_what_others_do_not_take_is_anybodys(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, polite_seconds=0.05) as worker:
+        worker.intake.start(_rolls(share=1))
+        await wait_until(lambda: len(worker.given) >= 4)
+        assert worker.given == [0, 1, 2, 3]
+
+
+async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=3, polite_seconds=3600.0) as worker:
+        worker.intake.start(_rolls(share=3))
+        await wait_until(lambda: len(worker.given) == 3)
+        for member in range(2):
+            assert worker.intake.finished(answer(member)) is not None
+        # it reads again, finds nothing, and has one in hand
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await wait_until(lambda: worker.idled)
+        assert worker.intake.finished(answer(2)) is not None
+        await wait_until(lambda: worker.idled)
+        assert worker.idled == [_rolls(share=3)]
+        assert not worker.intake.busy

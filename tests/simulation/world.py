@@ -199,7 +199,7 @@ class World:
         found += [Move("finish", (life, entry)) for entry in list(life.held)[:2]]
         if life.held and life.told < _MOST_TALLIES:
             found.append(Move("tell", (life,)))
-        if life.assignment is not None and len(life.held) < self._room(life, life.assignment):
+        if life.assignment is not None and len(life.held) < self.spec.rollout.slots * life.ranks:
             if self.queue:
                 found.append(Move("pull", (life,)))
             elif not life.held:
@@ -502,9 +502,6 @@ class World:
             self.school.adopt(life, command.drafter)
         if not life.gone:
             life.assignment = command
-
-    def _room(self, life: Life, assignment: StartRollout) -> int:
-        return min(self.spec.rollout.slots * life.ranks, assignment.share)
 
     def _start_learning(self, life: Life, command: Learn) -> None:
         assert life.lesson is None, "it trains"

@@ -5,9 +5,18 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.config import JobSpec
-from tlt.messages import JobStarted, RunCommand, RunEvent, StartRollout, WorkerInfo, WorkerLost
+from tlt.messages import (
+    IssuePrompts,
+    JobStarted,
+    RolloutDropped,
+    RunCommand,
+    RunEvent,
+    StartRollout,
+    WorkerInfo,
+    WorkerLost,
+)
 from tlt.policies.coordinator import decide, new_run
-from tlt.types import Epoch, Incarnation, WorkerId
+from tlt.types import Attempt, Epoch, Incarnation, Member, Step, WorkerId
 
 _RANKS = {WorkerId("w0"): 1, WorkerId("w1"): 2, WorkerId("w2"): 1}
 _ANSWERS = SPEC.algorithm.prompts_per_step * SPEC.algorithm.group_size
@@ -48,13 +57,36 @@ def test_parts_are_even_by_rank_and_make_up_the_round() -> None:
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_who_is_gone_leaves_its_part_to_the_others(spread: bool) -> None:
-    state, _ = decide(new_run(JOB, _spec(spread)), _started(_spec(spread)), 0.0)
+    spec = _spec(spread)
+    state, commands = decide(new_run(JOB, spec), _started(spec), 0.0)
+    prompts = next(c.prompts for c in commands if isinstance(c, IssuePrompts))
+    for prompt in prompts[:2]:
+        dropped = RolloutDropped(
+            job=JOB,
+            epoch=Epoch(1),
+            step=Step(0),
+            attempt=Attempt(0),
+            purpose="train",
+            prompt=prompt,
+            member=Member(0),
+            reason="no text",
+        )
+        state, _ = decide(state, dropped, 1.0)
     lost = WorkerLost(
         worker=WorkerId("w2"), incarnation=Incarnation(1), reason="gone", returning=True
     )
     _, commands = decide(state, lost, 1.0)
-    told = _told(commands)
+    left = _ANSWERS - 2
     if spread:
-        assert told == {"w0": -(-_ANSWERS // 3), "w1": -(-2 * _ANSWERS // 3)}
+        assert _told(commands) == {"w0": -(-left // 3), "w1": -(-2 * left // 3)}
     else:
-        assert told == {"w0": _ANSWERS, "w1": _ANSWERS}
+        assert _told(commands) == {"w0": left, "w1": left}
+
+
+def test_everybody_has_a_part_of_a_round_of_few() -> None:
+    algorithm = msgspec.structs.replace(
+        SPEC.algorithm, prompts_per_step=1, group_size=2, eval_every=0
+    )
+    spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
+    _, commands = decide(new_run(JOB, spec), _started(spec), 0.0)
+    assert _told(commands) == {"w0": 1, "w1": 1, "w2": 1}

@@ -1,10 +1,13 @@
 """What a worker takes from the shared queue, and which of its ranks has it in hand.
 
-It takes as much as there are free slots, and no more than its part. Once nothing is in hand, and a
-read of the queue finds nothing either, the worker idles.
+It takes as much as there are free slots, but leaves the others their parts when a round begins.
+What they have not taken after a moment is anybody's. Once nothing is in hand, and a read of the
+queue finds nothing either, the worker idles.
 """
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +23,8 @@ from tlt.types import EntryId, Incarnation, Member, PromptIndex, Step
 
 # how long a read of the queue may block, if nothing ends it before
 _BLOCK_MS = 100
+# all are told at once that a round begins; who trains stops first
+_POLITE_SECONDS = 1.0
 
 _PromptKey = tuple[Step, str, PromptIndex, Member]
 _prompts = Codec[PromptIssued](PromptIssued)
@@ -39,15 +44,19 @@ class Intake:
         incarnation: Incarnation,
         ranks: Sequence[RankProcess],
         idle: Callable[[StartRollout], None],
+        polite_seconds: float = _POLITE_SECONDS,
     ) -> None:
         self._keys = keys
         self._incarnation = incarnation
         self._ranks = ranks
         self._idle = idle
+        self._polite_seconds = polite_seconds
         self._waiter = Waiter(connection)
         self._queue: Consumer[PromptIssued] | None = None
         self._slots = 0
+        # so much is this worker's part, and until when others are left theirs
         self._share = 0
+        self._polite_until = 0.0
         self._assignment: StartRollout | None = None
         self._taken: dict[_PromptKey, Taken] = {}
         # whether anything was handed out since it was last told to roll out
@@ -75,6 +84,7 @@ class Intake:
     def start(self, command: StartRollout) -> None:
         self._assignment = command
         self._share = command.share
+        self._polite_until = time.monotonic() + self._polite_seconds
         self._served = False
         self._changed.set()
 
@@ -94,10 +104,14 @@ class Intake:
     async def pull(self) -> None:
         while True:
             queue, assignment = self._queue, self._assignment
-            free = min(self._slots, self._share) - len(self._taken)
+            polite = self._polite_until - time.monotonic()
+            room = min(self._slots, self._share) if polite > 0 else self._slots
+            free = room - len(self._taken)
             if queue is None or assignment is None or free <= 0:
                 self._changed.clear()
-                await self._changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(polite if polite > 0 else None):
+                        await self._changed.wait()
                 continue
             drained = self._served and not self._taken
             try:
@@ -132,10 +146,10 @@ class Intake:
         loads = [0] * len(self._ranks)
         for taken in self._taken.values():
             loads[taken.rank] += 1
-        share = -(-(len(self._taken) + len(entries)) // len(self._ranks))
+        each = -(-(len(self._taken) + len(entries)) // len(self._ranks))
         batches: list[list[PromptIssued]] = [[] for _ in self._ranks]
         for entry in entries:
-            rank = next((r for r, load in enumerate(loads) if load < share), 0)
+            rank = next((r for r, load in enumerate(loads) if load < each), 0)
             loads[rank] += 1
             batches[rank].append(entry.message)
             self._taken[_key(entry.message)] = Taken(queue, entry.id, rank)

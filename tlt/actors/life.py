@@ -395,9 +395,11 @@ class Life:
                 rank.send(frame)
 
     def _rank_trained(self, frame: Trained) -> None:
-        for event in self._updates.trained(frame):
+        events = self._updates.trained(frame)
+        if events is not None:
             self.useful = True
-            self._outbox.post(event)
+            for event in events:
+                self._outbox.post(event)
 
     async def _look_at_fence(self) -> None:
         """Who has nothing to report would not find out otherwise that its lease is over."""

@@ -65,11 +65,11 @@ class Updates:
             )
             rank.send(Train(learn=command, local_rank=index, samples=samples))
 
-    def trained(self, frame: Trained) -> list[_Told]:
-        """What is to be told once all ranks are through."""
+    def trained(self, frame: Trained) -> list[_Told] | None:
+        """What is to be told, once all ranks are through. None where no such update runs."""
         learn = frame.learn
         if learn != self._running:
-            return []
+            return None
         self._trained.append(frame)
         if len(self._trained) < len(self._ranks):
             return []
@@ -81,18 +81,18 @@ class Updates:
             "attempt": learn.attempt,
         }
         told: list[_Told] = []
-        for rank in self._trained:
-            if rank.checkpoint is not None:
-                told.append(CheckpointCommitted(**origin, checkpoint=rank.checkpoint))
-            if rank.policy is not None:
-                told.append(PolicyPublished(**origin, policy=rank.policy, metrics=rank.metrics))
+        for done in self._trained:
+            if done.checkpoint is not None:
+                told.append(CheckpointCommitted(**origin, checkpoint=done.checkpoint))
+            if done.policy is not None:
+                told.append(PolicyPublished(**origin, policy=done.policy, metrics=done.metrics))
         told.append(
             LearnFinished(
                 **origin,
                 worker=self._worker,
                 incarnation=self._incarnation,
                 version=frame.version,
-                seconds=max(rank.seconds for rank in self._trained),
+                seconds=max(done.seconds for done in self._trained),
                 joules=None if self._meter is None else self._meter.read(),
             )
         )

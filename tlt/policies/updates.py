@@ -54,7 +54,7 @@ def proceed(turn: Turn) -> bool:
 
 
 def learned(turn: Turn, event: LearnFinished) -> bool:
-    """Whether the worker is free again."""
+    """Whether the worker, whose incarnation is not over, is free again."""
     worker = turn.state.workers[event.worker]
     if event.attempt != turn.state.learn_attempt:
         return False
