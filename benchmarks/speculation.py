@@ -9,15 +9,18 @@ all are given the same requests: as no way changes a token, they write the same 
 differs is the time. They take turns in random order; seconds are CPU seconds. First `adaptive` and
 the two go on until each has written as much as the others: the better one of every other turn is
 what `adaptive` is held against in the turns between them. Then `adaptive` and `off`, whose speed
-hardly depends on what it writes, so that it is given a quarter of the tokens.
+hardly depends on what it writes, so that it is given a quarter of the tokens. Of these two there
+are twins, who write the same: by what they differ it is known how much of a ratio is chance. What
+other answers would say is told, too.
 """
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import quantiles
+from statistics import quantiles, variance
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +41,8 @@ _STEPS = 4
 _WARM_UP = 3
 # half of the interval of a ratio: 0.03 with room, for the next drawing says a little more or less
 _INTERVAL = 0.027
+# and as a share of it, if the answers were others
+_INTERVAL_OF_OTHERS = 0.03
 # of the time, to find the fixed ways that may be the best, how many, and to compare them
 _FINDING, _COMPARING = 0.1, 0.2
 _CANDIDATES = 2
@@ -45,6 +50,9 @@ _CANDIDATES = 2
 _PLAIN = 0.25
 _LEAST_TURNS, _LOOK_TURNS = 24, 8
 _RESAMPLES = 1000
+_TWINS = 2
+# of a normal distribution, 95 % lie so many standard deviations about its mean
+_NORMAL_95 = 1.96
 
 
 class Window(NamedTuple):
@@ -52,7 +60,9 @@ class Window(NamedTuple):
     seconds: float
 
 
-_Seen = dict[str, list[Window]]
+# of each twin
+_Turn = tuple[Window, ...]
+_Seen = dict[str, list[_Turn]]
 
 
 def main() -> None:
@@ -153,57 +163,65 @@ class _Batch:
         guessing = [arm for arm in ARMS if arm != Off()]
         candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
         names = [name_of(way) for way in candidates]
-        ways = [Off(), AdaptivePolicy(), *candidates]
-        lanes = {name_of(way): self._lane(way) for way in ways}
         each = round(_TURN_SECONDS * found[names[0]])
         closely = self._turns(
-            {name: lanes[name] for name in ("adaptive", *names)},
+            {name_of(way): [self._lane(way)] for way in (AdaptivePolicy(), *candidates)},
             dict.fromkeys(("adaptive", *names), each),
-            lambda seen: self._interval(seen["adaptive"], _best(seen, names)),
+            lambda seen: _half(self._others(seen["adaptive"], _best(seen, names))) < _INTERVAL,
             _COMPARING * most_seconds,
         )
         plainly = self._turns(
-            {name: lanes[name] for name in ("adaptive", "off")},
+            {
+                name_of(way): [self._lane(way) for _ in range(_TWINS)]
+                for way in (AdaptivePolicy(), Off())
+            },
             {"adaptive": each, "off": round(_PLAIN * each)},
-            lambda seen: self._interval(seen["adaptive"], seen["off"]),
+            self._is_known,
             (1 - _FINDING - _COMPARING) * most_seconds,
         )
         return self._summary(names, found, closely, plainly)
 
     def _turns(
         self,
-        lanes: dict[str, _Lane],
+        lanes: dict[str, list[_Lane]],
         each: dict[str, int],
-        interval: Callable[[_Seen], tuple[float, float]],
+        enough: Callable[[_Seen], bool],
         most_seconds: float,
     ) -> _Seen:
         """Until what they are compared for is known well enough, or the time is over."""
         seen: _Seen = {name: [] for name in lanes}
+        all_ = [(name, twin) for name, twins in lanes.items() for twin in range(len(twins))]
         # the first turn does not count
-        targets = {name: lane.tokens + each[name] for name, lane in lanes.items()}
-        for name, lane in lanes.items():
-            lane.decode_to(targets[name])
+        targets = {(n, twin): lanes[n][twin].tokens + each[n] for n, twin in all_}
+        for name, twin in all_:
+            lanes[name][twin].decode_to(targets[name, twin])
         began, turns = time.monotonic(), 0
         while turns < 2 or time.monotonic() < began + most_seconds:
-            for name in self._dice.sample(list(lanes), len(lanes)):
-                targets[name] += each[name]
-                seen[name].append(lanes[name].decode_to(targets[name]))
+            windows: dict[tuple[str, int], Window] = {}
+            for name, twin in self._dice.sample(all_, len(all_)):
+                targets[name, twin] += each[name]
+                windows[name, twin] = lanes[name][twin].decode_to(targets[name, twin])
+            for name, twins in lanes.items():
+                seen[name].append(tuple(windows[name, twin] for twin in range(len(twins))))
             turns += 1
-            if turns >= _LEAST_TURNS and turns % _LOOK_TURNS == 0:
-                low, high = interval(seen)
-                if (high - low) / 2 < _INTERVAL:
-                    break
+            if turns >= _LEAST_TURNS and turns % _LOOK_TURNS == 0 and enough(seen):
+                break
         return seen
+
+    def _is_known(self, seen: _Seen) -> bool:
+        adaptive, off = seen["adaptive"], seen["off"]
+        others = _half(self._others(adaptive, off)) * _speed(off) / _speed(adaptive)
+        return _half(_same(adaptive, off)) < _INTERVAL and others < _INTERVAL_OF_OTHERS
 
     def _found(self, seconds: float) -> dict[str, float]:
         """Tokens a second of every fixed way."""
-        lane, seen = self._lane(Off()), dict[str, list[Window]]()
+        lane, seen = self._lane(Off()), _Seen()
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             for arm in self._dice.sample(ARMS, len(ARMS)):
                 lane.decode_by(arm, seed=0)
                 lane.decode_for(_TURN_SECONDS / 5)
-                seen.setdefault(name_of(arm), []).append(lane.decode_for(_TURN_SECONDS))
+                seen.setdefault(name_of(arm), []).append((lane.decode_for(_TURN_SECONDS),))
         return {name: _speed(windows) for name, windows in seen.items()}
 
     def _lane(self, way: Strategy | StrategyPolicy) -> _Lane:
@@ -212,7 +230,7 @@ class _Batch:
         lane.decode_by(way, seed=self._dice.randrange(2**32))
         return lane
 
-    def _interval(self, own: Sequence[Window], others: Sequence[Window]) -> tuple[float, float]:
+    def _others(self, own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
         """Where 95 % of the ratios of the speeds lie when the turns are drawn again."""
         turns = list(zip(own, others, strict=True))
         ratios: list[float] = []
@@ -229,10 +247,13 @@ class _Batch:
         adaptive, off = plainly["adaptive"], plainly["off"]
         return {
             "adaptive_vs_off": _speed(adaptive) / _speed(off),
-            "interval": self._interval(adaptive, off),
+            "interval": _same(adaptive, off),
+            # the first twin's seconds over the second's
+            "twins": {name: _apart(turns) for name, turns in plainly.items()},
+            "interval_with_other_answers": self._others(adaptive, off),
             "best_fixed": max(candidates, key=lambda name: _speed(closely[name])),
             "adaptive_vs_best_fixed": _speed(closely["adaptive"]) / _speed(best),
-            "interval_best": self._interval(closely["adaptive"], best),
+            "interval_best": self._others(closely["adaptive"], best),
             "tokens_per_second": _speeds(plainly),
             "tokens_per_second_beside_candidates": _speeds(closely),
             "when_candidates_were_found": {n: round(speed, 1) for n, speed in found.items()},
@@ -241,17 +262,43 @@ class _Batch:
         }
 
 
-def _best(seen: _Seen, names: Sequence[str]) -> list[Window]:
+def _best(seen: _Seen, names: Sequence[str]) -> list[_Turn]:
     """In each turn, of the way that was the best in every other turn from the next one on."""
     best = [max(names, key=lambda name: _speed(seen[name][1 - half :: 2])) for half in (0, 1)]
     return [seen[best[turn % 2]][turn] for turn in range(len(seen[names[0]]))]
 
 
+def _same(own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
+    """Where 95 % of the ratios of the speeds would lie if the same answers were written again."""
+    ratio = _speed(own) / _speed(others)
+    apart = _NORMAL_95 * ratio * math.hypot(_uncertain(own), _uncertain(others))
+    return ratio - apart, ratio + apart
+
+
+def _uncertain(turns: Sequence[_Turn]) -> float:
+    """Standard error of the seconds of all, as a share of them: twins differ by chance alone."""
+    seconds = [[window.seconds for window in turn] for turn in turns]
+    errors = math.fsum(len(twins) * variance(twins) for twins in seconds)
+    return math.sqrt(errors) / math.fsum(map(math.fsum, seconds))
+
+
+def _apart(turns: Sequence[_Turn]) -> float:
+    first, second = (
+        math.fsum(twin.seconds for twin in twins) for twins in zip(*turns, strict=True)
+    )
+    return round(first / second, 4)
+
+
+def _half(interval: tuple[float, float]) -> float:
+    return (interval[1] - interval[0]) / 2
+
+
 def _speeds(seen: _Seen) -> dict[str, float]:
-    return {name: round(_speed(windows), 1) for name, windows in seen.items()}
+    return {name: round(_speed(turns), 1) for name, turns in seen.items()}
 
 
-def _speed(windows: Sequence[Window]) -> float:
+def _speed(turns: Sequence[_Turn]) -> float:
+    windows = [window for turn in turns for window in turn]
     return sum(w.tokens for w in windows) / sum(w.seconds for w in windows)
 
 
