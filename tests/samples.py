@@ -15,8 +15,18 @@ from tlt.config import (
     RewardSpec,
     RolloutSpec,
 )
-from tlt.messages import PromptIssued, RolloutFinished, Tensor
-from tlt.types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
+from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StartRollout, Tensor
+from tlt.types import (
+    Attempt,
+    Epoch,
+    Incarnation,
+    JobId,
+    Member,
+    PolicyVersion,
+    PromptIndex,
+    Step,
+    WorkerId,
+)
 
 JOB = JobId("job-1")
 SPEC = JobSpec(
@@ -86,6 +96,21 @@ def answer(member: int) -> RolloutFinished:
         batches=(),
         decode_seconds=0.1,
         stop="stop",
+    )
+
+
+def rolls(step: int = 0, share: int = 1) -> StartRollout:
+    return StartRollout(
+        worker=WorkerId("w0"),
+        incarnation=Incarnation(1),
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(step),
+        purpose="train",
+        policy=PolicyRef(version=PolicyVersion(0), weights=None),
+        drafter=None,
+        requeues=0,
+        share=share,
     )
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.samples import JOB, SPEC, answer, prompt
+from tests.samples import JOB, SPEC, answer, prompt, rolls
 from tests.waiting import wait_until
 from tlt.actors.ending import cancel_all
 from tlt.actors.intake import Intake
-from tlt.messages import OpenJob, PolicyRef, PromptIssued, StartRollout
+from tlt.messages import OpenJob, PromptIssued, StartRollout
 from tlt.ranks.frames import Decode
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
 from tlt.store.keys import ROLLOUT, Keys
 from tlt.store.stream import Stream
-from tlt.types import Epoch, Incarnation, Member, PolicyVersion, Step, WorkerId
+from tlt.types import Epoch, Incarnation, Member, WorkerId
 
 _WHO = {"worker": WorkerId("w0"), "incarnation": Incarnation(1)}
 # of the prompt that samples answer
@@ -34,20 +34,6 @@ class _Rank:
     def send(self, frame: Any) -> None:
         assert isinstance(frame, Decode)
         self.members += [given.member for given in frame.prompts]
-
-
-def _rolls(share: int) -> StartRollout:
-    return StartRollout(
-        **_WHO,  # pyright: ignore
-        job=JOB,
-        epoch=Epoch(1),
-        step=Step(0),
-        purpose="train",
-        policy=PolicyRef(version=PolicyVersion(0), weights=None),
-        drafter=None,
-        requeues=0,
-        share=share,
-    )
 
 
 async def _issue(connection: Connection, keys: Keys, members: int) -> None:
@@ -101,7 +87,7 @@ async def _worker(
 
 async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -> None:
     async with _worker(connection, keys, prompts=8, polite_seconds=3600.0) as worker:
-        worker.intake.start(_rolls(share=2))
+        worker.intake.start(rolls(share=2))
         await wait_until(lambda: len(worker.given) >= 2)
         # neighbours are spread over the ranks
         assert [len(rank.members) for rank in worker.ranks] == [1, 1]
@@ -111,21 +97,21 @@ async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -
         await wait_until(lambda: len(worker.given) >= 3)
         assert worker.given == [0, 1, 2]
         # another worker is lost: its part is ours, as far as there are slots
-        worker.intake.start(_rolls(share=7))
+        worker.intake.start(rolls(share=7))
         await wait_until(lambda: len(worker.given) >= 5)
         assert worker.given == [0, 1, 2, 3, 4]
 
 
 async def test_what_others_do_not_take_is_anybodys(connection: Connection, keys: Keys) -> None:
     async with _worker(connection, keys, prompts=8, polite_seconds=0.05) as worker:
-        worker.intake.start(_rolls(share=1))
+        worker.intake.start(rolls(share=1))
         await wait_until(lambda: len(worker.given) >= 4)
         assert worker.given == [0, 1, 2, 3]
 
 
 async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Keys) -> None:
     async with _worker(connection, keys, prompts=3, polite_seconds=3600.0) as worker:
-        worker.intake.start(_rolls(share=3))
+        worker.intake.start(rolls(share=3))
         await wait_until(lambda: len(worker.given) == 3)
         for member in range(2):
             assert worker.intake.finished(answer(member)) is not None
@@ -135,5 +121,5 @@ async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Key
                 await wait_until(lambda: worker.idled)
         assert worker.intake.finished(answer(2)) is not None
         await wait_until(lambda: worker.idled)
-        assert worker.idled == [_rolls(share=3)]
+        assert worker.idled == [rolls(share=3)]
         assert not worker.intake.busy

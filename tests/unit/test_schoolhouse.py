@@ -5,15 +5,13 @@ from typing import Any
 
 import msgspec
 
-from tests.samples import JOB, SPEC
+from tests.samples import JOB, SPEC, rolls
 from tlt.actors.ending import cancel_all
 from tlt.actors.schoolhouse import Schoolhouse
 from tlt.config import DrafterSpec, SpeculationSpec
 from tlt.messages import (
     OpenJob,
-    PolicyRef,
     PreemptDrafter,
-    StartRollout,
     TrainDrafter,
     TrunkRef,
     WorkerIdled,
@@ -25,7 +23,6 @@ from tlt.types import (
     DrafterVersion,
     Epoch,
     Incarnation,
-    PolicyVersion,
     Step,
     WorkerId,
 )
@@ -85,21 +82,6 @@ def _opened(ranks: list[_Rank]) -> Schoolhouse:
     return school
 
 
-def _rolls(step: int) -> StartRollout:
-    return StartRollout(
-        worker=_WORKER,
-        incarnation=_INCARNATION,
-        job=JOB,
-        epoch=Epoch(1),
-        step=Step(step),
-        purpose="train",
-        policy=PolicyRef(version=PolicyVersion(0), weights=None),
-        drafter=None,
-        requeues=0,
-        share=1,
-    )
-
-
 async def test_who_idles_is_shared_with_until_the_round_is_over() -> None:
     """Also when there was nothing to share at first, and when it was heard of early."""
     rank = _Rank()
@@ -116,12 +98,12 @@ async def test_who_idles_is_shared_with_until_the_round_is_over() -> None:
         requeues=0,
     )
     school.somebody_idles(idles)
-    school.decodes(_rolls(0))
+    school.decodes(rolls(0))
     await school.grew(Growing(job=JOB, answers=()))
     async with asyncio.timeout(30):
         for _ in range(3):
             await rank.asked_to_share.acquire()
-    school.decodes(_rolls(1))
+    school.decodes(rolls(1))
     assert not school._wanted.is_set()
     await cancel_all([sharing])
 
