@@ -255,7 +255,7 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     # what each rank may keep of answers to learn from, states included
     megabytes: int = 256
     # micro-batches of all members together between two drafters that are measured
-    merge_every: int = 24
+    merge_every: int = 48
     # a worker that takes longer to stop gets fresh ranks
     preempt_seconds: float = 10.0
     # all that were used stay in the run's folder, not the newest alone
