@@ -9,7 +9,10 @@ _LAST = 12
 
 
 def drafting_tables(drafting: Drafting) -> list[Table | str]:
-    return [_seconds(drafting), _drafters(drafting), *_decisions(drafting)]
+    refusals = [f"refused by {refusal}" for refusal in drafting.refused[-_LAST:]]
+    if not drafting.decisions and not drafting.micro_batches:
+        return [*refusals]
+    return [_seconds(drafting), _drafters(drafting), *_decisions(drafting), *refusals]
 
 
 def _seconds(drafting: Drafting) -> Table:
@@ -35,6 +38,7 @@ def _seconds(drafting: Drafting) -> Table:
         ("  from answers being written", f"{tokens.running}"),
         ("  from the step before", f"{tokens.previous}"),
         ("undone, for what was trained was spoiled", f"{len(drafting.spoiled)} times"),
+        ("refused by a worker", f"{len(drafting.refused)} times"),
         ("stopped when told", f"{drafting.preempted} times"),
         ("  within, half of the times", f"{1e3 * drafting.preempt_p50:.0f} ms"),
         ("  99 % of the times", f"{1e3 * drafting.preempt_p99:.0f} ms ({batches})"),

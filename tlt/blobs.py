@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from tlt.types import Digest
 
 INLINE_BYTES = 64 * 1024
 _DIGEST_BYTES = 20
+
+_Read = TypeVar("_Read")
 
 
 class Blobs:
@@ -44,24 +46,21 @@ class Blobs:
         raise BlobLost(f"blob {ref.digest} is neither in {self.flight} nor in {self.committed}")
 
     def get(self, ref: BlobRef) -> bytes:
-        path = self.path(ref)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-        _require(path, ref, BlobRef(digest=Digest(digest), bytes=len(data)))
-        return data
+        return self._intact(ref, _read)
 
     def verified(self, ref: BlobRef) -> Path:
         """Of a file that is what its name says: large ones are better mapped than read."""
-        path = self.path(ref)
+        return self._intact(ref, _verified)
+
+    def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
+        """A copy in flight may be torn, and the one in the run's folder whole."""
         try:
-            found = _ref(path)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        _require(path, ref, found)
-        return path
+            return read(self.path(ref), ref)
+        except BlobLost:
+            committed = self.committed / ref.digest
+            if not committed.exists():
+                raise
+            return read(committed, ref)
 
     def commit(self, ref: BlobRef) -> Path:
         """Make a blob in flight one that stays."""
@@ -111,6 +110,25 @@ def _ref(file: Path, durable: bool = False) -> BlobRef:
             os.fsync(content.fileno())
         digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES))
         return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
+
+
+def _read(path: Path, ref: BlobRef) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+    _require(path, ref, BlobRef(digest=Digest(digest), bytes=len(data)))
+    return data
+
+
+def _verified(path: Path, ref: BlobRef) -> Path:
+    try:
+        found = _ref(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    _require(path, ref, found)
+    return path
 
 
 def _require(path: Path, ref: BlobRef, found: BlobRef) -> None:

@@ -435,6 +435,14 @@ class DrafterRefused(Event, frozen=True, kw_only=True):
     error: str
 
 
+class DrafterNotKept(Event, frozen=True, kw_only=True):
+    """One that was adopted could not be committed to the run's folder."""
+
+    job: JobId
+    version: DrafterVersion
+    error: str
+
+
 class SpeculationStopped(Event, frozen=True, kw_only=True):
     """The worker's ranks decode without it from now on, as they were told."""
 
@@ -556,6 +564,7 @@ RunEvent: TypeAlias = (
     | DrafterPreempted
     | DrafterTrained
     | DrafterSpoiled
+    | DrafterNotKept
     | LearnFinished
     | PolicyPublished
     | CheckpointCommitted

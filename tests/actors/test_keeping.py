@@ -36,9 +36,9 @@ def coordinator(tmp_path: Path) -> Coordinator:
     return made
 
 
-def _kept(weights: BlobRef) -> Caused:
+def _kept(weights: BlobRef, version: int = 1) -> Caused:
     drafter = DrafterRef(
-        version=DrafterVersion(1),
+        version=DrafterVersion(version),
         weights=weights,
         policy=PolicyVersion(0),
         architecture=Digest("shape"),
@@ -57,7 +57,10 @@ def test_a_drafter_that_was_lost_does_not_keep_others_from_being_kept(
     )
     blobs.release(lost)
     (blobs.flight / torn.digest).write_bytes(b"to")
-    coordinator._commit_blobs(JOB, [_kept(lost), _kept(torn), _kept(here)])
+    not_kept = coordinator._commit_blobs(JOB, [_kept(lost), _kept(torn, 2), _kept(here, 3)])
+    assert [event.version for event in not_kept] == [1, 2]
+    assert "neither in" in not_kept[0].error
+    assert "2 bytes, 4 expected" in not_kept[1].error
     assert [path.name for path in blobs.committed.iterdir()] == [here.digest]
 
 
@@ -65,7 +68,8 @@ def test_a_folder_that_takes_nothing_ends_the_job(coordinator: Coordinator, tmp_
     """It can do without a drafter in there, and not without a policy."""
     here = Blobs(coordinator.spec.job_flight(JOB), tmp_path).put(b"weights", commit=False)
     (tmp_path / "run").write_text("not a folder")
-    coordinator._commit_blobs(JOB, [_kept(here)])
+    (not_kept,) = coordinator._commit_blobs(JOB, [_kept(here)])
+    assert "cannot be written" in not_kept.error
     best = KeepBest(job=JOB, policy=PolicyRef(version=PolicyVersion(1), weights=here), mean=1.0)
     caused = Caused(best, JobCancelRequested(job=JOB), by_session=False)
     with pytest.raises(BlobError, match="cannot be written"):

@@ -53,8 +53,7 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     # rounds that decode plainly, to compare with, come at random
     always = (*DRAFTING, "speculation.control_share=0")
     speculating = live.submit(spec, *always, f"drafter.path={drafter}")
-    refusing = live.submit(spec, *CHOOSING, f"drafter.path={tmp_path / 'nowhere'}")
-    for job in (plain, speculating, refusing):
+    for job in (plain, speculating):
         live.tlt("logs", job, "-f")
         assert live.job(job)["status"] == "done"
     expected, found = (first_step(live.journal(job)) for job in (plain, speculating))
@@ -79,13 +78,27 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     assert "learned from" in live.tlt("ledger", str(live.runs / speculating)).stdout
     live.tlt("ledger", "nobody-1", code=2)
 
-    events = [entry.event for entry in live.journal(refusing)]
-    refusals = [event for event in events if isinstance(event, DrafterRefused)]
-    assert refusals
-    assert all("nowhere" in event.error for event in refusals)
-    assert "goes without the drafter" in live.tlt("logs", refusing).stdout
-    tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
-    assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
+
+def test_a_drafter_that_cannot_be_used_is_gone_without(
+    live: Live, spec: Path, policy: Path, tmp_path: Path
+) -> None:
+    torn = drafter_of(policy, tmp_path / "torn") / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:1000])
+    unfit = drafter_of(policy, tmp_path / "unfit", vocabulary=99)
+    wrong = {tmp_path / "nowhere": "nowhere", torn.parent: "safetensors", unfit: "vocabulary"}
+    short = (*CHOOSING, "algorithm.steps=1")
+    jobs = {live.submit(spec, *short, f"drafter.path={f}"): word for f, word in wrong.items()}
+    for job, word in jobs.items():
+        live.tlt("logs", job, "-f")
+        assert live.job(job)["status"] == "done"
+        events = [entry.event for entry in live.journal(job)]
+        refusals = [event for event in events if isinstance(event, DrafterRefused)]
+        assert refusals
+        assert all(word in event.error for event in refusals)
+        assert "goes without the drafter" in live.tlt("logs", job).stdout
+        assert "refused by worker-" in live.tlt("ledger", job).stdout
+        tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
+        assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
 
 
 def test_what_costs_more_than_it_saves_is_given_up(

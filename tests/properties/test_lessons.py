@@ -18,6 +18,7 @@ from tests.simulation.walk import finish
 from tests.simulation.world import Move, World
 from tlt.messages import (
     AdoptDrafter,
+    DrafterNotKept,
     DrafterPreempted,
     DrafterRef,
     DrafterSpoiled,
@@ -127,6 +128,60 @@ def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> 
     assert {life.drafter for life in world.lives.values()} == {used[1]}
     assert used[1] is not None
     assert world.state.schooling.trunk.weights == used[1].weights
+    finish(world)
+
+
+def test_a_drafter_that_cannot_be_kept_gives_way_to_the_one_before() -> None:
+    world = Classroom().open_school()
+    second, used = world.lives[_DECODES], list[DrafterRef | None]()
+    for full in (False, True):
+        world.school.disk_is_full = full
+        world.teach()
+        world.merge(quality=1.5)
+        world.go(lambda: world.state.schooling.merging is None, "deliver")
+        used.append(world.state.schooling.used)
+        world.settle()
+        # so often that it is known what it comes to
+        world.tell(second)
+        world.tell(second)
+        world.settle()
+    assert used[0] != used[1]
+    assert world.state.schooling.used == used[0]
+    assert {life.drafter for life in world.lives.values()} == {used[0]}
+    assert used[0] is not None
+    assert world.state.schooling.trunk.weights == used[0].weights
+    assert used[0].weights.digest in world.committed
+    finish(world)
+
+
+@pytest.mark.parametrize("heard", ["at once", "after the next"])
+def test_nobody_falls_back_on_a_drafter_that_was_not_kept(heard: str) -> None:
+    world = Classroom().open_school()
+    second = world.lives[_DECODES]
+    world.school.disk_is_full = True
+    world.teach()
+    world.merge(quality=1.5)
+    world.go(lambda: world.state.schooling.used is not None, "deliver")
+    lost = next(e for e in (p.event for p in world.log) if isinstance(e, DrafterNotKept))
+    if heard == "at once":
+        world.settle()
+        assert world.state.schooling.used is None
+    else:
+        world.log = [posted for posted in world.log if posted.event != lost]
+        world.school.disk_is_full = False
+        world.settle()
+        world.tell(second)
+        world.tell(second)
+        world.settle()
+        world.teach()
+        world.merge(quality=1.5)
+        world.settle()
+        assert world.state.schooling.before is not None
+        assert world.state.schooling.before.version == lost.version
+        world.post("coordinator", lost)
+        world.settle()
+        assert world.state.schooling.used is not None
+    assert world.state.schooling.before is None
     finish(world)
 
 
@@ -311,7 +366,10 @@ def test_what_was_replaced_spoils_nothing() -> None:
     world.post("w0", _spoiled(world, trunk=0))
     world.settle()
     assert world.state.schooling.trunk == trunk
-    assert world.state.workers[WorkerId("w0")].duty is Duty.PREEMPTING
+    # it has been told of that one, and goes on with it
+    assert world.state.workers[WorkerId("w0")].duty is Duty.DRAFT
+    assert world.pupil.lesson is not None
+    assert world.pupil.lesson.trunk == trunk
     finish(world)
 
 

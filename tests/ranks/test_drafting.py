@@ -15,22 +15,25 @@ import torch
 
 from tests.samples import JOB, SPEC, prompt
 from tests.session import write_policy
+from tlt.blobs import Blobs
 from tlt.config import DrafterSpec, PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.learn.drafter.learner import Lesson
 from tlt.learn.drafter.looks import Interrupted
 from tlt.messages import (
+    BlobRef,
     DrafterLearned,
+    DrafterSpoiled,
     DrafterTrained,
     MergeDrafter,
     TrainDrafter,
     TrunkRef,
 )
-from tlt.models.weights import read_weights
+from tlt.models.weights import put_weights, read_weights
 from tlt.policies import drafting
 from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
 from tlt.ranks.main import Rank
-from tlt.types import DrafterVersion, Epoch, Incarnation, Step, WorkerId
+from tlt.types import Digest, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 
 Kind = TypeVar("Kind")
 WORKER = WorkerId("worker-1")
@@ -247,6 +250,93 @@ def test_without_an_answer_to_measure_by_it_is_merged_all_the_same(
     draft.begin(school(trained.trunk))
     draft.step(look)
     assert draft.active
+
+
+def test_a_trunk_that_is_replaced_while_its_member_reads_spoils_nothing(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    second = merged(draft, merge(NEW, 1, handed_in(draft, NEW))).trunk
+    weights, reads = second.weights, draft._read
+    assert weights is not None
+
+    def read(*args: Any) -> None:
+        draft._blobs.release(weights)
+        reads(*args)
+
+    monkeypatch.setattr(draft, "_read", read)
+    draft.begin(school(second))
+    assert draft.step(look) == []
+    assert draft._open.updates == 1
+
+
+def test_who_spoils_says_so_and_goes_on_when_told_to(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    handed_in(draft, NEW)
+    assert draft._member is not None
+    learner = draft._member.learner
+    learns = learner.learn
+
+    def learn(*args: Any) -> Lesson:
+        return dataclasses.replace(learns(*args), loss=math.nan, skipped=True)
+
+    monkeypatch.setattr(learner, "learn", learn)
+    frames: list[FromRank] = []
+    while draft.active:
+        frames += draft.step(look)
+    spoiled = only(frames, DrafterSpoiled)
+    assert spoiled.trunk == FIRST
+    assert spoiled.error == "5 lessons in a row were not finite"
+    draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
+    assert draft.step(look) == []
+    assert draft._open.updates == 1
+
+
+@pytest.mark.parametrize("doing", ["handing in", "merging"])
+def test_where_nothing_more_can_be_written_it_is_given_up(
+    ranks: list[Rank], tmp_path: Path, doing: str
+) -> None:
+    draft = draft_of(ranks[0])
+    learned = handed_in(draft, NEW)
+    (tmp_path / "full").touch()
+    draft._blobs = Blobs(tmp_path / "full", draft._blobs.flight)
+    if doing == "merging":
+        draft.ask(merge(NEW, 1, learned))
+        frames = draft.step(look)
+    else:
+        draft.step(look)
+        frames = draft.dismiss(1, 0.0)[:1]
+    assert "cannot be written" in only(frames, DrafterSpoiled).error
+    assert not draft.active
+
+
+def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
+    ranks: list[Rank],
+) -> None:
+    draft = draft_of(ranks[0])
+    made = merged(draft, merge(NEW, 1, handed_in(draft, NEW))).drafter
+    assert draft.adopt(made) is None
+    weights = read_weights(draft._blobs, made.weights)
+    name = next(iter(weights))
+
+    def other(**tensors: torch.Tensor) -> BlobRef:
+        return put_weights(draft._blobs, {**weights, **tensors}, commit=False)
+
+    torn = other(**{name: weights[name] + 1})
+    (draft._blobs.flight / torn.digest).write_bytes(b"torn")
+    for changes, complaint in (
+        ({"weights": torn}, "4 bytes, "),
+        ({"weights": other(**{name: weights[name][:1]})}, "other names or shapes"),
+        ({"weights": other(**{name: weights[name] / 0})}, "not finite"),
+        ({"architecture": Digest("other")}, "another architecture"),
+    ):
+        refused = msgspec.structs.replace(made, version=DrafterVersion(2), **changes)
+        assert complaint in (draft.adopt(refused) or "")
+        assert draft._engine.drafter == 1
+    assert draft.adopt(None) is None
+    assert draft._engine.drafter is None
 
 
 def test_a_loss_that_is_no_number_is_not_spoken_of(

@@ -313,6 +313,10 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         self._check_lineage(before, event, after)
+        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
+            # the card of what the job leaves behind tells of it
+            assert after.schooling.used == before.schooling.used
+            assert after.schooling.heard == before.schooling.heard
         for command in commands:
             match command:
                 case AdoptDrafter():
@@ -414,15 +418,15 @@ class Checks:
         state, world = self._world.state, self._world
         assert trunk.weights is not None
         if self._is_current(life) and trunk == state.schooling.trunk:
-            vanished = trunk.weights.digest in world.school.vanished
-            assert world.blobs_were_lost or vanished, f"{trunk} is gone"
+            missed = world.school.is_missed(trunk.weights)
+            assert world.blobs_were_lost or missed, f"{trunk} is gone"
 
     def drafter_gone(self, life: Life, drafter: DrafterRef) -> None:
         """Whoever is late finds none; what is in use was committed."""
         state, world = self._world.state, self._world
         if self._is_current(life) and drafter == state.schooling.used:
-            vanished = drafter.weights.digest in world.school.vanished
-            assert world.blobs_were_lost or vanished, f"{drafter} is gone"
+            missed = world.school.is_missed(drafter.weights)
+            assert world.blobs_were_lost or missed, f"{drafter} is gone"
 
     def _is_current(self, life: Life) -> bool:
         known = self._world.state.workers.get(life.worker)
@@ -443,7 +447,8 @@ class Checks:
         left = self._world.school.heard_of & self._world.flight
         assert not left, f"never released: {left}"
         kept = {blob.digest for blob in _in_the_folder(state)}
-        assert kept <= self._world.committed
+        # what could not be kept, and ended with the job before anybody heard of it
+        assert kept <= self._world.committed | set(self._world.school.not_kept.values())
         # what was written for an attempt that was given up lies there, too
         assert not (self._world.committed - kept) & self.named
         algorithm = state.spec.algorithm

@@ -13,6 +13,7 @@ from tlt.messages import (
     Canary,
     DeltaRef,
     DrafterLearned,
+    DrafterNotKept,
     DrafterPreempted,
     DrafterRef,
     DrafterRefused,
@@ -62,6 +63,10 @@ class School:
     # the trunk that each delta's member really stood on
     grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
     merges: int = 0
+    # the run's folder takes no drafter any more
+    disk_is_full: bool = False
+    # by its version, what was not kept, and the coordinator does not know
+    not_kept: dict[DrafterVersion, Digest] = field(default_factory=dict)
     # what all canaries come to, if not what chance gives
     quality: float | None = None
 
@@ -95,9 +100,16 @@ class School:
         return found
 
     def losses(self) -> list[tuple[str, tuple[object, ...]]]:
-        """Blobs of drafters that could vanish."""
+        """Blobs of drafters that could vanish, or that nothing could be written for."""
         there = self.heard_of & self.world.flight
-        return [("vanish", (digest,)) for digest in sorted(there)[:4]]
+        disk = "clear_disk" if self.disk_is_full else "fill_disk"
+        return [(disk, ()), *(("vanish", (digest,)) for digest in sorted(there)[:4])]
+
+    def fill_disk(self) -> None:
+        self.disk_is_full = True
+
+    def clear_disk(self) -> None:
+        self.disk_is_full = False
 
     def vanish(self, digest: Digest) -> None:
         self.world.flight.discard(digest)
@@ -348,6 +360,10 @@ class School:
     def is_readable(self, ref: BlobRef) -> bool:
         return ref.digest in self.world.flight | self.world.committed
 
+    def is_missed(self, ref: BlobRef) -> bool:
+        """Nobody was told that it is gone, or nobody has heard of it yet."""
+        return ref.digest in self.vanished or ref.digest in self.not_kept.values()
+
     def heard(self, event: RunEvent) -> None:
         match event:
             case DrafterLearned():
@@ -355,13 +371,20 @@ class School:
             case DrafterTrained():
                 assert event.trunk.weights is not None
                 self.heard_of |= {event.trunk.weights.digest, event.drafter.weights.digest}
+            case DrafterNotKept():
+                self.not_kept.pop(event.version, None)
             case _:
                 pass
 
     def kept(self, drafter: DrafterRef) -> None:
-        there = self.is_readable(drafter.weights) or drafter.weights.digest in self.vanished
-        assert there or self.world.blobs_were_lost
-        self.world.committed.add(drafter.weights.digest)
+        there = self.is_readable(drafter.weights)
+        assert there or drafter.weights.digest in self.vanished or self.world.blobs_were_lost
+        if there and not self.disk_is_full:
+            self.world.committed.add(drafter.weights.digest)
+            return
+        self.not_kept[drafter.version] = drafter.weights.digest
+        lost = DrafterNotKept(job=self.world.state.job, version=drafter.version, error="test")
+        self.world.post("coordinator", lost)
 
     def _say(self, life: Life, event: RunEvent) -> None:
         if not self.world.say(life, event):

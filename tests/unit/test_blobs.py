@@ -69,6 +69,17 @@ def test_spoilt_blob_is_refused(content: bytes, complaint: str, blobs: Blobs) ->
     assert not (blobs.committed / ref.digest).exists()
 
 
+def test_a_copy_in_flight_that_is_torn_hides_none_that_is_whole(blobs: Blobs) -> None:
+    ref = blobs.put(b"weights", commit=False)
+    path = blobs.commit(ref)
+    (blobs.flight / ref.digest).write_bytes(b"wei")
+    assert blobs.get(ref) == b"weights"
+    assert blobs.verified(ref) == path
+    path.write_bytes(b"weighs!")
+    with pytest.raises(BlobError, match="checksum"):
+        blobs.get(ref)
+
+
 def test_blob_that_cannot_be_read(blobs: Blobs) -> None:
     ref = BlobRef(digest=Digest("00"), bytes=1)
     (blobs.flight / "00").mkdir(parents=True)

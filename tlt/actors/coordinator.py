@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import redis.exceptions
@@ -33,6 +33,7 @@ from tlt.messages import (
     CloseJob,
     Command,
     DiscardBlobs,
+    DrafterNotKept,
     FinishRun,
     Heartbeat,
     JobCancelRequested,
@@ -73,6 +74,13 @@ _TRIM_SECONDS = 5.0
 _SESSION = "session"
 _events = Codec[AnyEvent](AnyEvent)
 _log = structlog.get_logger("coordinator")
+
+
+class _Written(NamedTuple):
+    caused: list[Caused]
+    positions: Mapping[str, Position]
+    # what others have to hear of it
+    said: Sequence[AnyEvent]
 
 
 class Superseded(TltError):
@@ -207,7 +215,8 @@ class Coordinator:
         caused: list[Caused] = []
         for event in events:
             await self._decide(event, caused)
-        caused, positions = self._write(caused)
+        written = self._write(caused)
+        caused = written.caused
 
         async def commit() -> None:
             async with self.connection.pipeline(transaction=True) as transaction:
@@ -216,7 +225,9 @@ class Coordinator:
                     raise Superseded(f"epoch {self.epoch} is over: another coordinator is at work")
                 transaction.multi()
                 await self.effects.fill(transaction, caused)
-                for book, position in positions.items():
+                for event in written.said:
+                    self.events.add(transaction, event)
+                for book, position in written.positions.items():
                     transaction.hset(self.keys.committed, book, msgspec.json.encode(position))
                 self.consumer.acknowledge(transaction, entries)
                 await transaction.execute()
@@ -269,26 +280,31 @@ class Coordinator:
                 about_it = running is not None and running.state.job == event.job
                 return [running] if running is not None and about_it else []
 
-    def _write(self, caused: list[Caused]) -> tuple[list[Caused], Mapping[str, Position]]:
+    def _write(self, caused: list[Caused]) -> "_Written":
         """Files first: committed blobs and the journals' lines."""
+        said: list[DrafterNotKept] = []
         positions: dict[str, Position] = {}
         if self.job is not None:
             try:
-                self._commit_blobs(self.job.state.job, caused)
+                said = self._commit_blobs(self.job.state.job, caused)
                 positions[self.job.state.job] = self.job.write()
             except (JournalError, BlobError) as error:
                 caused = self._fail_run(self.job, caused, str(error))
         positions[_SESSION] = self.session.write()
-        return caused, positions
+        return _Written(caused, positions, said)
 
-    def _commit_blobs(self, job: JobId, caused: Sequence[Caused]) -> None:
-        blobs = self._blobs(job)
+    def _commit_blobs(self, job: JobId, caused: Sequence[Caused]) -> list[DrafterNotKept]:
+        """Without a drafter, lost or too large for the disk, a job is slower, and no less right."""
+        blobs, not_kept = self._blobs(job), list[DrafterNotKept]()
         for command, event, _ in caused:
             match command:
                 case KeepBest() if command.policy.weights is not None:
                     blobs.commit(command.policy.weights)
                 case KeepDrafter():
-                    _keep_drafter(blobs, command)
+                    try:
+                        blobs.commit(command.drafter.weights)
+                    except BlobError as error:
+                        not_kept.append(_not_kept(command, error))
                 case KeepRollout() if isinstance(event, RolloutFinished):
                     for tensor in (event.tokens, event.logprobs):
                         if tensor.blob is not None:
@@ -296,6 +312,7 @@ class Coordinator:
                             blobs.release(tensor.blob)
                 case _:
                     pass
+        return not_kept
 
     def _fail_run(self, run: Book[RunState], caused: list[Caused], error: str) -> list[Caused]:
         """Nothing can be written to the run's folder: what was decided just now did not happen."""
@@ -399,12 +416,9 @@ class Coordinator:
                         await prompts.trim()
 
 
-def _keep_drafter(blobs: Blobs, command: KeepDrafter) -> None:
-    """Without it, lost or too large for the disk, its job is slower, and no less right."""
-    try:
-        blobs.commit(command.drafter.weights)
-    except BlobError as error:
-        _log.warning("drafter not kept", job=command.job, error=str(error))
+def _not_kept(command: KeepDrafter, error: BlobError) -> DrafterNotKept:
+    _log.warning("drafter not kept", job=command.job, error=str(error))
+    return DrafterNotKept(job=command.job, version=command.drafter.version, error=str(error))
 
 
 def _started(command: StartJob, epoch: Epoch) -> JobStarted:

@@ -13,6 +13,7 @@ from tlt.messages import (
     CheckpointCommitted,
     CloseJob,
     DrafterLearned,
+    DrafterNotKept,
     DrafterPreempted,
     DrafterRefused,
     DrafterSpoiled,
@@ -103,6 +104,8 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             lessons.trained(turn, event)
         case DrafterSpoiled():
             lessons.spoiled(turn, event)
+        case DrafterNotKept():
+            lessons.not_kept(turn, event)
         case StrategyChosen():
             _weigh(turn, event)
         case SpeculationStopped() | DrafterRefused():

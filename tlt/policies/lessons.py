@@ -10,6 +10,7 @@ import msgspec
 
 from tlt.messages import (
     DrafterLearned,
+    DrafterNotKept,
     DrafterPreempted,
     DrafterSpoiled,
     DrafterTrained,
@@ -229,6 +230,11 @@ def asked(turn: Turn, tallies: Sequence[StrategyTally]) -> None:
         _tell_members(turn)
 
 
+def not_kept(turn: Turn, event: DrafterNotKept) -> None:
+    if trunks.not_kept(turn, event):
+        _tell_members(turn)
+
+
 def _go_on(turn: Turn) -> None:
     """With the new trunk, if it is still worth it."""
     state = turn.state
@@ -256,8 +262,7 @@ def spoiled(turn: Turn, event: DrafterSpoiled) -> None:
     if worker.duty not in _TRAINS or worker.lesson != event.lesson:
         return
     if event.trunk != turn.state.schooling.trunk.version:
-        preempt(turn, event.worker)  # what it could not read, or spoiled, was replaced since
-        return
+        return  # what it could not read, or spoiled, was replaced: it has been told by what
     turn.set(schooling=drafting.in_vain(turn.state.schooling, turn.state.step))
     trunks.start_over(turn, event.error)
     preempt_all(turn)

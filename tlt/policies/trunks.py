@@ -14,6 +14,7 @@ from tlt.messages import (
     Canary,
     Decision,
     DeltaRef,
+    DrafterNotKept,
     DrafterRef,
     DrafterTrained,
     ExplainDrafting,
@@ -193,15 +194,32 @@ def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
     lengths = fallen(now, schooling.heard_before)
     if lengths is None or schooling.used is None:
         return False
-    change(turn, used=schooling.before, before=None, heard={}, heard_before={})
+    live, before = lengths
+    why = f"accept length {live:.2f} in rollouts, {before:.2f} with the one before"
+    _return_to_the_one_before(turn, schooling.used, why)
+    return True
+
+
+def not_kept(turn: Turn, event: DrafterNotKept) -> bool:
+    """Whether it was in use. It lies in flight alone: nobody is to need it later."""
+    used, before = turn.state.schooling.used, turn.state.schooling.before
+    if used is not None and used.version == event.version:
+        why = f"version {event.version} could not be kept: {event.error}"
+        _return_to_the_one_before(turn, used, why)
+        return True
+    if before is not None and before.version == event.version:
+        change(turn, before=None, heard_before={})
+    return False
+
+
+def _return_to_the_one_before(turn: Turn, used: DrafterRef, why: str) -> None:
+    change(turn, used=turn.state.schooling.before, before=None, heard={}, heard_before={})
     turn.set(schooling=drafting.in_vain(turn.state.schooling, turn.state.step))
     _tell_drafter(turn)
-    release(turn, (schooling.used.weights,))
-    live, before = lengths
-    start_over(turn, f"accept length {live:.2f} in rollouts, {before:.2f} with the one before")
+    release(turn, (used.weights,))
+    start_over(turn, why)
     # the trunk may have begun with it
-    retention.discard_drafters(turn, schooling.used)
-    return True
+    retention.discard_drafters(turn, used)
 
 
 # --- other beginnings, and the end --------------------------------------------------------------
@@ -239,7 +257,9 @@ def end(turn: Turn) -> None:
         unused.append(schooling.trunk.weights)
     if schooling.used is not None:
         unused.append(schooling.used.weights)  # it was committed
-    turn.set(schooling=Schooling(version=schooling.version, marks=schooling.marks))
+    turn.set(
+        schooling=Schooling(version=schooling.version, marks=schooling.marks, heard=schooling.heard)
+    )
     release(turn, tuple(unused))
     change(turn, used=schooling.used)
     retention.discard_drafters(turn, schooling.before)

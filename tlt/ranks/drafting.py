@@ -170,6 +170,9 @@ class DraftDuty:
             return self.dismiss(school.train.lesson, began) if waited > _PATIENCE else []
         self._fed = began
         try:
+            if self._member is not None and school.train.trunk.weights is not None:
+                # before what may take long: others replace it, and nobody keeps it for this member
+                self._on_trunk(school.train.trunk)
             self._read(answers, look)
             member = self._on_trunk(school.train.trunk)
             complaint = self._learn(member.learner, answers, look)
@@ -360,7 +363,9 @@ class DraftDuty:
             trunk = next_trunk(self._blobs, command, root, self._ends.head.device, look)
             trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             canary = measured(trained, self._used, self._ends, answers, self._rows, look)
+            look()
             blob = put_weights(self._blobs, trunk.tensors, commit=False)
+            look()
             own = put_weights(self._blobs, trained.state_dict(), commit=False)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
@@ -379,6 +384,8 @@ class DraftDuty:
         if ref is None:
             if self._named is not None:
                 self._engine.adopt(NAMED, self._named)
+            elif self._engine.drafter is not None:
+                self._engine.forget_drafter()
             self._used = self._named
             return None
         if ref.version == self._engine.drafter:

@@ -156,6 +156,10 @@ class NativeEngine:
         running = [row for row in self._rows if row is not None]
         self._speculation.adopt(version, drafter, running)
 
+    def forget_drafter(self) -> None:
+        """From the next step on, there is none."""
+        self._speculation.forget()
+
     def decode_with(self, strategy: Strategy) -> None:
         """From the next step on, always."""
         self._speculation.decode_with(strategy)

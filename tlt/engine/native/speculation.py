@@ -79,6 +79,13 @@ class Speculation:
         if self._policy is not None:
             self._policy.drafter_swapped()
 
+    def forget(self) -> None:
+        """The drafter, if there is one."""
+        self._drafting = self.version = None
+        self._offer()
+        if self._policy is not None:
+            self._policy.drafter_swapped()
+
     def weights_swapped(self) -> None:
         if self._policy is not None:
             self._policy.weights_swapped()

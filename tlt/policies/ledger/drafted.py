@@ -9,6 +9,7 @@ from tlt.messages import (
     Command,
     DrafterLearned,
     DrafterPreempted,
+    DrafterRefused,
     DrafterSpoiled,
     DrafterTrained,
     ExplainDrafting,
@@ -69,6 +70,8 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[Measured, ...]
     decisions: tuple[Decision, ...]
     spoiled: tuple[str, ...]
+    # by whom and why: drafters that a worker could not read, or that do not fit
+    refused: tuple[str, ...]
 
     @property
     def idle(self) -> float:
@@ -88,6 +91,8 @@ class Drafted:
         self._measured: list[Measured] = []
         self._decisions: list[Decision] = []
         self._spoiled: list[str] = []
+        # each once, in the order in which they came
+        self._refused: dict[str, None] = {}
 
     def pass_time(self, state: RunState, passed: float) -> None:
         for worker in state.workers.values():
@@ -104,7 +109,8 @@ class Drafted:
         """Only what changed something counts."""
         match event:
             case DrafterLearned() if after.schooling is not before.schooling:
-                self._learned(event, bought=before.phase is Phase.DRAFTING)
+                bought = before.phase is Phase.DRAFTING
+                self._learned(event, bought, void=event.delta.trunk < after.schooling.trunk.root)
             case DrafterPreempted() if after.workers is not before.workers:
                 self._dropped += event.dropped_seconds
                 if before.workers[event.worker].duty is Duty.PREEMPTING:
@@ -113,6 +119,8 @@ class Drafted:
                 self._trained(event, after)
             case DrafterSpoiled() if after.schooling is not before.schooling:
                 self._spoiled.append(event.error)
+            case DrafterRefused():
+                self._refused[f"{event.worker}: {event.error}"] = None
             case _:
                 pass
 
@@ -129,8 +137,8 @@ class Drafted:
             )
 
     def account(self) -> Drafting | None:
-        """None where no drafter was trained."""
-        if not self._decisions and not self._micro_batches:
+        """None where no drafter was trained, or refused."""
+        if not (self._decisions or self._micro_batches or self._refused):
             return None
         latencies = sorted(seconds for seconds, _ in self._latencies)
         in_batches = sorted(seconds / max(t, 1e-9) for seconds, t in self._latencies if t > 0)
@@ -155,10 +163,15 @@ class Drafted:
             measured=tuple(self._measured),
             decisions=tuple(self._decisions),
             spoiled=tuple(self._spoiled),
+            refused=tuple(self._refused),
         )
 
-    def _learned(self, event: DrafterLearned, bought: bool) -> None:
-        self._harvested[bought] += event.seconds
+    def _learned(self, event: DrafterLearned, bought: bool, void: bool) -> None:
+        """`void`: what it was learned on had been given up by then."""
+        if void:
+            self._dropped += event.seconds
+        else:
+            self._harvested[bought] += event.seconds
         self._reading += event.reading_seconds
         self._publishing += event.publishing_seconds
         self._micro_batches += event.updates

@@ -1,0 +1,67 @@
+"""What the ledger makes of the drafter's training, by hand."""
+
+import msgspec
+import pytest
+
+from tests.samples import JOB
+from tests.simulation.specs import small_spec
+from tlt.messages import BlobRef, DeltaRef, DrafterLearned, DrafterRefused, Lessons, TrunkRef
+from tlt.policies.coordinator import new_run
+from tlt.policies.ledger.drafted import Drafted
+from tlt.policies.schooling import Schooling
+from tlt.types import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
+
+W0 = WorkerId("w0")
+
+
+def learned(trunk: int) -> DrafterLearned:
+    return DrafterLearned(
+        job=JOB,
+        lesson=1,
+        policy=PolicyVersion(0),
+        delta=DeltaRef(
+            worker=W0,
+            incarnation=Incarnation(1),
+            rank=0,
+            number=1,
+            trunk=DrafterVersion(trunk),
+            blob=BlobRef(digest=Digest("delta"), bytes=1),
+            lessons=1,
+            known=0,
+        ),
+        updates=2,
+        tokens=Lessons(own=7),
+        seconds=3.0,
+        reading_seconds=0.0,
+        publishing_seconds=0.0,
+        typical_seconds=1.0,
+        longest_seconds=2.0,
+        loss=1.0,
+    )
+
+
+@pytest.mark.parametrize(("trunk", "harvested", "dropped"), [(4, 3.0, 0.0), (3, 0.0, 3.0)])
+def test_what_was_learned_on_a_trunk_that_was_given_up_is_not_harvested(
+    trunk: int, harvested: float, dropped: float
+) -> None:
+    before = new_run(JOB, small_spec())
+    root = DrafterVersion(4)
+    given_up = TrunkRef(version=root, root=root, weights=None, updates=0, lessons=0)
+    after = msgspec.structs.replace(before, schooling=Schooling(trunk=given_up))
+    drafted = Drafted()
+    drafted.watch(before, learned(trunk), after)
+    account = drafted.account()
+    assert account is not None
+    assert (account.harvested, account.dropped) == (harvested, dropped)
+
+
+def test_who_refuses_a_drafter_is_told_of_once() -> None:
+    """Where nothing is trained, too."""
+    state, drafted = new_run(JOB, small_spec()), Drafted()
+    assert drafted.account() is None
+    for worker in (W0, W0, WorkerId("w1")):
+        refused = DrafterRefused(job=JOB, worker=worker, incarnation=Incarnation(1), error="torn")
+        drafted.watch(state, refused, state)
+    account = drafted.account()
+    assert account is not None
+    assert account.refused == ("w0: torn", "w1: torn")
