@@ -15,9 +15,18 @@ from tlt.config import (
     RewardSpec,
     RolloutSpec,
 )
-from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StartRollout, Tensor
+from tlt.messages import (
+    PolicyRef,
+    PromptIssued,
+    RolloutFinished,
+    StartRollout,
+    StrategyTally,
+    Tensor,
+)
+from tlt.strategies import Draft
 from tlt.types import (
     Attempt,
+    DrafterVersion,
     Epoch,
     Incarnation,
     JobId,
@@ -153,3 +162,19 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
             return st.none()
         case _:
             raise AssertionError(f"no samples for {info}")
+
+
+def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:
+    values: dict[str, Any] = {
+        "strategy": Draft(depth=2),
+        "bucket": 1,
+        "drafter": DrafterVersion(0),
+        "control": None,
+        "rounds": 1,
+        "tried": 0,
+        "rows": 1,
+        "tokens": tokens,
+        "seconds": seconds,
+        "expected": 0.0,
+    }
+    return StrategyTally(**{**values, **changes})

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.samples import tally
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
-from tlt.messages import Canary, TrunkRef
+from tlt.messages import Canary, StrategyTally, TrunkRef
 from tlt.policies import drafting
 from tlt.policies.learning_curve import MOST_MARKS, Mark, curve
 from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
 from tlt.policies.schooling import Schooling
+from tlt.strategies import Draft
 from tlt.types import DrafterVersion, Member, PromptIndex, Step
 
 _lengths = st.floats(1.0, 12.0)
@@ -135,15 +137,41 @@ def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
 
 def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:
     """It may be at its best already; in idle seconds that is found out."""
-    spec = small_spec(steps=100, train="auto")
-    named = msgspec.structs.replace(
-        spec, drafter=msgspec.structs.replace(spec.drafter, path="/drafter")
-    )
+    named = _named(steps=100)
     ahead = _ahead(named, 0)
     assert not drafting.purchase(named, Schooling(), ahead, _START).worth
     assert drafting.worth_training(named, Schooling(), ahead, _START).worth
     weak = _taught([Mark(version=DrafterVersion(1), updates=24, used=2.0, trained=2.4)])
     assert drafting.purchase(named, weak, ahead, _START).worth
+
+
+def test_a_named_drafter_at_its_best_is_trained_once_it_has_lost_of_that() -> None:
+    """Rollouts tell, by chains of four: no second goes into finding it out."""
+    named = _named(steps=10)
+    ahead, began = _ahead(named, 0, seconds=5.0), drafting.overheard(Schooling(), [_told(4.9)])
+    assert began.expected is not None
+    assert began.expected.now == pytest.approx(6.79, abs=0.01)
+    assert not drafting.worth_training(named, began, ahead, _START).worth
+    assert not drafting.purchase(named, began, ahead, _START).worth
+    later = began
+    for _ in range(20):
+        later = drafting.reckoned(drafting.overheard(later, [_told(4.0)]))
+    assert later.expected is not None
+    assert later.expected.plateau >= 6.7
+    assert later.expected.now == pytest.approx(5.04, abs=0.1)
+    assert drafting.worth_training(named, later, ahead, _START).worth
+    # nobody has seen yet whether training brings it back
+    assert not drafting.purchase(named, later, ahead, _START).worth
+
+
+def _named(steps: int) -> JobSpec:
+    spec = small_spec(steps=steps, train="auto")
+    drafter = msgspec.structs.replace(spec.drafter, path="/drafter")
+    return msgspec.structs.replace(spec, drafter=drafter)
+
+
+def _told(length: float) -> StrategyTally:
+    return tally(round(5000 * length), 1.0, strategy=Draft(depth=4), rows=5000)
 
 
 @given(marks=_marks, seconds=st.floats(0.0, 1e5), members=st.integers(1, 64))

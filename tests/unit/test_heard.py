@@ -2,7 +2,9 @@
 
 import pytest
 
-from tlt.policies.heard import Asked, faded, fallen
+from tests.samples import tally
+from tlt.policies.heard import Asked, accept_length, faded, fallen, lately
+from tlt.types import DrafterVersion
 
 OLD = {"4 noisy": Asked(3000, 15_000), "8 plain": Asked(2500, 20_000)}
 
@@ -20,3 +22,29 @@ def test_it_is_not_held_against_what_an_earlier_policy_let_the_last_one_do() -> 
     # the one before has come down from 5.8 to 4.2 on answers of today
     assert fallen(now, faded(OLD, measured=5.8, now=4.2)) is None
     assert faded(OLD, measured=4.0, now=4.4) == OLD
+
+
+@pytest.mark.parametrize("likely", [0.0, 0.3, 0.9, 1.0])
+def test_chains_of_any_length_tell_how_likely_a_guess_is(likely: float) -> None:
+    def asked(depth: int, rows: int = 10_000) -> Asked:
+        return Asked(rows, round(rows * sum(likely**guess for guess in range(depth + 1))))
+
+    expected = sum(likely**guess for guess in range(7))
+    for depth in (1, 4, 8):
+        length = accept_length({f"{depth} plain": asked(depth)}, 6)
+        assert length == pytest.approx(expected, abs=0.01)
+    both = {"2 noisy": asked(2), "8 plain": asked(8)}
+    assert accept_length(both, 6) == pytest.approx(expected, abs=0.01)
+    assert accept_length({"4 plain": asked(4, rows=1999)}, 6) is None
+
+
+def test_what_it_came_to_long_ago_is_forgotten() -> None:
+    drafter = DrafterVersion(0)
+    then, now = (tally(rows * 3000, 1.0, rows=3000) for rows in (3, 1))
+    told = lately({}, [then] * 6, drafter)
+    assert told == {"2 noisy": Asked(18_000, 54_000)}
+    for _ in range(40):
+        told = lately(told, [now], drafter)
+    assert told["2 noisy"].rows == 20_000
+    assert told["2 noisy"].tokens == pytest.approx(20_000, rel=0.01)
+    assert lately(told, [now], DrafterVersion(7)) == told

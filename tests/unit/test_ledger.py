@@ -1,12 +1,10 @@
 """What the ledger makes of a single step, by hand."""
 
-from typing import Any
-
 import pytest
 
-from tests.samples import JOB
+from tests.samples import JOB, tally
 from tests.simulation.specs import small_spec
-from tlt.messages import ControlRuns, DrafterSpan, OriginSpan, StrategyChosen, StrategyTally
+from tlt.messages import ControlRuns, DrafterSpan, OriginSpan, StrategyChosen
 from tlt.policies.coordinator import new_run
 from tlt.policies.ledger.accepted import Accepted
 from tlt.policies.ledger.savings import Savings
@@ -15,22 +13,6 @@ from tlt.strategies import Draft, Ngram, Off
 from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
-
-
-def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:
-    values: dict[str, Any] = {
-        "strategy": Draft(depth=2),
-        "bucket": 1,
-        "drafter": DrafterVersion(0),
-        "control": None,
-        "rounds": 1,
-        "tried": 0,
-        "rows": 1,
-        "tokens": tokens,
-        "seconds": seconds,
-        "expected": 0.0,
-    }
-    return StrategyTally(**{**values, **changes})
 
 
 def chosen(worker: WorkerId, tokens: int, seconds: float, rank: int = 0) -> StrategyChosen:

@@ -5,15 +5,17 @@ predicts. Idle seconds cost what they slow down beside them; bought ones cost th
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.messages import Canary, TrunkRef
+from tlt.messages import Canary, StrategyTally, TrunkRef
+from tlt.policies.heard import accept_length, lately
 from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve
 from tlt.policies.schooling import Schooling
 from tlt.strategies import Ngram
-from tlt.types import Step
+from tlt.types import NAMED, Step
 
 # decoding takes as long as one over this power of the accept length: drafting and verifying cost
 _GAIN = 0.6
@@ -30,6 +32,8 @@ _MERGED = 0.85
 # a purchase must be predicted to save so many times what it costs
 _MARGIN = 2.0
 _PURCHASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+# guesses in a row, as canaries count accept lengths
+CANARY_DEPTH = 6
 # of accept length, before one drafter counts as better than another
 _BETTER = 1.01
 _WORSE = 0.9
@@ -91,7 +95,7 @@ def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) ->
         return best
     if step < schooling.rest_until:
         return _rests(schooling)
-    if spec.drafter.path is not None and schooling.expected is None:
+    if spec.drafter.path is not None and not schooling.marks:
         why = "the named drafter was not measured yet"
         return Verdict(worth=False, saved=0.0, cost=0.0, why=why)
     expected = _curve(spec, schooling)
@@ -137,6 +141,30 @@ def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> 
     if adopts(canary):
         return msgspec.structs.replace(after, vain=0, rest_until=step)
     return in_vain(after, step)
+
+
+def overheard(schooling: Schooling, tallies: Sequence[StrategyTally]) -> Schooling:
+    """Before any canary, rollouts tell what the drafter that the job names comes to."""
+    if schooling.marks or schooling.used is not None:
+        return schooling
+    recent = lately(schooling.lately, tallies, NAMED)
+    after = msgspec.structs.replace(schooling, lately=recent)
+    return reckoned(after) if after.expected is None else after
+
+
+def reckoned(schooling: Schooling) -> Schooling:
+    """By what was overheard lately, and by the most that it has ever been."""
+    if schooling.marks or schooling.used is not None:
+        return schooling
+    length = accept_length(schooling.lately, CANARY_DEPTH)
+    if length is None:
+        return schooling
+    best = max(length, schooling.began or 1.0)
+    expected = curve(best, ())
+    now = min(length, expected.plateau)
+    return msgspec.structs.replace(
+        schooling, began=best, expected=msgspec.structs.replace(expected, now=now)
+    )
 
 
 def in_vain(schooling: Schooling, step: Step) -> Schooling:

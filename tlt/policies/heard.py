@@ -16,8 +16,11 @@ from tlt.types import DrafterVersion
 # later it loses to the policy, which moves
 _KNOWN = 2000
 _SETTLED = 20_000
+# rows that tell what it comes to lately
+_LATELY = 20_000
 # of the accept length of the one before
 _FALLEN = 0.8
+_HALVINGS = 20
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -35,15 +38,55 @@ def heard(
     before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
 ) -> Heard:
     """And what these tallies add to it."""
+    if _rows(before) >= _SETTLED:
+        return dict(before)
+    return _added(before, tallies, drafter)
+
+
+def _added(
+    before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
+) -> Heard:
     found = dict(before)
-    if _rows(found) >= _SETTLED:
-        return found
     for tally in tallies:
         if isinstance(tally.strategy, Draft) and tally.drafter == drafter:
             way = f"{tally.strategy.depth} {'noisy' if tally.strategy.noise else 'plain'}"
             known = found.get(way, Asked())
             found[way] = Asked(known.rows + tally.rows, known.tokens + tally.tokens)
     return found
+
+
+def lately(
+    before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
+) -> Heard:
+    """The last rows alone: as many new ones push as many old ones out."""
+    found = _added(before, tallies, drafter)
+    kept = min(1.0, _LATELY / max(1, _rows(found)))
+    if kept == 1.0:
+        return found
+    return {way: Asked(round(a.rows * kept), round(a.tokens * kept)) for way, a in found.items()}
+
+
+def accept_length(one: Mapping[str, Asked], depth: int) -> float | None:
+    """By so many guesses, if each is as likely to be right as it was found to be in chains of any
+    length; None of a drafter that is not known yet."""
+    if not is_known(one):
+        return None
+    lengths = ((asked.rows, _length(_likely(way, asked), depth)) for way, asked in one.items())
+    return sum(rows * length for rows, length in lengths) / _rows(one)
+
+
+def _likely(way: str, asked: Asked) -> float:
+    """How often a guess is right, by halving: chains of `depth` then come to what these came to."""
+    depth, low, high = int(way.split(maxsplit=1)[0]), 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        short = asked.rows * _length(middle, depth) < asked.tokens
+        low, high = (middle, high) if short else (low, middle)
+    return low
+
+
+def _length(likely: float, depth: int) -> float:
+    return sum(likely**guess for guess in range(depth + 1))
 
 
 def faded(one: Mapping[str, Asked], measured: float, now: float) -> Heard:

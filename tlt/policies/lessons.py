@@ -64,6 +64,7 @@ def hold_out(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
     step, known = turn.state.step, turn.state.schooling.held_out
     before = {number: held for number, held in known.items() if number == step - 1}
     trunks.change(turn, held_out={**before, step: held_out(step, prompts)})
+    turn.set(schooling=drafting.reckoned(turn.state.schooling))
 
 
 def look_again(turn: Turn) -> None:

@@ -191,6 +191,7 @@ def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
     now = heard(schooling.heard, tallies, version)
     if now != schooling.heard:
         change(turn, heard=now)
+    turn.set(schooling=drafting.overheard(turn.state.schooling, tallies))
     lengths = fallen(now, schooling.heard_before)
     if lengths is None or schooling.used is None:
         return False

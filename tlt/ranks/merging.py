@@ -16,12 +16,12 @@ from tlt.learn.drafter.sample import PolicyEnds
 from tlt.messages import BlobRef, Canary, DrafterRef, DrafterTrained, MergeDrafter, TrunkRef
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.weights import read_weights
+from tlt.policies.drafting import CANARY_DEPTH
 from tlt.ranks.frames import Load
 from tlt.ranks.lessons import Text, rollout
 from tlt.ranks.pool import Answer
 from tlt.types import Digest
 
-_DEPTH = 6
 _WEIGHTS, _MEAN = "weights.", "mean."
 
 
@@ -97,8 +97,8 @@ def measured(
     rollouts = [_rollout(answer, len(ends.head)) for answer in answers]
 
     def length(drafter: Drafter) -> float:
-        found = accept_lengths(drafter, ends, rollouts, (_DEPTH,), budget, look)
-        return max(found.noise[_DEPTH], found.plain[_DEPTH])
+        found = accept_lengths(drafter, ends, rollouts, (CANARY_DEPTH,), budget, look)
+        return max(found.noise[CANARY_DEPTH], found.plain[CANARY_DEPTH])
 
     return Canary(
         used=None if used is None else length(used),
