@@ -2,17 +2,21 @@
 
 from rich.table import Table
 
+from cli.output import console, say
 from tlt.narration import decision
 from tlt.policies.ledger import Drafting
 
 _LAST = 12
 
 
-def drafting_tables(drafting: Drafting) -> list[Table | str]:
-    refusals = [f"refused by {refusal}" for refusal in drafting.refused[-_LAST:]]
-    if not drafting.decisions and not drafting.micro_batches:
-        return [*refusals]
-    return [_seconds(drafting), _drafters(drafting), *_decisions(drafting), *refusals]
+def print_drafting(drafting: Drafting) -> None:
+    if drafting.decisions or drafting.micro_batches:
+        console.print(_seconds(drafting))
+        console.print(_drafters(drafting))
+        for line in _decisions(drafting):
+            say(line)
+    for refusal in drafting.refused[-_LAST:]:
+        say(f"refused by {refusal}")
 
 
 def _seconds(drafting: Drafting) -> Table:
@@ -38,7 +42,6 @@ def _seconds(drafting: Drafting) -> Table:
         ("  from answers being written", f"{tokens.running}"),
         ("  from the step before", f"{tokens.previous}"),
         ("undone, for what was trained was spoiled", f"{len(drafting.spoiled)} times"),
-        ("refused by a worker", f"{len(drafting.refused)} times"),
         ("stopped when told", f"{drafting.preempted} times"),
         ("  within, half of the times", f"{1e3 * drafting.preempt_p50:.0f} ms"),
         ("  99 % of the times", f"{1e3 * drafting.preempt_p99:.0f} ms ({batches})"),

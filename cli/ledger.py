@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from cli.client import run_folder
-from cli.drafting_tables import drafting_tables
+from cli.drafting_tables import print_drafting
 from cli.following import fold
 from cli.output import console, print_json, say
 from cli.session_commands import SessionName
@@ -38,8 +38,7 @@ def ledger(
         say(_positions(snapshot))
         say(speculation_line(snapshot))
     if snapshot.drafting is not None:
-        for part in drafting_tables(snapshot.drafting):
-            console.print(part)
+        print_drafting(snapshot.drafting)
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
         f"learned from {100 * snapshot.trained:.1f} % of the tokens of training rollouts"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cli.drafting_tables import drafting_tables
+from cli.drafting_tables import print_drafting
 from cli.ledger import seconds_tables, speculation_line
 from cli.output import console, say
 from tlt.narration import accuracy
@@ -81,8 +81,7 @@ def report(snapshot: Snapshot, folder: Path) -> Summary:
     for table in seconds_tables(snapshot):
         console.print(table)
     if snapshot.drafting is not None:
-        for table in drafting_tables(snapshot.drafting):
-            console.print(table)
+        print_drafting(snapshot.drafting)
     if snapshot.acceptance:
         say(speculation_line(snapshot))
     _say_curves(snapshot)

@@ -9,9 +9,13 @@ from tlt.actors.coordinator import Coordinator
 from tlt.actors.effects import Caused
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
+from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
+from tlt.logs import serve_run
 from tlt.messages import (
+    AnyEvent,
     BlobRef,
+    DrafterNotKept,
     DrafterRef,
     JobCancelRequested,
     KeepBest,
@@ -24,12 +28,16 @@ from tlt.types import Digest, DrafterVersion, PolicyVersion
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Coordinator:
+    return _coordinator(tmp_path, "redis://127.0.0.1:1")  # nobody speaks to it
+
+
+def _coordinator(tmp_path: Path, redis_url: str) -> Coordinator:
     spec = SessionSpec(
-        name="test",
+        name=tmp_path.name,
         folder=str(tmp_path / "session"),
         runs=str(tmp_path / "runs"),
         flight=str(tmp_path / "flight"),
-        redis_url="redis://127.0.0.1:1",  # nobody speaks to it
+        redis_url=redis_url,
     )
     made = Coordinator(spec)
     made.effects.records[JOB] = new_record(JOB, SPEC, str(tmp_path / "run"))
@@ -62,6 +70,30 @@ def test_a_drafter_that_was_lost_does_not_keep_others_from_being_kept(
     assert "neither in" in not_kept[0].error
     assert "2 bytes, 4 expected" in not_kept[1].error
     assert [path.name for path in blobs.committed.iterdir()] == [here.digest]
+
+
+async def test_that_a_drafter_was_not_kept_is_said(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = _coordinator(tmp_path, redis_url)
+    lost = BlobRef(digest=Digest("gone"), bytes=1)
+
+    async def decide(_: AnyEvent, caused: list[Caused]) -> None:
+        caused.append(_kept(lost, version=7))
+
+    async with coordinator.connection:
+        await coordinator._recover()
+        coordinator.effects.records[JOB] = new_record(JOB, SPEC, str(tmp_path / "run"))
+        for part in ("train", "eval"):
+            Prompts.write(prompts_file(tmp_path / "run", part), [])
+        run = await coordinator._open_run(JOB, SPEC)
+        monkeypatch.setattr(coordinator, "_decide", decide)
+        await coordinator._commit([JobCancelRequested(job=JOB)], [])
+        said = [entry.message for entry in await coordinator.consumer.read(10, 100)]
+    serve_run(None)
+    for opened in (coordinator.session, run, *coordinator.effects.prompts.values()):
+        opened.close()
+    assert [e.version for e in said if isinstance(e, DrafterNotKept)] == [7]
 
 
 def test_a_folder_that_takes_nothing_ends_the_job(coordinator: Coordinator, tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_named_drafter_at_its_best_is_trained_once_it_has_lost_of_that() -> No
     """Rollouts tell, by chains of four: no second goes into finding it out."""
     named = _named(steps=10)
     ahead, began = _ahead(named, 0, seconds=5.0), drafting.overheard(Schooling(), [_told(4.9)])
+    long = _ahead(named, 0, seconds=50.0)
     assert began.expected is not None
     assert began.expected.now == pytest.approx(6.79, abs=0.01)
     assert not drafting.worth_training(named, began, ahead, _START).worth
@@ -161,13 +162,11 @@ def test_a_named_drafter_at_its_best_is_trained_once_it_has_lost_of_that() -> No
     assert later.expected.now == pytest.approx(5.04, abs=0.1)
     assert drafting.worth_training(named, later, ahead, _START).worth
     # nobody has seen yet whether training brings it back
-    assert not drafting.purchase(named, later, ahead, _START).worth
+    assert not drafting.purchase(named, later, long, _START).worth
 
 
 def _named(steps: int) -> JobSpec:
-    spec = small_spec(steps=steps, train="auto")
-    drafter = msgspec.structs.replace(spec.drafter, path="/drafter")
-    return msgspec.structs.replace(spec, drafter=drafter)
+    return small_spec(steps=steps, train="auto", drafter="/drafter")
 
 
 def _told(length: float) -> StrategyTally:

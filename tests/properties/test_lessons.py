@@ -26,8 +26,9 @@ from tlt.messages import (
     RunCommand,
     WorkerIdled,
 )
-from tlt.policies import coordinator
-from tlt.policies.run_state import Duty, Phase
+from tlt.policies import coordinator, lessons
+from tlt.policies.heard import Asked
+from tlt.policies.run_state import Duty, Phase, Turn
 from tlt.types import WorkerId
 
 _DECODES = WorkerId("w1")
@@ -131,7 +132,8 @@ def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> 
     finish(world)
 
 
-def test_a_drafter_that_cannot_be_kept_gives_way_to_the_one_before() -> None:
+@pytest.mark.parametrize("tells", [0, 2])
+def test_a_drafter_that_cannot_be_kept_gives_way_to_the_one_before(tells: int) -> None:
     world = Classroom().open_school()
     second, used = world.lives[_DECODES], list[DrafterRef | None]()
     for full in (False, True):
@@ -141,16 +143,23 @@ def test_a_drafter_that_cannot_be_kept_gives_way_to_the_one_before() -> None:
         world.go(lambda: world.state.schooling.merging is None, "deliver")
         used.append(world.state.schooling.used)
         world.settle()
-        # so often that it is known what it comes to
-        world.tell(second)
-        world.tell(second)
+        # so often that it is known what it comes to, or not
+        for _ in range(tells):
+            world.tell(second)
         world.settle()
+    state = world.state.schooling
     assert used[0] != used[1]
-    assert world.state.schooling.used == used[0]
+    assert state.used == used[0]
     assert {life.drafter for life in world.lives.values()} == {used[0]}
     assert used[0] is not None
-    assert world.state.schooling.trunk.weights == used[0].weights
+    assert state.trunk.weights == used[0].weights
     assert used[0].weights.digest in world.committed
+    # it goes on from there, with what is known of that one alone
+    assert world.pupil.lesson is not None
+    assert world.pupil.lesson.trunk == state.trunk
+    assert [mark.version for mark in state.marks] == [used[0].version]
+    assert state.vain == 1
+    assert state.rest_until == world.state.step + 8
     finish(world)
 
 
@@ -182,6 +191,31 @@ def test_nobody_falls_back_on_a_drafter_that_was_not_kept(heard: str) -> None:
         world.settle()
         assert world.state.schooling.used is not None
     assert world.state.schooling.before is None
+    assert world.state.schooling.heard_before == {}
+    assert world.state.schooling.last is None
+    finish(world)
+
+
+def test_rollouts_tell_what_a_named_drafter_comes_to() -> None:
+    world = Classroom(train="auto", drafter="/drafter", prompts=4)
+    second = world.lives[_DECODES]
+    world.go(lambda: second.assignment is not None, "obey", "deliver")
+    world.do(Move("pull", (second,)))
+    for _ in range(2):
+        world.tell(second)
+    world.settle()
+    known = world.state.schooling.expected
+    assert known is not None
+    assert known.now == pytest.approx(2.53, abs=0.01)
+    # it is reckoned again where a step begins
+    lately = {"2 plain": Asked(rows=5000, tokens=8000)}
+    schooling = msgspec.structs.replace(world.state.schooling, lately=lately)
+    turn = Turn(msgspec.structs.replace(world.state, schooling=schooling), 0.0)
+    lessons.hold_out(turn, [])
+    expected = turn.state.schooling.expected
+    assert expected is not None
+    assert expected.now < known.now
+    assert expected.plateau == known.plateau
     finish(world)
 
 

@@ -33,6 +33,7 @@ from tlt.policies import drafting
 from tlt.ranks.drafting import DraftDuty
 from tlt.ranks.frames import Decode, Dismissed, FromRank, Load, Merge, Progress, RankChannel, School
 from tlt.ranks.main import Rank
+from tlt.strategies import Draft
 from tlt.types import Digest, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 
 Kind = TypeVar("Kind")
@@ -337,6 +338,29 @@ def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
         assert draft._engine.drafter == 1
     assert draft.adopt(None) is None
     assert draft._engine.drafter is None
+    rank = ranks[0]
+    rank._obey(Decode(prompts=tuple(prompt(3, member=m) for m in range(4))))
+    assert rank._job is not None
+    while rank._job.rollout.engine.running:
+        rank._job.rollout.step()
+    tallies = draft._engine.tallies()
+    assert tallies
+    assert not any(isinstance(tally.strategy, Draft) for tally in tallies)
+
+
+def test_who_merges_looks_before_each_file_that_it_writes(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, done = draft_of(ranks[0]), list[str]()
+    draft.ask(merge(NEW, 1, handed_in(draft, NEW)))
+
+    def put(*args: Any, **settings: Any) -> BlobRef:
+        done.append("put")
+        return put_weights(*args, **settings)
+
+    monkeypatch.setattr("tlt.ranks.drafting.put_weights", put)
+    only(draft.step(lambda: done.append("look")), DrafterTrained)
+    assert done[-4:] == ["look", "put", "look", "put"]
 
 
 def test_a_loss_that_is_no_number_is_not_spoken_of(

@@ -349,7 +349,7 @@ class Checks:
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
         last = before.schooling.used
         if last is not None and (drafter is None or drafter.version < last.version):
-            assert drafter == before.schooling.before
+            assert drafter in (before.schooling.before, before.schooling.last)
             self.returned += 1
             return
         assert drafter is not None
@@ -465,7 +465,8 @@ class Checks:
 def _in_the_folder(state: RunState) -> set[BlobRef]:
     """What has to stay there, whatever else is let go of."""
     schooling = state.schooling
-    blobs = {d.weights for d in (schooling.used, schooling.before) if d is not None}
+    drafters = (schooling.used, schooling.last, schooling.before)
+    blobs = {drafter.weights for drafter in drafters if drafter is not None}
     if state.checkpoint is not None:
         blobs |= {state.checkpoint.weights, state.checkpoint.optimiser}
     if state.best is not None and state.best.weights is not None:

@@ -27,6 +27,7 @@ def small_spec(
     max_restarts: int = 1_000_000,
     train: Literal["off", "auto", "always"] = "off",
     merge_every: int = 8,
+    drafter: str | None = None,
     seed: int = 0,
 ) -> JobSpec:
     return JobSpec(
@@ -43,7 +44,7 @@ def small_spec(
         ),
         rollout=RolloutSpec(max_tries=max_tries, slots=2),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),
-        drafter=DrafterSpec(train=train, merge_every=merge_every),
+        drafter=DrafterSpec(train=train, merge_every=merge_every, path=drafter),
         workers=WorkersSpec(max_restarts=max_restarts),
         seed=seed,
     )

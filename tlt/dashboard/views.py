@@ -230,4 +230,5 @@ def _newest(drafting: Drafting) -> Drafting:
         drafting,
         measured=drafting.measured[-_MEASURED:],
         decisions=drafting.decisions[-_DECISIONS:],
+        refused=drafting.refused[-_DECISIONS:],
     )

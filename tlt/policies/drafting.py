@@ -175,6 +175,21 @@ def in_vain(schooling: Schooling, step: Step) -> Schooling:
     return msgspec.structs.replace(schooling, vain=vain, rest_until=Step(step + rest))
 
 
+def gone_back(schooling: Schooling, step: Step) -> Schooling:
+    """To what is in use now: what was measured of later drafters says nothing of it."""
+    newest = NAMED if schooling.used is None else schooling.used.version
+    marks = tuple(mark for mark in schooling.marks if mark.version <= newest)
+    began = schooling.began if marks else None
+    expected = curve(began, marks) if marks else None
+    before = msgspec.structs.replace(schooling, marks=marks, began=began, expected=expected)
+    return in_vain(before, step)
+
+
+def rested(schooling: Schooling, step: Step) -> Schooling:
+    """Where nothing that is learned can be kept."""
+    return msgspec.structs.replace(schooling, rest_until=Step(step + _LONGEST_REST))
+
+
 def _rests(schooling: Schooling) -> Verdict:
     why = f"rests until step {schooling.rest_until}"
     return Verdict(worth=False, saved=0.0, cost=0.0, why=why)

@@ -16,8 +16,8 @@ from tlt.types import DrafterVersion
 # later it loses to the policy, which moves
 _KNOWN = 2000
 _SETTLED = 20_000
-# rows that tell what it comes to lately
-_LATELY = 20_000
+# rows of which the older half is let go of
+_LATELY = 40_000
 # of the accept length of the one before
 _FALLEN = 0.8
 _HALVINGS = 20
@@ -58,12 +58,11 @@ def _added(
 def lately(
     before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
 ) -> Heard:
-    """The last rows alone: as many new ones push as many old ones out."""
+    """Where the last rows count as much as all that came before them."""
     found = _added(before, tallies, drafter)
-    kept = min(1.0, _LATELY / max(1, _rows(found)))
-    if kept == 1.0:
+    if _rows(found) < _LATELY:
         return found
-    return {way: Asked(round(a.rows * kept), round(a.tokens * kept)) for way, a in found.items()}
+    return {way: Asked(asked.rows // 2, asked.tokens // 2) for way, asked in found.items()}
 
 
 def accept_length(one: Mapping[str, Asked], depth: int) -> float | None:

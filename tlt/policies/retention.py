@@ -7,7 +7,8 @@ from tlt.policies.run_state import RunState, Turn
 def needed(state: RunState) -> set[BlobRef]:
     """Equal bytes are one blob: it stays for as long as any of these names it."""
     schooling = state.schooling
-    refs = (state.policy, state.previous, schooling.used, schooling.before, schooling.trunk)
+    drafters = (schooling.used, schooling.last, schooling.before, schooling.trunk)
+    refs = (state.policy, state.previous, *drafters)
     found = {ref.weights for ref in refs if ref is not None}
     if state.best is not None:
         found.add(state.best.weights)

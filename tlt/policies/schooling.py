@@ -31,6 +31,8 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     )
     # None: what the spec names
     used: DrafterRef | None = None
+    # what was used until then: it is again, if this one cannot be kept
+    last: DrafterRef | None = None
     # the last one before it that is known from rollouts, and what both came to there
     before: DrafterRef | None = None
     heard: Heard = {}

@@ -149,14 +149,14 @@ def _judge(turn: Turn, event: DrafterTrained) -> None:
 
 def _adopt(turn: Turn, drafter: DrafterRef, canary: Canary) -> None:
     schooling = turn.state.schooling
-    last, before = schooling.used, schooling.before
+    last, older, before = _in_use(turn)
     turn.tell(KeepDrafter(job=turn.state.job, drafter=drafter))
     if is_known(schooling.heard):
         change(turn, before=last, heard_before=_as_of_now(schooling, canary))
-    change(turn, used=drafter, heard={})
+    change(turn, used=drafter, last=last, heard={})
     if last is not None and last.weights != drafter.weights:
         release(turn, (last.weights,))
-    retention.discard_drafters(turn, last, before)
+    retention.discard_drafters(turn, older, before)
     _tell_drafter(turn)
 
 
@@ -197,30 +197,40 @@ def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
         return False
     live, before = lengths
     why = f"accept length {live:.2f} in rollouts, {before:.2f} with the one before"
-    _return_to_the_one_before(turn, schooling.used, why)
+    _return_to(turn, schooling.before, why)
     return True
 
 
 def not_kept(turn: Turn, event: DrafterNotKept) -> bool:
     """Whether it was in use. It lies in flight alone: nobody is to need it later."""
-    used, before = turn.state.schooling.used, turn.state.schooling.before
-    if used is not None and used.version == event.version:
-        why = f"version {event.version} could not be kept: {event.error}"
-        _return_to_the_one_before(turn, used, why)
-        return True
+    used, last, before = _in_use(turn)
     if before is not None and before.version == event.version:
         change(turn, before=None, heard_before={})
-    return False
+    if last is not None and last.version == event.version:
+        last = None
+        change(turn, last=None)
+    if used is None or used.version != event.version:
+        return False
+    _return_to(turn, last, f"version {event.version} could not be kept: {event.error}")
+    turn.set(schooling=drafting.rested(turn.state.schooling, turn.state.step))
+    return True
 
 
-def _return_to_the_one_before(turn: Turn, used: DrafterRef, why: str) -> None:
-    change(turn, used=turn.state.schooling.before, before=None, heard={}, heard_before={})
-    turn.set(schooling=drafting.in_vain(turn.state.schooling, turn.state.step))
+def _return_to(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
+    used, last, before = _in_use(turn)
+    change(turn, used=drafter, last=None, before=None, heard={}, heard_before={})
+    turn.set(schooling=drafting.gone_back(turn.state.schooling, turn.state.step))
     _tell_drafter(turn)
-    release(turn, (used.weights,))
+    if used is not None:
+        release(turn, (used.weights,))
     start_over(turn, why)
     # the trunk may have begun with it
-    retention.discard_drafters(turn, used)
+    retention.discard_drafters(turn, used, last, before)
+
+
+def _in_use(turn: Turn) -> tuple[DrafterRef | None, DrafterRef | None, DrafterRef | None]:
+    schooling = turn.state.schooling
+    return schooling.used, schooling.last, schooling.before
 
 
 # --- other beginnings, and the end --------------------------------------------------------------
@@ -263,7 +273,7 @@ def end(turn: Turn) -> None:
     )
     release(turn, tuple(unused))
     change(turn, used=schooling.used)
-    retention.discard_drafters(turn, schooling.before)
+    retention.discard_drafters(turn, schooling.last, schooling.before)
 
 
 # ------------------------------------------------------------------------------------------------
