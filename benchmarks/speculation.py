@@ -276,10 +276,14 @@ def _same(own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
 
 
 def _uncertain(turns: Sequence[_Turn]) -> float:
-    """Standard error of the seconds of all, as a share of them: twins differ by chance alone."""
-    seconds = [[window.seconds for window in turn] for turn in turns]
-    errors = math.fsum(len(twins) * variance(twins) for twins in seconds)
-    return math.sqrt(errors) / math.fsum(map(math.fsum, seconds))
+    """Standard error of the seconds of all, as a share of them: twins differ by chance alone.
+
+    One that wrote more in its turn took longer: that is taken off first.
+    """
+    pace = 1.0 / _speed(turns)
+    missed = [[window.seconds - pace * window.tokens for window in turn] for turn in turns]
+    errors = math.fsum(len(twins) * variance(twins) for twins in missed)
+    return math.sqrt(errors) * _speed(turns) / sum(w.tokens for turn in turns for w in turn)
 
 
 def _apart(turns: Sequence[_Turn]) -> float:

@@ -96,7 +96,7 @@ def test_a_drafter_that_cannot_be_used_is_gone_without(
         assert refusals
         assert all(word in event.error for event in refusals)
         assert "goes without the drafter" in live.tlt("logs", job).stdout
-        assert "refused by worker-" in live.tlt("ledger", job).stdout
+        assert f"refused by {refusals[0].worker}: " in live.tlt("ledger", job).stdout
         tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
         assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
 
