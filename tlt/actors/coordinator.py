@@ -280,7 +280,7 @@ class Coordinator:
                 about_it = running is not None and running.state.job == event.job
                 return [running] if running is not None and about_it else []
 
-    def _write(self, caused: list[Caused]) -> "_Written":
+    def _write(self, caused: list[Caused]) -> _Written:
         """Files first: committed blobs and the journals' lines."""
         said: list[DrafterNotKept] = []
         positions: dict[str, Position] = {}

@@ -1,7 +1,8 @@
 """What drafters came to where they were asked: a canary may be wrong, the rollouts are not.
 
 The one in use is held against the one before it, way by way: what a chain of six gains says nothing
-about a chain of two.
+about a chain of two. What the job names is known by what it comes to lately, in chains of any
+length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from tlt.types import DrafterVersion
 # later it loses to the policy, which moves
 _KNOWN = 2000
 _SETTLED = 20_000
-# rows of which the older half is let go of
+# rows after which all of them count half
 _LATELY = 40_000
 # of the accept length of the one before
 _FALLEN = 0.8

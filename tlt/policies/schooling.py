@@ -44,10 +44,10 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     merging: Merging | None = None
     # the last of them, and what they let expect; what the first began with
     marks: tuple[Mark, ...] = ()
-    # before there is any: what the drafter that the spec names comes to lately
-    lately: Heard = {}
     began: float | None = None
     expected: Curve | None = None
+    # before there is any mark: what the drafter that the spec names comes to lately
+    lately: Heard = {}
     # micro-batches of all members, and the seconds that they took
     updates: int = 0
     seconds: float = 0.0
