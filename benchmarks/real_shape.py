@@ -3,8 +3,9 @@
 `python -m benchmarks.real_shape --out F.json`
 
 Random weights, the full vocabulary, a context of 2,048 tokens; few and short rollouts, so that it
-ends. First a job with all of TLT through the public way, with the memory of its rank. Then a rank
-by itself that trains the drafter on long answers and is told to stop at random moments.
+ends. First a job with all of TLT through the public way, drafters made and measured, with the
+memory of its rank. Then a rank by itself that trains the drafter on long answers and is told to
+stop at random moments.
 """
 
 import argparse
@@ -30,8 +31,11 @@ from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from cli.client import with_client
 from tlt.actors.rank_process import RankProcess
-from tlt.config import JobSpec, load_job_spec
+from tlt.config import DrafterSpec, JobSpec, load_job_spec
+from tlt.learn.drafter.beginning import config_for
 from tlt.messages import DrafterLearned, PromptIssued, RolloutFinished, TrainDrafter, TrunkRef
+from tlt.models.config_file import read_config
+from tlt.models.drafter import new_drafter
 from tlt.ranks.frames import Decode, Dismiss, Dismissed, Load, School, Unload
 from tlt.types import (
     Attempt,
@@ -49,6 +53,8 @@ _VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
 _CONTEXT = 2048
 _ANSWERS, _TOKENS = 4, 96
 _STEPS = 3
+# micro-batches, of which a step has a few
+_MERGED = 4
 _STOPS = 40
 _LESSON_SECONDS = (0.5, 9.0)
 _LONG_ANSWERS, _LONG_TOKENS = 2, 300
@@ -58,6 +64,9 @@ _ALONE = [
     f"rollout.max_new_tokens={_LONG_TOKENS}",
 ]
 _FOUR_BYTES = 4
+# weights, mean and momentum; where it began, the trunk and four marks, each with its mean; the one
+# in use
+_DRAFTERS = 3 + 2 * (1 + 1 + 4) + 1
 _SPECIALS = ("<pad>", "<bos>", "<eos>")
 # a verifier that takes its time: one worker idles while it waits for the last score
 _COIN = """
@@ -79,12 +88,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as name:
         folder = Path(name)
         numbers = _write_policy(folder / "policy")
+        stated = _stated(numbers, _drafter_bytes(folder / "policy"))
         spec = _write_spec(folder)
         with session(workers=1), _watched() as seen:
-            job = run("cold", 1, "drafter.train=always", spec=spec)
+            job = run(
+                "cold", 1, "drafter.train=always", f"drafter.merge_every={_MERGED}", spec=spec
+            )
         alone = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
     assert job.snapshot.drafting is not None
-    stated = _stated(numbers)
     p95 = quantiles(alone.waits, n=20)[-1]
     claims = [
         Claim(
@@ -101,6 +112,12 @@ def main() -> None:
             name="real_shape.micro_batches",
             value=job.snapshot.drafting.micro_batches,
             unit="in the job",
+            bar=1,
+        ),
+        Claim(
+            name="real_shape.measured",
+            value=len(job.snapshot.drafting.measured),
+            unit="drafters in the job",
             bar=1,
         ),
         Claim(
@@ -220,7 +237,7 @@ def _peak(pid: int) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def _stated(numbers: int) -> dict[str, int]:
+def _stated(numbers: int, drafter: int) -> dict[str, int]:
     """Of a rank of such a job, in bytes."""
     weights = numbers * _FOUR_BYTES
     return {
@@ -230,8 +247,16 @@ def _stated(numbers: int) -> dict[str, int]:
         "moments": 2 * weights,
         "weights_on_their_way": weights,
         "logits_of_a_micro_batch": 512 * _VOCABULARY * _FOUR_BYTES,
+        "drafter": _DRAFTERS * drafter,
         "torch_and_the_rest": 1 << 30,
     }
+
+
+def _drafter_bytes(policy: Path) -> int:
+    config = config_for(read_config(policy), DrafterSpec().layout)
+    with torch.device("meta"):
+        drafter = new_drafter(config)
+    return sum(parameter.nbytes for parameter in drafter.parameters())
 
 
 def _drafter(job: Job) -> dict[str, Any]:

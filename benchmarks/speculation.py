@@ -4,10 +4,10 @@
 
 The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, one thread, float32,
 log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Each way
-of decoding (`off`, `adaptive`, the two fixed ones that looked best) has an engine of its own, and
+of decoding (`off`, `adaptive`, the three fixed ones that looked best) has an engine of its own, and
 all are given the same requests: as no way changes a token, they write the same answers, and what
 differs is the time. They take turns in random order; seconds are CPU seconds. First `adaptive` and
-the two go on until each has written as much as the others: the better one of every other turn is
+the three go on until each has written as much as the others: the best one of every other turn is
 what `adaptive` is held against in the turns between them. Then `adaptive` and `off`, whose speed
 hardly depends on what it writes, so that it is given a quarter of the tokens. Of these two there
 are twins, who write the same: by what they differ it is known how much of a ratio is chance. What
@@ -45,7 +45,7 @@ _INTERVAL = 0.027
 _INTERVAL_OF_OTHERS = 0.03
 # of the time, to find the fixed ways that may be the best, how many, and to compare them
 _FINDING, _COMPARING = 0.1, 0.2
-_CANDIDATES = 2
+_CANDIDATES = 3
 # of a turn's tokens, for `off`
 _PLAIN = 0.25
 _LEAST_TURNS, _LOOK_TURNS = 24, 8

@@ -2,7 +2,8 @@
 
 In flight they lie in shared memory; committed ones lie in the run's folder until it is decided that
 nobody needs them.
-A file appears under its name only when it is whole.
+A file appears under its name only when it is whole. The checksum of a large one takes a while: a
+`look` is called often meanwhile, and ends it by raising.
 """
 
 import hashlib
@@ -11,17 +12,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tlt.errors import BlobError, BlobLost
+from tlt.looks import Look, nothing
 from tlt.messages import BlobRef, Tensor
 from tlt.types import Digest
 
 INLINE_BYTES = 64 * 1024
 _DIGEST_BYTES = 20
+# between two looks
+_LOOKED_AFTER = 8 << 20
 
 _Read = TypeVar("_Read")
 
@@ -34,9 +39,11 @@ class Blobs:
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
         return self.put_file(lambda file: _fill(file, data), commit=commit)
 
-    def put_file(self, write: Callable[[Path], object], *, commit: bool) -> BlobRef:
+    def put_file(
+        self, write: Callable[[Path], object], *, commit: bool, look: Look = nothing
+    ) -> BlobRef:
         """What `write` makes of the file that it is given."""
-        return _write(self.committed if commit else self.flight, write, durable=commit)
+        return _write(self.committed if commit else self.flight, write, durable=commit, look=look)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -48,9 +55,9 @@ class Blobs:
     def get(self, ref: BlobRef) -> bytes:
         return self._intact(ref, _read)
 
-    def verified(self, ref: BlobRef) -> Path:
+    def verified(self, ref: BlobRef, look: Look = nothing) -> Path:
         """Of a file that is what its name says: large ones are better mapped than read."""
-        return self._intact(ref, _verified)
+        return self._intact(ref, partial(_verified, look=look))
 
     def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
         """A copy in flight may be torn, and the one in the run's folder whole."""
@@ -104,11 +111,14 @@ def _fill(file: Path, data: bytes | bytearray | memoryview) -> None:
     file.write_bytes(data)
 
 
-def _ref(file: Path, durable: bool = False) -> BlobRef:
-    with file.open("rb") as content:
+def _ref(file: Path, look: Look, *, durable: bool = False) -> BlobRef:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    with file.open("rb", buffering=0) as content:
         if durable:
             os.fsync(content.fileno())
-        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES))
+        while part := content.read(_LOOKED_AFTER):
+            digest.update(part)
+            look()
         return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
 
 
@@ -122,9 +132,9 @@ def _read(path: Path, ref: BlobRef) -> bytes:
     return data
 
 
-def _verified(path: Path, ref: BlobRef) -> Path:
+def _verified(path: Path, ref: BlobRef, look: Look) -> Path:
     try:
-        found = _ref(path)
+        found = _ref(path, look)
     except OSError as error:
         raise _unreadable(path, error) from error
     _require(path, ref, found)
@@ -142,7 +152,9 @@ def _unreadable(path: Path, error: OSError) -> BlobLost:
     return BlobLost(f"{path}: cannot be read: {error.strerror}")
 
 
-def _write(folder: Path, write: Callable[[Path], object], *, durable: bool) -> BlobRef:
+def _write(
+    folder: Path, write: Callable[[Path], object], *, durable: bool, look: Look = nothing
+) -> BlobRef:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".unfinished-")
@@ -150,7 +162,8 @@ def _write(folder: Path, write: Callable[[Path], object], *, durable: bool) -> B
         unfinished = Path(name)
         try:
             write(unfinished)  # or puts another file in its place
-            ref = _ref(unfinished, durable)
+            look()
+            ref = _ref(unfinished, look, durable=durable)
             unfinished.replace(folder / ref.digest)
         except BaseException:
             unfinished.unlink(missing_ok=True)

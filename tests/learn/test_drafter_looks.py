@@ -1,18 +1,18 @@
 """A micro-batch that a look gives up was never begun, wherever the look was."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.learn.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
+from tests.learn.drafters import LAYOUTS, VOCABULARY, giving_up, learner, samples, whole
 from tests.learn.models import CPU, copies
 from tlt.learn import scores
 from tlt.learn.drafter import looks
 from tlt.learn.drafter.batching import DraftBatch, Window, batch
 from tlt.learn.drafter.learner import DrafterLearner
-from tlt.learn.drafter.looks import Interrupted, product
+from tlt.learn.drafter.looks import product
+from tlt.looks import Interrupted
 
 STEPS = 3
 
@@ -41,18 +41,6 @@ CASES: dict[str, Callable[[], tuple[DrafterLearner, DraftBatch]]] = {
     "own head": lambda: (learner("eagle3", torch.float32, own_head=12), several("eagle3")),
     "window": lambda: (learner("eagle3", torch.float32), window()),
 }
-
-
-def giving_up(stride: int) -> Iterator[Callable[[], None]]:
-    """At the first look, at a later one, ..."""
-    for count in itertools.count(0, stride):
-        left = iter(range(count))
-
-        def look(left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise Interrupted
-
-        yield look
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import socket
@@ -13,12 +14,13 @@ import msgspec
 import pytest
 import torch
 
+from tests.learn.drafters import giving_up
 from tests.samples import JOB, SPEC, prompt
 from tests.session import write_policy
 from tlt.blobs import Blobs
 from tlt.config import DrafterSpec, PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.learn.drafter.learner import Lesson
-from tlt.learn.drafter.looks import Interrupted
+from tlt.looks import Interrupted
 from tlt.messages import (
     BlobRef,
     DrafterLearned,
@@ -135,7 +137,7 @@ def handed_in(draft: DraftDuty, trunk: TrunkRef) -> DrafterLearned:
     if not found:
         assert draft._school is not None
         assert draft._member is not None
-        found = draft._hand_in(draft._school, draft._member)
+        found = draft._hand_in(draft._school, draft._member, look)
     return only(found, DrafterLearned)
 
 
@@ -157,10 +159,10 @@ def test_a_delta_that_is_merged_late_is_in_what_its_member_learned_no_more(
     merges, late = map(draft_of, ranks)
     own, others = handed_in(merges, NEW), handed_in(late, NEW)
     second = merged(merges, merge(NEW, 1, own)).trunk
-    late._on_trunk(second)
+    late._on_trunk(second, look)
     merges.begin(school(second))
     third = merged(merges, merge(second, 2, others)).trunk
-    learner = late._on_trunk(third).learner
+    learner = late._on_trunk(third, look).learner
     assert third.weights is not None
     expected = read_weights(late._blobs, third.weights)
     torch.testing.assert_close(learner.mark().tensors, expected)
@@ -349,7 +351,7 @@ def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
     assert not any(isinstance(tally.strategy, Draft) for tally in tallies)
 
 
-def test_who_merges_looks_before_each_file_that_it_writes(
+def test_who_merges_looks_while_it_writes(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft, done = draft_of(ranks[0]), list[str]()
@@ -361,7 +363,112 @@ def test_who_merges_looks_before_each_file_that_it_writes(
 
     monkeypatch.setattr("tlt.ranks.drafting.put_weights", put)
     only(draft.step(lambda: done.append("look")), DrafterTrained)
-    assert done[-4:] == ["look", "put", "look", "put"]
+    # before the first; when the file is written; after each stretch of its checksum
+    assert done[-7:] == ["look", "put", "look", "look", "put", "look", "look"]
+
+
+def test_what_a_look_keeps_from_being_handed_in_is_handed_in_next(ranks: list[Rank]) -> None:
+    draft = draft_of(ranks[0])
+    draft.begin(school(NEW))
+    assert draft.step(look) == []
+    # long enough to be handed in, and longer than one who has called would wait
+    draft._open.seconds, draft._open.publishing = [10.0], 0.06
+    files = sorted(draft._blobs.flight.iterdir())
+    member = draft._member
+    assert member is not None
+    expected = member.learner.mark().tensors
+    for lesson, stop in enumerate(itertools.islice(giving_up(1), 4), 1):
+        draft.begin(school(NEW, lesson=lesson))
+        with pytest.raises(Interrupted):
+            draft.step(stop)
+        assert sorted(draft._blobs.flight.iterdir()) == files
+        (dismissed,) = draft.dismiss(lesson, 0.0)
+        assert isinstance(dismissed, Dismissed)
+        assert dismissed.dropped_seconds == 0.0
+    draft.begin(school(NEW, lesson=9))
+    learned = only(draft.step(look), DrafterLearned)
+    assert (learned.lesson, learned.updates, learned.delta.number) == (9, 1, 0)
+    assert (learned.delta.lessons, learned.seconds) == (1, 10.0)
+    delta = read_weights(draft._blobs, learned.delta.blob)
+    root = member.root.tensors
+    torch.testing.assert_close({n: root[n] + t for n, t in delta.items()}, expected)
+
+
+def test_what_looks_have_put_off_often_is_handed_in_whoever_calls(ranks: list[Rank]) -> None:
+    draft = draft_of(ranks[0])
+    draft.begin(school(NEW))
+    assert draft.step(look) == []
+    draft._open.seconds = [10.0]
+    for _ in range(8):
+        with pytest.raises(Interrupted):
+            draft.step(interrupt)
+    only(draft.step(interrupt), DrafterLearned)
+
+
+def test_it_is_handed_in_where_there_is_nothing_more_to_learn_from(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    draft.begin(school(NEW))
+    assert draft.step(look) == []
+    draft._open.seconds = [10.0]
+    with pytest.raises(Interrupted):
+        draft.step(interrupt)
+    monkeypatch.setattr(draft.pool, "draw", lambda rows, dice: [])
+    only(draft.step(look), DrafterLearned)
+    assert draft.step(look) == []
+
+
+def test_a_merge_that_is_given_up_at_any_look_leaves_no_file(ranks: list[Rank]) -> None:
+    draft = draft_of(ranks[0])
+    first = handed_in(draft, NEW)
+    trained = merged(draft, merge(NEW, 1, first))
+    draft.begin(school(trained.trunk))
+    second = handed_in(draft, trained.trunk)
+    draft.ask(merge(trained.trunk, 2, second))
+    files = sorted(draft._blobs.flight.iterdir())
+    gone = 0
+    for stop in giving_up(1):
+        try:
+            made = only(draft.step(stop), DrafterTrained)
+        except Interrupted:
+            gone += 1
+            assert sorted(draft._blobs.flight.iterdir()) == files
+        else:
+            break
+    # the trunk, the delta, the sum, the canary, two files and their checksums
+    assert gone > 10
+    assert made.trunk.lessons == first.updates + second.updates
+    assert len(list(draft._blobs.flight.iterdir())) == len(files) + 2
+
+
+def test_what_is_lost_with_a_mark_is_not_told_as_learned(ranks: list[Rank]) -> None:
+    merges, loses = map(draft_of, ranks)
+    own, others = handed_in(merges, NEW), handed_in(loses, NEW)
+    made = merged(merges, merge(NEW, 1, own, others)).trunk
+    assert loses._member is not None
+    loses._member._marks.clear()
+    loses._open.seconds = [3.0]
+    loses._on_trunk(made, look)
+    assert loses._open.updates == 0
+    assert loses._dropped >= 3.0
+
+
+def test_what_was_learned_on_a_trunk_that_is_given_up_is_not_handed_in(
+    ranks: list[Rank],
+) -> None:
+    draft = draft_of(ranks[0])
+    draft.begin(school(NEW))
+    assert draft.step(look) == []
+    draft._open.seconds = [10.0]
+    draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
+    assert draft.step(look) == []
+    draft._open.publishing = 0.0
+    learned, dismissed = draft.dismiss(1, 0.0)
+    assert isinstance(learned, DrafterLearned)
+    assert learned.updates == learned.delta.lessons == 1
+    assert isinstance(dismissed, Dismissed)
+    assert dismissed.dropped_seconds >= 10.0
 
 
 def test_a_loss_that_is_no_number_is_not_spoken_of(

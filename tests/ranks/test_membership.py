@@ -1,5 +1,6 @@
 """What a member learns gets into the trunks once, whatever was merged between its deltas."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -111,6 +112,19 @@ def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
     trunk = merge(one.root, [first])
     one.stand_on(ref(1, trunk, number=0), trunk)
     same(weights(one), trunk.tensors)
+
+
+def test_of_large_drafters_fewer_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tlt.ranks.membership._MARKED_BYTES", 1)
+    for handed_in, known in ((4, True), (5, False)):
+        one = member()
+        deltas: list[Delta] = []
+        for number in range(handed_in):
+            learn(one, number)
+            deltas.append(one.hand_in(number))
+        trunk = merge(one.root, deltas[:1])
+        one.stand_on(ref(1, trunk, number=0), trunk)
+        assert one.hand_in(handed_in).lessons == (handed_in - 1 if known else 0)
 
 
 def test_who_begins_from_a_trunk_counts_from_it() -> None:

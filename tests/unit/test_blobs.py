@@ -1,5 +1,6 @@
 """Invariant: a blob is whole and is what its name says, or there is an error."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tlt.blobs import INLINE_BYTES, Blobs
 from tlt.errors import BlobError
+from tlt.looks import Interrupted
 from tlt.messages import BlobRef, Tensor
 from tlt.types import Digest
 
@@ -114,6 +116,32 @@ def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
     with pytest.raises(BlobError, match="no room"):
         blobs.put_file(write, commit=True)
     assert list(blobs.committed.iterdir()) == []
+
+
+def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: Blobs) -> None:
+    content, looks = bytes(20 << 20), list[int]()
+    ref = blobs.put_file(
+        lambda file: file.write_bytes(content), commit=False, look=lambda: looks.append(1)
+    )
+    assert ref.digest == hashlib.blake2b(content, digest_size=20).hexdigest()
+    assert len(looks) == 4
+    for last in range(4):
+        left = list(range(last))
+
+        def stop(left: list[int] = left) -> None:
+            if not left:
+                raise Interrupted
+            left.pop()
+
+        with pytest.raises(Interrupted):
+            blobs.put_file(lambda file: file.write_bytes(content), commit=True, look=stop)
+        assert list(blobs.committed.iterdir()) == []
+
+    def stop_at_once() -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        blobs.verified(ref, stop_at_once)
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:

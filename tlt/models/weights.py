@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from tlt.blobs import Blobs
 from tlt.errors import BlobError, BlobLost
+from tlt.looks import Look, nothing
 from tlt.messages import BlobRef
 
 
-def read_weights(blobs: Blobs, ref: BlobRef) -> dict[str, torch.Tensor]:
+def read_weights(blobs: Blobs, ref: BlobRef, look: Look = nothing) -> dict[str, torch.Tensor]:
     """Mapped, not copied; only what has the checksum that is its name."""
-    path = blobs.verified(ref)
+    path = blobs.verified(ref, look)
     try:
         return load_file(path)
     except FileNotFoundError as error:
@@ -23,8 +24,10 @@ def read_weights(blobs: Blobs, ref: BlobRef) -> dict[str, torch.Tensor]:
         raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
 
 
-def put_weights(blobs: Blobs, tensors: Mapping[str, torch.Tensor], *, commit: bool) -> BlobRef:
-    return blobs.put_file(lambda file: write_weights(file, tensors), commit=commit)
+def put_weights(
+    blobs: Blobs, tensors: Mapping[str, torch.Tensor], *, commit: bool, look: Look = nothing
+) -> BlobRef:
+    return blobs.put_file(lambda file: write_weights(file, tensors), commit=commit, look=look)
 
 
 def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -20,11 +20,13 @@ from tlt.learn.drafter.batching import Window, batch
 from tlt.learn.drafter.beginning import input_sizes, new_weights
 from tlt.learn.drafter.health import Health
 from tlt.learn.drafter.learner import DrafterLearner, Lesson
-from tlt.learn.drafter.looks import Look
+from tlt.learn.drafter.merging import Trunk
 from tlt.learn.drafter.recipe import Recipe
 from tlt.learn.drafter.sample import PolicyEnds
 from tlt.learn.kernels import kernels
+from tlt.looks import Look, nothing
 from tlt.messages import (
+    BlobRef,
     DeltaRef,
     DrafterLearned,
     DrafterRef,
@@ -62,6 +64,8 @@ _PUBLISH_SECONDS, _LONG_SECONDS = 0.5, 4.0
 _DISMISSAL_SECONDS, _WRITTEN_A_SECOND = 0.05, 2e8
 # of the time, at most
 _PUBLISHING_SHARE = 0.05
+# so often a look puts it off; then who calls waits for once, else it might never be done
+_PUT_OFF = 8
 _DRAWS = 64
 # who finds nothing to learn from for so long leaves
 _PATIENCE = 3.0
@@ -75,6 +79,9 @@ class _Open:
     def __init__(self, publishing: float = 0.0) -> None:
         # what the last handing in took
         self.publishing = publishing
+        # how often a look has put off the next, and what was done for it until then
+        self.times_put_off = 0
+        self.seconds_put_off = 0.0
         self.seconds: list[float] = []
         self.reading = 0.0
         self.loss = 0.0
@@ -147,20 +154,25 @@ class DraftDuty:
             self._health = Health()  # other answers may be harder
             self._fed = time.monotonic()
         self._school = school
+        member, trunk = self._member, school.train.trunk
+        if member is not None and member.ref is not None and member.ref.root != trunk.root:
+            self._lose_open()  # the trunk it was of was given up
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
         self.pool.begin(school.train.step)
         self.pool.hold_out(school.train.held_out)
 
     def step(self, look: Look) -> list[FromRank]:
-        """One micro-batch, or a merge. What `look` raises ends it, without a trace.
+        """One micro-batch, or a merge. What `look` raises ends it, and that micro-batch never was.
 
-        A merge is begun again after that.
+        A merge is begun again after that, and so is handing in.
         """
         school = self._school
         assert school is not None
         if self._asked is not None:
             return self._merge(school, self._asked, look)
+        if self._is_due():
+            return self._hand_in_late(school, look)
         began = time.monotonic()
         answers = self.pool.draw(self._rows, [self._dice.random() for _ in range(_DRAWS)])
         self.hungry = not answers
@@ -172,9 +184,9 @@ class DraftDuty:
         try:
             if self._member is not None and school.train.trunk.weights is not None:
                 # before what may take long: others replace it, and nobody keeps it for this member
-                self._on_trunk(school.train.trunk)
+                self._on_trunk(school.train.trunk, look)
             self._read(answers, look)
-            member = self._on_trunk(school.train.trunk)
+            member = self._on_trunk(school.train.trunk, look)
             complaint = self._learn(member.learner, answers, look)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
@@ -183,13 +195,13 @@ class DraftDuty:
             raise
         if complaint is not None:
             return [self._spoiled(school, complaint)]
-        return self._hand_in(school, member) if self._is_due() else []
+        return self._hand_in(school, member, look) if self._is_due() else []
 
     def dismiss(self, lesson: int, sent: float) -> list[FromRank]:
         school, frames = self._school, list[FromRank]()
         if school is not None and school.train.lesson == lesson:
             if self._open.updates and self._member is not None and self._hands_in_at_once():
-                frames += self._hand_in(school, self._member)
+                frames += self._hand_in(school, self._member, nothing)
             self._school = self._asked = None
         self._over = max(self._over, lesson)
         dropped, self._dropped = self._dropped, 0.0
@@ -204,7 +216,7 @@ class DraftDuty:
             ),
         ]
 
-    def _on_trunk(self, ref: TrunkRef) -> Membership:
+    def _on_trunk(self, ref: TrunkRef, look: Look) -> Membership:
         member = self._member
         if member is not None and ref == member.ref:
             return member
@@ -213,7 +225,9 @@ class DraftDuty:
             name = f"{self.load.incarnation}.{self.load.rank}"
             member = self._member = Membership(name, self._new_learner())
             self._health = Health()
-        member.stand_on(ref, read_trunk(self._blobs, ref, member.root, self._ends.head.device))
+        device = self._ends.head.device
+        if not member.stand_on(ref, read_trunk(self._blobs, ref, member.root, device, look)):
+            self._lose_open()
         return member
 
     def _new_learner(self) -> DrafterLearner:
@@ -289,14 +303,32 @@ class DraftDuty:
         expected = max(self._open.publishing, self._bytes / _WRITTEN_A_SECOND)
         return expected <= _DISMISSAL_SECONDS
 
-    def _hand_in(self, school: School, member: Membership) -> list[FromRank]:
+    def _hand_in_late(self, school: School, look: Look) -> list[FromRank]:
+        """A look has put it off: it goes before other work."""
+        if self._open.times_put_off >= _PUT_OFF:
+            look = nothing
+        try:
+            member = self._on_trunk(school.train.trunk, look)
+        except (BlobError, ConfigError) as error:
+            return [self._spoiled(school, str(error))]
+        # unless it stands on another trunk, without it
+        return self._hand_in(school, member, look) if self._is_due() else []
+
+    def _hand_in(self, school: School, member: Membership, look: Look) -> list[FromRank]:
+        """What `look` raises puts it off."""
         began, number, done = time.monotonic(), self._number, self._open
         assert member.ref is not None
-        added = member.hand_in(number)
         try:
-            blob = put_weights(self._blobs, added.tensors, commit=False)
+            look()
+            added = member.hand_in(number)
+            look()
+            blob = put_weights(self._blobs, added.tensors, commit=False, look=look)
         except BlobError as error:
             return [self._spoiled(school, str(error))]
+        except Exception:
+            done.times_put_off += 1
+            done.seconds_put_off += time.monotonic() - began
+            raise
         self._number += 1
         publishing = time.monotonic() - began
         self._open = _Open(publishing)
@@ -319,12 +351,16 @@ class DraftDuty:
                 tokens=Lessons(**done.tokens),
                 seconds=sum(done.seconds),
                 reading_seconds=done.reading,
-                publishing_seconds=publishing,
+                publishing_seconds=done.seconds_put_off + publishing,
                 typical_seconds=self._typical(),
                 longest_seconds=max(done.seconds),
                 loss=done.loss / done.updates,
             )
         ]
+
+    def _lose_open(self) -> None:
+        self._dropped += sum(self._open.seconds)
+        self._open = _Open(self._open.publishing)
 
     def _spoiled(self, school: School, error: str) -> DrafterSpoiled:
         """What this member holds is no use to anybody."""
@@ -358,15 +394,14 @@ class DraftDuty:
             answers = self.pool.canaries()
             self._read(answers, look)
             if self._member is None and answers:
-                self._on_trunk(school.train.trunk)
+                self._on_trunk(school.train.trunk, look)
             root = None if self._member is None else self._member.root
             trunk = next_trunk(self._blobs, command, root, self._ends.head.device, look)
             trained = drafter_of(mean_of(trunk), self._config, self._ends, self._named)
             canary = measured(trained, self._used, self._ends, answers, self._rows, look)
             look()
-            blob = put_weights(self._blobs, trunk.tensors, commit=False)
-            look()
-            own = put_weights(self._blobs, trained.state_dict(), commit=False)
+            own = put_weights(self._blobs, trained.state_dict(), commit=False, look=look)
+            blob = self._put_trunk(trunk, look, beside=own, before=command.trunk.weights)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
         self._asked = None
@@ -378,6 +413,16 @@ class DraftDuty:
         )
         seconds = time.monotonic() - began
         return [report(self.load, command, trunk, blob, drafter, canary, seconds)]
+
+    def _put_trunk(
+        self, trunk: Trunk, look: Look, *, beside: BlobRef, before: BlobRef | None
+    ) -> BlobRef:
+        try:
+            return put_weights(self._blobs, trunk.tensors, commit=False, look=look)
+        except Exception:
+            if beside != before:  # what is in use may be of the same bytes
+                self._blobs.release(beside)  # nobody will hear of it
+            raise
 
     def adopt(self, ref: DrafterRef | None) -> str | None:
         """Or why not."""

@@ -252,7 +252,10 @@ class RankChannel:
         return any(isinstance(frame, _URGENT) for frame in self._waiting)
 
     def _read(self) -> None:
-        chunk = self._socket.recv(1 << 20)
+        try:
+            chunk = self._socket.recv(1 << 20)
+        except ConnectionError as error:
+            raise EOFError from error  # who looks in the middle of a file takes it for no bad file
         if not chunk:
             raise EOFError
         self._buffer += chunk

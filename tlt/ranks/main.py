@@ -20,7 +20,7 @@ from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.learn import group as groups
-from tlt.learn.drafter.looks import Interrupted
+from tlt.looks import Interrupted
 from tlt.messages import DrafterRefused
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.drafting import DraftDuty

@@ -8,8 +8,11 @@ from tlt.learn.drafter.learner import DrafterLearner
 from tlt.learn.drafter.merging import Delta, Mark, Trunk, delta, rebased
 from tlt.messages import TrunkRef
 
-# deltas whose mark is kept: a merge takes no longer than a few of them
-_MARKS = 16
+# deltas whose mark is kept, each as large as weights and mean together: a merge may take as long
+# as these took to come. Handing in takes so small a share of the time that four large ones come in
+# eighty times what one of them takes
+_LEAST_MARKS, _MOST_MARKS = 4, 16
+_MARKED_BYTES = 64 << 20
 
 
 class Membership:
@@ -26,9 +29,13 @@ class Membership:
         # where the learner was when it handed in a delta that may not be in a trunk yet
         self._marks: dict[int, Mark] = {}
         self._merged = -1
+        size = sum(tensor.nbytes for tensor in mark.tensors.values())
+        self._kept = min(max(_LEAST_MARKS, _MARKED_BYTES // size), _MOST_MARKS)
 
-    def stand_on(self, ref: TrunkRef, trunk: Trunk) -> None:
-        since = self._since(ref)
+    def stand_on(self, ref: TrunkRef, trunk: Trunk) -> bool:
+        """False if what was learned since the last delta is lost."""
+        known = self._knows(ref)
+        since = self._since(ref) if known else self._nothing_since(ref)
         if self.learner.updates == since.updates:
             self._known = trunk.lessons  # it begins from there
         elif since is not self._trunk:
@@ -36,22 +43,34 @@ class Membership:
         self.learner.rebase(since, trunk)
         self._marks = {n: rebased(mark, since, trunk) for n, mark in self._marks.items()}
         self._trunk, self.ref = trunk, ref
+        return known
 
     def hand_in(self, number: int) -> Delta:
         mark = self.learner.mark()
         self._marks[number] = mark
-        for old in sorted(self._marks)[:-_MARKS]:
+        for old in sorted(self._marks)[: -self._kept]:
             del self._marks[old]
         return delta(mark, self._trunk, self._known)
 
-    def _since(self, ref: TrunkRef) -> Mark:
-        """What of the learner the trunk has in it, or was given up."""
-        given_up = self.ref is not None and self.ref.root != ref.root
+    def _merged_in(self, ref: TrunkRef) -> int:
         number, _ = ref.merged.get(self._name, (-1, 0))
-        if given_up or (number > self._merged and number not in self._marks):
-            self._marks.clear()
-            self._merged = max(self._merged, number)
-            return self.learner.mark()
+        return number
+
+    def _knows(self, ref: TrunkRef) -> bool:
+        """Whether it has marked what of it the trunk has in it."""
+        number = self._merged_in(ref)
+        given_up = self.ref is not None and self.ref.root != ref.root
+        return not given_up and (number <= self._merged or number in self._marks)
+
+    def _nothing_since(self, ref: TrunkRef) -> Mark:
+        """It goes on from the trunk as it is."""
+        self._marks.clear()
+        self._merged = max(self._merged, self._merged_in(ref))
+        return self.learner.mark()
+
+    def _since(self, ref: TrunkRef) -> Mark:
+        """What of the learner the trunk has in it."""
+        number = self._merged_in(ref)
         if number <= self._merged:
             return self._trunk
         self._merged = number

@@ -10,9 +10,9 @@ from torch import Tensor
 from tlt.blobs import Blobs
 from tlt.errors import BlobError
 from tlt.learn.drafter.acceptance import Rollout, accept_lengths
-from tlt.learn.drafter.looks import Look
 from tlt.learn.drafter.merging import Delta, Trunk, merge
 from tlt.learn.drafter.sample import PolicyEnds
+from tlt.looks import Look
 from tlt.messages import BlobRef, Canary, DrafterRef, DrafterTrained, MergeDrafter, TrunkRef
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.weights import read_weights
@@ -30,13 +30,15 @@ def architecture(config: DrafterConfig) -> Digest:
     return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
-def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None, device: torch.device) -> Trunk:
+def read_trunk(
+    blobs: Blobs, ref: TrunkRef, root: Trunk | None, device: torch.device, look: Look
+) -> Trunk:
     """`root`: where this member's training began, if no blob holds that."""
     if ref.weights is None:
         if root is None:
             raise BlobError("a trunk that nobody has begun")
         return root
-    read = _read(blobs, ref.weights, device)
+    read = _read(blobs, ref.weights, device, look)
     if not any(name.startswith(_WEIGHTS) for name in read):
         # it begins with a drafter that was in use
         own = {name: tensor for name, tensor in read.items() if name != "d2t"}
@@ -47,18 +49,16 @@ def read_trunk(blobs: Blobs, ref: TrunkRef, root: Trunk | None, device: torch.de
 def next_trunk(
     blobs: Blobs, command: MergeDrafter, root: Trunk | None, device: torch.device, look: Look
 ) -> Trunk:
-    trunk = read_trunk(blobs, command.trunk, root, device)
+    trunk = read_trunk(blobs, command.trunk, root, device, look)
     deltas: list[Delta] = []
     for ref in command.deltas:
-        look()
-        tensors = _read(blobs, ref.blob, device)
+        tensors = _read(blobs, ref.blob, device, look)
         deltas.append(Delta(tensors=tensors, lessons=ref.lessons, known=ref.known))
-    look()
-    return merge(trunk, deltas)
+    return merge(trunk, deltas, look)
 
 
-def _read(blobs: Blobs, ref: BlobRef, device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in read_weights(blobs, ref).items()}
+def _read(blobs: Blobs, ref: BlobRef, device: torch.device, look: Look) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in read_weights(blobs, ref, look).items()}
 
 
 def mean_of(trunk: Trunk) -> dict[str, Tensor]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from tlt.learn.drafter.batching import batch, cut
-from tlt.learn.drafter.looks import Look, nothing, stretch, watched
+from tlt.learn.drafter.looks import stretch, watched
 from tlt.learn.drafter.sample import DraftSample, PolicyEnds
 from tlt.learn.drafter.unrolling import unrolled
+from tlt.looks import Look, nothing
 from tlt.models.drafter import Drafter
 
 # [positions] -> [positions, vocabulary]: what the policy's draw of these tokens was given

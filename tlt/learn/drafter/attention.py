@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tlt.learn.drafter.looks import Look, look_back, nothing, stretch
+from tlt.learn.drafter.looks import look_back, stretch
 from tlt.learn.kernels import Kernels
+from tlt.looks import Look, nothing
 
 # What mask and softmax cost a score, in multiplications.
 _SCORE = 256

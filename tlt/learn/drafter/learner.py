@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tlt.learn.drafter.batching import DraftBatch
-from tlt.learn.drafter.looks import Look, nothing, watched
+from tlt.learn.drafter.looks import watched
 from tlt.learn.drafter.loss import distance
 from tlt.learn.drafter.merging import Mark
 from tlt.learn.drafter.optimiser import MixedOptimiser
@@ -23,6 +23,7 @@ from tlt.learn.drafter.unrolling import unrolled
 from tlt.learn.fusing import fuse
 from tlt.learn.kernels import Kernels, kernels
 from tlt.learn.optimiser import copy_named, require_alike
+from tlt.looks import Look, nothing
 from tlt.models.drafter import Drafter, new_drafter
 
 

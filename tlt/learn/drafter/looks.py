@@ -4,14 +4,13 @@ A look that raises ends a micro-batch that then was never begun. Nothing but pro
 that none is larger than it must be.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-# On a GPU those of the backward pass come from a thread of autograd's.
-Look = Callable[[], None]
+from tlt.looks import Look
 
 # Multiplications that one CPU core does in some thirty milliseconds.
 STRETCH = 2**30
@@ -24,14 +23,6 @@ _SHORT = 64
 def stretch(like: Tensor) -> int:
     """Multiplications without a look."""
     return STRETCH if like.device.type == "cpu" else _FASTER * STRETCH
-
-
-class Interrupted(Exception):
-    """What a look raises to have the micro-batch given up; anything else does as well."""
-
-
-def nothing() -> None:
-    """Seen by nobody."""
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tlt.learn import scores
-from tlt.learn.drafter.looks import Look, nothing, stretch
+from tlt.learn.drafter.looks import stretch
+from tlt.looks import Look, nothing
 from tlt.models.drafter import Drafter
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tlt.learn.optimiser import require_alike
+from tlt.looks import Look, nothing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +65,7 @@ def rebased(mark: Mark, since: Mark, onto: Mark) -> Mark:
     return Mark(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
 
 
-def merge(trunk: Trunk, deltas: Sequence[Delta]) -> Trunk:
+def merge(trunk: Trunk, deltas: Sequence[Delta], look: Look = nothing) -> Trunk:
     """In any order."""
     lessons = trunk.lessons + sum(found.lessons for found in deltas)
     tensors = {name: tensor.clone() for name, tensor in trunk.tensors.items()}
@@ -76,5 +77,6 @@ def merge(trunk: Trunk, deltas: Sequence[Delta]) -> Trunk:
         share = found.lessons / (lessons - found.known)
         updates += share * found.lessons
         for name, tensor in found.tensors.items():
+            look()
             tensors[name].add_(tensor, alpha=share)
     return Trunk(tensors=tensors, updates=trunk.updates + round(updates), lessons=lessons)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tlt.learn.drafter.looks import Look, nothing, product
+from tlt.learn.drafter.looks import product
 from tlt.learn.optimiser import copy_named
+from tlt.looks import Look, nothing
 
 _MOMENTUM = 0.95
 _BETAS = (0.9, 0.99)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tlt.learn.drafter.attention import Pairs, attend, attend_natively
 from tlt.learn.drafter.batching import DraftBatch
-from tlt.learn.drafter.looks import Look, nothing
 from tlt.learn.kernels import Kernels
+from tlt.looks import Look, nothing
 from tlt.models.drafter import Drafter
 
 
