@@ -1,10 +1,12 @@
 """Whole jobs as a user runs them, with one stack or another, and what each of their steps took.
 
+They are submitted and waited for by what `tlt submit` and `tlt jobs` call, but from in here: a
+command of its own takes seconds to start, which would be felt.
+
 A stack is a setting of all that may make a step fast. Jobs with the same seed are given the same
 prompts and noise, so that their answers are the same, and their steps can be compared one by one.
 """
 
-import json
 import math
 import os
 import random
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 from cli.client import with_client
 from cli.following import fold
+from cli.spec import load_job
 from tlt.errors import StoreError
 from tlt.messages import JobRecord
 from tlt.policies.ledger import Snapshot
@@ -92,14 +95,12 @@ def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
 
 def submit(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> tuple[str, Path]:
     """The job's name, and the folder of its run."""
-    settings = (*STACKS[stack], f"seed={seed}", *changes)
-    sets = [part for setting in settings for part in ("--set", setting)]
-    submitted = json.loads(tlt("submit", str(spec), *sets, "--json"))
-    return submitted["job"], Path(submitted["folder"])
+    loaded = load_job(spec, [*STACKS[stack], f"seed={seed}", *changes])
+    record = with_client("default", lambda client: client.jobs.submit(loaded))
+    return record.job, Path(record.folder)
 
 
 def wait(job: str) -> JobRecord:
-    """From in here: a command of its own a second would be felt."""
     heard = time.monotonic()
     while True:
         try:

@@ -100,7 +100,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> Non
         visit.lenient = False
 
         live.await_workers(2)
-        kill(live.workers()["w1"]["rank_pids"][0])
+        kill(live.workers()["w1"].rank_pids[0])
         expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
         wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
         expect(page.locator("#warnings")).to_contain_text("lost")

@@ -8,14 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
+import redis
 import yaml
 
 from cli.following import entries, fold
-from tlt.messages import KeepRollout, RolloutDropped
+from tlt.messages import Heartbeat, KeepRollout, RolloutDropped
 from tlt.policies.ledger import Ledger, Snapshot
+from tlt.session_files import load_session
 from tlt.store.journal import JournalEntry
+from tlt.store.keys import Keys
 
 TLT = [sys.executable, "-m", "cli.main"]
 Result = subprocess.CompletedProcess[str]
@@ -81,12 +85,19 @@ class Live:
 
         wait_until(reached, f"{job} to be {phase} at step {step}")
 
-    def workers(self) -> dict[str, dict[str, Any]]:
-        return self.json("status")["workers"]
+    def workers(self) -> dict[str, Heartbeat]:
+        """From in here: what a worker is in the middle of is over before a command has started."""
+        session = load_session(self.home / "tlt" / "sessions" / "default")
+        with redis.Redis.from_url(session.redis_url) as connection:
+            beats = cast("dict[bytes, bytes]", connection.hgetall(Keys(session.name).heartbeats))
+        return {
+            worker.decode(): msgspec.msgpack.decode(beat, type=Heartbeat)
+            for worker, beat in sorted(beats.items())
+        }
 
     def await_workers(self, count: int) -> None:
         wait_until(
-            lambda: sum(bool(w["rank_pids"]) for w in self.workers().values()) == count,
+            lambda: sum(bool(w.rank_pids) for w in self.workers().values()) == count,
             f"{count} workers with ranks",
         )
 

@@ -100,7 +100,7 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
     )
     for _ in range(5):
         live.await_workers(2)
-        ranks = {worker: known["rank_pids"] for worker, known in live.workers().items()}
+        ranks = {worker: known.rank_pids for worker, known in live.workers().items()}
         losses = len(_lost(live, job))
         wait_until(lambda: _learns(live, job) is not None, "somebody to learn")
         kill(ranks[str(_learns(live, job))][0], signal.SIGSTOP)

@@ -31,7 +31,7 @@ def _all_workers_up(live: Live) -> None:
 
 
 def _a_rank(live: Live) -> int:
-    return int(live.workers()["w1"]["rank_pids"][1])
+    return live.workers()["w1"].rank_pids[1]
 
 
 def test_a_rank_dies_while_it_decodes(live: Live, long_spec: Path) -> None:
@@ -65,9 +65,9 @@ def test_updates_since_the_last_checkpoint_are_made_again(
 
 
 def test_a_rank_dies_while_its_worker_has_nothing_to_do(live: Live, spec: Path) -> None:
-    before = live.workers()["w1"]["incarnation"]
+    before = live.workers()["w1"].incarnation
     kill(_a_rank(live))
-    wait_until(lambda: live.workers()["w1"]["incarnation"] > before, "a new incarnation")
+    wait_until(lambda: live.workers()["w1"].incarnation > before, "a new incarnation")
     live.await_workers(2)
     assert live.ended(live.submit(spec))["status"] == "done"
 
@@ -82,9 +82,9 @@ def test_a_rank_stands_still(live: Live, long_spec: Path) -> None:
 def test_a_worker_process_dies(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
-    before = live.workers()["w0"]["pid"]
+    before = live.workers()["w0"].pid
     kill(before)
-    wait_until(lambda: live.workers()["w0"]["pid"] != before, "Ray to start w0 again")
+    wait_until(lambda: live.workers()["w0"].pid != before, "Ray to start w0 again")
     assert_nothing_lost_or_doubled(live, job)
 
 
@@ -93,7 +93,7 @@ def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec:
     sleeper = live.workers()["w0"]
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
-    kill(sleeper["pid"], signal.SIGSTOP)
+    kill(sleeper.pid, signal.SIGSTOP)
     try:
         wait_until(
             lambda: any(
@@ -102,11 +102,9 @@ def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec:
             "the lease to end",
         )
     finally:
-        kill(sleeper["pid"], signal.SIGCONT)
+        kill(sleeper.pid, signal.SIGCONT)
     assert_nothing_lost_or_doubled(live, job)
-    wait_until(
-        lambda: live.workers()["w0"]["incarnation"] > sleeper["incarnation"], "w0 to come back"
-    )
+    wait_until(lambda: live.workers()["w0"].incarnation > sleeper.incarnation, "w0 to come back")
 
 
 @pytest.mark.parametrize("service", ["coordinator", "reward"])

@@ -135,7 +135,8 @@ def test_a_second_up_is_refused(live: Live) -> None:
 
 
 def test_status_names_workers_and_their_ranks(live: Live) -> None:
-    wait_until(
-        lambda: [len(w["rank_pids"]) for w in live.workers().values()] == [2, 2], "four ranks"
-    )
+    def ranks() -> list[int]:
+        return [len(worker["rank_pids"]) for worker in live.json("status")["workers"].values()]
+
+    wait_until(lambda: ranks() == [2, 2], "four ranks")
     assert "w0" in live.tlt("status").stdout

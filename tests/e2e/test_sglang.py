@@ -31,6 +31,7 @@ def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
         "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
         "algorithm": {
             **raw_spec["algorithm"],
+            "steps": 3,
             "eval_every": 0,
             "prompts_per_step": 2,
             "group_size": 4,
@@ -46,8 +47,8 @@ def await_decoding(live: Live, job: str, step: int) -> int:
 
     def decoding() -> bool:
         worker = live.workers()["w0"]
-        if worker["running"] > 0:
-            found.extend(pid for rank in worker["rank_pids"] for pid in schedulers(rank))
+        if worker.running > 0:
+            found.extend(pid for rank in worker.rank_pids for pid in schedulers(rank))
         return bool(found)
 
     wait_until(decoding, "SGLang to decode")
@@ -76,7 +77,7 @@ def test_a_job_outlives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Pa
     assert alone.ended(job)["status"] == "done", alone.job(job)["error"]
     journal = alone.journal(job)
     counted = kept(journal, open_ledger(alone.runs / job))
-    assert len(counted) == len(set(counted)) == 2 * 2 * 4
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
     assert dropped(journal) == 0
     assert alone.fold(job).losses == 2
     logs = alone.tlt("logs", job).stdout
