@@ -18,6 +18,7 @@ import msgspec
 import redis.exceptions
 import structlog
 
+from tlt.actors import recovery
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.leases import Leases
 from tlt.actors.loggers import start_loggers
@@ -35,7 +36,6 @@ from tlt.messages import (
     DiscardBlobs,
     DrafterNotKept,
     FinishRun,
-    Heartbeat,
     JobCancelRequested,
     JobEnded,
     JobPrepared,
@@ -66,7 +66,7 @@ from tlt.store.jobs import new_record
 from tlt.store.journal import START, Position
 from tlt.store.keys import COORDINATOR, REWARD, ROLLOUT, Keys
 from tlt.store.stream import Consumer, Stream
-from tlt.types import EntryId, Epoch, JobId, WorkerId
+from tlt.types import EntryId, Epoch, JobId
 
 _BATCH = 512
 _BLOCK_MS = 500
@@ -121,6 +121,8 @@ class Coordinator:
         }
         folder = Path(self.spec.folder) / "session"
         self.session = Book(folder, await self._committed(_SESSION), SessionState(), session.decide)
+        beats = await recovery.beats_of(self.connection, self.keys)
+        waiting = await recovery.waiting(self.consumer, beats)
         resumed: list[AnyEvent] = []
         current = self.session.state.current
         if current is not None and self.session.state.jobs[current].status == "running":
@@ -128,30 +130,22 @@ class Coordinator:
                 await self._open_run(current, self.session.state.jobs[current].spec)
             except (JournalError, OSError) as error:
                 resumed.append(JobEnded(job=current, status="failed", error=str(error)))
-        # Before any event: those that wait may be about what the shared memory no longer holds.
+        for entry in waiting.answers:
+            rollout = entry.message
+            if self.job is not None and rollout.job == self.job.state.job:
+                resumed.append(recovery.answered(rollout, self._blobs(rollout.job)))
+        # Before what is left: that may be about what the shared memory no longer holds.
         resumed.append(SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists()))
-        resumed += await self._lost_with_session()
-        await self._commit(resumed, [])
+        run = None if self.job is None else self.job.state
+        for lost in recovery.gone(self.session.state.workers, run, beats):
+            await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
+            resumed.append(lost)
+        await self._commit(resumed, [*(entry.id for entry in waiting.answers), *waiting.void])
         self._marker.parent.mkdir(parents=True, exist_ok=True)
         self._marker.touch()
-
-    async def _lost_with_session(self) -> list[AnyEvent]:
-        """Workers of a session that is gone: nobody beats for them, and nobody will."""
-        beating = {key.decode() for key in await self.connection.hkeys(self.keys.heartbeats)}
-        lost: list[AnyEvent] = []
-        for worker, info in self.session.state.workers.items():
-            if worker not in beating:
-                await fence.shut_out(self.connection, self.keys, worker, info.incarnation)
-                lost.append(
-                    WorkerLost(
-                        worker=worker,
-                        incarnation=info.incarnation,
-                        reason="its session went down",
-                        returning=False,
-                        with_session=True,
-                    )
-                )
-        return lost
+        for start in range(0, len(waiting.rest), _BATCH):
+            entries = waiting.rest[start : start + _BATCH]
+            await self._commit([e.message for e in entries], [e.id for e in entries])
 
     async def _committed(self, book: str) -> Position:
         raw = await self.connection.hget(self.keys.committed, book)
@@ -385,11 +379,7 @@ class Coordinator:
         leases = Leases(self.spec.lease_seconds)
         while True:
             with contextlib.suppress(*GONE):
-                raw = await self.connection.hgetall(self.keys.heartbeats)
-                beats = {
-                    WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
-                    for worker, beat in raw.items()
-                }
+                beats = await recovery.beats_of(self.connection, self.keys)
                 for lost in leases.observe(beats, time.monotonic()):
                     # The fence first: what it still writes then counts, or it writes nothing.
                     await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
