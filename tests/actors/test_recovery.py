@@ -9,7 +9,7 @@ import pytest
 
 from tests.samples import JOB, SPEC, answer
 from tlt.actors.coordinator import Coordinator
-from tlt.actors.recovery import answered, gone
+from tlt.actors.recovery import answered, gone, unsaid
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
@@ -29,7 +29,8 @@ from tlt.messages import (
 )
 from tlt.policies import coordinator as decider
 from tlt.policies.run_state import RunState
-from tlt.types import Incarnation, PromptIndex, WorkerId
+from tlt.store.stream import Entry
+from tlt.types import EntryId, Incarnation, PromptIndex, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 _PROMPTS = 8
@@ -178,12 +179,21 @@ def test_who_beats_under_a_later_number_or_none_yet_is_another_life() -> None:
         assert (lost.worker, lost.incarnation, lost.with_session) == (W1, 5, True)
 
 
+def test_who_said_itself_that_a_life_was_over_is_heard_in_its_turn() -> None:
+    (over,) = gone({W0: _info(W0, 4)}, None, {W0: _beat(5)})
+    said = msgspec.structs.replace(over, reason="a rank died", returning=True, with_session=False)
+    assert unsaid([over], [Entry(EntryId("1-1"), said)]) == []
+    earlier = msgspec.structs.replace(said, incarnation=Incarnation(3))
+    assert unsaid([over], [Entry(EntryId("1-1"), earlier)]) == [over]
+
+
 def test_who_was_to_return_to_a_session_that_ended_is_not_awaited() -> None:
     run = decider.new_run(JOB, SPEC)
     lost = WorkerLost(worker=W1, incarnation=Incarnation(5), reason="a rank died", returning=True)
     for event in (WorkerJoined(info=_info(W1, 5)), lost):
         run, _ = decider.decide(run, event, 0.0)
     assert run.returning == {W1}
+    assert gone({}, run, {W1: _beat(6)}) == []
     (event,) = gone({}, run, {})
     run, _ = decider.decide(run, event, 0.0)
     assert (run.returning, run.losses) == (frozenset(), 1)
@@ -199,5 +209,7 @@ def test_an_answer_that_was_lost_with_the_shared_memory_is_dropped(tmp_path: Pat
     blobs.release(ref)
     dropped = answered(long, blobs)
     assert isinstance(dropped, RolloutDropped)
+    evaluated = msgspec.structs.replace(long, purpose="eval")
+    assert answered(evaluated, blobs) is evaluated
     assert (dropped.prompt, dropped.member) == (long.prompt, long.member)
     assert "neither in" in dropped.reason

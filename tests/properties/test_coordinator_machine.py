@@ -109,7 +109,15 @@ def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> N
     finish(world)
 
 
-@pytest.mark.parametrize("fault", ["restart", "reboot", "lose_blobs"])
+_FAULTS = {
+    "restart": Move("restart"),
+    "reboot": Move("reboot"),
+    "reboot with one worker": Move("reboot", (1,)),
+    "lose_blobs": Move("lose_blobs"),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
 @pytest.mark.parametrize("phase", [Phase.ROLLING, Phase.EVALUATING, Phase.LEARNING])
 @given(seed=seeds, checkpoint_every=st.integers(1, 4), further=st.integers(0, 12))
 @settings(max_examples=max(5, _EXAMPLES // 20))
@@ -125,9 +133,9 @@ def test_a_new_coordinator_goes_on(
     if _until(world, phase, chooser):
         for _ in range(further):
             step(world, chooser, faults=0.0, overtaking=0.0)
-    world.do(Move(fault))
+    world.do(_FAULTS[fault])
     finish(world)
-    if fault == "reboot":
+    if "reboot" in fault:
         assert world.flight <= world.committed, "weights that nobody will ever use again"
 
 

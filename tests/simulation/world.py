@@ -16,6 +16,7 @@ import msgspec
 from tests.simulation.checks import Checks
 from tests.simulation.life import Life, blob, meeting
 from tests.simulation.school import School
+from tlt.actors.recovery import gone
 from tlt.config import JobSpec
 from tlt.messages import (
     AdoptDrafter,
@@ -208,7 +209,7 @@ class World:
 
     def faults(self) -> list[Move]:
         """What goes wrong."""
-        found = [Move("restart"), Move("reboot"), Move("lose_blobs")]
+        found = [Move("restart"), Move("reboot"), Move("reboot", (1,)), Move("lose_blobs")]
         for life in self.lives.values():
             if life.stopped:
                 found += [Move("wake", (life,)), Move("observe", (life.worker,))]
@@ -672,13 +673,25 @@ class World:
             assert digest(commands) == entry.commands, f"entry {entry.seq} gives other commands"
         return state
 
-    def reboot(self) -> None:
-        """The host: every process and the shared memory are gone, the store is not."""
-        for worker in [*self.lives, *self.starting]:
-            self.lives.pop(worker, None)
-            self.gone.discard(worker)
-            self.starting.add(worker)
+    def reboot(self, workers: int | None = None) -> None:
+        """The host: every process and the shared memory are gone, the store is not.
+
+        The session comes up again, with the first so many of its workers.
+        """
+        self.lives.clear()
+        self.gone.clear()
+        self.starting = set(sorted(self.ranks)[:workers])
+        answers = [p for p in self.log if isinstance(p.event, RolloutFinished)]
+        rest = [p for p in self.log if not isinstance(p.event, RolloutFinished | WorkerJoined)]
+        self.log = answers
         self.lose_blobs()
+        known = {worker: known.info for worker, known in self.state.workers.items()}
+        for lost in gone(known, self.state, beats={}):
+            self.fence[lost.worker] = lost.incarnation + 1
+            self.post("coordinator", lost)
+        for _ in range(len(self.log)):
+            self.deliver()
+        self.log = [*rest, *self.log]
 
     def lose_blobs(self) -> None:
         self.flight.clear()

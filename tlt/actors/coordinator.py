@@ -121,31 +121,40 @@ class Coordinator:
         }
         folder = Path(self.spec.folder) / "session"
         self.session = Book(folder, await self._committed(_SESSION), SessionState(), session.decide)
-        beats = await recovery.beats_of(self.connection, self.keys)
-        waiting = await recovery.waiting(self.consumer, beats)
         resumed: list[AnyEvent] = []
         current = self.session.state.current
         if current is not None and self.session.state.jobs[current].status == "running":
             try:
                 await self._open_run(current, self.session.state.jobs[current].spec)
             except (JournalError, OSError) as error:
+                self.job = None
                 resumed.append(JobEnded(job=current, status="failed", error=str(error)))
-        for entry in waiting.answers:
-            rollout = entry.message
-            if self.job is not None and rollout.job == self.job.state.job:
-                resumed.append(recovery.answered(rollout, self._blobs(rollout.job)))
-        # Before what is left: that may be about what the shared memory no longer holds.
-        resumed.append(SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists()))
         run = None if self.job is None else self.job.state
-        for lost in recovery.gone(self.session.state.workers, run, beats):
+        beats = await recovery.beats_of(self.connection, self.keys)
+        losses = recovery.gone(self.session.state.workers, run, beats)
+        for lost in losses:
+            # The fence first: what it still writes is among what waits, or it writes nothing.
             await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
-            resumed.append(lost)
-        await self._commit(resumed, [*(entry.id for entry in waiting.answers), *waiting.void])
+        waiting = await recovery.waiting(self.consumer, beats)
+        await self._commit_in_turn(
+            [(self._answered(entry.message), entry.id) for entry in waiting.answers]
+        )
+        resumed.append(SessionResumed(epoch=self.epoch, blobs_kept=self._marker.exists()))
+        resumed += recovery.unsaid(losses, waiting.rest)
+        await self._commit(resumed, waiting.void)
         self._marker.parent.mkdir(parents=True, exist_ok=True)
         self._marker.touch()
-        for start in range(0, len(waiting.rest), _BATCH):
-            entries = waiting.rest[start : start + _BATCH]
-            await self._commit([e.message for e in entries], [e.id for e in entries])
+        await self._commit_in_turn([(entry.message, entry.id) for entry in waiting.rest])
+
+    def _answered(self, rollout: RolloutFinished) -> AnyEvent:
+        if rollout.job not in self.effects.records:
+            return rollout
+        return recovery.answered(rollout, self._blobs(rollout.job))
+
+    async def _commit_in_turn(self, waiting: Sequence[tuple[AnyEvent, EntryId]]) -> None:
+        for start in range(0, len(waiting), _BATCH):
+            batch = waiting[start : start + _BATCH]
+            await self._commit([event for event, _ in batch], [entry for _, entry in batch])
 
     async def _committed(self, book: str) -> Position:
         raw = await self.connection.hget(self.keys.committed, book)

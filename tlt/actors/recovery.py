@@ -1,11 +1,12 @@
 """What a coordinator that comes up finds of the time before: who is gone, and what still waits.
 
-A session may have ended in between, and its shared memory with it. What workers wrote until then is
-in the stream; their prompts were acknowledged with it, so an answer that does not count now never
-will. Everything else of somebody who is gone is made again.
+Its session may have ended in between, and the shared memory with it. What workers wrote until then
+is in the stream. Their answers are decided first: the prompts were acknowledged with them, so one
+that does not count now never will. Then those who are gone are lost, before anything else that they
+said: it may be about weights that are gone as well, and losses end the update that it is about.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -32,10 +33,11 @@ Beats = Mapping[WorkerId, Heartbeat]
 
 
 class Waiting(NamedTuple):
-    # to be decided before anybody is said to be gone, and all that is left after that
+    # decided first
     answers: list[Entry[RolloutFinished]]
+    # decided last
     rest: list[Entry[AnyEvent]]
-    # of those who joined, and were gone before anybody heard of it
+    # acknowledged only: whoever joined there was gone before anybody heard of it
     void: list[EntryId]
 
 
@@ -54,9 +56,7 @@ async def waiting(consumer: Consumer[AnyEvent], beats: Beats) -> Waiting:
             event = entry.message
             if isinstance(event, RolloutFinished):
                 found.answers.append(Entry(entry.id, event))
-            elif isinstance(event, WorkerJoined) and _is_gone(
-                beats.get(event.info.worker), event.info.incarnation
-            ):
+            elif isinstance(event, WorkerJoined) and _is_void(event, beats):
                 found.void.append(entry.id)
             else:
                 found.rest.append(entry)
@@ -66,10 +66,14 @@ async def waiting(consumer: Consumer[AnyEvent], beats: Beats) -> Waiting:
 def gone(
     workers: Mapping[WorkerId, WorkerInfo], run: RunState | None, beats: Beats
 ) -> list[WorkerLost]:
-    """Nobody beats for them, and nobody will: those that are known, and those that were awaited."""
-    lives = {worker: info.incarnation for worker, info in workers.items()}
+    """Nobody beats for these lives: of known workers, and of those whose next life is awaited."""
+    lives = {
+        worker: info.incarnation
+        for worker, info in workers.items()
+        if _is_over(beats.get(worker), info.incarnation)
+    }
     if run is not None:
-        lives = {worker: run.newest[worker] for worker in run.returning} | lives
+        lives |= {worker: run.newest[worker] for worker in run.returning if worker not in beats}
     return [
         WorkerLost(
             worker=worker,
@@ -79,15 +83,27 @@ def gone(
             with_session=True,
         )
         for worker, incarnation in lives.items()
-        if _is_gone(beats.get(worker), incarnation)
     ]
 
 
+def unsaid(losses: Sequence[WorkerLost], rest: Sequence[Entry[AnyEvent]]) -> list[WorkerLost]:
+    """Who said so itself lives on, and is heard in its turn."""
+    said = {
+        (entry.message.worker, entry.message.incarnation)
+        for entry in rest
+        if isinstance(entry.message, WorkerLost)
+    }
+    return [lost for lost in losses if (lost.worker, lost.incarnation) not in said]
+
+
 def answered(rollout: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
-    """It may have been too long for a message, and lost with the shared memory."""
+    """It may have been too long for a message, and lost with the shared memory.
+
+    Of an evaluation only the text counts.
+    """
     try:
         for tensor in (rollout.tokens, rollout.logprobs):
-            if tensor.blob is not None:
+            if tensor.blob is not None and rollout.purpose == "train":
                 blobs.path(tensor.blob)
     except BlobLost as error:
         return RolloutDropped(
@@ -103,6 +119,11 @@ def answered(rollout: RolloutFinished, blobs: Blobs) -> RolloutFinished | Rollou
     return rollout
 
 
-def _is_gone(beat: Heartbeat | None, incarnation: Incarnation) -> bool:
-    """A worker that has only just started beats before it has a number."""
+def _is_over(beat: Heartbeat | None, incarnation: Incarnation) -> bool:
+    """If any beats, it is a later life: a process that has just started has no number yet."""
     return beat is None or beat.incarnation == 0 or beat.incarnation > incarnation
+
+
+def _is_void(joined: WorkerJoined, beats: Beats) -> bool:
+    beat = beats.get(joined.info.worker)
+    return beat is None or beat.incarnation > joined.info.incarnation

@@ -356,7 +356,9 @@ def _idle(turn: Turn, event: WorkerIdled) -> None:
         return
     if state.workers[event.worker].duty is Duty.ROLLOUT:
         turn.assign(event.worker, Duty.IDLE, looked=looked)
-        lessons.begin_if_worth(turn, event.worker)
+        # while a lost update is made again, it is needed for that
+        if state.phase in (Phase.ROLLING, Phase.EVALUATING):
+            lessons.begin_if_worth(turn, event.worker)
 
 
 # --- speculation --------------------------------------------------------------------------------

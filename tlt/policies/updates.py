@@ -118,20 +118,20 @@ def abandon(turn: Turn, reason: str) -> None:
 
 
 def blobs_lost(turn: Turn) -> bool:
-    """Rollouts are back at the last checkpoint. Whether what came after it has to be made again.
+    """Rollouts are back at the last checkpoint. Whether an update has to be made, or made again.
 
-    The weights are gone, but what made them is not.
+    The weights are gone, but what made them is not. Those of an update that runs may be, too.
     """
-    state = turn.state
-    if state.policy.weights is None:
-        return False
-    saved = state.checkpoint
-    kept = PolicyRef(version=PolicyVersion(0), weights=None)
-    if saved is not None:
-        kept = PolicyRef(version=saved.version, weights=saved.weights)
-    turn.set(policy=kept, previous=None)
-    if state.previous is not None:
-        retention.discard(turn, state.previous.weights)
+    state, saved = turn.state, turn.state.checkpoint
+    if state.policy.weights is not None:
+        kept = PolicyRef(version=PolicyVersion(0), weights=None)
+        if saved is not None:
+            kept = PolicyRef(version=saved.version, weights=saved.weights)
+        # a checkpoint may have been heard of, and the policy in it not yet
+        turn.set(policy=kept, previous=None, version=max(state.version, kept.version))
+        for policy in (state.policy, state.previous):
+            if policy is not None and policy.weights is not None:
+                retention.discard(turn, policy.weights)  # those of an older checkpoint
     return not _is_published(turn.state)
 
 
