@@ -682,7 +682,9 @@ class World:
         self.gone.clear()
         self.starting = set(sorted(self.ranks)[:workers])
         answers = [p for p in self.log if isinstance(p.event, RolloutFinished)]
-        rest = [p for p in self.log if not isinstance(p.event, RolloutFinished | WorkerJoined)]
+        # who joined is gone, and a coordinator that was about to come up is, too
+        decided = RolloutFinished | WorkerJoined | SessionResumed
+        rest = [posted for posted in self.log if not isinstance(posted.event, decided)]
         self.log = answers
         self.lose_blobs()
         known = {worker: known.info for worker, known in self.state.workers.items()}
