@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tlt.store.connection import Connection, connect
@@ -17,6 +18,9 @@ from tlt.store.keys import Keys
 from tlt.store.server import EmbeddedRedis, find_binary
 
 pytest_plugins = ["tests.session"]
+
+# as in a rank: two would wait for each other wherever something else has one of the cores
+torch.set_num_threads(1)
 
 settings.register_profile("tlt", deadline=None, max_examples=30)
 settings.load_profile("tlt")

@@ -405,6 +405,19 @@ def test_what_looks_have_put_off_often_is_handed_in_whoever_calls(ranks: list[Ra
     only(draft.step(interrupt), DrafterLearned)
 
 
+def test_so_it_is_where_they_keep_a_new_trunk_from_being_read(ranks: list[Rank]) -> None:
+    draft = draft_of(ranks[0])
+    trunk = merged(draft, merge(NEW, 1, handed_in(draft, NEW))).trunk
+    draft.begin(school(NEW))
+    assert draft.step(look) == []
+    draft._open.seconds = [10.0]
+    draft.begin(school(trunk))
+    for _ in range(8):
+        with pytest.raises(Interrupted):
+            draft.step(interrupt)
+    assert only(draft.step(interrupt), DrafterLearned).delta.trunk == trunk.version
+
+
 def test_it_is_handed_in_where_there_is_nothing_more_to_learn_from(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,10 @@ class _Open:
             origin = answer.candidate.origin
             self.tokens[origin] = self.tokens.get(origin, 0) + window.rows
 
+    def put_off(self, seconds: float) -> None:
+        self.times_put_off += 1
+        self.seconds_put_off += seconds
+
 
 class DraftDuty:
     def __init__(
@@ -305,12 +309,16 @@ class DraftDuty:
 
     def _hand_in_late(self, school: School, look: Look) -> list[FromRank]:
         """A look has put it off: it goes before other work."""
-        if self._open.times_put_off >= _PUT_OFF:
+        began, late = time.monotonic(), self._open
+        if late.times_put_off >= _PUT_OFF:
             look = nothing
         try:
             member = self._on_trunk(school.train.trunk, look)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
+        except Exception:
+            late.put_off(time.monotonic() - began)
+            raise
         # unless it stands on another trunk, without it
         return self._hand_in(school, member, look) if self._is_due() else []
 
@@ -326,8 +334,7 @@ class DraftDuty:
         except BlobError as error:
             return [self._spoiled(school, str(error))]
         except Exception:
-            done.times_put_off += 1
-            done.seconds_put_off += time.monotonic() - began
+            done.put_off(time.monotonic() - began)
             raise
         self._number += 1
         publishing = time.monotonic() - began
