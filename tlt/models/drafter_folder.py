@@ -100,7 +100,8 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
     heads = file.num_attention_heads
     if min(heads, file.num_key_value_heads or heads, file.head_dim or 1) < 1:
         raise UnsupportedModel(f"{folder}: a drafter without attention heads")
-    if (file.rope_scaling or {}).get("rope_type", "default") != "default":
+    scaling = file.rope_scaling or {}
+    if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         raise UnsupportedModel(f"{folder}: the drafter's rope is scaled, which we don't run")
     return DrafterConfig(
         layout="eagle" if layouts == ["eagle"] else "eagle3",
