@@ -1,8 +1,7 @@
 """Random drafters and samples, and what decoding would compute, one token after the other."""
 
-import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,6 @@ from tlt.learn.drafter.batching import DraftBatch, Window, batch
 from tlt.learn.drafter.learner import DrafterLearner
 from tlt.learn.drafter.recipe import Recipe
 from tlt.learn.drafter.sample import DraftSample, PolicyEnds
-from tlt.looks import Interrupted
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
 
@@ -118,15 +116,3 @@ def decoded(made: Drafter, sample: DraftSample, row: int, steps: int) -> list[Te
         first += len(fresh)
         fresh, features = tokens[first + 1 : first + 2], guess.feature[-1:]
     return readouts
-
-
-def giving_up(stride: int) -> Iterator[Callable[[], None]]:
-    """At the first look, at a later one, ..."""
-    for count in itertools.count(0, stride):
-        left = iter(range(count))
-
-        def look(left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise Interrupted
-
-        yield look

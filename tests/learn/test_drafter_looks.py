@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.learn.drafters import LAYOUTS, VOCABULARY, giving_up, learner, samples, whole
+from tests.learn.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
 from tests.learn.models import CPU, copies
+from tests.looks import giving_up
 from tlt.learn import scores
 from tlt.learn.drafter import looks
 from tlt.learn.drafter.batching import DraftBatch, Window, batch

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.learn.drafters import giving_up
+from tests.looks import giving_up
 from tests.samples import JOB, SPEC, prompt
 from tests.session import write_policy
 from tlt.blobs import Blobs

@@ -1,6 +1,7 @@
 """Invariant: a blob is whole and is what its name says, or there is an error."""
 
 import hashlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.looks import giving_up
 from tlt.blobs import INLINE_BYTES, Blobs
 from tlt.errors import BlobError
 from tlt.looks import Interrupted
@@ -125,23 +127,13 @@ def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: B
     )
     assert ref.digest == hashlib.blake2b(content, digest_size=20).hexdigest()
     assert len(looks) == 4
-    for last in range(4):
-        left = list(range(last))
-
-        def stop(left: list[int] = left) -> None:
-            if not left:
-                raise Interrupted
-            left.pop()
-
+    for stop in itertools.islice(giving_up(1), 4):
         with pytest.raises(Interrupted):
             blobs.put_file(lambda file: file.write_bytes(content), commit=True, look=stop)
         assert list(blobs.committed.iterdir()) == []
 
-    def stop_at_once() -> None:
-        raise Interrupted
-
     with pytest.raises(Interrupted):
-        blobs.verified(ref, stop_at_once)
+        blobs.verified(ref, next(giving_up(1)))
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -7,36 +7,19 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.learn.drafters import LAYERS, config, drafter
 from tlt.errors import UnsupportedModel
-from tlt.models.drafter import DrafterConfig, new_drafter
 from tlt.models.drafter_folder import load_drafter, save_drafter
-from tlt.models.rope import PlainRope
-
-_LAYERS = 2
-_CONFIG = DrafterConfig(
-    layout="eagle",
-    hidden=8,
-    intermediate=16,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    norm_eps=1e-6,
-    rope=PlainRope(theta=500.0),
-    max_positions=64,
-    vocabulary=11,
-    captured=(_LAYERS,),
-    own_head=None,
-)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_drafter(new_drafter(_CONFIG), tmp_path)
+    save_drafter(drafter("eagle"), tmp_path)
     return tmp_path
 
 
 def test_what_was_saved_is_loaded(folder: Path) -> None:
-    assert load_drafter(folder, _LAYERS).config == _CONFIG
+    assert load_drafter(folder, LAYERS).config == config("eagle")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +29,9 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
         ({"num_hidden_layers": 2}, "with 2 layers; we run drafters of one layer"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope is scaled"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope is scaled"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0}}, "rope is scaled"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0}}, "rope is scaled"),
         ({"num_attention_heads": 0}, "without attention heads"),
-        ({"intermediate_size": 12}, r"is \[16, 8\], config.json implies \[12, 8\]"),
+        ({"intermediate_size": 12}, r"is \[20, 16\], config.json implies \[12, 16\]"),
     ],
 )
 def test_a_drafter_of_another_kind_is_refused(
@@ -57,7 +40,7 @@ def test_a_drafter_of_another_kind_is_refused(
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(UnsupportedModel, match=complaint):
-        load_drafter(folder, _LAYERS)
+        load_drafter(folder, LAYERS)
 
 
 def test_a_drafter_that_lacks_a_tensor_or_has_one_more_is_refused(folder: Path) -> None:
@@ -66,7 +49,7 @@ def test_a_drafter_that_lacks_a_tensor_or_has_one_more_is_refused(folder: Path) 
     name = min(tensors)
     save_file({**tensors, "more": tensors[name].clone()}, file)
     with pytest.raises(UnsupportedModel, match="has more, which we don't run"):
-        load_drafter(folder, _LAYERS)
+        load_drafter(folder, LAYERS)
     save_file({other: tensor for other, tensor in tensors.items() if other != name}, file)
     with pytest.raises(UnsupportedModel, match=f"lacks {name}"):
-        load_drafter(folder, _LAYERS)
+        load_drafter(folder, LAYERS)
