@@ -8,13 +8,14 @@ from tlt.config import load_job_spec
 from tlt.dataset import rows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SPECS = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
+_FOLDERS = ("configs", "examples/*", "benchmarks")
+SPECS = sorted(spec for folder in _FOLDERS for spec in ROOT.glob(f"{folder}/*.yaml"))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.name)
 def test_it_loads(spec: Path) -> None:
     loaded = load_job_spec(spec)
-    if Path(loaded.data.train).is_relative_to(ROOT / "examples"):
+    if any(Path(loaded.data.train).is_relative_to(ROOT / f) for f in ("examples", "benchmarks")):
         assert Path(loaded.policy.path).is_dir()
         for file in (loaded.data.train, loaded.data.eval):
             assert file is not None
