@@ -15,6 +15,8 @@ def print_drafting(drafting: Drafting) -> None:
         console.print(_drafters(drafting))
         for line in _decisions(drafting):
             say(line)
+    for spoiled in drafting.spoiled[-_LAST:]:
+        say(f"undone, as said by {spoiled}")
     for refusal in drafting.refused[-_LAST:]:
         say(f"refused by {refusal}")
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.live import Live, kill, wait_until
-from tests.e2e.test_speculation import first_step
+from tests.e2e.test_speculation import drafter_of, first_step
 from tlt.messages import (
     DrafterLearned,
     DrafterPreempted,
+    DrafterSpoiled,
     DrafterTrained,
     PolicyPublished,
     RolloutFinished,
@@ -86,6 +88,26 @@ def test_the_ledger_tells_of_it(live: Live, trained: str) -> None:
     for words in ("idle device-seconds", "micro-batches", "stopped when told"):
         assert words in shown
     assert _versions(live.journal(trained)) <= {None, *(m["version"] for m in drafting["measured"])}
+
+
+def test_what_is_trained_and_is_no_number_is_undone_and_told_of(
+    live: Live, long_spec: Path, policy: Path, tmp_path: Path
+) -> None:
+    """A drafter whose weights are numbers, but nothing that is computed with them."""
+    file = drafter_of(policy, tmp_path) / "model.safetensors"
+    save_file({name: 1e30 * tensor for name, tensor in load_file(file).items()}, file)
+    settings = (*UNEVEN, *SPECULATING, *TRAINING, "algorithm.steps=2", f"drafter.path={tmp_path}")
+    job = live.submit(long_spec, *settings)
+    live.tlt("logs", job, "-f", seconds=200.0)
+    assert live.job(job)["status"] == "done", live.job(job)
+    events = [entry.event for entry in live.journal(job)]
+    spoiled = [event for event in events if isinstance(event, DrafterSpoiled)]
+    assert {event.error for event in spoiled} == {"5 lessons in a row were not finite"}
+    assert not any(isinstance(event, DrafterTrained) for event in events)
+    told = f"{spoiled[0].worker} gives up what it trained: {spoiled[0].error}"
+    assert told in live.tlt("logs", job).stdout
+    assert f"undone, as said by {spoiled[0].worker}: " in live.tlt("ledger", job).stdout
+    assert live.json("ledger", job)["drafting"]["spoiled"]
 
 
 def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: Path) -> None:

@@ -5,7 +5,15 @@ import pytest
 
 from tests.samples import JOB
 from tests.simulation.specs import small_spec
-from tlt.messages import BlobRef, DeltaRef, DrafterLearned, DrafterRefused, Lessons, TrunkRef
+from tlt.messages import (
+    BlobRef,
+    DeltaRef,
+    DrafterLearned,
+    DrafterRefused,
+    DrafterSpoiled,
+    Lessons,
+    TrunkRef,
+)
 from tlt.policies.coordinator import new_run
 from tlt.policies.ledger.drafted import Drafted
 from tlt.policies.schooling import Schooling
@@ -65,3 +73,21 @@ def test_who_refuses_a_drafter_is_told_of_once() -> None:
     account = drafted.account()
     assert account is not None
     assert account.refused == ("w0: torn", "w1: torn")
+
+
+def test_what_is_undone_is_told_with_who_said_so_and_why() -> None:
+    before, drafted = new_run(JOB, small_spec()), Drafted()
+    spoiled = DrafterSpoiled(
+        job=JOB,
+        worker=W0,
+        incarnation=Incarnation(1),
+        lesson=1,
+        trunk=DrafterVersion(3),
+        error="its loss is 9.00, and was 1.00",
+    )
+    drafted.watch(before, spoiled, before)  # of a trunk that is no longer there
+    assert drafted.account() is None
+    drafted.watch(before, spoiled, msgspec.structs.replace(before, schooling=Schooling()))
+    account = drafted.account()
+    assert account is not None
+    assert account.spoiled == ("w0: its loss is 9.00, and was 1.00",)

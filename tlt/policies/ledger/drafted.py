@@ -69,6 +69,7 @@ class Drafting(msgspec.Struct, frozen=True, kw_only=True):
     preempt_p99_micro_batches: float
     measured: tuple[Measured, ...]
     decisions: tuple[Decision, ...]
+    # by whom and why: what was trained, and undone
     spoiled: tuple[str, ...]
     # by whom and why: drafters that a worker could not read, or that do not fit
     refused: tuple[str, ...]
@@ -118,7 +119,7 @@ class Drafted:
             case DrafterTrained() if after.schooling is not before.schooling:
                 self._trained(event, after)
             case DrafterSpoiled() if after.schooling is not before.schooling:
-                self._spoiled.append(event.error)
+                self._spoiled.append(f"{event.worker}: {event.error}")
             case DrafterRefused():
                 self._refused[f"{event.worker}: {event.error}"] = None
             case _:
@@ -137,8 +138,8 @@ class Drafted:
             )
 
     def account(self) -> Drafting | None:
-        """None where no drafter was trained, or refused."""
-        if not (self._decisions or self._micro_batches or self._refused):
+        """None where no drafter was trained, spoiled or refused."""
+        if not (self._decisions or self._micro_batches or self._spoiled or self._refused):
             return None
         latencies = sorted(seconds for seconds, _ in self._latencies)
         in_batches = sorted(seconds / max(t, 1e-9) for seconds, t in self._latencies if t > 0)
