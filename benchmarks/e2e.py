@@ -28,6 +28,8 @@ _STEPS, _COLD_STEPS = 10, 30
 _FEW_STEPS = 5
 _ROUNDS, _COLD_ROUNDS, _FORCED_ROUNDS = 4, 2, 2
 _SECONDS = 3600
+# of tokens that drafters learn from
+_ORIGINS = ("own", "others", "running", "previous")
 # 16 answers a worker instead of 64
 _TAIL = ("algorithm.prompts_per_step=2", "algorithm.minibatches=1")
 _LONG = (f"algorithm.steps={_COLD_STEPS}",)
@@ -60,6 +62,7 @@ def main() -> None:
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
         "ahead_of_off_from_step": _ahead_from(_long(whole)),
+        "slower_while_somebody_trained": round(_slower_beside(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
         "settings": {name: best_settings(name) for name in whole},
@@ -141,7 +144,10 @@ def _cold(whole: _Jobs) -> list[Claim]:
     ngram = ratio(whole["n-gram"], whole["cold"], _whole)
     before, *_, after = whole["off"][0].snapshot.evals
     gain = 100 * (after.mean - before.mean)
+    learned = [d.tokens for d in _drafting(whole["cold"])]
+    least = min(sum(getattr(tokens, origin) for tokens in learned) for origin in _ORIGINS)
     return [
+        Claim(name="e2e.least_tokens_of_an_origin", value=least, unit="tokens", bar=1),
         Claim(name="e2e.cold_off_over_tlt", value=off.value, unit="x", bar=1.15),
         Claim(name="e2e.cold_ngram_over_tlt", value=ngram.value, unit="x", bar=1.0),
         Claim(name="e2e.accuracy_gain", value=gain, unit="points", bar=15.0),
@@ -162,6 +168,17 @@ def _idle(jobs: _Jobs) -> list[Claim]:
         Claim(name="e2e.preempt_p99", value=1000 * longest, unit="ms", bar=150, **less),
         Claim(name="e2e.rollout_slowdown", value=slower, unit="", bar=0.1, **less),
     ]
+
+
+def _slower_beside(jobs: _Jobs) -> float:
+    """What rollouts took longer, as a part of the seconds in which an idle worker trained."""
+    frozen = {job.seed: job for job in jobs["frozen"]}
+    longer = [
+        ours.rollout - theirs.rollout
+        for job in jobs["forced"]
+        for ours, theirs in zip(job.steps, frozen[job.seed].steps, strict=True)
+    ]
+    return math.fsum(longer) / max(1e-9, math.fsum(d.idle_used for d in _drafting(jobs["forced"])))
 
 
 def _hour(seconds: float) -> Claim:
@@ -219,7 +236,6 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
         for phase, seconds in job.snapshot.phases.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
     drafting = _drafting(jobs)
-    origins = ("own", "others", "running", "previous")
     return {
         "seeds": [job.seed for job in jobs],
         "steps": [[(round(s.rollout, 2), round(s.rest, 2)) for s in job.steps] for job in jobs],
@@ -230,10 +246,10 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
             None if job.snapshot.saved is None else round(job.snapshot.saved.total.seconds, 1)
             for job in jobs
         ],
-        "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in origins},
+        "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in _ORIGINS},
         "idle": [
             {
-                name: round(getattr(d, name), 2)
+                name: round(getattr(d, name), 3)
                 for name in (
                     *("idle_used", "idle_left", "bought", "harvested", "harvested_bought"),
                     *("reading", "publishing", "merging", "dropped"),

@@ -123,7 +123,7 @@ def tlt(*arguments: str) -> str:
 
 class Ratio(NamedTuple):
     value: float
-    # 95 % of the ratios lie between them when steps are drawn again
+    # 95 % of the ratios lie between them when jobs are drawn again, and of each its steps
     low: float
     high: float
 
@@ -135,18 +135,24 @@ def ratio(
     steps: int | None = None,
 ) -> Ratio:
     """Of the seconds of steps that both have: of equal seed and number."""
-    pairs = [
-        (part(one), part(other))
+    jobs = [
+        [
+            (part(one), part(other))
+            for one, other in zip(job.steps[:steps], against.steps[:steps], strict=False)
+        ]
         for job in above
         for against in below
         if against.seed == job.seed
-        for one, other in zip(job.steps[:steps], against.steps[:steps], strict=False)
     ]
     dice = random.Random(1)
-    again = [_quotient(dice.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES)]
+    again = [
+        _quotient([dice.choices(job, k=len(job)) for job in dice.choices(jobs, k=len(jobs))])
+        for _ in range(_RESAMPLES)
+    ]
     cuts = quantiles(again, n=40)
-    return Ratio(_quotient(pairs), cuts[0], cuts[-1])
+    return Ratio(_quotient(jobs), cuts[0], cuts[-1])
 
 
-def _quotient(pairs: Sequence[tuple[float, float]]) -> float:
+def _quotient(jobs: Sequence[Sequence[tuple[float, float]]]) -> float:
+    pairs = [pair for job in jobs for pair in job]
     return math.fsum(a for a, _ in pairs) / math.fsum(b for _, b in pairs)

@@ -44,28 +44,32 @@ def await_decoding(live: Live, job: str, step: int) -> int:
     """The scheduler's process, once it has something to do."""
     live.await_phase(job, "rolling", step)
     found: list[int] = []
+    seen: list[str] = []
 
     def decoding() -> bool:
         worker = live.workers()["w0"]
+        own = {pid: name for rank in worker.rank_pids for pid, name in children(rank)}
+        seen[:] = [f"last seen: {worker}, with children {own}"]
         if worker.running > 0:
-            found.extend(pid for rank in worker.rank_pids for pid in schedulers(rank))
+            found.extend(pid for pid, name in own.items() if "sglang" in name)
         return bool(found)
 
-    wait_until(decoding, "SGLang to decode")
+    try:
+        wait_until(decoding, "SGLang to decode")
+    except AssertionError as error:
+        error.add_note(*seen)
+        raise
     return found[0]
 
 
-def schedulers(rank: int) -> list[int]:
-    """Its children that bear SGLang's name."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{rank}/task").iterdir():
-            children = (task / "children").read_text().split()
-            found += [
-                int(child)
-                for child in children
-                if "sglang" in Path(f"/proc/{child}/comm").read_text()
-            ]
+def children(parent: int) -> list[tuple[int, str]]:
+    """And their names. A thread's own list of them may lack some while others end, see proc(5)."""
+    found: list[tuple[int, str]] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            name, _, rest = (folder / "stat").read_text().rpartition(")")
+            if int(rest.split()[1]) == parent:
+                found.append((int(folder.name), name.partition("(")[2]))
     return found
 
 
