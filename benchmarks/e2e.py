@@ -35,7 +35,7 @@ _TAIL = ("algorithm.prompts_per_step=2", "algorithm.minibatches=1")
 _LONG = (f"algorithm.steps={_COLD_STEPS}",)
 # of the first seed, where a job is long enough to gain some accuracy. An evaluation would teach a
 # drafter, too: it is of the plain stack, whose answers are those of all
-_EVALUATED = (f"algorithm.eval_every={_COLD_STEPS}",)
+_EVALUATED = (f"algorithm.eval_every={_COLD_STEPS}", "data.eval_limit=160")
 
 
 def main() -> None:
@@ -154,13 +154,13 @@ def _cold(whole: _Jobs) -> list[Claim]:
     ]
 
 
-def _idle(jobs: _Jobs) -> list[Claim]:
+def _idle(tail: _Jobs) -> list[Claim]:
     """What became of idle seconds where workers train whether it pays or not."""
-    seen = _drafting(jobs["forced"])
+    seen = _drafting(tail["forced"])
     harvested = math.fsum(d.harvested for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
     slowest = max(d.preempt_p99_micro_batches for d in seen)
     longest = max(d.preempt_p99 for d in seen)
-    slower = ratio(jobs["forced"], jobs["frozen"], _rollout, _STEPS).value - 1.0
+    slower = ratio(tail["forced"], tail["frozen"], _rollout, _STEPS).value - 1.0
     less = {"less_is_better": True}
     return [
         Claim(name="e2e.idle_harvested", value=harvested, unit="", bar=0.8),
@@ -170,15 +170,15 @@ def _idle(jobs: _Jobs) -> list[Claim]:
     ]
 
 
-def _slower_beside(jobs: _Jobs) -> float:
+def _slower_beside(tail: _Jobs) -> float:
     """What rollouts took longer, as a part of the seconds in which an idle worker trained."""
-    frozen = {job.seed: job for job in jobs["frozen"]}
+    frozen = {job.seed: job for job in tail["frozen"]}
     longer = [
         ours.rollout - theirs.rollout
-        for job in jobs["forced"]
+        for job in tail["forced"]
         for ours, theirs in zip(job.steps, frozen[job.seed].steps, strict=True)
     ]
-    return math.fsum(longer) / max(1e-9, math.fsum(d.idle_used for d in _drafting(jobs["forced"])))
+    return math.fsum(longer) / max(1e-9, math.fsum(d.idle_used for d in _drafting(tail["forced"])))
 
 
 def _hour(seconds: float) -> Claim:
