@@ -86,6 +86,15 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class PrepareEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """How the process that prepared one job came to its end."""
+
+    code: int
+    # None: it ended before it could say
+    prepared: Prepared | None
+    last_line: str
+
+
 def prompts_file(folder: Path, purpose: Purpose) -> Path:
     return folder / "data" / f"{purpose}.jsonl"
 

@@ -1,22 +1,31 @@
 """Before a job starts: what can be wrong with its model, data and reward is found and named.
 
-Runs as a process of its own (`python -m tlt.prepare FOLDER`): reads spec.json in the run's
-folder, writes the tokenised prompts beside it and says on stdout how many, or what is wrong.
+Runs as a process of its own (`python -m tlt.prepare`), which is told the folders of runs. For each
+it reads spec.json there, writes the tokenised prompts beside it and says how many, or what is
+wrong. Its imports take seconds, and users' code runs in here: so each folder gets a fork, which has
+imported already and leaves nothing behind.
 """
 
 import contextlib
+import gc
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, NoReturn
 
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.dataset import Prepared, Prompt, Prompts, prompts_file, rows
+from tlt.dataset import Prepared, PrepareEnded, Prompt, Prompts, prompts_file, rows
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed import refuse_missing
 from tlt.models.config_file import read_config
+from tlt.models.drafter_folder import default_layers
 from tlt.models.tokenizer import Tokenizer
+from tlt.processes import ends_with_parent, last_line
 from tlt.rewards.verifiers import load_verifier
 
 
@@ -27,8 +36,6 @@ def prepare(folder: Path) -> Prepared:
     limit = min(positions, spec.policy.max_context or positions)
     drafter = spec.drafter
     if drafter.train != "off" and drafter.path is None and drafter.layout == "eagle3":
-        from tlt.models.drafter_folder import default_layers  # takes torch, which takes a moment
-
         default_layers(policy.layers)
     if spec.speculation.longest >= limit:
         raise ConfigError(
@@ -66,15 +73,55 @@ def _tokenised(
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    """Reads a folder a line, as JSON, and answers with a line each."""
+    gc.freeze()  # a fork that looks for garbage would copy all that was imported
+    while line := sys.stdin.buffer.readline():
+        folder = Path(msgspec.json.decode(line, type=str))
+        with TemporaryFile() as said, TemporaryFile() as complaint:
+            child = os.fork()
+            if child == 0:
+                _as_child(said, complaint, folder)
+            _, status = os.waitpid(child, 0)
+            ended = PrepareEnded(
+                code=os.waitstatus_to_exitcode(status),
+                prepared=_prepared(_read(said)),
+                last_line=last_line(_read(complaint)),
+            )
+        sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _as_child(said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
+    ends_with_parent(signal.SIGKILL)()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    for stream in (sys.stdout, sys.stderr):  # importing a user's module may print
+        os.dup2(complaint.fileno(), stream.fileno())
+    with contextlib.redirect_stdout(sys.stderr):  # in order
+        said.write(msgspec.json.encode(outcome(folder)))
+        said.flush()
+    os._exit(0)  # to take all apart that was imported takes a second
+
+
+def outcome(folder: Path) -> Prepared:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # importing a user's module may print
-            prepared = prepare(folder)
+        return prepare(folder)
     except TltError as error:
-        prepared = Prepared(error=str(error))
+        return Prepared(error=str(error))
     except OSError as error:
-        prepared = Prepared(error=f"{error.filename or folder}: {error.strerror}")
-    sys.stdout.buffer.write(msgspec.json.encode(prepared))
+        return Prepared(error=f"{error.filename or folder}: {error.strerror}")
+
+
+def _prepared(said: bytes) -> Prepared | None:
+    try:
+        return msgspec.json.decode(said, type=Prepared)
+    except msgspec.DecodeError:
+        return None
+
+
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 if __name__ == "__main__":

@@ -15,3 +15,8 @@ def ends_with_parent(how: signal.Signals) -> Callable[[], None]:
         _libc.prctl(_PR_SET_PDEATHSIG, how)
 
     return before_exec
+
+
+def last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

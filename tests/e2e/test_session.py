@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,13 @@ def test_eval_scores_a_folder_with_the_spec(
     assert scored == live.json("eval", str(spec), "--policy", str(folder))  # keyed, so repeatable
 
 
-def test_queued_jobs_run_one_after_the_other(live: Live, spec: Path) -> None:
-    first, second = live.submit(spec), live.submit(spec)
-    assert live.job(second)["status"] == "queued"
-    assert live.ended(first)["status"] == live.ended(second)["status"] == "done"
-    assert live.journal(first)[-1].at <= live.journal(second)[0].at
+def test_queued_jobs_run_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:
+    jobs = [live.submit(long_spec, "algorithm.steps=1000"), live.submit(spec), live.submit(spec)]
+    assert [live.job(job)["status"] for job in jobs[1:]] == ["queued", "queued"]
+    live.tlt("cancel", jobs[0])
+    assert [live.ended(job)["status"] for job in jobs] == ["cancelled", "done", "done"]
+    for one, next_ in pairwise(jobs):
+        assert live.journal(one)[-1].at <= live.journal(next_)[0].at
 
 
 def test_interrupting_a_wait_detaches(live: Live, long_spec: Path) -> None:

@@ -1,5 +1,7 @@
 """Invariant: whatever is wrong with a job's model, data or reward is one line that refuses it."""
 
+import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,12 @@ import pytest
 
 from examples.tiny_reasoner import task
 from tests.samples import SPEC
-from tlt import prepare as prepare_module
-from tlt.actors.preparing import SPEC_FILE, prepare
+from tests.waiting import wait_until
+from tlt.actors.preparing import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
-from tlt.dataset import Prepared, Prompts, prompts_file
+from tlt.dataset import Prepared, PrepareEnded, Prompts, prompts_file
 from tlt.messages import JobPrepared, JobRefused
+from tlt.prepare import outcome
 from tlt.types import JobId, PromptIndex
 
 MODEL = Path(task.__file__).parent / "model"
@@ -41,27 +44,14 @@ def spec(tmp_path: Path) -> JobSpec:
     )
 
 
-def run_main(
-    spec: JobSpec,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capture: pytest.CaptureFixture[bytes],
-) -> Prepared:
-    """What the process does after its imports, which take long."""
+def prepared_in(folder: Path, spec: JobSpec) -> Prepared:
+    """What a fork of the process does."""
     (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
-    monkeypatch.setattr("sys.argv", ["prepare", str(folder)])
-    prepare_module.main()
-    return msgspec.json.decode(capture.readouterr().out, type=Prepared)
+    return outcome(folder)
 
 
-def test_good_job_is_prepared_though_its_code_prints(
-    spec: JobSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    prepared = run_main(spec, tmp_path, monkeypatch, capfdbinary)
-    assert prepared == Prepared(train_prompts=3, eval_prompts=2)
+def test_good_job_is_prepared(spec: JobSpec, tmp_path: Path) -> None:
+    assert prepared_in(tmp_path, spec) == Prepared(train_prompts=3, eval_prompts=2)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
     first = prompts[PromptIndex(0)]
@@ -70,27 +60,36 @@ def test_good_job_is_prepared_though_its_code_prints(
     prompts.close()
 
 
-async def test_folder_that_cannot_be_written(spec: JobSpec, tmp_path: Path) -> None:
+@pytest.fixture
+async def preparer() -> AsyncGenerator[Preparer]:
+    made = Preparer()
+    yield made
+    await made.close()
+
+
+async def test_folder_that_cannot_be_written(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "run"
-    assert await prepare(JOB, spec, folder) == JobRefused(
+    assert await preparer.prepare(JOB, spec, folder) == JobRefused(
         job=JOB, error=f"{folder}: cannot be written: Not a directory"
     )
 
 
 async def test_process_that_ends_without_an_answer(
-    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import os, sys\nprint('first\\nlast', file=sys.stderr, flush=True)\nos._exit(4)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert await prepare(JOB, spec, tmp_path / "run") == JobRefused(
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
         job=JOB, error="preparing ended with 4: last"
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("said", "heard"),
     [
         (
             Prepared(train_prompts=3, eval_prompts=2),
@@ -101,16 +100,17 @@ async def test_process_that_ends_without_an_answer(
 )
 async def test_what_the_process_says_is_the_outcome(
     said: Prepared,
-    outcome: JobPrepared | JobRefused,
+    heard: JobPrepared | JobRefused,
+    preparer: Preparer,
     spec: JobSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = msgspec.json.encode(said).decode()
+    line = msgspec.json.encode(PrepareEnded(code=0, prepared=said, last_line="")).decode()
     code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert await prepare(JOB, spec, tmp_path / "run") == outcome
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == heard
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,46 @@ def test_wrong_job_is_refused_in_one_line(
     line: str,
     spec: JobSpec,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     replace = msgspec.structs.replace
     wrong = replace(spec, **{section: replace(getattr(spec, section), **changes)})
-    prepared = run_main(wrong, tmp_path, monkeypatch, capfdbinary)
+    prepared = prepared_in(tmp_path, wrong)
     assert prepared.error is not None
     assert line in prepared.error
     assert "\n" not in prepared.error
+
+
+async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path
+) -> None:
+    def with_code(name: str, code: str) -> JobSpec:
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"{code}\ndef reward(**_):\n    return 1\n")
+        reward = msgspec.structs.replace(spec.reward, function=f"{file}:reward")
+        return msgspec.structs.replace(spec, reward=reward)
+
+    started = tmp_path / "started"
+    speaks = (
+        "import builtins, os\nprint('{}', flush=True)\nos.system('echo {}')\n"
+        "assert not hasattr(builtins, 'left')\nbuiltins.left = 1"
+    )
+    ends = "import os\nprint('printed\\nlast', flush=True)\nos._exit(3)"
+    never = f"import time\nopen({str(started)!r}, 'w')\ntime.sleep(1e6)"
+    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
+    await preparer.start()
+    process = preparer._process
+    assert process is not None
+
+    folder = tmp_path / "run"
+    for _ in range(2):
+        assert await preparer.prepare(JOB, with_code("speaks", speaks), folder) == good
+    refused = JobRefused(job=JOB, error="preparing ended with 3: last")
+    assert await preparer.prepare(JOB, with_code("ends", ends), folder) == refused
+    assert await preparer.prepare(JOB, spec, folder) == good
+    assert preparer._process is process
+
+    hangs = asyncio.create_task(preparer.prepare(JOB, with_code("never", never), folder))
+    await wait_until(started.exists)
+    hangs.cancel()
+    assert await preparer.prepare(JOB, spec, folder) == good
+    assert preparer._process is not process

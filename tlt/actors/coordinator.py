@@ -22,7 +22,7 @@ from tlt.actors import recovery
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.leases import Leases
 from tlt.actors.loggers import start_loggers
-from tlt.actors.preparing import prepare
+from tlt.actors.preparing import Preparer
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
@@ -98,6 +98,7 @@ class Coordinator:
         self.epoch = Epoch(0)
         self.session: Book[SessionState]
         self.job: Book[RunState] | None = None
+        self._preparer = Preparer()
         self._preparing: dict[JobId, asyncio.Task[None]] = {}
         self._loggers: list[subprocess.Popen[bytes]] = []
 
@@ -107,6 +108,8 @@ class Coordinator:
             tasks.create_task(self._decide_for_ever())
             tasks.create_task(self._watch_leases())
             tasks.create_task(self._trim())
+            if self.session.state.current is None:
+                tasks.create_task(self._preparer.start())
 
     # --- coming up
 
@@ -367,7 +370,9 @@ class Coordinator:
 
     def _prepare(self, command: PrepareJob) -> None:
         async def report() -> None:
-            outcome = await prepare(command.job, command.spec, self.run_folder(command.job))
+            outcome = await self._preparer.prepare(
+                command.job, command.spec, self.run_folder(command.job)
+            )
             await self._post(outcome)
 
         task = asyncio.create_task(report())

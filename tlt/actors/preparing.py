@@ -3,44 +3,83 @@
 import asyncio
 import signal
 import sys
+from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.dataset import Prepared
+from tlt.dataset import PrepareEnded
 from tlt.messages import JobPrepared, JobRefused
-from tlt.processes import ends_with_parent
+from tlt.processes import ends_with_parent, last_line
 from tlt.types import JobId
 
 SPEC_FILE = "spec.json"
+_LONGEST_ANSWER = 2**24
 
 
-async def prepare(job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec)))
-    except OSError as error:
-        return JobRefused(job=job, error=f"{folder}: cannot be written: {error.strerror}")
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tlt.prepare", str(folder)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=ends_with_parent(signal.SIGKILL),
-    )
-    try:
-        output, complaint = await child.communicate()
-    finally:
-        if child.returncode is None:  # cancelled: a user's module may never end its import
-            child.kill()
-    try:
-        prepared = msgspec.json.decode(output, type=Prepared)
-    except msgspec.DecodeError:
-        lines = complaint.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        return JobRefused(job=job, error=f"preparing ended with {child.returncode}: {lines[-1]}")
-    if prepared.error is not None:
-        return JobRefused(job=job, error=prepared.error)
-    return JobPrepared(
-        job=job, train_prompts=prepared.train_prompts, eval_prompts=prepared.eval_prompts
-    )
+class Preparer:
+    """Asks `tlt.prepare`, which is kept, since its imports take seconds. One job at a time."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Before the first job, which would wait for it."""
+        async with self._turn:
+            await self._running()
+
+    async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec)))
+        except OSError as error:
+            return JobRefused(job=job, error=f"{folder}: cannot be written: {error.strerror}")
+        async with self._turn:
+            ended = await self._ask(folder)
+        if ended.prepared is None:
+            error = f"preparing ended with {ended.code}: {ended.last_line}"
+            return JobRefused(job=job, error=error)
+        if ended.prepared.error is not None:
+            return JobRefused(job=job, error=ended.prepared.error)
+        return JobPrepared(
+            job=job,
+            train_prompts=ended.prepared.train_prompts,
+            eval_prompts=ended.prepared.eval_prompts,
+        )
+
+    async def _ask(self, folder: Path) -> PrepareEnded:
+        process = await self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(str(folder)) + b"\n")
+        try:
+            line = await process.stdout.readline()
+        except asyncio.CancelledError:  # a user's module may never end its import
+            await self.close()
+            raise
+        if line:
+            return msgspec.json.decode(line, type=PrepareEnded)
+        last = last_line(await process.stderr.read())
+        return PrepareEnded(code=await process.wait(), prepared=None, last_line=last)
+
+    async def _running(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tlt.prepare"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                limit=_LONGEST_ANSWER,
+                preexec_fn=ends_with_parent(signal.SIGKILL),
+            )
+        return self._process
+
+    async def close(self) -> None:
+        """What is being prepared ends with it."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
