@@ -138,6 +138,9 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     policy: PolicyVersion
     # of its shape, which must match
     architecture: Digest
+    # as of the trunk that it was taken from: what starts over from it has learned no more
+    updates: int = 0
+    lessons: int = 0
 
 
 class TrunkRef(Value, frozen=True, kw_only=True):

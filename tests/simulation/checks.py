@@ -375,6 +375,8 @@ class Checks:
         if new.trunk.root != old.trunk.root:
             begun = frozenset[Part]() if new.used is None else parts[new.used.version]
             parts[new.trunk.root] = begun
+            learned = 0 if new.used is None else self._world.school.learned[new.used.version]
+            assert (new.trunk.updates, new.trunk.lessons) == (learned, learned)
             self.void |= self.known - begun
             assert not new.deltas
         for delta in new.deltas:

@@ -60,6 +60,8 @@ class School:
     heard_of: set[Digest] = field(default_factory=set)
     # gone, and nobody was told
     vanished: set[Digest] = field(default_factory=set)
+    # micro-batches in each trunk
+    learned: dict[DrafterVersion, int] = field(default_factory=dict)
     # the trunk that each delta's member really stood on
     grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
     merges: int = 0
@@ -320,6 +322,7 @@ class School:
         strength = min(6.0, (used or 1.0) * self._quality(version))
         self.strengths[version] = strength
         lessons = merge.trunk.lessons + sum(delta.lessons for delta in merge.deltas)
+        self.learned[version] = lessons
         newest = {f"{d.incarnation}.{d.rank}": (d.number, lessons) for d in merge.deltas}
         trained = DrafterTrained(
             job=self.world.state.job,
@@ -338,6 +341,8 @@ class School:
                 weights=self._put(f"drafter {version} {self.merges}"),
                 policy=PolicyVersion(life.version),
                 architecture=shape,
+                updates=lessons,
+                lessons=lessons,
             ),
             canary=Canary(used=used, trained=strength, answers=2),
             seconds=0.5,

@@ -255,8 +255,8 @@ def new_root(turn: Turn) -> None:
         version=version,
         root=version,
         weights=None if used is None else used.weights,
-        updates=0 if used is None else schooling.trunk.updates,
-        lessons=0 if used is None else schooling.trunk.lessons,
+        updates=0 if used is None else used.updates,
+        lessons=0 if used is None else used.lessons,
     )
     change(turn, trunk=trunk, deltas=(), merging=None)
 

@@ -417,6 +417,8 @@ class DraftDuty:
             weights=own,
             policy=self._engine.version,
             architecture=architecture(self._config),
+            updates=trunk.updates,
+            lessons=trunk.lessons,
         )
         seconds = time.monotonic() - began
         return [report(self.load, command, trunk, blob, drafter, canary, seconds)]
