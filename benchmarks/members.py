@@ -3,10 +3,11 @@
 `python -m benchmarks.members --out F.json`
 
 One worker takes all answers of a step, the others train; the policy stands still, so that drafters
-can be compared. Both jobs begin with the same half-trained drafter. Drafters that were adopted are
-measured on held-out answers: what they gained by as many micro-batches of all members together.
-Then, in a third job, one that trains is killed, and another is called to decode in the place of one
-that was killed while it decoded: what each drops when it is told to stop, in micro-batches.
+can be compared. Both jobs of a seed begin with the same half-trained drafter. Drafters that were
+adopted are measured on held-out answers: what they gained by as many micro-batches of all members
+together. Then, in a job of its own, one that trains is killed, and another is called to decode in
+the place of one that was killed while it decoded: what each drops when it is told to stop, in
+micro-batches.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -42,8 +44,10 @@ _STEPS_ALONE, _STEPS_TOGETHER = 20, 10
 # more than it takes: it is cancelled once it has gone on without both that were killed
 _STEPS_FAULTED = 30
 _MEMBERS = 3
-# micro-batches of all members after which gains are compared; the last one is claimed
-_TOTALS = (120, 240, 480, 960)
+# each with a half-trained drafter, prompts and noise of its own
+_SEEDS = (1, 2)
+# micro-batches of all members after which gains are compared, and those for which it is claimed
+_TOTALS, _CLAIMED = (120, 240, 480, 960), 960
 # one worker has room for all answers of a step, the policy stands still, and what three learn from
 # in fewer steps is of as many kinds as what one learns from in more
 _ONE_DECODES = (
@@ -72,20 +76,18 @@ def main() -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as name:
-        half = Path(name) / "half"
-        _half_trained(half)
-        first = Made(0, load_drafter(half, load_decoder(MODEL, torch.float32).config.layers))
-        settings = (*_ONE_DECODES, f"drafter.path={half}")
+        halves = {seed: _half_trained(Path(name) / f"half-{seed}", seed) for seed in _SEEDS}
         with session(workers=2):
-            alone = Curve([first, *_used(f"algorithm.steps={_STEPS_ALONE}", *settings)])
+            alone = {seed: _curve(seed, half, _STEPS_ALONE) for seed, half in halves.items()}
         with session(workers=1 + _MEMBERS):
-            together = Curve([first, *_used(f"algorithm.steps={_STEPS_TOGETHER}", *settings)])
-            faults = _Faulted(settings).told()
-    reached = [total for total in _TOTALS if total <= min(alone.last, together.last)]
-    if not reached:
-        raise SystemExit(f"no more than {alone.last} and {together.last} micro-batches were merged")
-    gains = {total: (alone.gain(total), together.gain(total)) for total in reached}
-    by_one, by_all = gains[reached[-1]]
+            together = {seed: _curve(seed, half, _STEPS_TOGETHER) for seed, half in halves.items()}
+            faults = _Faulted(_settings(halves[_SEEDS[0]])).told()
+    gains = {
+        seed: {total: (alone[seed].gain(total), together[seed].gain(total)) for total in _TOTALS}
+        for seed in _SEEDS
+    }
+    by_one = mean(gains[seed][_CLAIMED][0] for seed in _SEEDS)
+    by_all = mean(gains[seed][_CLAIMED][1] for seed in _SEEDS)
     claims = [
         Claim(name="members.gain_alone", value=by_one, unit="tokens a pass", bar=0.2),
         Claim(name="members.share_of_gain", value=by_all / by_one, unit="", bar=0.8),
@@ -100,11 +102,18 @@ def main() -> None:
     details = {
         "depth": _DEPTH,
         "answers": _ANSWERS,
-        "before": alone.length(0),
-        "gain_after_so_many_micro_batches": {
-            total: {"alone": one, "together": all_} for total, (one, all_) in gains.items()
+        "claimed_after": _CLAIMED,
+        "seeds": {
+            seed: {
+                "before": alone[seed].length(0),
+                "gain_after_so_many_micro_batches": {
+                    total: {"alone": one, "together": all_, "share": round(all_ / one, 3)}
+                    for total, (one, all_) in gains[seed].items()
+                },
+                "measured": {"alone": alone[seed].measured, "together": together[seed].measured},
+            }
+            for seed in _SEEDS
         },
-        "measured": {"alone": alone.measured, "together": together.measured},
         "faults": faults,
     }
     write_result("members", claims, details, time.monotonic() - began, out)
@@ -114,12 +123,10 @@ class Curve:
     """Accept lengths by micro-batches, of those drafters alone that are asked for."""
 
     def __init__(self, made: Sequence[Made]) -> None:
+        if made[-1].micro_batches < _CLAIMED:
+            raise SystemExit(f"no more than {made[-1].micro_batches} micro-batches were merged")
         self._made = made
         self.measured: dict[int, float] = {}
-
-    @property
-    def last(self) -> int:
-        return self._made[-1].micro_batches
 
     def gain(self, micro_batches: int) -> float:
         return self.length(micro_batches) - self.length(0)
@@ -140,15 +147,26 @@ class Curve:
         return self.measured[made.micro_batches]
 
 
-def _half_trained(folder: Path) -> None:
+def _half_trained(folder: Path, seed: int) -> Path:
     prompts = str(load_job_spec(SPEC).data.train)
     sources = ("--policy", str(MODEL), "--prompts", prompts, "--samples", "128")
-    tlt("drafter", "train", *sources, "--tokens", str(_HALF_TOKENS), "--out", str(folder))
+    much = ("--tokens", str(_HALF_TOKENS), "--seed", str(seed))
+    tlt("drafter", "train", *sources, *much, "--out", str(folder))
+    return folder
 
 
-def _used(*settings: str) -> list[Made]:
+def _settings(half: Path) -> tuple[str, ...]:
+    return (*_ONE_DECODES, f"drafter.path={half}")
+
+
+def _curve(seed: int, half: Path, steps: int) -> Curve:
+    first = Made(0, load_drafter(half, load_decoder(MODEL, torch.float32).config.layers))
+    return Curve([first, *_used(seed, f"algorithm.steps={steps}", *_settings(half))])
+
+
+def _used(seed: int, *settings: str) -> list[Made]:
     """Drafters that were adopted, in their order."""
-    job = run("forced", 1, *settings)
+    job = run("forced", seed, *settings)
     spec, drafting = folded(job.folder).spec, job.snapshot.drafting
     assert drafting is not None
     adopted = {measured.version for measured in drafting.measured if measured.adopted}
@@ -165,7 +183,7 @@ class _Faulted:
 
     def __init__(self, settings: Sequence[str]) -> None:
         steps = f"algorithm.steps={_STEPS_FAULTED}"
-        self._job, self._folder = submit("forced", 1, *settings, steps)
+        self._job, self._folder = submit("forced", _SEEDS[0], *settings, steps)
         self._killed: list[str] = []
         self._kill(min(self._await(self._members)))
         self._await_next_step()
