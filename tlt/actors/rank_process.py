@@ -61,6 +61,9 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                # The kernel shares cores out among sessions (autogroup). To one whose ranks are
+                # pinned it may leave a hundredth of a core where another session's are pinned, too.
+                start_new_session=True,
                 env=_environment(host),
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
