@@ -1,7 +1,7 @@
 """Content-addressed, checksummed files: a blob's name is the digest of its bytes.
 
-In flight they lie in shared memory; committed ones lie in the run's folder until it is decided that
-nobody needs them.
+In flight they lie in shared memory, of which what a job can do without leaves some free; committed
+ones lie in the run's folder until it is decided that nobody needs them.
 A file appears under its name only when it is whole. The checksum of a large one takes a while: a
 `look` is called often meanwhile, and ends it by raising.
 """
@@ -32,9 +32,11 @@ _Read = TypeVar("_Read")
 
 
 class Blobs:
-    def __init__(self, flight: Path, committed: Path) -> None:
+    def __init__(self, flight: Path, committed: Path, *, leave: int = 0) -> None:
+        """`leave`: bytes that are free in flight after whatever is put there."""
         self.flight = flight
         self.committed = committed
+        self._leave = leave
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
         return self.put_file(lambda file: _fill(file, data), commit=commit)
@@ -43,7 +45,9 @@ class Blobs:
         self, write: Callable[[Path], object], *, commit: bool, look: Look = nothing
     ) -> BlobRef:
         """What `write` makes of the file that it is given."""
-        return _write(self.committed if commit else self.flight, write, durable=commit, look=look)
+        if commit:
+            return _write(self.committed, write, durable=True, look=look)
+        return _write(self.flight, write, durable=False, leave=self._leave, look=look)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -152,8 +156,18 @@ def _unreadable(path: Path, error: OSError) -> BlobLost:
     return BlobLost(f"{path}: cannot be read: {error.strerror}")
 
 
+def free_bytes(folder: Path) -> int:
+    store = os.statvfs(folder)
+    return store.f_bavail * store.f_frsize
+
+
 def _write(
-    folder: Path, write: Callable[[Path], object], *, durable: bool, look: Look = nothing
+    folder: Path,
+    write: Callable[[Path], object],
+    *,
+    durable: bool,
+    leave: int = 0,
+    look: Look = nothing,
 ) -> BlobRef:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,6 +176,11 @@ def _write(
         unfinished = Path(name)
         try:
             write(unfinished)  # or puts another file in its place
+            if leave and (left := free_bytes(folder)) < leave:
+                raise BlobError(
+                    f"{folder}: cannot be written: it would leave {left >> 20} MB, "
+                    f"and {leave >> 20} MB are kept free for policies"
+                )
             look()
             ref = _ref(unfinished, look, durable=durable)
             unfinished.replace(folder / ref.digest)

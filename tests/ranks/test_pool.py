@@ -180,6 +180,15 @@ def test_what_is_still_being_written_is_lent_and_taken_back(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("leave", "seen"), [(0, 1), (2**62, 0)])
+def test_room_for_what_a_job_needs_is_left(leave: int, seen: int, tmp_path: Path) -> None:
+    pool = Pool(Shelf(tmp_path, torch.empty(1, 2), leave), 10**6)
+    add(pool, learned()[0], 9)
+    assert len(list(tmp_path.iterdir())) == seen
+    (answer,) = pool.known()
+    assert answer.states is not None
+
+
 def test_without_room_for_others_to_see_it_keeps_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     pool = Pool(Shelf(tmp_path / "file", torch.empty(1, 2)), 10**6)

@@ -210,6 +210,23 @@ def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
         blobs.unpack(Tensor(dtype="int32", shape=(6,)))
 
 
+@pytest.mark.parametrize(("free", "fits"), [(100, True), (99, False)])
+def test_what_leaves_too_little_is_not_put(
+    free: int, fits: bool, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    careful = Blobs(blobs.flight, blobs.committed, leave=100)
+    monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: free)
+    if fits:
+        careful.put(b"drafter", commit=False)
+        return
+    with pytest.raises(BlobError, match="are kept free for policies"):
+        careful.put(b"drafter", commit=False)
+    assert list(blobs.flight.iterdir()) == []
+    # what a run keeps lies elsewhere, and who needs the room takes it
+    careful.put(b"drafter", commit=True)
+    blobs.put(b"policy", commit=False)
+
+
 def test_what_is_discarded_lies_nowhere(blobs: Blobs) -> None:
     flying, committed, kept = (
         blobs.put(content, commit=commit)

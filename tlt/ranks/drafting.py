@@ -112,11 +112,13 @@ class DraftDuty:
         """`named`: the drafter that the spec names."""
         self.load = load
         self._engine = engine
-        self._blobs = blobs
+        # the policy in use and the next one
+        leave = 2 * engine.policy_bytes
+        self._blobs = Blobs(blobs.flight, blobs.committed, leave=leave)
         self._named = self._used = named
         self._config = drafter_config(load, named)
         self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
-        shelf = Shelf(Path(load.flight) / "states", engine.token_states)
+        shelf = Shelf(Path(load.flight) / "states", engine.token_states, leave)
         self.pool = Pool(shelf, load.spec.drafter.megabytes << 20)
         self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
         self._school: School | None = None

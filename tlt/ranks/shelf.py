@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tlt.blobs import free_bytes
 from tlt.types import Member, PromptIndex, Step
 
 Name = tuple[Step, PromptIndex, Member]
@@ -21,9 +22,10 @@ _LEFT_FREE = 0.25
 
 
 class Shelf:
-    def __init__(self, folder: Path, like: torch.Tensor) -> None:
-        """`like`: one token's states."""
+    def __init__(self, folder: Path, like: torch.Tensor, leave: int = 0) -> None:
+        """`like`: one token's states; `leave`: bytes of shared memory that stay free at least."""
         self._folder = folder
+        self._leave = leave
         self._like = like
         self._own: dict[Name, set[str]] = {}
 
@@ -73,10 +75,9 @@ class Shelf:
     def _has_room(self, size: int) -> bool:
         """Weights need some, too, and a job can do without states but not without those."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        store = os.statvfs(self._folder)
-        return (
-            store.f_bavail * store.f_frsize - size >= _LEFT_FREE * store.f_blocks * store.f_frsize
-        )
+        whole = os.statvfs(self._folder)
+        leave = max(self._leave, _LEFT_FREE * whole.f_blocks * whole.f_frsize)
+        return free_bytes(self._folder) - size >= leave
 
     def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
         handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=".unfinished-")

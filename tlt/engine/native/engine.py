@@ -68,6 +68,7 @@ class NativeEngine:
         self._version = version
         self._weights = Weights(config, dtype, device)
         self._weights.load(model.weights)
+        self.policy_bytes = sum(tensor.nbytes for tensor in model.weights.values())
         staged = range(slots, slots + min(slots, PLACES))
         ahead = longest(arms)
         # guesses may reach beyond the context: they are not kept there
