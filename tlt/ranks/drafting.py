@@ -69,6 +69,9 @@ _PUT_OFF = 8
 _DRAWS = 64
 # who finds nothing to learn from for so long leaves
 _PATIENCE = 3.0
+# Room that is left for what a job cannot do without, in policies: the one in use, those before and
+# after it, and as much again for what rollouts hand over.
+_POLICIES = 4
 # updates that a drafter which somebody else trained has behind it
 _TRAINED = 3000
 
@@ -112,8 +115,7 @@ class DraftDuty:
         """`named`: the drafter that the spec names."""
         self.load = load
         self._engine = engine
-        # the policy in use and the next one
-        leave = 2 * engine.policy_bytes
+        leave = _POLICIES * engine.policy_bytes
         self._blobs = Blobs(blobs.flight, blobs.committed, leave=leave)
         self._named = self._used = named
         self._config = drafter_config(load, named)
