@@ -35,6 +35,7 @@ from tlt.models.drafter import Drafter
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.policies.run_state import Duty, RunState
+from tlt.store.journal import FILE_NAME
 from tlt.types import WorkerId
 
 _Found = TypeVar("_Found")
@@ -170,12 +171,14 @@ def _used(seed: int, *settings: str) -> list[Made]:
     spec, drafting = folded(job.folder).spec, job.snapshot.drafting
     assert drafting is not None
     adopted = {measured.version for measured in drafting.measured if measured.adopted}
-    events = (entry.event for entry in entries(job.folder))
-    return [
-        Made(event.trunk.lessons, read_drafter(job.folder, spec, event.drafter))
-        for event in events
-        if isinstance(event, DrafterTrained) and event.trunk.version in adopted
-    ]
+    made: list[Made] = []
+    for event in (entry.event for entry in entries(job.folder)):
+        if isinstance(event, DrafterTrained) and event.trunk.version in adopted:
+            lessons = event.trunk.lessons
+            # one that gave way to the drafter before it is no point of the curve
+            made = [earlier for earlier in made if earlier.micro_batches < lessons]
+            made.append(Made(lessons, read_drafter(job.folder, spec, event.drafter)))
+    return made
 
 
 class _Faulted:
@@ -185,6 +188,7 @@ class _Faulted:
         steps = f"algorithm.steps={_STEPS_FAULTED}"
         self._job, self._folder = submit("forced", _SEEDS[0], *settings, steps)
         self._killed: list[str] = []
+        self._await((self._folder / FILE_NAME).exists)
         self._kill(min(self._await(self._members)))
         self._await_next_step()
         self._await(self._members)

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +33,9 @@ _Read = TypeVar("_Read")
 
 
 class Blobs:
-    def __init__(self, flight: Path, committed: Path, *, leave: int = 0) -> None:
+    def __init__(
+        self, flight: Path, committed: Path, *, leave: Callable[[], int] = lambda: 0
+    ) -> None:
         """`leave`: bytes that are free in flight after whatever is put there."""
         self.flight = flight
         self.committed = committed
@@ -47,7 +50,7 @@ class Blobs:
         """What `write` makes of the file that it is given."""
         if commit:
             return _write(self.committed, write, durable=True, look=look)
-        return _write(self.flight, write, durable=False, leave=self._leave, look=look)
+        return _write(self.flight, write, durable=False, leave=self._leave(), look=look)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -158,7 +161,17 @@ def _unreadable(path: Path, error: OSError) -> BlobLost:
 
 def free_bytes(folder: Path) -> int:
     store = os.statvfs(folder)
+    if store.f_blocks == 0:  # a tmpfs without a limit
+        return sys.maxsize
     return store.f_bavail * store.f_frsize
+
+
+def _require_room(folder: Path, leave: int) -> None:
+    if leave and (left := free_bytes(folder)) < leave:
+        raise BlobError(
+            f"{folder}: cannot be written: it would leave {left >> 20} MB, "
+            f"and {leave >> 20} MB are kept free for policies"
+        )
 
 
 def _write(
@@ -175,12 +188,9 @@ def _write(
         os.close(handle)
         unfinished = Path(name)
         try:
+            _require_room(folder, leave)
             write(unfinished)  # or puts another file in its place
-            if leave and (left := free_bytes(folder)) < leave:
-                raise BlobError(
-                    f"{folder}: cannot be written: it would leave {left >> 20} MB, "
-                    f"and {leave >> 20} MB are kept free for policies"
-                )
+            _require_room(folder, leave)
             look()
             ref = _ref(unfinished, look, durable=durable)
             unfinished.replace(folder / ref.digest)

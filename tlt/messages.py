@@ -138,9 +138,10 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     policy: PolicyVersion
     # of its shape, which must match
     architecture: Digest
-    # as of the trunk that it was taken from: what starts over from it has learned no more
-    updates: int = 0
-    lessons: int = 0
+    # of the trunk that it was taken from: what starts over from it has learned no more. None in
+    # journals of earlier releases
+    updates: int | None = None
+    lessons: int | None = None
 
 
 class TrunkRef(Value, frozen=True, kw_only=True):

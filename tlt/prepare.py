@@ -78,9 +78,9 @@ def main() -> None:
     while line := sys.stdin.buffer.readline():
         folder = Path(msgspec.json.decode(line, type=str))
         with TemporaryFile() as said, TemporaryFile() as complaint:
-            child = os.fork()
+            server, child = os.getpid(), os.fork()
             if child == 0:
-                _as_child(said, complaint, folder)
+                _as_child(server, said, complaint, folder)
             _, status = os.waitpid(child, 0)
             ended = PrepareEnded(
                 code=os.waitstatus_to_exitcode(status),
@@ -91,8 +91,10 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _as_child(said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
+def _as_child(server: int, said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
     ends_with_parent(signal.SIGKILL)()
+    if os.getppid() != server:
+        os._exit(1)  # it ended before that
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     for stream in (sys.stdout, sys.stderr):  # importing a user's module may print

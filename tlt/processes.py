@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_LINE = 1000
 _libc = ctypes.CDLL(None)
 
 
@@ -19,4 +20,4 @@ def ends_with_parent(how: signal.Signals) -> Callable[[], None]:
 
 def last_line(said: bytes) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1][:_LONGEST_LINE] if lines else "it said nothing"

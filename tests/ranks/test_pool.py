@@ -182,7 +182,7 @@ def test_what_is_still_being_written_is_lent_and_taken_back(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("leave", "seen"), [(0, 1), (2**62, 0)])
 def test_room_for_what_a_job_needs_is_left(leave: int, seen: int, tmp_path: Path) -> None:
-    pool = Pool(Shelf(tmp_path, torch.empty(1, 2), leave), 10**6)
+    pool = Pool(Shelf(tmp_path, torch.empty(1, 2), lambda: leave), 10**6)
     add(pool, learned()[0], 9)
     assert len(list(tmp_path.iterdir())) == seen
     (answer,) = pool.known()

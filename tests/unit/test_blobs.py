@@ -214,7 +214,7 @@ def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
 def test_what_leaves_too_little_is_not_put(
     free: int, fits: bool, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    careful = Blobs(blobs.flight, blobs.committed, leave=100)
+    careful = Blobs(blobs.flight, blobs.committed, leave=lambda: 100)
     monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: free)
     if fits:
         careful.put(b"drafter", commit=False)

@@ -88,6 +88,20 @@ async def test_process_that_ends_without_an_answer(
     )
 
 
+async def test_what_is_no_answer_is_not_taken_for_one(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text("print('hello', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
+        job=JOB, error="preparing ended with -9: it said what is no answer"
+    )
+    site.unlink()
+    heard = await preparer.prepare(JOB, spec, tmp_path / "run")
+    assert isinstance(heard, JobPrepared)
+
+
 @pytest.mark.parametrize(
     ("said", "heard"),
     [
@@ -154,7 +168,10 @@ async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
         "assert not hasattr(builtins, 'left')\nbuiltins.left = 1"
     )
     ends = "import os\nprint('printed\\nlast', flush=True)\nos._exit(3)"
-    never = f"import time\nopen({str(started)!r}, 'w')\ntime.sleep(1e6)"
+    never = (
+        f"import os, time\nfile = open({str(started)!r}, 'w')\n"
+        "file.write(f'{os.getpid()}.')\nfile.close()\ntime.sleep(1e6)"
+    )
     good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
     await preparer.start()
     process = preparer._process
@@ -169,7 +186,8 @@ async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
     assert preparer._process is process
 
     hangs = asyncio.create_task(preparer.prepare(JOB, with_code("never", never), folder))
-    await wait_until(started.exists)
+    await wait_until(lambda: started.exists() and started.read_text().endswith("."))
     hangs.cancel()
+    await wait_until(lambda: not Path(f"/proc/{started.read_text()[:-1]}").exists())
     assert await preparer.prepare(JOB, spec, folder) == good
     assert preparer._process is not process

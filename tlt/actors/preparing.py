@@ -1,6 +1,7 @@
 """Preparing a job: in a process of its own, because it loads a tokenizer and runs users' code."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -28,7 +29,8 @@ class Preparer:
     async def start(self) -> None:
         """Before the first job, which would wait for it."""
         async with self._turn:
-            await self._running()
+            with contextlib.suppress(OSError):  # that job is told, if it is still so
+                await self._running()
 
     async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
         try:
@@ -37,7 +39,10 @@ class Preparer:
         except OSError as error:
             return JobRefused(job=job, error=f"{folder}: cannot be written: {error.strerror}")
         async with self._turn:
-            ended = await self._ask(folder)
+            try:
+                ended = await self._ask(folder)
+            except OSError as error:
+                return JobRefused(job=job, error=f"nothing can be started: {error.strerror}")
         if ended.prepared is None:
             error = f"preparing ended with {ended.code}: {ended.last_line}"
             return JobRefused(job=job, error=error)
@@ -57,13 +62,17 @@ class Preparer:
         process.stdin.write(msgspec.json.encode(str(folder)) + b"\n")
         try:
             line = await process.stdout.readline()
+            if line:
+                return msgspec.json.decode(line, type=PrepareEnded)
+            last = last_line(await process.stderr.read())
+            return PrepareEnded(code=await process.wait(), prepared=None, last_line=last)
+        except (msgspec.DecodeError, ValueError):
+            await self.close()  # what else it says would be taken for the next job's
+            said = "it said what is no answer"
+            return PrepareEnded(code=process.returncode or 0, prepared=None, last_line=said)
         except asyncio.CancelledError:  # a user's module may never end its import
             await self.close()
             raise
-        if line:
-            return msgspec.json.decode(line, type=PrepareEnded)
-        last = last_line(await process.stderr.read())
-        return PrepareEnded(code=await process.wait(), prepared=None, last_line=last)
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:

@@ -250,13 +250,14 @@ def start_over(turn: Turn, why: str) -> None:
 
 def new_root(turn: Turn) -> None:
     schooling, version = turn.state.schooling, _next_version(turn)
-    used = schooling.used
+    used, before = schooling.used, schooling.trunk
+    updates, lessons = (0, 0) if used is None else (used.updates, used.lessons)
     trunk = TrunkRef(
         version=version,
         root=version,
         weights=None if used is None else used.weights,
-        updates=0 if used is None else used.updates,
-        lessons=0 if used is None else used.lessons,
+        updates=before.updates if updates is None else updates,
+        lessons=before.lessons if lessons is None else lessons,
     )
     change(turn, trunk=trunk, deltas=(), merging=None)
 

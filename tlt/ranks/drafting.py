@@ -69,9 +69,12 @@ _PUT_OFF = 8
 _DRAWS = 64
 # who finds nothing to learn from for so long leaves
 _PATIENCE = 3.0
-# Room that is left for what a job cannot do without, in policies: the one in use, those before and
-# after it, and as much again for what rollouts hand over.
-_POLICIES = 4
+# that lie in the store while one is published: it, the one in use, and the one before
+_POLICIES = 3
+# of what rollouts hand over, where a policy is not smaller than that
+_HANDED_OVER = 256 << 20
+# in the store at once: what members hand in, trunks, and what engines guess with
+_DELTAS = 8
 # updates that a drafter which somebody else trained has behind it
 _TRAINED = 3000
 
@@ -115,12 +118,12 @@ class DraftDuty:
         """`named`: the drafter that the spec names."""
         self.load = load
         self._engine = engine
-        leave = _POLICIES * engine.policy_bytes
-        self._blobs = Blobs(blobs.flight, blobs.committed, leave=leave)
+        self._loaded = engine.version
+        self._blobs = Blobs(blobs.flight, blobs.committed, leave=self._for_policies)
         self._named = self._used = named
         self._config = drafter_config(load, named)
         self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
-        shelf = Shelf(Path(load.flight) / "states", engine.token_states, leave)
+        shelf = Shelf(Path(load.flight) / "states", engine.token_states, self._for_weights)
         self.pool = Pool(shelf, load.spec.drafter.megabytes << 20)
         self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
         self._school: School | None = None
@@ -148,6 +151,15 @@ class DraftDuty:
         self._over = 0
         # builds what a first micro-batch would have to wait for
         kernels()
+
+    def _for_policies(self) -> int:
+        """Bytes of the store that a job cannot do without, and that are not taken yet."""
+        one = self._engine.policy_bytes
+        published = min(self._engine.version - self._loaded, _POLICIES - 1)
+        return (_POLICIES - published) * one + min(one, _HANDED_OVER)
+
+    def _for_weights(self) -> int:
+        return self._for_policies() + _DELTAS * self._bytes
 
     @property
     def active(self) -> bool:

@@ -7,7 +7,7 @@ after its owner has let go of it.
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -22,7 +22,9 @@ _LEFT_FREE = 0.25
 
 
 class Shelf:
-    def __init__(self, folder: Path, like: torch.Tensor, leave: int = 0) -> None:
+    def __init__(
+        self, folder: Path, like: torch.Tensor, leave: Callable[[], int] = lambda: 0
+    ) -> None:
         """`like`: one token's states; `leave`: bytes of shared memory that stay free at least."""
         self._folder = folder
         self._leave = leave
@@ -76,7 +78,7 @@ class Shelf:
         """Weights need some, too, and a job can do without states but not without those."""
         self._folder.mkdir(parents=True, exist_ok=True)
         whole = os.statvfs(self._folder)
-        leave = max(self._leave, _LEFT_FREE * whole.f_blocks * whole.f_frsize)
+        leave = max(self._leave(), _LEFT_FREE * whole.f_blocks * whole.f_frsize)
         return free_bytes(self._folder) - size >= leave
 
     def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
