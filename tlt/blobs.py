@@ -36,7 +36,7 @@ class Blobs:
     def __init__(
         self, flight: Path, committed: Path, *, leave: Callable[[], int] = lambda: 0
     ) -> None:
-        """`leave`: bytes that are free in flight after whatever is put there."""
+        """`leave`: bytes that stay free in flight, for policies, after whatever is put there."""
         self.flight = flight
         self.committed = committed
         self._leave = leave

@@ -3,7 +3,7 @@
 Runs as a process of its own (`python -m tlt.prepare`), which is told the folders of runs. For each
 it reads spec.json there, writes the tokenised prompts beside it and says how many, or what is
 wrong. Its imports take seconds, and users' code runs in here: so each folder gets a fork, which has
-imported already and leaves nothing behind.
+imported already, and whose end undoes what that code did to the interpreter.
 """
 
 import contextlib

@@ -51,6 +51,7 @@ from tlt.ranks.merging import (
     report,
 )
 from tlt.ranks.pool import Answer, Pool
+from tlt.ranks.room import Room
 from tlt.ranks.shelf import Shelf
 from tlt.types import NAMED
 
@@ -69,12 +70,6 @@ _PUT_OFF = 8
 _DRAWS = 64
 # who finds nothing to learn from for so long leaves
 _PATIENCE = 3.0
-# that lie in the store while one is published: it, the one in use, and the one before
-_POLICIES = 3
-# of what rollouts hand over, where a policy is not smaller than that
-_HANDED_OVER = 256 << 20
-# in the store at once: what members hand in, trunks, and what engines guess with
-_DELTAS = 8
 # updates that a drafter which somebody else trained has behind it
 _TRAINED = 3000
 
@@ -118,12 +113,17 @@ class DraftDuty:
         """`named`: the drafter that the spec names."""
         self.load = load
         self._engine = engine
-        self._loaded = engine.version
-        self._blobs = Blobs(blobs.flight, blobs.committed, leave=self._for_policies)
         self._named = self._used = named
         self._config = drafter_config(load, named)
         self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
-        shelf = Shelf(Path(load.flight) / "states", engine.token_states, self._for_weights)
+        with torch.device("meta"):
+            parameters = list(new_drafter(self._config).parameters())
+        # of a delta: the weights, and their mean
+        self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
+        room = Room(engine, self._bytes)
+        self._blobs = Blobs(blobs.flight, blobs.committed, leave=room.beside_drafters)
+        states = Path(load.flight) / "states"
+        shelf = Shelf(states, engine.token_states, room.beside_states)
         self.pool = Pool(shelf, load.spec.drafter.megabytes << 20)
         self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
         self._school: School | None = None
@@ -132,10 +132,6 @@ class DraftDuty:
         self._member: Membership | None = None
         self._health = Health()
         self._number = 0
-        with torch.device("meta"):
-            parameters = list(new_drafter(self._config).parameters())
-        # of a delta: the weights, and their mean
-        self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
         self._rows = _FIRST_ROWS
         # who has to share a core learns as much by a micro-batch as who has it alone
         on_cpu = self._ends.head.device.type == "cpu"
@@ -151,15 +147,6 @@ class DraftDuty:
         self._over = 0
         # builds what a first micro-batch would have to wait for
         kernels()
-
-    def _for_policies(self) -> int:
-        """Bytes of the store that a job cannot do without, and that are not taken yet."""
-        one = self._engine.policy_bytes
-        published = min(self._engine.version - self._loaded, _POLICIES - 1)
-        return (_POLICIES - published) * one + min(one, _HANDED_OVER)
-
-    def _for_weights(self) -> int:
-        return self._for_policies() + _DELTAS * self._bytes
 
     @property
     def active(self) -> bool:
