@@ -85,7 +85,7 @@ def test_without_a_sound_compiler_the_rest_goes_on(
 ):
     monkeypatch.setenv("CC", compiler)
     if "sleep" in compiler:
-        monkeypatch.setattr("tlt.learn.kernels._PATIENCE", 0.2)
+        monkeypatch.setattr("tlt.kernels.building._PATIENCE", 0.2)
     with capture_logs() as logs:
         assert _build() is None
     assert len(logs) == 1

@@ -1,31 +1,21 @@
-"""What is written in C, built where there is a compiler and kept for the life of the process.
+"""The learner's kernels in C, where they can be built.
 
-Building takes a second or two, and nothing is cached: a cache would have to know the machine.
-The kernels are used only after they agreed with torch's own, in both directions. Their tensors are
-float32 and contiguous; C checks no shapes, so what does not fit is refused on the way in.
+Their tensors are float32 and contiguous; C checks no shapes, so what does not fit is refused on
+the way in.
 """
 
 import ctypes
-import os
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-import structlog
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_log = structlog.get_logger("learn")
-_SOURCES = [str(Path(__file__).with_name(name)) for name in ("attention.c", "rows.c")]
-_FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
-# A compiler that takes longer hangs.
-_PATIENCE = 60.0
+from tlt.kernels.building import built
+
+_SOURCES = [Path(__file__).with_name(name) for name in ("attention.c", "rows.c")]
 
 
 class Kernels:
@@ -118,41 +108,11 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> tuple[i
 
 @cache
 def kernels() -> Kernels | None:
-    """None, and one line in the log, where it cannot be had."""
-    try:
-        built = _build()
-    except subprocess.CalledProcessError as error:
-        return _without(str(error.stderr))
-    except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired) as error:
-        return _without(str(error))
-    # A thread of its own, because the caller may be inside an operator or without gradients.
-    with ThreadPoolExecutor(1) as thread:
-        agree = thread.submit(_agree, built).result()
-    return built if agree else _without("what they compute is wrong")
+    """None, and one line in the log, where they cannot be had."""
+    return built(_SOURCES, Kernels, _agree)
 
 
-def _build() -> Kernels:
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or "gcc"]
-    # Some file systems keep a library's file as long as it is mapped.
-    with tempfile.TemporaryDirectory(prefix="tlt-", ignore_cleanup_errors=True) as folder:
-        library = f"{folder}/kernels.so"
-        subprocess.run(
-            [*compiler, *_FLAGS, "-o", library, *_SOURCES, "-lm"],
-            check=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=_PATIENCE,
-        )
-        return Kernels(ctypes.CDLL(library))
-
-
-def _without(error: str) -> None:
-    first, *_ = error.splitlines() or [""]
-    _log.warning("kernels are not built", compiler=os.environ.get("CC", "cc"), error=first)
-
-
-def _agree(built: Kernels) -> bool:
+def _agree(made: Kernels) -> bool:
     dice = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -166,12 +126,12 @@ def _agree(built: Kernels) -> bool:
         drawn(73, 4, 40),
     )
     x, weight, gate, up, other = drawn(9, 40), drawn(40), drawn(9, 40), drawn(9, 40), drawn(9, 40)
-    out, lse = built.attend(query, key, value, bounds, scale)
-    normed, inverse = built.norm(x, weight, eps)
+    out, lse = made.attend(query, key, value, bounds, scale)
+    normed, inverse = made.norm(x, weight, eps)
     ours = (
-        *(out, *built.attend_backward(slope, query, key, value, out, lse, bounds, scale)),
-        *(normed, *built.norm_backward(other, x, weight, inverse)),
-        *(built.gated(gate, up), *built.gated_backward(other, gate, up)),
+        *(out, *made.attend_backward(slope, query, key, value, out, lse, bounds, scale)),
+        *(normed, *made.norm_backward(other, x, weight, inverse)),
+        *(made.gated(gate, up), *made.gated_backward(other, gate, up)),
     )
     for tensor in (inputs := (query, key, value, x, weight, gate, up)):
         tensor.requires_grad_()

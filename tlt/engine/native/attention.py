@@ -3,7 +3,7 @@
 What is attended to is laid out once a pass and serves all of its layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tlt.engine.native.cache import Cache
 from tlt.engine.native.segments import Segment
+from tlt.engine.native.windows import CompiledWindows, PaddedWindows, Reads, Windows, compiled
 from tlt.models.decoder import DecoderConfig
 
 
@@ -20,15 +21,6 @@ class Stretch(NamedTuple):
     row: int
     first: int
     length: int
-
-
-class _Reads(NamedTuple):
-    """What some rows attend with and to: queries; per layer keys and values; a mask."""
-
-    queries: torch.Tensor
-    keys: Sequence[torch.Tensor]
-    values: Sequence[torch.Tensor]
-    mask: torch.Tensor | None
 
 
 class Attention:
@@ -41,16 +33,24 @@ class Attention:
         self._scale = config.head_dim**-0.5
         self._dtype = dtype
         self._range = torch.arange(positions, device=cache.device)
+        self._kernel = compiled(self._dim, positions, dtype, cache.device)
 
     @property
     def bytes(self) -> int:
         return self._range.nbytes
 
     def windows(
-        self, queries: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
-    ) -> "Windows":
+        self,
+        queries: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Callable[[], Sequence[Segment]],
+    ) -> Windows:
         """For the same number of consecutive positions [rows, window] in each of the first rows."""
-        return Windows([self._window(s, queries, positions) for s in segments], self._scale)
+        if self._kernel is not None:
+            layout = self._cache.layout
+            return CompiledWindows(self._kernel, layout, queries, positions, self._scale)
+        parts = [self._window(segment, queries, positions) for segment in segments()]
+        return PaddedWindows(parts, self._scale)
 
     def stretches(self, queries: torch.Tensor, stretches: Sequence[Stretch]) -> "Stretches":
         own = queries.transpose(0, 1)[None].split([s.length for s in stretches], dim=2)
@@ -65,54 +65,32 @@ class Attention:
         ]
         return torch.cat(rows), torch.cat(spans)
 
-    def _window(self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor) -> _Reads:
+    def _window(self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor) -> Reads:
         rows = slice(segment.first, segment.last)
         count, window = segment.last - segment.first, positions.shape[1]
         # a view: the queries are not there yet
         own = queries.view(-1, window, self._grouped, self._kv, self._dim)[rows]
         keys, values = self._cache.views(rows, segment.width)
         if segment.level and window == 1:
-            return _Reads(own, keys, values, None)
+            return Reads(own, keys, values, None)
         unseen = self._range[: segment.width] > positions[rows, :, None]
         mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
         mask = mask.masked_fill_(unseen, float("-inf"))[:, :, None]
         mask = mask.expand(-1, -1, self._grouped, -1).reshape(count, 1, -1, segment.width)
-        return _Reads(own, keys, values, mask)
+        return Reads(own, keys, values, mask)
 
-    def _look_back(self, stretch: Stretch, queries: torch.Tensor) -> _Reads:
+    def _look_back(self, stretch: Stretch, queries: torch.Tensor) -> Reads:
         width = stretch.first + stretch.length
         keys, values = self._cache.views(slice(stretch.row, stretch.row + 1), width)
         if stretch.first == 0:
-            return _Reads(queries, keys, values, None)
-        return _Reads(
+            return Reads(queries, keys, values, None)
+        return Reads(
             queries, keys, values, self._range[:width] <= self._range[stretch.first : width, None]
         )
 
 
-class Windows:
-    def __init__(self, reads: Sequence[_Reads], scale: float) -> None:
-        self._reads = reads
-        self._scale = scale
-
-    def attended(self, layer: int) -> torch.Tensor:
-        parts = [
-            F.scaled_dot_product_attention(
-                # the heads that share keys are so many more queries
-                read.queries.flatten(1, 2).transpose(1, 2),
-                read.keys[layer],
-                read.values[layer],
-                attn_mask=read.mask,
-                scale=self._scale,
-            ).transpose(1, 2)
-            for read in self._reads
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([part.flatten(0, 1) for part in parts])
-
-
 class Stretches:
-    def __init__(self, reads: Sequence[_Reads], grouped: int, scale: float) -> None:
+    def __init__(self, reads: Sequence[Reads], grouped: int, scale: float) -> None:
         self._reads = reads
         self._grouped = grouped
         self._scale = scale

@@ -68,7 +68,8 @@ class Batch:
         # rows whose text is searched for stop strings
         self.watched = [i for i, row in enumerate(rows) if row.request.stop_strings]
         self._steps = torch.arange(tokens.shape[1], device=tokens.device)
-        self._segments = cheapest_segments([place + 1 for place in self.places])
+        # where it is cut, once somebody asks
+        self._cuts: Sequence[Segment] | None = None
         self._limits = integers([row.limit for row in rows])
         stops = [sorted(row.request.stop_tokens) for row in rows]
         most = max(map(len, stops))
@@ -89,8 +90,10 @@ class Batch:
 
     def segments(self, ahead: int) -> list[Segment]:
         """What to attend to, with so many tokens from the newest on."""
+        if self._cuts is None:
+            self._cuts = cheapest_segments([place + 1 for place in self.places])
         segments: list[Segment] = []
-        for first, last, _, _ in self._segments:
+        for first, last, _, _ in self._cuts:
             places = self.places[first:last]
             longest = max(places)
             width = max(longest + ahead, 1)

@@ -5,6 +5,7 @@ Finite, because a masked position still meets the soft-max's zero: zero times Na
 
 import torch
 
+from tlt.engine.native.windows import Layout
 from tlt.models.decoder import DecoderConfig
 
 
@@ -24,6 +25,8 @@ class Cache:
             config.layers, rows, self._heads, positions, config.head_dim, dtype=dtype, device=device
         )
         self.layers = self._data.view(config.layers, -1, config.head_dim).unbind(0)
+        addresses = [layer.data_ptr() for layer in self.layers]
+        self.layout = Layout(addresses, config.kv_heads, positions)
         self._head_offsets = torch.arange(self._heads, device=device) * positions
 
     @property

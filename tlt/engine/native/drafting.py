@@ -6,10 +6,11 @@ before the first proposal; those it guessed its way through are made again from 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from tlt.engine.native.attention import Attention, Stretch, Stretches, Windows
+from tlt.engine.native.attention import Attention, Stretch, Stretches
 from tlt.engine.native.batch import Batch
 from tlt.engine.native.cache import Cache
 from tlt.engine.native.draft_weights import DraftWeights
@@ -17,6 +18,7 @@ from tlt.engine.native.scratch import Buffers, Scratch
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.staging import CHUNK
 from tlt.engine.native.weights import Weights
+from tlt.engine.native.windows import Windows
 from tlt.models.drafter import Drafter
 from tlt.models.rope import rotations
 
@@ -126,7 +128,7 @@ class Drafting:
         ahead: int,
     ) -> torch.Tensor:
         scratch, inputs = self._enter(tokens, features, positions.view(-1))
-        segments = batch.segments(ahead)
+        segments = partial(batch.segments, ahead)
         reads = self._attention.windows(scratch.queries, positions, segments)
         return self._run(scratch, inputs, rows, positions.view(-1), reads)
 

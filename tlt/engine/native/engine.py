@@ -9,6 +9,7 @@ noise selects the policy's token at each place; guesses count as far as they are
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -312,7 +313,7 @@ class NativeEngine:
             window = torch.cat([window, drafts], dim=1)
         width = window.shape[1]
         positions = batch.ahead(width)
-        logits = self._network.decode(window, positions, batch.segments(width))
+        logits = self._network.decode(window, positions, partial(batch.segments, width))
         tokens, logprobs = batch.sampler.draw(logits, noise.first(width))
         self._keep(batch.starts[:, None] + (positions + 1), tokens, logprobs)
         drafter = self._speculation.version if isinstance(choice.strategy, Draft) else None

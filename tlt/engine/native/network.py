@@ -4,18 +4,19 @@ A position is written before anything attends to it, so what an ended row, or a 
 accepted, left behind is never seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.attention import Attention, Stretch, Stretches, Windows
+from tlt.engine.native.attention import Attention, Stretch, Stretches
 from tlt.engine.native.cache import Cache
 from tlt.engine.native.scratch import Buffers, Scratch
 from tlt.engine.native.segments import Segment
 from tlt.engine.native.states import States
 from tlt.engine.native.weights import Weights
+from tlt.engine.native.windows import Windows
 from tlt.models.decoder import DecoderConfig
 from tlt.models.rope import rotations
 
@@ -60,7 +61,10 @@ class Network:
         return self._buffers.bytes + self._attention.bytes + sum(part.nbytes for part in parts)
 
     def decode(
-        self, tokens: torch.Tensor, positions: torch.Tensor, segments: Sequence[Segment]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        segments: Callable[[], Sequence[Segment]],
     ) -> torch.Tensor:
         """Logits [rows, window, vocabulary] after a window of tokens in each of the first rows.
 
