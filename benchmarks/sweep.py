@@ -43,12 +43,12 @@ def main() -> None:
             back = -1 if round_ % 2 else 1
             for slots in _SLOTS[::back]:
                 for stack in _STACKS[::back]:
-                    job = _job(stack, f"rollout.slots={slots}")
+                    job = _job(stack, 2, f"rollout.slots={slots}")
                     seconds = rolled.setdefault(stack, {}).setdefault(slots, [])
                     seconds.append(math.fsum(step.rollout for step in job.steps))
             for tokens in _TOKENS[::back]:
-                job = _job("frozen", f"algorithm.microbatch_tokens={tokens}")
                 # the first update brings the trainer up
+                job = _job("frozen", 3, f"algorithm.microbatch_tokens={tokens}")
                 rest = math.fsum(step.rest for step in job.steps[1:])
                 learned.setdefault(tokens, []).append(rest)
     best = {
@@ -60,8 +60,8 @@ def main() -> None:
     write_result("sweep", [tried], details, time.monotonic() - began, arguments.out)
 
 
-def _job(stack: str, change: str) -> Job:
-    return run(stack, _SEED, "algorithm.steps=2", change)
+def _job(stack: str, steps: int, change: str) -> Job:
+    return run(stack, _SEED, f"algorithm.steps={steps}", change)
 
 
 def _fastest(seconds: dict[int, list[float]]) -> int:
