@@ -2,11 +2,9 @@
 
 `python -m benchmarks.e2e --out F.json`
 
-Two workers of one core, and jobs of three sizes: 64 and 16 answers a worker and step, with a
-drafter to begin with, and 32 for the long jobs that begin without one. Stacks take turns, in
-reversed order every other time, with the same seeds. Each has the number of slots that
-`benchmarks.sweep` found best for it, and all have the learner's settings that it found. A step's
-seconds are its rollout's and those until new weights are out.
+Two workers of one core. Stacks take turns, in reversed order every other time, with the same seeds.
+Each has the number of slots that `benchmarks.sweep` found best for it, and all have the learner's
+settings that it found. A step's seconds are its rollout's and those until new weights are out.
 """
 
 import argparse
@@ -28,14 +26,13 @@ _Jobs = dict[str, list[Job]]
 _STEPS, _COLD_STEPS = 10, 30
 # of n-grams where they are not compared with a cold drafter
 _FEW_STEPS = 5
-_ROUNDS, _COLD_ROUNDS, _FORCED_ROUNDS, _NGRAM_ROUNDS = 4, 2, 2, 2
+_ROUNDS, _COLD_ROUNDS, _FORCED_ROUNDS = 4, 2, 2
 _SECONDS = 3600
 # of tokens that drafters learn from
 _ORIGINS = ("own", "others", "running", "previous")
 # 16 answers a worker instead of 64
 _TAIL = ("algorithm.prompts_per_step=2", "algorithm.minibatches=1")
-# 32 answers a worker: half of what 64 save has to pay for the drafter
-_LONG = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
+_LONG = (f"algorithm.steps={_COLD_STEPS}",)
 # of the first seed, where a job is long enough to gain some accuracy. An evaluation would teach a
 # drafter, too: it is of the plain stack, whose answers are those of all
 _EVALUATED = (f"algorithm.eval_every={_COLD_STEPS}", "data.eval_limit=160")
@@ -48,58 +45,59 @@ def main() -> None:
     out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
     began = time.monotonic()
     with session():
-        whole, tail, long = _take_turns(rounds)
+        whole, tail = _take_turns(rounds)
     seconds = time.monotonic() - began
-    claims = [*_warm(whole, tail), *_cold(long), *_idle(tail), _hour(seconds)]
+    claims = [*_warm(whole, tail), *_cold(whole), *_idle(tail), _hour(seconds)]
     details = {
         "ratios": {
             "64 answers a worker": _table(whole, _STEPS),
             "16 answers a worker": _table(tail, _STEPS),
-            f"32 answers a worker, {_COLD_STEPS} steps": _table(long, _COLD_STEPS),
+            f"64 answers a worker, {_COLD_STEPS} steps": _table(_long(whole), _COLD_STEPS),
         },
         "intervals": {
             "frozen_over_tlt": _shown(ratio(whole["frozen"], whole["warm"], _whole, _STEPS)),
-            "cold_ngram_over_tlt": _shown(ratio(long["n-gram"], long["cold"], _whole)),
+            "cold_ngram_over_tlt": _shown(ratio(whole["n-gram"], whole["cold"], _whole)),
             "tail_frozen_over_tlt": _shown(ratio(tail["frozen"], tail["warm"], _whole, _STEPS)),
             "rollout_slowdown": _shown(ratio(tail["forced"], tail["frozen"], _rollout, _STEPS)),
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
-        "ahead_of_off_from_step": _ahead_from(long),
+        "ahead_of_off_from_step": _ahead_from(_long(whole)),
         "slower_while_somebody_trained": round(_slower_beside(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
-        "stacks_long": {name: _account(jobs) for name, jobs in long.items()},
-        "settings": {name: best_settings(name) for name in (*whole, *long)},
+        "settings": {name: best_settings(name) for name in whole},
         "engine": _claims_of("engine"),
     }
     write_result("e2e", claims, details, seconds, out)
 
 
-def _take_turns(rounds: int) -> tuple[_Jobs, _Jobs, _Jobs]:
-    """Jobs with 64 answers a worker, with 16, and long ones with 32."""
-    whole, tail, long = _Jobs(), _Jobs(), _Jobs()
+def _take_turns(rounds: int) -> tuple[_Jobs, _Jobs]:
+    """Jobs with 64 answers a worker, and with 16."""
+    whole, tail = _Jobs(), _Jobs()
     for round_ in range(rounds):
-        back = -1 if round_ % 2 else 1
-        for stack in ("off", "n-gram", "frozen", "warm")[::back]:
-            if stack == "n-gram" and round_ >= _NGRAM_ROUNDS:
+        order = ["off", "n-gram", "frozen", "warm", "cold"]
+        tails = ["off", "frozen", "warm", "forced"]
+        if round_ % 2:
+            order.reverse()
+            tails.reverse()
+        seed = 1 + round_
+        for stack in order:
+            long = stack in ("off", "n-gram", "cold") and round_ < _COLD_ROUNDS
+            if stack == "cold" and not long:
                 continue
-            steps = _FEW_STEPS if stack == "n-gram" else _STEPS
-            _add(whole, stack, round_, f"algorithm.steps={steps}")
-        for stack in ("off", "n-gram", "cold")[::back]:
-            if round_ >= _COLD_ROUNDS:
-                continue
-            seen = _EVALUATED if stack == "off" and round_ == 0 else ()
-            _add(long, stack, round_, *_LONG, *seen)
-        for stack in ("off", "frozen", "warm", "forced")[::back]:
+            short = _FEW_STEPS if stack == "n-gram" else _STEPS
+            steps = _LONG if long else (f"algorithm.steps={short}",)
+            if stack == "off" and round_ == 0:
+                steps += _EVALUATED
+            job = run(stack, seed, *steps, *best_settings(stack))
+            whole.setdefault(stack, []).append(job)
+        tailed = (f"algorithm.steps={_STEPS}", *_TAIL)
+        for stack in tails:
             if stack == "forced" and round_ >= _FORCED_ROUNDS:
                 continue
-            _add(tail, stack, round_, f"algorithm.steps={_STEPS}", *_TAIL)
-    return whole, tail, long
-
-
-def _add(jobs: _Jobs, stack: str, round_: int, *changes: str) -> None:
-    job = run(stack, 1 + round_, *changes, *best_settings(stack))
-    jobs.setdefault(stack, []).append(job)
+            job = run(stack, seed, *tailed, *best_settings(stack))
+            tail.setdefault(stack, []).append(job)
+    return whole, tail
 
 
 def _rollout(step: StepTime) -> float:
@@ -108,6 +106,11 @@ def _rollout(step: StepTime) -> float:
 
 def _whole(step: StepTime) -> float:
     return step.whole
+
+
+def _long(whole: _Jobs) -> _Jobs:
+    jobs = {name: [j for j in jobs if len(j.steps) == _COLD_STEPS] for name, jobs in whole.items()}
+    return {name: found for name, found in jobs.items() if found}
 
 
 def _warm(whole: _Jobs, tail: _Jobs) -> list[Claim]:
@@ -136,12 +139,12 @@ def _rollout_share(jobs: Sequence[Job], most: int) -> float:
     return math.fsum(s.rollout for s in steps) / math.fsum(s.whole for s in steps)
 
 
-def _cold(long: _Jobs) -> list[Claim]:
-    off = ratio(long["off"], long["cold"], _whole)
-    ngram = ratio(long["n-gram"], long["cold"], _whole)
-    before, *_, after = long["off"][0].snapshot.evals
+def _cold(whole: _Jobs) -> list[Claim]:
+    off = ratio(whole["off"], whole["cold"], _whole)
+    ngram = ratio(whole["n-gram"], whole["cold"], _whole)
+    before, *_, after = whole["off"][0].snapshot.evals
     gain = 100 * (after.mean - before.mean)
-    learned = [d.tokens for d in _drafting(long["cold"])]
+    learned = [d.tokens for d in _drafting(whole["cold"])]
     least = min(sum(getattr(tokens, origin) for tokens in learned) for origin in _ORIGINS)
     return [
         Claim(name="e2e.least_tokens_of_an_origin", value=least, unit="tokens", bar=1),

@@ -10,15 +10,17 @@ Seconds are the process's CPU seconds: another process on the machine costs neit
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.result import Claim, write_result
@@ -26,6 +28,7 @@ from tlt.config import load_job_spec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
+from tlt.engine.native.windows import CompiledWindows
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.types import Member, PolicyVersion, PromptIndex, Step
@@ -39,7 +42,8 @@ _SLOTS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
 _ROLLOUTS = 64
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
-_ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+# the profiler knows torch's own; C's is named for it
+_ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention in C")
 
 
 def main() -> None:
@@ -60,6 +64,7 @@ def main() -> None:
         "fixed_length": fixed,
         "rollout_tokens_per_second_by_slots": rollouts,
         "best_slots": best,
+        "attention_in_c_against_torch": _against_torch(device),
         "share_of_time": {batch: _shares(batch, device) for batch in _BARS},
     }
     claims = [
@@ -101,6 +106,26 @@ def _against_generate(device: torch.device) -> tuple[dict[int, float], dict[int,
     }
 
 
+def _against_torch(device: torch.device) -> dict[int, float]:
+    """What it gains that C attends where it can."""
+    found: dict[int, float] = {}
+    for batch in _BARS:
+        engines = [_engine(batch, _PROMPT + _ANSWER, device)]
+        with patch("tlt.engine.native.attention.compiled", lambda *shape: None):
+            engines.append(_engine(batch, _PROMPT + _ANSWER, device))
+        ratios: list[float] = []
+        for attempt in range(-1, _PAIRS):
+            prompts = random_prompts(batch, attempt)
+            ours, theirs = (
+                _seconds(device, lambda: _decode(engine, prompts, _ANSWER))  # noqa: B023
+                for engine in engines
+            )
+            if attempt >= 0:
+                ratios.append(theirs / ours)
+        found[batch] = round(median(ratios), 3)
+    return found
+
+
 def _by_slots(device: torch.device) -> dict[int, float]:
     """A real rollout, with its long tail, from a queue that is longer than the slots."""
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
@@ -138,7 +163,7 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as trace:
+    with _named(_ATTENTION[-1]), profile(activities=activities) as trace:
         _decode(engine, prompts, 64)
     averages = trace.key_averages()
     spent = {event.key: _own_time(event, device) for event in averages}
@@ -147,6 +172,18 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
     return {
         name: round(sum(spent.get(op, 0.0) for op in ops) / whole, 3) for name, ops in parts.items()
     }
+
+
+@contextmanager
+def _named(name: str) -> Generator[None]:
+    attended = CompiledWindows.attended
+
+    def recorded(windows: CompiledWindows, layer: int) -> torch.Tensor:
+        with record_function(name):
+            return attended(windows, layer)
+
+    with patch.object(CompiledWindows, "attended", recorded):
+        yield
 
 
 def _own_time(event: Any, device: torch.device) -> float:

@@ -14,10 +14,11 @@ from tests.engine.chi_square import p_value, power
 from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts, show
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
-from tlt.engine.native import NativeEngine
+from tlt.engine.native import NativeEngine, windows
 from tlt.engine.native.batch import Verdict
 from tlt.engine.native.speculation import judged
 from tlt.errors import ConfigError
+from tlt.messages import OriginSpan
 from tlt.models.drafter import Drafter, new_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.rope import PlainRope
@@ -94,19 +95,37 @@ def accept_length(done: dict[int, Completion]) -> float:
     return tokens / (tokens - kept)
 
 
+# in float32 C attends where torch does in float64
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("strategy", ARMS[1:])
 def test_every_way_gives_the_same_tokens(
-    policy: Path, drafter: Drafter, strategy: Strategy
+    policy: Path, drafter: Drafter, strategy: Strategy, dtype: torch.dtype
 ) -> None:
     asked = requests()
-    plain = answers(engine(policy, drafter), asked)
-    done = answers(engine(policy, drafter, strategy), asked)
+    plain = answers(engine(policy, drafter, dtype=dtype), asked)
+    done = answers(engine(policy, drafter, strategy, dtype=dtype), asked)
     assert same(done, plain)
     assert accept_length(done) > (1.5 if isinstance(strategy, Draft) else 1)
     for id, completion in done.items():
         expected = forced_logits(policy, asked[id].prompt, completion.tokens)
         logprobs = logprobs_of(expected, completion.tokens, 1.0)
         assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("prompt", [1, 30])
+def test_a_drafter_proposes_the_same_without_a_compiler(
+    policy: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, prompt: int
+) -> None:
+    """Beside a prompt that has nothing before its last token, and one that has much."""
+    asked = [*requests(), ask(48, range(3, 3 + prompt), Sampling(), 40)]
+
+    def written() -> dict[int, tuple[Sequence[int], Sequence[OriginSpan]]]:
+        made = engine(policy, drafter, Draft(depth=4), dtype=torch.float32)
+        return {i: (done.tokens, done.origins) for i, done in answers(made, asked).items()}
+
+    with_it = written()
+    monkeypatch.setattr(windows, "kernel", lambda: None)
+    assert written() == with_it
 
 
 @pytest.mark.parametrize("strategy", ARMS[1:])

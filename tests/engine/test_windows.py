@@ -23,6 +23,8 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", f"cc {request.param}")
         found = windows.kernel.__wrapped__()
+    if windows.kernel() is None:
+        pytest.skip("no C compiler")
     if found is None and os.uname().machine != "x86_64":
         pytest.skip("flags of another processor")
     assert found is not None
@@ -104,7 +106,10 @@ def test_no_number_stays_none(kernel: Kernel) -> None:
 
 
 def test_torch_does_what_it_is_not_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled(32, 8, torch.float32, _CPU) is windows.kernel()
+    found = windows.kernel()
+    if found is None:
+        pytest.skip("no C compiler")
+    assert compiled(32, 8, torch.float32, _CPU) is found
     assert compiled(30, 8, torch.float32, _CPU) is None
     assert compiled(512, 8, torch.float32, _CPU) is None
     assert compiled(32, 7, torch.float32, _CPU) is None

@@ -93,12 +93,13 @@ def _until(world: World, reached: Phase | Duty, chooser: Random) -> bool:
 
 
 @pytest.mark.parametrize("fault", ["crash", "kill", "stop"])
-@pytest.mark.parametrize("duty", [Duty.IDLE, Duty.ROLLOUT, Duty.LEARN, Duty.LEAVING])
+@pytest.mark.parametrize("duty", list(Duty))
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 20))
 def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> None:
     chooser = Random(seed)
-    world = World(small_spec(steps=3, eval_every=1, seed=seed % 7), [1, 2, 1])
+    train = "always" if duty in (Duty.DRAFT, Duty.PREEMPTING) else "off"
+    world = World(small_spec(steps=3, eval_every=1, train=train, seed=seed % 7), [1, 2, 1])
     if duty is Duty.LEAVING and _until(world, Duty.LEARN, chooser):
         world.do(Move("crash", (chooser.choice(list(world.lives.values())),)))
     if _until(world, duty, chooser):

@@ -14,7 +14,7 @@ from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
 from tlt.messages import Canary, StrategyTally, TrunkRef
 from tlt.policies import drafting
-from tlt.policies.learning_curve import MOST_MARKS, Mark, curve
+from tlt.policies.learning_curve import MOST_MARKS, Mark, curve, going_on
 from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
 from tlt.policies.schooling import Schooling
 from tlt.strategies import Draft
@@ -100,6 +100,40 @@ def test_a_warm_drafter_that_gets_no_better_is_expected_to_gain_nothing(
     assert found.after(1000) - found.now < 0.35
 
 
+# a job of 64 answers a step: six canaries in its first step, then one in the fourth and the eighth
+_FEW_ANSWERS = [
+    Mark(version=DrafterVersion(i), updates=updates, used=used, trained=trained)
+    for i, (updates, used, trained) in enumerate(
+        [
+            *((54, None, 1.556), (103, 1.556, 1.798), (152, 1.798, 1.956), (202, 1.956, 2.125)),
+            *((252, 2.125, 2.276), (301, 2.276, 2.335), (350, 2.335, 2.48)),
+            *((402, 2.13, 2.512), (453, 2.442, 2.696)),
+        ]
+    )
+]
+
+
+def test_a_curve_that_ends_with_its_answers_goes_on_while_canaries_find_gains() -> None:
+    found = curve(None, _FEW_ANSWERS)
+    assert found.after(384) < 2.8
+    assert going_on(found, _FEW_ANSWERS).after(384) > 3.2
+    still = [
+        Mark(version=DrafterVersion(0), updates=453 + 50 * i, used=2.7, trained=2.7)
+        for i in range(1, 5)
+    ]
+    assert going_on(found, [*_FEW_ANSWERS, *still]) == found
+    assert going_on(found, _FEW_ANSWERS[:4]) == found
+
+
+@given(start=st.none() | _lengths, marks=_marks, updates=st.floats(0.0, 1e9))
+def test_going_on_expects_no_less(start: float | None, marks: list[Mark], updates: float) -> None:
+    found = curve(start, marks)
+    further = going_on(found, marks)
+    assert math.isfinite(further.after(updates))
+    assert further.plateau >= found.plateau
+    assert further.now - 1e-9 <= further.after(updates) <= further.plateau + 1e-9
+
+
 def test_more_marks_than_count_change_nothing() -> None:
     marks = _measured(1.0, 5.0, 200.0, marks=100)
     assert curve(1.0, marks) == curve(1.0, marks[-MOST_MARKS:])
@@ -133,6 +167,14 @@ def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
     assert bought.cost >= 8.0
     assert bought.saved > 2.0 * bought.cost
     assert drafting.worth_training(spec, Schooling(), ahead, _START).worth
+
+
+def test_idle_seconds_find_out_what_bought_ones_may_not() -> None:
+    spec = small_spec(steps=30, train="auto")
+    ahead, taught = _ahead(spec, 8, seconds=4.5, members=2), _taught(_FEW_ANSWERS)
+    taught = msgspec.structs.replace(taught, updates=453, seconds=30.0)
+    assert drafting.worth_training(spec, taught, ahead, _START).worth
+    assert not drafting.purchase(spec, taught, ahead, _START).worth
 
 
 def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:

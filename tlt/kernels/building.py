@@ -1,7 +1,7 @@
 """C is built where there is a compiler, and the result kept for the life of the process.
 
-Building takes a second or two, and nothing is cached: a cache would have to know the machine.
-What was built is used only after it agreed with torch.
+That takes a second or so, and nothing is cached: a cache would have to know the machine. What was
+built is used only after it agreed with torch.
 """
 
 import ctypes
@@ -34,13 +34,13 @@ def built(
     try:
         found = wrapped(_build(sources))
     except subprocess.CalledProcessError as error:
-        return _without(str(error.stderr))
+        return _without(sources, str(error.stderr))
     except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired) as error:
-        return _without(str(error))
+        return _without(sources, str(error))
     # A thread of its own, because the caller may be inside an operator or without gradients.
     with ThreadPoolExecutor(1) as thread:
         right = thread.submit(agrees, found).result()
-    return found if right else _without("what they compute is wrong")
+    return found if right else _without(sources, "what they compute is wrong")
 
 
 def _build(sources: Sequence[Path]) -> ctypes.CDLL:
@@ -59,6 +59,7 @@ def _build(sources: Sequence[Path]) -> ctypes.CDLL:
         return ctypes.CDLL(library)
 
 
-def _without(error: str) -> None:
+def _without(sources: Sequence[Path], error: str) -> None:
     first, *_ = error.splitlines() or [""]
-    _log.warning("kernels are not built", compiler=os.environ.get("CC", "cc"), error=first)
+    names, compiler = [source.name for source in sources], os.environ.get("CC", "cc")
+    _log.warning("kernels are not built", sources=names, compiler=compiler, error=first)

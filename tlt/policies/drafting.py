@@ -12,7 +12,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.messages import Canary, StrategyTally, TrunkRef
 from tlt.policies.heard import accept_length, lately
-from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve
+from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve, going_on
 from tlt.policies.schooling import Schooling
 from tlt.strategies import Ngram
 from tlt.types import NAMED, Step
@@ -78,7 +78,8 @@ def worth_training(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: St
         return Verdict(worth=worth, saved=0.0, cost=0.0, why=f"train: {spec.drafter.train}")
     if step < schooling.rest_until:
         return _rests(schooling)
-    expected = _curve(spec, schooling)
+    # seconds that cost little may find out whether the curve has ended; bought ones may not
+    expected = going_on(_curve(spec, schooling), schooling.marks)
     verdicts: list[Verdict] = []
     for updates in _STRETCHES:
         saved = _saved(expected, updates, ahead)

@@ -20,6 +20,8 @@ _SPAN, _SPAN_SPREAD = 250.0, 0.7
 _ERROR = 0.15
 # accept lengths that count; more of them would say little about what comes next
 MOST_MARKS = 40
+# of them, those which tell whether it still goes up, and what they must tell beyond
+_LATELY, _DOUBT = 4, 0.1
 _PLATEAUS = tuple(1.0 + 0.25 * i for i in range(33))
 _SPANS = tuple(20.0 * 1.3**i for i in range(20))
 
@@ -63,6 +65,25 @@ def curve(start: float | None, marks: Sequence[Mark]) -> Curve:
     # the policy moves: what was measured last counts, wherever on the curve that is
     now = max(seen[-1].used or 1.0, seen[-1].trained) if seen else began
     return Curve(now=min(now, plateau), plateau=plateau, span=span)
+
+
+def going_on(found: Curve, marks: Sequence[Mark]) -> Curve:
+    """As if gains that the last canaries found faded no faster than usual.
+
+    The few answers of the first steps have an end of their own, and a curve through what was
+    measured on them takes it for the drafter's. Later answers lift it; each canary shows that by
+    what is new beside what is used, on the same answers.
+    """
+    late = marks[-_LATELY - 1 :]
+    if len(late) <= _LATELY:
+        return found
+    gains = sum(mark.trained - (mark.used or 1.0) for mark in late[1:])
+    updates = late[-1].updates - late[0].updates
+    now = max(late[-1].used or 1.0, late[-1].trained)
+    rise = _SPAN * (gains - _DOUBT) / updates if updates > 0 else 0.0
+    if rise <= 0.0 or now + rise <= found.plateau:
+        return found
+    return Curve(now=now, plateau=now + rise, span=_SPAN)
 
 
 class _Fit(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ class Attention:
         positions: torch.Tensor,
         segments: Callable[[], Sequence[Segment]],
     ) -> Windows:
-        """For the same number of consecutive positions [rows, window] in each of the first rows."""
+        """For these positions [rows, window] of each of the first rows."""
         if self._kernel is not None:
             layout = self._cache.layout
             return CompiledWindows(self._kernel, layout, queries, positions, self._scale)

@@ -1,7 +1,7 @@
 /* Attention of rows that decode: a few queries each, over keys and values that lie in a cache.
  *
- * Invariant: a query's result is the same to the last bit whatever is computed beside it, be it
- * other rows or more queries of its own row.
+ * Invariant: a query's result is the same to the last bit whatever finite numbers are computed
+ * beside it, be it other rows or more queries of its own row.
  *
  * One layer's cache is rows x (keys of all shared heads, then their values) x capacity x width.
  * Queries and results are tokens x heads x width, `window` tokens to a row, `pitch` floats from one

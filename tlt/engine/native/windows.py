@@ -24,7 +24,7 @@ class Windows(Protocol):
     """What the queries of one pass attend with and to."""
 
     def attended(self, layer: int) -> torch.Tensor:
-        """[tokens, heads, width], or the same in other words."""
+        """Of each token its heads, [rows, window * heads, 1, width] or [tokens, heads, width]."""
         ...
 
 
@@ -84,10 +84,10 @@ class Kernel:
         self._scratch = torch.empty(0)
 
     def scratch(self, positions: int) -> torch.Tensor:
-        """One for all engines of the process, as they take turns: 64 bytes a position."""
+        """One for all engines of the process, which decode in turns: 64 bytes a position."""
         floats = self._scratch_floats(positions)
         if len(self._scratch) < floats:
-            self._scratch = torch.empty(floats)
+            self._scratch = torch.empty(floats, dtype=torch.float32)
         return self._scratch
 
 
@@ -106,7 +106,9 @@ class CompiledWindows:
         _, heads, width = queries.shape
         self._attend = kernel.attend
         self._addresses = layout.addresses
-        self._out = torch.empty(queries.shape)
+        if queries.stride()[1:] != (width, 1):
+            raise NotImplementedError(f"queries of strides {queries.stride()}")
+        self._out = torch.empty(queries.shape, dtype=torch.float32)
         positions = positions.contiguous()
         scratch = kernel.scratch(layout.positions)
         # a pointer does not keep what it points to
@@ -146,9 +148,10 @@ def kernel() -> Kernel | None:
 def _agrees(found: Kernel) -> bool:
     dice = torch.Generator().manual_seed(0)
     kv_heads, members, capacity = 2, 3, 40
-    # fewer keys than are scored at once, and more; queries that see unlike many
-    positions = torch.tensor([[0, 1], [2, 3], [38, 39]])
-    for width in (4, 8, 16, 32):
+    # as many queries as each product is for
+    for width, window in ((4, 1), (8, 2), (16, 4), (32, 1), (32, 4), (32, 7)):
+        # fewer keys than are scored at once, and more
+        positions = torch.tensor([[0], [3], [30]]) + torch.arange(window)
         shape = (len(positions), 2 * kv_heads, capacity, width)
         entries = torch.randn(shape, generator=dice)
         queries = torch.randn((positions.numel(), kv_heads * members, width), generator=dice)
