@@ -42,14 +42,14 @@ def attended(
     return CompiledWindows(kernel, layout, queries, positions, _SCALE).attended(1).clone()
 
 
-@pytest.mark.parametrize("width", [4, 12, 16, 24, 32, 64, 80, 128, 256])
+@pytest.mark.parametrize("width", [4, 24, 32, 80, 256])
 @pytest.mark.parametrize(
     ("members", "kv_heads", "window"), [(1, 2, 1), (2, 1, 4), (3, 2, 3), (7, 2, 8)]
 )
 def test_it_is_what_each_query_by_itself_gives(
     kernel: Kernel, width: int, members: int, kv_heads: int, window: int
 ) -> None:
-    lasts = [0, 3, 7, 8, 31, 60, 99]
+    lasts = [0, 7, 8, 99]
     # a new row's window begins before its first position, and holds that again and again
     positions = torch.tensor(
         [[max(0, last - window + 1 + i) for i in range(window)] for last in lasts]
