@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ _CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
+    if windows.kernel() is None:
+        pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", f"cc {request.param}")
         found = windows.kernel.__wrapped__()
-    if windows.kernel() is None:
-        pytest.skip("no C compiler")
     if found is None and os.uname().machine != "x86_64":
         pytest.skip("flags of another processor")
     assert found is not None
@@ -120,7 +121,7 @@ def test_torch_does_what_it_is_not_made_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_answers_are_the_same_without_a_compiler(
-    policy_folder: str, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def written() -> Sequence[Sequence[int]]:
         engine = NativeEngine(load_decoder(policy_folder), show, 5, 128, _CPU, PolicyVersion(0))

@@ -100,7 +100,7 @@ def test_a_warm_drafter_that_gets_no_better_is_expected_to_gain_nothing(
     assert found.after(1000) - found.now < 0.35
 
 
-# a job of 64 answers a step: six canaries in its first step, then one in the fourth and the eighth
+# a job of 64 answers a step: seven canaries in its first step, one in the fourth, one in the eighth
 _FEW_ANSWERS = [
     Mark(version=DrafterVersion(i), updates=updates, used=used, trained=trained)
     for i, (updates, used, trained) in enumerate(

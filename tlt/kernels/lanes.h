@@ -1,4 +1,4 @@
-/* Vectors as wide as the machine's registers, by GCC's and Clang's vector types. */
+/* Vectors as wide as the machine's registers, by GCC's and Clang's vector types; what is rounded to them. */
 #pragma once
 #include <stdint.h>
 
@@ -14,6 +14,10 @@ enum { VECTORS = 2, WIDE = LANES * VECTORS };
 
 typedef float lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t counts __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most(long a, long b) { return a > b ? a : b; }
+static inline long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
 static inline lanes all(float x) { return (lanes){0} + x; }
 

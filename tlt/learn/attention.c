@@ -23,10 +23,6 @@ typedef struct {
     float scale;
 } shape;
 
-static inline long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
-static inline long least(long a, long b) { return a < b ? a : b; }
-static inline long most(long a, long b) { return a > b ? a : b; }
-
 static shape shaped(const int64_t *bounds, long sequences, long heads, long shared, long width, float scale)
 {
     long longest = 0;

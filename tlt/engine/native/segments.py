@@ -1,4 +1,4 @@
-"""Rows that attend together do so over as many positions as the longest of them has.
+"""Rows that attend together by torch do so over as many positions as the longest of them has.
 
 One long answer among short ones would make all of them pay for its length; so the batch is cut
 where calls and padding together cost least.

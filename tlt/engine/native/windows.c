@@ -49,24 +49,27 @@ PRODUCTS(by_8, eight, 1)
 PRODUCTS(by_16, sixteen, 1)
 PRODUCTS(by_32, sixteen, 2)
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-static inline long most(long a, long b) { return a > b ? a : b; }
-static inline long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
-
-static inline float *line_of(float *all, long token, long head, long heads, long width)
-{
-    return all + (token * heads + head) * width;
-}
-
+/* some queries of one row and shared head */
 typedef struct {
     const float *keys, *values;
     const float *next; /* keys that are looked at afterwards, to be fetched meanwhile */
-    long queries;      /* of this row and shared head, SIDE at most */
-    long side;         /* room for as many in a line of scores */
     long width;
-    long ends[SIDE]; /* how many keys each sees */
+    long queries;      /* SIDE at most */
+    long side;         /* room for as many in a line of scores */
+    long tokens[SIDE], heads[SIDE]; /* which each is */
+    long ends[SIDE];   /* how many keys it sees, and the least and most of all */
     long least, most;
 } look;
+
+/* turned[width x side] = the queries, times scale */
+static void turn(const look *l, const float *queries, long pitch, float scale, float *turned)
+{
+    memset(turned, 0, sizeof(float) * l->side * l->width);
+    for (long r = 0; r < l->queries; r++) {
+        const float *query = queries + l->tokens[r] * pitch + l->heads[r] * l->width;
+        for (long i = 0; i < l->width; i++) turned[i * l->side + r] = query[i] * scale;
+    }
+}
 
 /* scores[most x side] = keys times turned, which is width x side; minus infinity where one sees nothing */
 static void score(const look *l, const float *turned, float *scores)
@@ -121,14 +124,22 @@ static void soften(const look *l, float *scores, float *sums)
         sums[r] = (parts[r] + parts[side + r]) + (parts[2 * side + r] + parts[3 * side + r]);
 }
 
-/* mixed[x WIDEST] = what the queries from r on make of the values' columns from w on; of how many */
-static long mix(const look *l, const float *weights, long r, long w, int wide, float *mixed)
+/* out = what the queries make of the values, by their weights over the sums of these */
+static void mix(const look *l, const float *weights, const float *sums, long heads, float *out)
 {
+    long width = l->width, wide = width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : width % 8 == 0 ? 8 : 4;
     product *const *by = wide == 32 ? by_32 : wide == 16 ? by_16 : wide == 8 ? by_8 : by_4;
-    long left = l->queries - r;
-    int tall = left >= 8 ? 2 : left >= 4 ? 1 : 0;
-    by[tall](weights + r, 1, l->side, l->values + w, l->width, l->most, mixed, WIDEST);
-    return least(left, 2 << tall);
+    float mixed[TALLEST * WIDEST];
+    for (long w = 0; w < width; w += wide)
+        for (long r = 0, left = l->queries, tall; left > 0; r += tall, left -= tall) {
+            int which = left >= 8 ? 2 : left >= 4 ? 1 : 0;
+            tall = 2 << which;
+            by[which](weights + r, 1, l->side, l->values + w, width, l->most, mixed, WIDEST);
+            for (long n = 0; n < least(tall, left); n++) {
+                float *to = out + (l->tokens[r + n] * heads + l->heads[r + n]) * width + w;
+                for (long i = 0; i < wide; i++) to[i] = mixed[n * WIDEST + i] / sums[r + n];
+            }
+        }
 }
 
 long attend_windows_scratch(long capacity) { return up(capacity * SIDE, PARTS * SIDE); }
@@ -139,8 +150,7 @@ int attend_windows(const float *queries, long pitch, const float *cache, const i
 {
     if (width % 4 || width > MOST_WIDTH || capacity < TALLEST) return 1;
     long members = heads / shared, entries = capacity * width;
-    int wide = width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : width % 8 == 0 ? 8 : 4;
-    float turned[MOST_WIDTH * SIDE], mixed[TALLEST * WIDEST], sums[SIDE];
+    float turned[MOST_WIDTH * SIDE], sums[SIDE];
     for (long at = 0; at < rows * shared; at++) {
         long row = at / shared, head = at % shared;
         look l = {.keys = cache + (row * 2 * shared + head) * entries, .width = width};
@@ -150,26 +160,16 @@ int attend_windows(const float *queries, long pitch, const float *cache, const i
             l.queries = least(SIDE, window * members - first);
             l.side = l.queries <= 4 ? 4 : l.queries <= 8 ? 8 : SIDE;
             l.least = capacity, l.most = 0;
-            memset(turned, 0, sizeof(float) * l.side * width);
             for (long r = 0; r < l.queries; r++) {
-                long token = row * window + (first + r) / members;
-                const float *query = queries + token * pitch + ((first + r) % members * shared + head) * width;
-                for (long i = 0; i < width; i++) turned[i * l.side + r] = query[i] * scale;
-                l.ends[r] = positions[token] + 1;
-                if (l.ends[r] < l.least) l.least = l.ends[r];
-                if (l.ends[r] > l.most) l.most = l.ends[r];
+                l.tokens[r] = row * window + (first + r) / members;
+                l.heads[r] = (first + r) % members * shared + head;
+                l.ends[r] = positions[l.tokens[r]] + 1;
+                l.least = least(l.least, l.ends[r]), l.most = most(l.most, l.ends[r]);
             }
+            turn(&l, queries, pitch, scale, turned);
             score(&l, turned, scores);
             soften(&l, scores, sums);
-            for (long w = 0; w < width; w += wide)
-                for (long r = 0, mixes; r < l.queries; r += mixes) {
-                    mixes = mix(&l, scores, r, w, wide, mixed);
-                    for (long n = 0; n < mixes; n++) {
-                        long token = row * window + (first + r + n) / members;
-                        float *to = line_of(out, token, (first + r + n) % members * shared + head, heads, width) + w;
-                        for (long i = 0; i < wide; i++) to[i] = mixed[n * WIDEST + i] / sums[r + n];
-                    }
-                }
+            mix(&l, scores, sums, heads, out);
         }
     }
     return 0;

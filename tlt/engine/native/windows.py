@@ -24,7 +24,7 @@ class Windows(Protocol):
     """What the queries of one pass attend with and to."""
 
     def attended(self, layer: int) -> torch.Tensor:
-        """Of each token its heads, [rows, window * heads, 1, width] or [tokens, heads, width]."""
+        """Token by token what its heads found, [..., width]."""
         ...
 
 
