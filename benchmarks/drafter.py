@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.result import Claim, write_result
-from tlt.config import JobSpec, load_job_spec
+from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
@@ -37,6 +37,7 @@ from tlt.models.decoder import Decoder
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.lessons import answered, rollout
+from tlt.spec_files import load_job_spec
 from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step
 
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"

@@ -24,13 +24,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.result import Claim, write_result
-from tlt.config import load_job_spec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.windows import CompiledWindows
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.spec_files import load_job_spec
 from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
 _ROOT = Path(__file__).resolve().parent.parent

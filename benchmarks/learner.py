@@ -27,13 +27,14 @@ from benchmarks.learner_sides import Ours, Reference, SameBuckets, interleaved
 from benchmarks.learner_start import measured_start
 from benchmarks.real_step import fixed_lengths, real_step
 from benchmarks.result import Claim, write_result
-from tlt.config import JobSpec, load_job_spec
+from tlt.config import JobSpec
 from tlt.learn.batching import microbatches
 from tlt.learn.loading import load_model
 from tlt.learn.paths import set_attention
 from tlt.learn.policy import PolicyLearner
 from tlt.learn.sample import Minibatch
 from tlt.learn.scores import scores
+from tlt.spec_files import load_job_spec
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"

@@ -29,12 +29,12 @@ from benchmarks.stacks import SPEC, run, session, submit, tlt
 from cli.client import with_client
 from cli.drafter_export import read_drafter
 from cli.following import entries, folded
-from tlt.config import load_job_spec
 from tlt.messages import DrafterLearned, DrafterPreempted, DrafterTrained, WorkerLost
 from tlt.models.drafter import Drafter
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.policies.run_state import Duty, RunState
+from tlt.spec_files import load_job_spec
 from tlt.store.journal import FILE_NAME
 from tlt.types import WorkerId
 

@@ -25,12 +25,12 @@ import torch
 from benchmarks.engine import MODEL, request
 from benchmarks.ngram_speeds import speeds
 from benchmarks.result import Claim, write_result
-from tlt.config import load_job_spec
 from tlt.dataset import rows
 from tlt.engine.native import NativeEngine
 from tlt.engine.ngrams import Ngrams
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.spec_files import load_job_spec
 from tlt.types import PolicyVersion
 
 _ROOT = Path(__file__).resolve().parent.parent

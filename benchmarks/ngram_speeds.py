@@ -14,11 +14,11 @@ import torch
 
 from benchmarks.engine import MODEL, request
 from benchmarks.speculating import GROUP, SPEC, cpu_seconds, held_out_prompts
-from tlt.config import load_job_spec
 from tlt.engine.base import Completion, Request
 from tlt.engine.native import NativeEngine
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.spec_files import load_job_spec
 from tlt.strategies import Ngram, Off, Strategy
 from tlt.types import PolicyVersion
 

@@ -31,12 +31,13 @@ from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from cli.client import with_client
 from tlt.actors.rank_process import RankProcess
-from tlt.config import DrafterSpec, JobSpec, load_job_spec
+from tlt.config import DrafterSpec, JobSpec
 from tlt.learn.drafter.beginning import config_for
 from tlt.messages import DrafterLearned, PromptIssued, RolloutFinished, TrainDrafter, TrunkRef
 from tlt.models.config_file import read_config
 from tlt.models.drafter import new_drafter
 from tlt.ranks.frames import Decode, Dismiss, Dismissed, Load, School, Unload
+from tlt.spec_files import load_job_spec
 from tlt.types import (
     Attempt,
     DrafterVersion,

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from benchmarks.engine import MODEL
-from tlt.config import SpeculationSpec, load_job_spec
+from tlt.config import SpeculationSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
@@ -18,6 +18,7 @@ from tlt.models.drafter_folder import load_drafter
 from tlt.models.folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.strategy import StrategyPolicy
+from tlt.spec_files import load_job_spec
 from tlt.strategies import Draft, Strategy
 from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 

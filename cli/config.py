@@ -7,8 +7,8 @@ import typer
 
 from cli.output import say
 from cli.spec import load_job
-from tlt.config import load_job_spec, to_yaml
 from tlt.dataset import rows
+from tlt.spec_files import load_job_spec, to_yaml
 
 app = typer.Typer(help="Look at a job's spec.", no_args_is_help=True)
 _Spec = Annotated[Path, typer.Argument(help="The job's YAML file.")]

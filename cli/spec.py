@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tlt.config import JobSpec, load_job_spec
+from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.loggers.installed import refuse_missing
+from tlt.spec_files import load_job_spec
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.dashboard.conftest import OURS
 from tests.samples import JOB, SPEC, prompt
-from tlt.config import SessionSpec, to_yaml
+from tlt.config import SessionSpec
 from tlt.dashboard import session_feed
 from tlt.dashboard.health import Health, Watcher
-from tlt.dashboard.session_feed import SessionFeed
+from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.loggers import installed
 from tlt.messages import (
     AnyEvent,
@@ -23,6 +23,7 @@ from tlt.messages import (
     PromptIssued,
     RolloutDropped,
 )
+from tlt.spec_files import to_yaml
 from tlt.store.codec import Codec
 from tlt.store.connection import Connection
 from tlt.store.jobs import Jobs
@@ -276,12 +277,12 @@ async def test_a_redis_that_is_slow_is_asked_again_soon(
 ) -> None:
     """What was waited for cost nobody anything."""
     feed = SessionFeed(session, connection)
-    look = feed.view
+    seen = await feed.view()
     slept: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    async def look_slowly() -> object:
+    async def look_slowly() -> SessionView:
         await asyncio.wait({slept}, timeout=0.2)
-        return await look()
+        return seen
 
     async def sleep(seconds: float) -> None:
         feed.leave(bell)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samples import SPEC, specs
-from tlt.config import JobSpec, load_job_spec, parse_job_spec, to_yaml
+from tlt.config import JobSpec
 from tlt.errors import ConfigError
+from tlt.spec_files import load_job_spec, parse_job_spec, to_yaml
 from tlt.strategies import Draft, Ngram, Off
 
 RAW: dict[str, Any] = {
@@ -328,7 +329,7 @@ def test_yaml_of_a_spec_is_that_spec(spec: JobSpec, text: str, rate: float) -> N
 
 
 def _from_yaml(text: str) -> JobSpec:
-    from tlt.config import _Yaml  # pyright: ignore[reportPrivateUsage]
+    from tlt.spec_files import _Yaml  # pyright: ignore[reportPrivateUsage]
 
     return parse_job_spec(yaml.load(text, Loader=_Yaml), "text", Path("/"))
 

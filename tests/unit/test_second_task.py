@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tlt.config import DataSpec, JobSpec, load_job_spec
+from tlt.config import DataSpec, JobSpec
 from tlt.dataset import rows
 from tlt.rewards.verifiers import Verifier, load_verifier
+from tlt.spec_files import load_job_spec
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "brief_sums"
 ONCE = "12+34:2+4=06,1+3+0=04>46;#46"

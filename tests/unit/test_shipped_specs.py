@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tlt.config import load_job_spec
 from tlt.dataset import rows
+from tlt.spec_files import load_job_spec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _FOLDERS = ("configs", "examples/*", "benchmarks")

@@ -16,7 +16,6 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tlt.config import read_job_spec, to_yaml
 from tlt.dashboard.events import Feed, events
 from tlt.dashboard.guard import Guard, Guarded
 from tlt.dashboard.metrics import CONTENT_TYPE, exposition
@@ -24,6 +23,7 @@ from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.sources import FolderSource, Source
 from tlt.errors import ConfigError, TltError
 from tlt.loggers.installed import refuse_missing
+from tlt.spec_files import read_job_spec, to_yaml
 from tlt.store.connection import GONE
 from tlt.store.jobs import ENDED
 from tlt.types import JobId, PromptIndex, Purpose, Step

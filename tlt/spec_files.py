@@ -1,0 +1,153 @@
+"""Specs as people write them: YAML, changed by `--set`; an unknown key names its near miss."""
+
+import difflib
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from tlt.config import JobSpec, Section
+from tlt.errors import ConfigError
+
+_BOOL = "tag:yaml.org,2002:bool"
+_NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
+
+
+class _Yaml(yaml.SafeLoader):
+    """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number.
+
+    And `mode: off` as false; here it is a word.
+    """
+
+
+class _YamlOut(yaml.SafeDumper):
+    """Quotes the text that _Yaml would read as a number."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, _NO_SWITCH if tag == _BOOL else pattern) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _side in (_Yaml, _YamlOut):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
+
+
+def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
+    """Read a YAML spec; paths in it are relative to its folder."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+    return read_job_spec(text, str(path), path.resolve().parent, overrides)
+
+
+def read_job_spec(
+    text: str, where: str, folder: Path, overrides: list[str] | None = None
+) -> JobSpec:
+    """A YAML spec that may lie in no file; paths in it are relative to the folder."""
+    try:
+        raw: Any = yaml.load(text, Loader=_Yaml)
+    # a date that doesn't exist is a ValueError
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not valid YAML: {_one_line(error)}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: a spec is a mapping with the sections policy, data, reward, …")
+    for override in overrides or []:
+        _override(raw, override)
+    return parse_job_spec(raw, where=where, folder=folder)
+
+
+def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
+    _refuse_unknown_keys(raw, JobSpec, where, ())
+    try:
+        spec = msgspec.convert(raw, JobSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_readable(error)}") from error
+    return _with_absolute_paths(spec, folder)
+
+
+def to_yaml(spec: JobSpec) -> str:
+    return yaml.dump(msgspec.to_builtins(spec), Dumper=_YamlOut, sort_keys=False)
+
+
+def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
+    def absolute(path: str) -> str:
+        try:
+            return str((folder / Path(path).expanduser()).resolve())
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"{path!r} is no path: {error}") from error
+
+    replace = msgspec.structs.replace
+    function = spec.reward.function
+    if function is not None:
+        module, _, name = function.rpartition(":")
+        # a module beside the spec is found there, wherever the reward's process runs
+        file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+        if module.endswith(".py") or (folder / file).is_file():
+            function = f"{absolute(file)}:{name}"
+    return replace(
+        spec,
+        policy=replace(spec.policy, path=absolute(spec.policy.path)),
+        data=replace(
+            spec.data,
+            train=absolute(spec.data.train),
+            eval=None if spec.data.eval is None else absolute(spec.data.eval),
+        ),
+        reward=replace(spec.reward, function=function),
+        drafter=replace(
+            spec.drafter,
+            path=None if spec.drafter.path is None else absolute(spec.drafter.path),
+        ),
+    )
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {override}: write --set section.key=value")
+    *sections, last = key.strip().split(".")
+    place = raw
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {override}: {section} is not a section")
+    try:
+        place[last] = yaml.load(value, Loader=_Yaml)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--set {override}: {_one_line(error)}") from error
+
+
+def _refuse_unknown_keys(
+    raw: dict[str, Any], section: type[Section], where: str, path: tuple[str, ...]
+) -> None:
+    hints = typing.get_type_hints(section)
+    for key, value in raw.items():
+        dotted = ".".join((*path, str(key)))
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.5)
+            advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(hints)}"
+            raise ConfigError(f"{where}: {dotted}: unknown key; {advice}")
+        hint = hints[key]
+        if isinstance(hint, type) and issubclass(hint, Section) and isinstance(value, dict):
+            _refuse_unknown_keys(typing.cast("dict[str, Any]", value), hint, where, (*path, key))
+
+
+def _readable(error: msgspec.ValidationError) -> str:
+    complaint, separator, place = str(error).rpartition(" - at `$")
+    if not separator:
+        return str(error)
+    dotted = place.rstrip("`").lstrip(".")
+    return f"{dotted}: {complaint}" if dotted else complaint
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
