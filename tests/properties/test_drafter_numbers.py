@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.samples import tally
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
-from tlt.messages import Canary, StrategyTally, TrunkRef
-from tlt.policies import drafting
-from tlt.policies.learning_curve import MOST_MARKS, Mark, curve, going_on
+from tlt.messages import Canary, ControlRuns, StrategyTally, TrunkRef
+from tlt.policies import drafting, pace
+from tlt.policies.learning_curve import MOST_MARKS, Mark, curve, going_on, lifted
 from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
 from tlt.policies.schooling import Schooling
-from tlt.strategies import Draft
+from tlt.strategies import Draft, Ngram, Off
 from tlt.types import DrafterVersion, Member, PromptIndex, Step
 
 _lengths = st.floats(1.0, 12.0)
@@ -126,12 +126,12 @@ def test_a_curve_that_ends_with_its_answers_goes_on_while_canaries_find_gains() 
 
 
 @given(start=st.none() | _lengths, marks=_marks, updates=st.floats(0.0, 1e9))
-def test_going_on_expects_no_less(start: float | None, marks: list[Mark], updates: float) -> None:
+def test_who_hopes_expects_no_less(start: float | None, marks: list[Mark], updates: float) -> None:
     found = curve(start, marks)
-    further = going_on(found, marks)
-    assert math.isfinite(further.after(updates))
-    assert further.plateau >= found.plateau
-    assert further.now - 1e-9 <= further.after(updates) <= further.plateau + 1e-9
+    for further in (going_on(found, marks), lifted(found)):
+        assert math.isfinite(further.after(updates))
+        assert further.plateau >= found.plateau
+        assert further.now - 1e-9 <= further.after(updates) <= further.plateau + 1e-9
 
 
 def test_more_marks_than_count_change_nothing() -> None:
@@ -143,7 +143,14 @@ def test_more_marks_than_count_change_nothing() -> None:
 
 
 def _ahead(spec: JobSpec, step: int, seconds: float = 60.0, members: int = 4) -> drafting.Outlook:
-    return drafting.outlook(spec, spec.algorithm.steps - step - 1, seconds, members)
+    return _foreseen(spec, Schooling(), step, seconds, members)
+
+
+def _foreseen(
+    spec: JobSpec, schooling: Schooling, step: int, seconds: float, members: int
+) -> drafting.Outlook:
+    left = spec.algorithm.steps - step - 1
+    return drafting.outlook(spec, schooling, left, seconds, members)
 
 
 def _trunk(lessons: int) -> TrunkRef:
@@ -169,12 +176,87 @@ def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
     assert drafting.worth_training(spec, Schooling(), ahead, _START).worth
 
 
+def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
+    """Where these are right as often as a drafter would be, it is worth nothing."""
+    spec = small_spec(steps=30, train="auto")
+    bought: list[float] = []
+    for faster in (1.0, 1.3, 1.6, 2.4):
+        tallies = [
+            tally(1000, 1.0 / faster, strategy=Ngram(tokens=4)),
+            _plain(20, 1000, 1.0),
+        ]
+        known = drafting.overheard(Schooling(), tallies)
+        ahead = _foreseen(spec, known, 0, seconds=6.0, members=2)
+        bought.append(drafting.purchase(spec, known, ahead, _START).saved)
+    assert bought == sorted(bought, reverse=True)
+    assert bought[0] > 40.0
+    assert bought[-1] == 0.0
+
+
+def _plain(runs: int, tokens: int, seconds: float) -> StrategyTally:
+    """Control runs, each of as many tokens and seconds."""
+    sums = ControlRuns(
+        count=runs,
+        tokens_squared=runs * tokens**2,
+        seconds_squared=runs * seconds**2,
+        product=runs * tokens * seconds,
+    )
+    return tally(runs * tokens, runs * seconds, strategy=Off(), control=sums)
+
+
+def test_what_is_decoded_beside_a_drafter_says_nothing_of_ngrams() -> None:
+    alone = tally(1000, 0.5, strategy=Ngram(tokens=4))
+    known = drafting.overheard(Schooling(), [alone])
+    asked = tally(1000, 0.1, strategy=Draft(depth=4))
+    assert drafting.overheard(known, [alone, asked]).undrafted == known.undrafted
+    assert drafting.overheard(known, [alone]).undrafted != known.undrafted
+
+
+@given(
+    tokens=st.integers(0, 10**6),
+    seconds=st.just(0.0) | st.floats(1e-9, 1e6),
+    plain=st.just(0.0) | st.floats(1e-9, 1e3),
+    runs=st.integers(0, 50),
+)
+def test_the_pace_of_ngrams_is_a_number(
+    tokens: int, seconds: float, plain: float, runs: int
+) -> None:
+    told = [
+        tally(tokens, seconds, strategy=Ngram(tokens=4)),
+        _plain(runs, 100, plain),
+    ]
+    found = pace.with_ngrams(pace.undrafted({}, told))
+    assert 1.0 <= found < math.inf
+
+
 def test_idle_seconds_find_out_what_bought_ones_may_not() -> None:
     spec = small_spec(steps=30, train="auto")
     ahead, taught = _ahead(spec, 8, seconds=4.5, members=2), _taught(_FEW_ANSWERS)
     taught = msgspec.structs.replace(taught, updates=453, seconds=30.0)
     assert drafting.worth_training(spec, taught, ahead, _START).worth
     assert not drafting.purchase(spec, taught, ahead, _START).worth
+
+
+def test_new_answers_are_tried_once_in_idle_seconds_where_the_curve_has_ended() -> None:
+    spec = small_spec(steps=30, train="auto")
+    ended = [
+        Mark(version=DrafterVersion(i), updates=1000 + 50 * i, used=4.2, trained=4.3)
+        for i in range(12)
+    ]
+    for trained, tries in ((4.1, False), (4.6, True)):
+        taught = _taught(ended)
+        verdicts: list[bool] = []
+        for step in map(Step, range(1, 5)):
+            ahead = _ahead(spec, step, seconds=5.0, members=2)
+            assert not drafting.purchase(spec, taught, ahead, step).worth
+            verdicts.append(drafting.worth_training(spec, taught, ahead, step).worth)
+            canary = Canary(used=4.3, trained=trained, answers=4)
+            taught = drafting.noted(taught, canary, _trunk(1600 + 50 * step), step)
+            if not tries:
+                # there is nothing new before the next step's answers
+                assert not drafting.worth_training(spec, taught, ahead, step).worth
+        assert verdicts[0]
+        assert all(verdicts) is tries
 
 
 def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:

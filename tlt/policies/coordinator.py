@@ -206,7 +206,8 @@ def _open_round(
 ) -> None:
     state = turn.state
     opened = rounds.open_round(state.step, purpose, prompts, members)
-    turn.set(round=opened, round_began=turn.now)
+    fresh = {w: msgspec.structs.replace(known, decoded={}) for w, known in state.workers.items()}
+    turn.set(round=opened, round_began=turn.now, workers=fresh)
     turn.tell(
         IssuePrompts(
             job=state.job,
@@ -301,7 +302,7 @@ def _close_round(turn: Turn) -> None:
     turn.set(
         plans={**state.plans, state.version: plan},
         target=PolicyVersion(state.version + 1),
-        rolled_seconds=turn.now - state.round_began,
+        rolled_seconds=lessons.round_seconds(turn),
     )
     if lessons.buy(turn):
         turn.enter(Phase.DRAFTING)
@@ -373,6 +374,10 @@ def _weigh(turn: Turn, event: StrategyChosen) -> None:
     if event.serial <= worker.tallied.get(event.rank, 0):
         return
     heard = msgspec.structs.replace(worker, tallied={**worker.tallied, event.rank: event.serial})
+    current = state.round
+    if current is not None and (current.step, current.purpose) == (event.step, event.purpose):
+        seconds = heard.decoded.get(event.rank, 0.0) + sum(t.seconds for t in event.tallies)
+        heard = msgspec.structs.replace(heard, decoded={**heard.decoded, event.rank: seconds})
     spending = saved.spend(state.spending, event.tallies)
     turn.set(workers={**state.workers, event.worker: heard}, spending=spending)
     lessons.asked(turn, event.tallies)

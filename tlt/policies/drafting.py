@@ -11,16 +11,13 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.messages import Canary, StrategyTally, TrunkRef
+from tlt.policies import pace
 from tlt.policies.heard import accept_length, lately
-from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve, going_on
+from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve, going_on, lifted
 from tlt.policies.schooling import Schooling
 from tlt.strategies import Ngram
 from tlt.types import NAMED, Step
 
-# decoding takes as long as one over this power of the accept length: drafting and verifying cost
-_GAIN = 0.6
-# what n-grams alone come to, as an accept length
-_NGRAMS = 1.5
 # of a second of decoding beside a worker that trains: two models share a cache, or a power limit
 _SLOWED = 0.1
 # micro-batches of idle seconds: the first few may gain nothing, and many all the same
@@ -51,7 +48,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     # of rolling out, at today's pace
     seconds: float
     members: int
-    ngrams: bool
+    # how many times as fast as plain decoding it goes without a drafter
+    undrafted: float
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +60,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def outlook(spec: JobSpec, steps: int, rolled_seconds: float, members: int) -> Outlook:
+def outlook(
+    spec: JobSpec, schooling: Schooling, steps: int, rolled_seconds: float, members: int
+) -> Outlook:
     """`steps`: rounds of answers that are still to be opened."""
+    ngrams = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
     return Outlook(
         seconds=max(0.0, rolled_seconds) * max(0, steps),
         members=members,
-        ngrams=any(isinstance(arm, Ngram) for arm in spec.speculation.arms),
+        undrafted=pace.with_ngrams(schooling.undrafted) if ngrams else 1.0,
     )
 
 
@@ -78,8 +79,7 @@ def worth_training(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: St
         return Verdict(worth=worth, saved=0.0, cost=0.0, why=f"train: {spec.drafter.train}")
     if step < schooling.rest_until:
         return _rests(schooling)
-    # seconds that cost little may find out whether the curve has ended; bought ones may not
-    expected = going_on(_curve(spec, schooling), schooling.marks)
+    expected = _hoped(spec, schooling, step)
     verdicts: list[Verdict] = []
     for updates in _STRETCHES:
         saved = _saved(expected, updates, ahead)
@@ -137,7 +137,7 @@ def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> 
     began = schooling.began if schooling.marks else canary.used
     marks = (*schooling.marks, mark)[-MOST_MARKS:]
     after = msgspec.structs.replace(
-        schooling, marks=marks, began=began, expected=curve(began, marks)
+        schooling, marks=marks, began=began, expected=curve(began, marks), measured=step
     )
     if adopts(canary):
         return msgspec.structs.replace(after, vain=0, rest_until=step)
@@ -145,11 +145,15 @@ def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> 
 
 
 def overheard(schooling: Schooling, tallies: Sequence[StrategyTally]) -> Schooling:
-    """Before any canary, rollouts tell what the drafter that the job names comes to."""
-    if schooling.marks or schooling.used is not None:
+    """Before any drafter is adopted, rollouts tell what they come to without one, or what the one
+    that the job names comes to."""
+    if schooling.used is not None:
         return schooling
-    recent = lately(schooling.lately, tallies, NAMED)
-    after = msgspec.structs.replace(schooling, lately=recent)
+    alone = pace.undrafted(schooling.undrafted, tallies)
+    after = msgspec.structs.replace(schooling, undrafted=alone)
+    if schooling.marks:
+        return after
+    after = msgspec.structs.replace(after, lately=lately(schooling.lately, tallies, NAMED))
     return reckoned(after) if after.expected is None else after
 
 
@@ -200,6 +204,13 @@ def _curve(spec: JobSpec, schooling: Schooling) -> Curve:
     return schooling.expected or _UNMEASURED[spec.drafter.path is not None]
 
 
+def _hoped(spec: JobSpec, schooling: Schooling, step: Step) -> Curve:
+    """Seconds that cost little may find out whether the curve has ended; bought ones may not."""
+    expected = going_on(_curve(spec, schooling), schooling.marks)
+    new_answers = schooling.marks and step > schooling.measured
+    return lifted(expected) if new_answers else expected
+
+
 def _rate(schooling: Schooling) -> float:
     if schooling.updates == 0 or schooling.seconds <= 0.0:
         return _USUAL_RATE
@@ -207,6 +218,8 @@ def _rate(schooling: Schooling) -> float:
 
 
 def _saved(expected: Curve, updates: float, ahead: Outlook) -> float:
-    least = _NGRAMS if ahead.ngrams else 1.0
-    now, then = max(least, expected.now), max(least, expected.after(updates))
-    return ahead.seconds * (1.0 - (now / then) ** _GAIN)
+    now, then = (
+        max(ahead.undrafted, pace.with_drafter(length))
+        for length in (expected.now, expected.after(updates))
+    )
+    return ahead.seconds * (1.0 - now / then)

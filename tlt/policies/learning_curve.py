@@ -86,6 +86,13 @@ def going_on(found: Curve, marks: Sequence[Mark]) -> Curve:
     return Curve(now=now, plateau=now + rise, span=_SPAN)
 
 
+def lifted(found: Curve) -> Curve:
+    """As far as answers that no canary has seen may lift where a curve ends: it tells nothing of
+    them, and the next canary does."""
+    plateau = max(found.plateau, found.now + _ERROR)
+    return Curve(now=found.now, plateau=plateau, span=min(found.span, _SPAN))
+
+
 class _Fit(msgspec.Struct, frozen=True):
     """Squared errors of all marks, as a parabola in how far the plateau is above the beginning."""
 

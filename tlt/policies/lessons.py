@@ -303,11 +303,23 @@ def buy(turn: Turn) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
+def round_seconds(turn: Turn) -> float:
+    """Of the rank that decodes longest, and of the rounds before: prompts differ.
+
+    The first round of a session begins with the start of its ranks, which no other has to wait for.
+    """
+    state = turn.state
+    told = [seconds for worker in state.workers.values() for seconds in worker.decoded.values()]
+    now = max(told, default=0.0) or turn.now - state.round_began
+    return 0.5 * (state.rolled_seconds + now) if state.rolled_seconds else now
+
+
 def _ahead(turn: Turn) -> drafting.Outlook:
     state = turn.state
     members = sum(worker.info.ranks for worker in state.workers.values())
     # the first round has taken so long at least
-    so_far = 0.0 if state.round is None else turn.now - state.round_began
+    so_far = 0.0 if state.round is None else round_seconds(turn)
     opened = state.phase is not Phase.EVALUATING
     steps = state.spec.algorithm.steps - state.step - opened
-    return drafting.outlook(state.spec, steps, state.rolled_seconds or so_far, members)
+    rolled = state.rolled_seconds or so_far
+    return drafting.outlook(state.spec, state.schooling, steps, rolled, members)

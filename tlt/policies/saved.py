@@ -154,6 +154,16 @@ def saved(spending: Spending) -> Saved | None:
     )
 
 
+def speedup(spending: Spending) -> float | None:
+    """How many times as fast it goes with speculation; None before the first control run."""
+    rates = Rates(spending)
+    seconds = math.fsum(spent.seconds for spent in spending.values())
+    if not rates or seconds <= 0.0:
+        return None
+    plain = math.fsum(spent.tokens * rates.plain(bucket) for bucket, spent in spending.items())
+    return plain / seconds if plain > 0.0 else None
+
+
 def loss(spending: Spending) -> Saving | None:
     """What speculation saves, where that is less than nothing beyond doubt."""
     if sum(spent.runs for spent in spending.values()) < _ENOUGH_RUNS:
