@@ -16,6 +16,7 @@ from tlt.messages import Canary, ControlRuns, StrategyTally, TrunkRef
 from tlt.policies import drafting, pace
 from tlt.policies.learning_curve import MOST_MARKS, Mark, curve, going_on, lifted
 from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
+from tlt.policies.saved import spend
 from tlt.policies.schooling import Schooling
 from tlt.strategies import Draft, Ngram, Off
 from tlt.types import DrafterVersion, Member, PromptIndex, Step
@@ -143,14 +144,8 @@ def test_more_marks_than_count_change_nothing() -> None:
 
 
 def _ahead(spec: JobSpec, step: int, seconds: float = 60.0, members: int = 4) -> drafting.Outlook:
-    return _foreseen(spec, Schooling(), step, seconds, members)
-
-
-def _foreseen(
-    spec: JobSpec, schooling: Schooling, step: int, seconds: float, members: int
-) -> drafting.Outlook:
     left = spec.algorithm.steps - step - 1
-    return drafting.outlook(spec, schooling, left, seconds, members)
+    return drafting.outlook(left, seconds, members, pace.without(spec, {}))
 
 
 def _trunk(lessons: int) -> TrunkRef:
@@ -178,19 +173,33 @@ def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
 
 def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
     """Where these are right as often as a drafter would be, it is worth nothing."""
-    spec = small_spec(steps=30, train="auto")
-    bought: list[float] = []
+    spec, bought = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
-        tallies = [
-            tally(1000, 1.0 / faster, strategy=Ngram(tokens=4)),
-            _plain(20, 1000, 1.0),
-        ]
-        known = drafting.overheard(Schooling(), tallies)
-        ahead = _foreseen(spec, known, 0, seconds=6.0, members=2)
-        bought.append(drafting.purchase(spec, known, ahead, _START).saved)
+        spending = spend({}, [_guessed(1000, 1.0 / faster), _plain(20, 1000, 1.0)])
+        ahead = drafting.outlook(29, 6.0, 2, pace.without(spec, spending))
+        bought.append(drafting.purchase(spec, Schooling(), ahead, _START).saved)
     assert bought == sorted(bought, reverse=True)
     assert bought[0] > 40.0
     assert bought[-1] == 0.0
+
+
+def test_what_ngrams_come_to_is_known_where_it_was_measured() -> None:
+    """A tail of single answers has no control run: nobody knows what it would take without them."""
+    spec = small_spec(steps=30, train="auto")
+    measured = [_guessed(1000, 0.5), _plain(20, 1000, 1.0)]
+    found = pace.without(spec, spend({}, measured))
+    assert found == pytest.approx(2.0, rel=0.05)
+    tail = tally(1000, 9.0, strategy=Ngram(tokens=4), bucket=32)
+    assert pace.without(spec, spend({}, [*measured, tail])) == found
+    usual = pace.without(spec, {})
+    assert pace.without(spec, spend({}, [tail])) == usual
+    assert pace.without(spec, spend({}, [_guessed(1000, 0.5), _plain(1, 1000, 1.0)])) < found
+    # a drafter that decodes beside them takes what they are worse at
+    assert pace.without(_named(steps=30), spend({}, measured)) == usual
+
+
+def _guessed(tokens: int, seconds: float) -> StrategyTally:
+    return tally(tokens, seconds, strategy=Ngram(tokens=4))
 
 
 def _plain(runs: int, tokens: int, seconds: float) -> StrategyTally:
@@ -204,14 +213,6 @@ def _plain(runs: int, tokens: int, seconds: float) -> StrategyTally:
     return tally(runs * tokens, runs * seconds, strategy=Off(), control=sums)
 
 
-def test_what_is_decoded_beside_a_drafter_says_nothing_of_ngrams() -> None:
-    alone = tally(1000, 0.5, strategy=Ngram(tokens=4))
-    known = drafting.overheard(Schooling(), [alone])
-    asked = tally(1000, 0.1, strategy=Draft(depth=4))
-    assert drafting.overheard(known, [alone, asked]).undrafted == known.undrafted
-    assert drafting.overheard(known, [alone]).undrafted != known.undrafted
-
-
 @given(
     tokens=st.integers(0, 10**6),
     seconds=st.just(0.0) | st.floats(1e-9, 1e6),
@@ -221,12 +222,8 @@ def test_what_is_decoded_beside_a_drafter_says_nothing_of_ngrams() -> None:
 def test_the_pace_of_ngrams_is_a_number(
     tokens: int, seconds: float, plain: float, runs: int
 ) -> None:
-    told = [
-        tally(tokens, seconds, strategy=Ngram(tokens=4)),
-        _plain(runs, 100, plain),
-    ]
-    found = pace.with_ngrams(pace.undrafted({}, told))
-    assert 1.0 <= found < math.inf
+    spending = spend({}, [_guessed(tokens, seconds), _plain(runs, 100, plain)])
+    assert 1.0 <= pace.without(small_spec(train="auto"), spending) < math.inf
 
 
 def test_idle_seconds_find_out_what_bought_ones_may_not() -> None:
@@ -237,26 +234,37 @@ def test_idle_seconds_find_out_what_bought_ones_may_not() -> None:
     assert not drafting.purchase(spec, taught, ahead, _START).worth
 
 
-def test_new_answers_are_tried_once_in_idle_seconds_where_the_curve_has_ended() -> None:
-    spec = small_spec(steps=30, train="auto")
-    ended = [
-        Mark(version=DrafterVersion(i), updates=1000 + 50 * i, used=4.2, trained=4.3)
-        for i in range(12)
-    ]
-    for trained, tries in ((4.1, False), (4.6, True)):
-        taught = _taught(ended)
-        verdicts: list[bool] = []
-        for step in map(Step, range(1, 5)):
-            ahead = _ahead(spec, step, seconds=5.0, members=2)
-            assert not drafting.purchase(spec, taught, ahead, step).worth
-            verdicts.append(drafting.worth_training(spec, taught, ahead, step).worth)
-            canary = Canary(used=4.3, trained=trained, answers=4)
-            taught = drafting.noted(taught, canary, _trunk(1600 + 50 * step), step)
-            if not tries:
-                # there is nothing new before the next step's answers
-                assert not drafting.worth_training(spec, taught, ahead, step).worth
-        assert verdicts[0]
-        assert all(verdicts) is tries
+@pytest.mark.parametrize(("trained", "rests"), [(4.25, True), (4.45, False)])
+def test_new_answers_are_tried_in_idle_seconds_where_the_curve_has_ended(
+    trained: float, rests: bool
+) -> None:
+    spec = small_spec(steps=100, train="auto")
+    found_out = {"vain": 0, "rest_until": _START, "updates": 1600, "seconds": 80.0}
+    taught = msgspec.structs.replace(_taught(_ENDED), **found_out)
+    assert going_on(curve(None, _ENDED), _ENDED) == curve(None, _ENDED)
+    tried = [_tries(spec, taught, Step(0))]
+    for step in map(Step, range(1, 6)):
+        taught = msgspec.structs.replace(taught, held_out={step: ()})
+        tried.append(_tries(spec, taught, step))
+        canary = Canary(used=4.25, trained=trained, answers=4)
+        taught = drafting.noted(taught, canary, _trunk(1600 + 50 * step), step)
+        # the policy is evaluated: there is no answer of the next step yet
+        evaluating = _tries(spec, taught, Step(step + 1))
+        if rests:
+            assert not evaluating
+    assert tried == [False, True, True, True, True, not rests]
+
+
+_ENDED = [
+    Mark(version=DrafterVersion(i), updates=1000 + 50 * i, used=4.25, trained=4.25)
+    for i in range(12)
+]
+
+
+def _tries(spec: JobSpec, schooling: Schooling, step: Step) -> bool:
+    ahead = _ahead(spec, step, seconds=20.0, members=2)
+    assert not drafting.purchase(spec, schooling, ahead, step).worth
+    return drafting.worth_training(spec, schooling, ahead, step).worth
 
 
 def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:

@@ -446,7 +446,7 @@ def test_that_it_found_nothing_to_do_counts_once() -> None:
 
 def _bought(ranks: tuple[int, ...] = (1, 1), **spec: Any) -> Classroom:
     """Everybody trains."""
-    world = Classroom(ranks, train="auto", steps=6, **spec)
+    world = Classroom(ranks, train="auto", steps=12, **spec)
     world.go(lambda: world.state.phase is Phase.DRAFTING, *_WORK)
     world.settle()
     assert all(life.lesson is not None for life in world.lives.values())

@@ -1,26 +1,38 @@
 """How long a round's answers take, for what a drafter may save of those to come."""
 
 import msgspec
-import pytest
 
 from tests.samples import JOB, SPEC, tally
-from tlt.messages import JobStarted, StrategyChosen, WorkerInfo
+from tlt.messages import (
+    JobStarted,
+    RolloutDropped,
+    StrategyChosen,
+    WorkerInfo,
+    WorkerJoined,
+    WorkerLost,
+)
 from tlt.policies.coordinator import decide, new_run
-from tlt.policies.lessons import round_seconds
-from tlt.policies.run_state import RunState, Turn
-from tlt.types import Epoch, Incarnation, Purpose, Step, WorkerId
+from tlt.policies.run_state import RunState
+from tlt.types import Attempt, Epoch, Incarnation, Member, Purpose, Step, WorkerId
 
-_WORKERS = (WorkerId("w0"), WorkerId("w1"))
+W0 = WorkerId("w0")
+_WORKERS = (W0, WorkerId("w1"))
+
+
+def _info(worker: WorkerId, incarnation: int = 1) -> WorkerInfo:
+    return WorkerInfo(
+        worker=worker,
+        incarnation=Incarnation(incarnation),
+        ranks=2,
+        host="here",
+        rendezvous="",
+    )
 
 
 def _rolling() -> RunState:
     """Its ranks start for a minute before they decode."""
     algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
-    workers = tuple(
-        WorkerInfo(worker=w, incarnation=Incarnation(1), ranks=2, host="here", rendezvous="")
-        for w in _WORKERS
-    )
     started = JobStarted(
         job=JOB,
         epoch=Epoch(1),
@@ -28,46 +40,89 @@ def _rolling() -> RunState:
         folder="/runs",
         train_prompts=SPEC.algorithm.prompts_per_step,
         eval_prompts=0,
-        workers=workers,
+        workers=tuple(map(_info, _WORKERS)),
     )
     return decide(new_run(JOB, spec), started, 100.0)[0]
 
 
 def _told(
-    state: RunState, worker: int, rank: int, serial: int, purpose: Purpose = "train"
+    state: RunState, worker: int, rank: int, serial: int, step: int = 0, purpose: Purpose = "train"
 ) -> RunState:
     """Three seconds of decoding."""
     chosen = StrategyChosen(
         job=JOB,
         worker=_WORKERS[worker],
-        incarnation=Incarnation(1),
+        incarnation=state.newest[_WORKERS[worker]],
         rank=rank,
         serial=serial,
-        step=Step(0),
+        step=Step(step),
         purpose=purpose,
         tallies=(tally(10, 1.0), tally(20, 2.0, bucket=2)),
     )
     return decide(state, chosen, 160.0)[0]
 
 
-def test_the_start_of_ranks_is_no_part_of_it() -> None:
+def _closed(state: RunState) -> RunState:
+    """Its answers are all dropped, eight seconds later."""
+    opened = state.round
+    assert opened is not None
+    for prompt, group in opened.groups.items():
+        for member in range(len(group.members)):
+            dropped = RolloutDropped(
+                job=JOB,
+                epoch=Epoch(1),
+                step=opened.step,
+                attempt=Attempt(0),
+                purpose="train",
+                prompt=prompt,
+                member=Member(member),
+                reason="no text",
+            )
+            state, _ = decide(state, dropped, 168.0)
+    return state
+
+
+def _longest(state: RunState) -> float | None:
+    assert state.round is not None
+    return state.round.longest
+
+
+def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:
     state = _rolling()
-    assert round_seconds(Turn(state, 160.0)) == 60.0
-    state = _told(state, 0, 0, 1)
-    state = _told(state, 0, 1, 1)
-    state = _told(state, 1, 1, 1)
-    assert round_seconds(Turn(state, 168.0)) == 3.0
-    state = _told(state, 1, 1, 2)
-    assert round_seconds(Turn(state, 168.0)) == 6.0
+    assert _longest(state) is None
+    for worker, rank, serial in ((0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2)):
+        state = _told(state, worker, rank, serial)
+    assert _longest(state) == 6.0
+    assert _closed(state).rolled_seconds == 6.0
+
+
+def test_where_nobody_tells_it_is_the_time_that_passed() -> None:
+    assert _closed(_rolling()).rolled_seconds == 68.0
 
 
 def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
     state = _told(_rolling(), 0, 0, 1)
     state = _told(state, 0, 0, 1)
     state = _told(state, 0, 0, 2, purpose="eval")
-    assert round_seconds(Turn(state, 168.0)) == 3.0
+    state = _told(state, 0, 0, 3, step=1)
+    assert _longest(state) == 3.0
 
 
 def test_a_round_of_short_answers_is_not_taken_for_the_usual() -> None:
-    state = msgspec.structs.replace(_told(_rolling(), 0, 0, 1), rolled_seconds=9.0)
-    assert round_seconds(Turn(state, 168.0)) == pytest.approx(6.0)
+    before = msgspec.structs.replace(_rolling(), rolled_seconds=9.0)
+    assert _closed(_told(before, 0, 0, 1)).rolled_seconds == 6.0
+    assert _closed(before).rolled_seconds == 9.0
+
+
+def test_a_worker_that_comes_back_goes_on_with_the_round() -> None:
+    state = _told(_rolling(), 0, 0, 1)
+    lost = WorkerLost(worker=W0, incarnation=Incarnation(1), reason="gone", returning=True)
+    state, _ = decide(state, lost, 161.0)
+    assert _longest(state) == 3.0
+    state, _ = decide(state, WorkerJoined(info=_info(W0, incarnation=2)), 162.0)
+    assert _longest(_told(state, 0, 0, 1)) == 6.0
+
+
+def test_the_next_round_begins_with_nothing() -> None:
+    state = _closed(_told(_rolling(), 0, 0, 1))
+    assert state.round is None or state.round.longest is None

@@ -206,8 +206,7 @@ def _open_round(
 ) -> None:
     state = turn.state
     opened = rounds.open_round(state.step, purpose, prompts, members)
-    fresh = {w: msgspec.structs.replace(known, decoded={}) for w, known in state.workers.items()}
-    turn.set(round=opened, round_began=turn.now, workers=fresh)
+    turn.set(round=opened, round_began=turn.now)
     turn.tell(
         IssuePrompts(
             job=state.job,
@@ -302,12 +301,20 @@ def _close_round(turn: Turn) -> None:
     turn.set(
         plans={**state.plans, state.version: plan},
         target=PolicyVersion(state.version + 1),
-        rolled_seconds=lessons.round_seconds(turn),
+        rolled_seconds=_pace(state, state.round, turn.now),
     )
     if lessons.buy(turn):
         turn.enter(Phase.DRAFTING)
     else:
         _enter_learning(turn)
+
+
+def _pace(state: RunState, done: Round, now: float) -> float:
+    """Of this round and those before: some prompts take three times as long as others."""
+    longest, before = done.longest, state.rolled_seconds
+    if longest is None:
+        return before or now - state.round_began
+    return 0.5 * (before + longest) if before else longest
 
 
 def _enter_learning(turn: Turn) -> None:
@@ -374,12 +381,10 @@ def _weigh(turn: Turn, event: StrategyChosen) -> None:
     if event.serial <= worker.tallied.get(event.rank, 0):
         return
     heard = msgspec.structs.replace(worker, tallied={**worker.tallied, event.rank: event.serial})
-    current = state.round
-    if current is not None and (current.step, current.purpose) == (event.step, event.purpose):
-        seconds = heard.decoded.get(event.rank, 0.0) + sum(t.seconds for t in event.tallies)
-        heard = msgspec.structs.replace(heard, decoded={**heard.decoded, event.rank: seconds})
     spending = saved.spend(state.spending, event.tallies)
     turn.set(workers={**state.workers, event.worker: heard}, spending=spending)
+    if state.round is not None:
+        turn.set(round=rounds.told(state.round, event))
     lessons.asked(turn, event.tallies)
     lost = saved.loss(spending)
     if lost is not None and lost.low is not None and lost.high is not None:

@@ -15,7 +15,6 @@ from tlt.policies import pace
 from tlt.policies.heard import accept_length, lately
 from tlt.policies.learning_curve import MOST_MARKS, Curve, Mark, curve, going_on, lifted
 from tlt.policies.schooling import Schooling
-from tlt.strategies import Ngram
 from tlt.types import NAMED, Step
 
 # of a second of decoding beside a worker that trains: two models share a cache, or a power limit
@@ -60,15 +59,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def outlook(
-    spec: JobSpec, schooling: Schooling, steps: int, rolled_seconds: float, members: int
-) -> Outlook:
+def outlook(steps: int, rolled_seconds: float, members: int, undrafted: float) -> Outlook:
     """`steps`: rounds of answers that are still to be opened."""
-    ngrams = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
     return Outlook(
-        seconds=max(0.0, rolled_seconds) * max(0, steps),
-        members=members,
-        undrafted=pace.with_ngrams(schooling.undrafted) if ngrams else 1.0,
+        seconds=max(0.0, rolled_seconds) * max(0, steps), members=members, undrafted=undrafted
     )
 
 
@@ -79,7 +73,7 @@ def worth_training(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: St
         return Verdict(worth=worth, saved=0.0, cost=0.0, why=f"train: {spec.drafter.train}")
     if step < schooling.rest_until:
         return _rests(schooling)
-    expected = _hoped(spec, schooling, step)
+    expected = _hoped(spec, schooling)
     verdicts: list[Verdict] = []
     for updates in _STRETCHES:
         saved = _saved(expected, updates, ahead)
@@ -137,7 +131,11 @@ def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> 
     began = schooling.began if schooling.marks else canary.used
     marks = (*schooling.marks, mark)[-MOST_MARKS:]
     after = msgspec.structs.replace(
-        schooling, marks=marks, began=began, expected=curve(began, marks), measured=step
+        schooling,
+        marks=marks,
+        began=began,
+        expected=curve(began, marks),
+        measured=_answered(schooling),
     )
     if adopts(canary):
         return msgspec.structs.replace(after, vain=0, rest_until=step)
@@ -145,15 +143,11 @@ def noted(schooling: Schooling, canary: Canary, trunk: TrunkRef, step: Step) -> 
 
 
 def overheard(schooling: Schooling, tallies: Sequence[StrategyTally]) -> Schooling:
-    """Before any drafter is adopted, rollouts tell what they come to without one, or what the one
-    that the job names comes to."""
-    if schooling.used is not None:
+    """Before any canary, rollouts tell what the drafter that the job names comes to."""
+    if schooling.marks or schooling.used is not None:
         return schooling
-    alone = pace.undrafted(schooling.undrafted, tallies)
-    after = msgspec.structs.replace(schooling, undrafted=alone)
-    if schooling.marks:
-        return after
-    after = msgspec.structs.replace(after, lately=lately(schooling.lately, tallies, NAMED))
+    recent = lately(schooling.lately, tallies, NAMED)
+    after = msgspec.structs.replace(schooling, lately=recent)
     return reckoned(after) if after.expected is None else after
 
 
@@ -204,11 +198,16 @@ def _curve(spec: JobSpec, schooling: Schooling) -> Curve:
     return schooling.expected or _UNMEASURED[spec.drafter.path is not None]
 
 
-def _hoped(spec: JobSpec, schooling: Schooling, step: Step) -> Curve:
+def _hoped(spec: JobSpec, schooling: Schooling) -> Curve:
     """Seconds that cost little may find out whether the curve has ended; bought ones may not."""
     expected = going_on(_curve(spec, schooling), schooling.marks)
-    new_answers = schooling.marks and step > schooling.measured
+    new_answers = schooling.marks and _answered(schooling) > schooling.measured
     return lifted(expected) if new_answers else expected
+
+
+def _answered(schooling: Schooling) -> Step:
+    """The last step that has answers to learn from: in an evaluation, the one before it."""
+    return max(schooling.held_out, default=Step(0))
 
 
 def _rate(schooling: Schooling) -> float:

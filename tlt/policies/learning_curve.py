@@ -18,6 +18,8 @@ _PLATEAU, _PLATEAU_SPREAD = 4.5, 1.2
 _SPAN, _SPAN_SPREAD = 250.0, 0.7
 # of a canary's accept length, measured on a few answers
 _ERROR = 0.15
+# by what new answers may lift the end of a curve
+_LIFT = 0.15
 # accept lengths that count; more of them would say little about what comes next
 MOST_MARKS = 40
 # of them, those which tell whether it still goes up, and what they must tell beyond
@@ -87,10 +89,10 @@ def going_on(found: Curve, marks: Sequence[Mark]) -> Curve:
 
 
 def lifted(found: Curve) -> Curve:
-    """As far as answers that no canary has seen may lift where a curve ends: it tells nothing of
-    them, and the next canary does."""
-    plateau = max(found.plateau, found.now + _ERROR)
-    return Curve(now=found.now, plateau=plateau, span=min(found.span, _SPAN))
+    """A curve that has ended, as far as answers that no canary has seen may lift its end."""
+    if found.plateau >= found.now + _LIFT:
+        return found
+    return Curve(now=found.now, plateau=found.now + _LIFT, span=_SPAN)
 
 
 class _Fit(msgspec.Struct, frozen=True):

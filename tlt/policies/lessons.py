@@ -18,7 +18,7 @@ from tlt.messages import (
     StrategyTally,
     TrainDrafter,
 )
-from tlt.policies import drafting, trunks
+from tlt.policies import drafting, pace, trunks
 from tlt.policies.run_state import Duty, Phase, RunState, Turn, WorkerState
 from tlt.policies.sampling import held_out
 from tlt.policies.schooling import Merging
@@ -303,23 +303,14 @@ def buy(turn: Turn) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
-def round_seconds(turn: Turn) -> float:
-    """Of the rank that decodes longest, and of the rounds before: prompts differ.
-
-    The first round of a session begins with the start of its ranks, which no other has to wait for.
-    """
-    state = turn.state
-    told = [seconds for worker in state.workers.values() for seconds in worker.decoded.values()]
-    now = max(told, default=0.0) or turn.now - state.round_began
-    return 0.5 * (state.rolled_seconds + now) if state.rolled_seconds else now
-
-
 def _ahead(turn: Turn) -> drafting.Outlook:
     state = turn.state
     members = sum(worker.info.ranks for worker in state.workers.values())
-    # the first round has taken so long at least
-    so_far = 0.0 if state.round is None else round_seconds(turn)
+    rolled = state.rolled_seconds
+    if not rolled and state.round is not None:
+        # the first round has taken so long at least
+        rolled = state.round.longest or turn.now - state.round_began
     opened = state.phase is not Phase.EVALUATING
     steps = state.spec.algorithm.steps - state.step - opened
-    rolled = state.rolled_seconds or so_far
-    return drafting.outlook(state.spec, state.schooling, steps, rolled, members)
+    undrafted = state.schooling.undrafted or pace.without(state.spec, state.spending)
+    return drafting.outlook(steps, rolled, members, undrafted)

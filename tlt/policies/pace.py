@@ -1,15 +1,14 @@
-"""How many times as fast as plain decoding rollouts go: by accept length, or by n-grams alone.
+"""How many times as fast as plain decoding rollouts go: by accept length, or without a drafter.
 
 What n-grams come to is as the answers are: a job's own control runs say it, and until there are
 many of them, what other jobs came to.
 """
 
 import math
-from collections.abc import Sequence
 
-from tlt.messages import StrategyTally
-from tlt.policies.saved import Spending, Spent, speedup, spend
-from tlt.strategies import Draft
+from tlt.config import JobSpec
+from tlt.policies.saved import Spending, speedup
+from tlt.strategies import Ngram
 
 # rollouts go as fast as this power of the accept length: drafting and verifying take their time
 _GAIN = 0.4
@@ -22,18 +21,14 @@ def with_drafter(accept_length: float) -> float:
     return accept_length**_GAIN
 
 
-def with_ngrams(spending: Spending) -> float:
-    """Where they guess alone; `spending` is what was decoded before there was a drafter."""
-    measured = speedup(spending)
+def without(spec: JobSpec, spending: Spending) -> float:
+    """`spending`: what was decoded before any drafter was adopted."""
+    if not any(isinstance(arm, Ngram) for arm in spec.speculation.arms):
+        return 1.0
+    # where the job names a drafter, n-grams guess only what they are better at
+    measured = speedup(spending) if spec.drafter.path is None else None
     if measured is None:
         return _NGRAMS
     runs = sum(spent.runs for spent in spending.values())
     logs = runs * math.log(measured) + _NGRAMS_RUNS * math.log(_NGRAMS)
     return max(1.0, math.exp(logs / (runs + _NGRAMS_RUNS)))
-
-
-def undrafted(spending: Spending, tallies: Sequence[StrategyTally]) -> dict[int, Spent]:
-    """With these, unless a drafter was asked."""
-    if any(isinstance(tally.strategy, Draft) for tally in tallies):
-        return dict(spending)
-    return spend(spending, tallies)

@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.messages import RolloutDropped, RolloutFinished, RolloutScored
+from tlt.messages import RolloutDropped, RolloutFinished, RolloutScored, StrategyChosen
 from tlt.policies.keyed import permuted
 from tlt.types import Attempt, PromptIndex, Purpose, Step
 
@@ -44,10 +44,18 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: int
     # how often entries went back to the queue; a worker that idles says up to which it looked
     requeues: int = 0
+    # that ranks decoded, as far as they told: one whose worker came back goes on from there
+    seconds: dict[str, float] = {}
 
     @property
     def settled(self) -> bool:
         return self.unsettled == 0
+
+    @property
+    def longest(self) -> float | None:
+        """What the rank decoded that decoded longest: without its start, which is long in a
+        session's first round."""
+        return max(self.seconds.values(), default=None)
 
     def rewards(self) -> list[float]:
         return [
@@ -78,6 +86,15 @@ def open_round(
         groups=dict.fromkeys(prompts, blank),
         unsettled=len(prompts) * members,
     )
+
+
+def told(round_: Round, event: StrategyChosen) -> Round:
+    """With what a rank has decoded of it since it last told."""
+    if (event.step, event.purpose) != (round_.step, round_.purpose):
+        return round_
+    rank = f"{event.worker}.{event.rank}"
+    seconds = round_.seconds.get(rank, 0.0) + sum(tally.seconds for tally in event.tallies)
+    return msgspec.structs.replace(round_, seconds={**round_.seconds, rank: seconds})
 
 
 def is_about(round_: Round, event: RolloutFinished | RolloutScored | RolloutDropped) -> bool:

@@ -71,8 +71,6 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     lesson: int = 0
     # the last tallies that were heard of each of its ranks
     tallied: dict[int, int] = {}
-    # seconds that each of them decoded in the round in hand, as far as it told
-    decoded: dict[int, float] = {}
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +107,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     best: Best | None = None
     schooling: Schooling = Schooling()
-    # when the round in hand was opened, and how long rounds of answers take lately
+    # when the round in hand was opened, and how long rounds of answers decode lately
     round_began: float = 0.0
     rolled_seconds: float = 0.0
     # what decoding took, by bucket of batch sizes, for as long as anybody speculates

@@ -155,13 +155,12 @@ def saved(spending: Spending) -> Saved | None:
 
 
 def speedup(spending: Spending) -> float | None:
-    """How many times as fast it goes with speculation; None before the first control run."""
+    """How many times as fast it goes, where that is known: in buckets that have control runs."""
     rates = Rates(spending)
-    seconds = math.fsum(spent.seconds for spent in spending.values())
-    if not rates or seconds <= 0.0:
-        return None
-    plain = math.fsum(spent.tokens * rates.plain(bucket) for bucket, spent in spending.items())
-    return plain / seconds if plain > 0.0 else None
+    known = {bucket: spent for bucket, spent in spending.items() if spent.plain_tokens > 0}
+    seconds = math.fsum(spent.seconds for spent in known.values())
+    plain = math.fsum(spent.tokens * rates.plain(bucket) for bucket, spent in known.items())
+    return plain / seconds if plain > 0.0 and seconds > 0.0 else None
 
 
 def loss(spending: Spending) -> Saving | None:

@@ -5,7 +5,6 @@ import msgspec
 from tlt.messages import DeltaRef, DrafterRef, TrunkRef
 from tlt.policies.heard import Heard
 from tlt.policies.learning_curve import Curve, Mark
-from tlt.policies.saved import Spent
 from tlt.types import DrafterVersion, Incarnation, PromptIndex, Step, WorkerId
 
 
@@ -49,9 +48,9 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     expected: Curve | None = None
     # before there is any mark: what the drafter that the spec names comes to lately
     lately: Heard = {}
-    # what was decoded before any drafter was used
-    undrafted: dict[int, Spent] = {}
-    # the step of the last canary
+    # how many times as fast as plain decoding rollouts went before any drafter was adopted
+    undrafted: float | None = None
+    # the last step that had answers when a canary was measured
     measured: Step = Step(0)
     # micro-batches of all members, and the seconds that they took
     updates: int = 0

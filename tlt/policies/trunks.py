@@ -24,7 +24,7 @@ from tlt.messages import (
     StrategyTally,
     TrunkRef,
 )
-from tlt.policies import drafting, retention
+from tlt.policies import drafting, pace, retention
 from tlt.policies.heard import Heard, faded, fallen, heard, is_known
 from tlt.policies.run_state import Duty, RunState, Turn, WorkerState
 from tlt.policies.schooling import Merging, Schooling
@@ -153,6 +153,8 @@ def _adopt(turn: Turn, drafter: DrafterRef, canary: Canary) -> None:
     turn.tell(KeepDrafter(job=turn.state.job, drafter=drafter))
     if is_known(schooling.heard):
         change(turn, before=last, heard_before=_as_of_now(schooling, canary))
+    if schooling.undrafted is None:
+        change(turn, undrafted=pace.without(turn.state.spec, turn.state.spending))
     change(turn, used=drafter, last=last, heard={})
     if last is not None and last.weights != drafter.weights:
         release(turn, (last.weights,))
