@@ -44,32 +44,37 @@ def await_decoding(live: Live, job: str, step: int) -> int:
     """The scheduler's process, once it has something to do."""
     live.await_phase(job, "rolling", step)
     found: list[int] = []
-    seen: list[str] = []
+    seen: dict[str, None] = {}
 
     def decoding() -> bool:
         worker = live.workers()["w0"]
-        own = {pid: name for rank in worker.rank_pids for pid, name in children(rank)}
-        seen[:] = [f"last seen: {worker}, with children {own}"]
+        own = {pid: line for rank in worker.rank_pids for pid, line in children(rank)}
+        seen[f"{worker.running} answers, with children {own}"] = None
         if worker.running > 0:
-            found.extend(pid for pid, name in own.items() if "sglang" in name)
+            found.extend(pid for pid, line in own.items() if "sglang" in line)
         return bool(found)
 
     try:
         wait_until(decoding, "SGLang to decode")
     except AssertionError as error:
-        error.add_note(*seen)
+        error.add_note("\n".join(seen))
         raise
     return found[0]
 
 
 def children(parent: int) -> list[tuple[int, str]]:
-    """And their names. A thread's own list of them may lack some while others end, see proc(5)."""
+    """And their command lines: what a process calls itself is there, too, if it managed to.
+
+    A thread's own list of them may lack some while others end, see proc(5)."""
     found: list[tuple[int, str]] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end meanwhile
-            name, _, rest = (folder / "stat").read_text().rpartition(")")
+            _, _, rest = (folder / "stat").read_text().rpartition(")")
             if int(rest.split()[1]) == parent:
-                found.append((int(folder.name), name.partition("(")[2]))
+                line = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                found.append((int(folder.name), line.strip()))
     return found
 
 
