@@ -1,6 +1,7 @@
 """Messages made from their annotations, so that a new type or field has its samples at once."""
 
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec.inspect
@@ -16,12 +17,14 @@ from tlt.config import (
     RolloutSpec,
 )
 from tlt.messages import (
+    JobStarted,
     PolicyRef,
     PromptIssued,
     RolloutFinished,
     StartRollout,
     StrategyTally,
     Tensor,
+    WorkerInfo,
 )
 from tlt.strategies import Draft
 from tlt.types import (
@@ -162,6 +165,29 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
             return st.none()
         case _:
             raise AssertionError(f"no samples for {info}")
+
+
+def started(spec: JobSpec, ranks: Mapping[WorkerId, int]) -> JobStarted:
+    """With workers of so many ranks, and as many prompts as a step has."""
+    return JobStarted(
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        folder="/runs",
+        train_prompts=spec.algorithm.prompts_per_step,
+        eval_prompts=0,
+        workers=tuple(worker_info(worker, count) for worker, count in ranks.items()),
+    )
+
+
+def worker_info(worker: WorkerId, ranks: int, incarnation: int = 1) -> WorkerInfo:
+    return WorkerInfo(
+        worker=worker,
+        incarnation=Incarnation(incarnation),
+        ranks=ranks,
+        host="here",
+        rendezvous="",
+    )
 
 
 def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:

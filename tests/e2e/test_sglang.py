@@ -65,7 +65,8 @@ def await_decoding(live: Live, job: str, step: int) -> int:
 def children(parent: int) -> list[tuple[int, str]]:
     """And their command lines: what a process calls itself is there, too, if it managed to.
 
-    A thread's own list of them may lack some while others end, see proc(5)."""
+    A thread's own list of them may lack some while others end, see proc(5).
+    """
     found: list[tuple[int, str]] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end meanwhile

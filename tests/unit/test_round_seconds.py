@@ -2,12 +2,10 @@
 
 import msgspec
 
-from tests.samples import JOB, SPEC, tally
+from tests.samples import JOB, SPEC, started, tally, worker_info
 from tlt.messages import (
-    JobStarted,
     RolloutDropped,
     StrategyChosen,
-    WorkerInfo,
     WorkerJoined,
     WorkerLost,
 )
@@ -19,30 +17,12 @@ W0 = WorkerId("w0")
 _WORKERS = (W0, WorkerId("w1"))
 
 
-def _info(worker: WorkerId, incarnation: int = 1) -> WorkerInfo:
-    return WorkerInfo(
-        worker=worker,
-        incarnation=Incarnation(incarnation),
-        ranks=2,
-        host="here",
-        rendezvous="",
-    )
-
-
 def _rolling() -> RunState:
     """Its ranks start for a minute before they decode."""
     algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
-    started = JobStarted(
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        folder="/runs",
-        train_prompts=SPEC.algorithm.prompts_per_step,
-        eval_prompts=0,
-        workers=tuple(map(_info, _WORKERS)),
-    )
-    return decide(new_run(JOB, spec), started, 100.0)[0]
+    begun = started(spec, dict.fromkeys(_WORKERS, 2))
+    return decide(new_run(JOB, spec), begun, 100.0)[0]
 
 
 def _told(
@@ -119,10 +99,5 @@ def test_a_worker_that_comes_back_goes_on_with_the_round() -> None:
     lost = WorkerLost(worker=W0, incarnation=Incarnation(1), reason="gone", returning=True)
     state, _ = decide(state, lost, 161.0)
     assert _longest(state) == 3.0
-    state, _ = decide(state, WorkerJoined(info=_info(W0, incarnation=2)), 162.0)
+    state, _ = decide(state, WorkerJoined(info=worker_info(W0, 2, incarnation=2)), 162.0)
     assert _longest(_told(state, 0, 0, 1)) == 6.0
-
-
-def test_the_next_round_begins_with_nothing() -> None:
-    state = _closed(_told(_rolling(), 0, 0, 1))
-    assert state.round is None or state.round.longest is None

@@ -3,16 +3,13 @@
 import msgspec
 import pytest
 
-from tests.samples import JOB, SPEC
+from tests.samples import JOB, SPEC, started
 from tlt.config import JobSpec
 from tlt.messages import (
     IssuePrompts,
-    JobStarted,
     RolloutDropped,
     RunCommand,
-    RunEvent,
     StartRollout,
-    WorkerInfo,
     WorkerLost,
 )
 from tlt.policies.coordinator import decide, new_run
@@ -26,22 +23,6 @@ def _told(commands: list[RunCommand]) -> dict[WorkerId, int]:
     return {c.worker: c.share for c in commands if isinstance(c, StartRollout)}
 
 
-def _started(spec: JobSpec) -> RunEvent:
-    workers = tuple(
-        WorkerInfo(worker=w, incarnation=Incarnation(1), ranks=n, host="here", rendezvous="")
-        for w, n in _RANKS.items()
-    )
-    return JobStarted(
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        folder="/runs",
-        train_prompts=SPEC.algorithm.prompts_per_step,
-        eval_prompts=0,
-        workers=workers,
-    )
-
-
 def _spec(spread: bool) -> JobSpec:
     return msgspec.structs.replace(
         SPEC,
@@ -51,14 +32,14 @@ def _spec(spread: bool) -> JobSpec:
 
 
 def test_parts_are_even_by_rank_and_make_up_the_round() -> None:
-    _, commands = decide(new_run(JOB, _spec(spread=True)), _started(_spec(spread=True)), 0.0)
+    _, commands = decide(new_run(JOB, _spec(spread=True)), started(_spec(spread=True), _RANKS), 0.0)
     assert _told(commands) == {"w0": _ANSWERS // 4, "w1": _ANSWERS // 2, "w2": _ANSWERS // 4}
 
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_who_is_gone_leaves_its_part_to_the_others(spread: bool) -> None:
     spec = _spec(spread)
-    state, commands = decide(new_run(JOB, spec), _started(spec), 0.0)
+    state, commands = decide(new_run(JOB, spec), started(spec, _RANKS), 0.0)
     prompts = next(c.prompts for c in commands if isinstance(c, IssuePrompts))
     for prompt in prompts[:2]:
         dropped = RolloutDropped(
@@ -88,5 +69,5 @@ def test_everybody_has_a_part_of_a_round_of_few() -> None:
         SPEC.algorithm, prompts_per_step=1, group_size=2, eval_every=0
     )
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
-    _, commands = decide(new_run(JOB, spec), _started(spec), 0.0)
+    _, commands = decide(new_run(JOB, spec), started(spec, _RANKS), 0.0)
     assert _told(commands) == {"w0": 1, "w1": 1, "w2": 1}
