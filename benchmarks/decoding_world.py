@@ -21,6 +21,9 @@ ARMS: tuple[Strategy, ...] = (
 # a step of 48 layers of width 64, measured on a CPU: tokens per second by batch
 _PLAIN = {1: 366.0, 2: 444.0, 4: 575.0, 8: 791.0, 16: 971.0, 32: 1218.0, 64: 1401.0}
 _PROMPT = 32
+# n-grams are checked by the way, as the engine does it
+_CHECK_ROUNDS, _CHECK_ROWS = 2, 4
+_CHECKED = Ngram(tokens=8)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,20 +74,23 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
     drafter: Callable[[float], float]
     ngram: Callable[[float], float]
+    # what is added to that as a rollout's answers end, once all have
+    siblings: float = 0.0
     # what the drafter's own best guess is accepted less than with the policy's noise
     noise_gain: float = 0.04
     # the job's share at which a drafter is there, and where it is swapped
     drafter_from: float = 0.0
     swaps: tuple[float, ...] = ()
 
-    def rates(self, strategy: Strategy, done: float) -> list[float]:
-        """By depth, of what was reached; not smoothly, as texts have periods."""
+    def rates(self, strategy: Strategy, done: float, ended: float) -> list[float]:
+        """By depth, of what was reached; not smoothly, as texts have periods. `ended`: the share of
+        the rollout's answers."""
         match strategy:
             case Off():
                 return []
             case Ngram(tokens=tokens):
                 # what continued to match goes on to match
-                first = self.ngram(done)
+                first = self.ngram(done) + self.siblings * ended
                 return [first, *(0.5 * (first + 0.9) for _ in range(tokens - 1))]
             case Draft(depth=depth, noise=noise):
                 base = self.drafter(done) - (0.0 if noise else self.noise_gain)
@@ -112,9 +118,11 @@ class Oracle:
         self._machine = machine
         self._text = text
 
-    def speed(self, strategy: Strategy, batch: int, context: int, done: float) -> float:
+    def speed(
+        self, strategy: Strategy, batch: int, context: int, done: float, ended: float
+    ) -> float:
         tokens, survival = 1.0, 1.0
-        rates = self._text.rates(strategy, done)
+        rates = self._text.rates(strategy, done, ended)
         for rate in rates:
             survival *= rate
             tokens += survival
@@ -122,9 +130,9 @@ class Oracle:
         return batch * tokens / (seconds + self._machine.drafting(strategy, batch))
 
     def best(
-        self, arms: Sequence[Strategy], batch: int, context: int, done: float
+        self, arms: Sequence[Strategy], batch: int, context: int, done: float, ended: float
     ) -> tuple[Strategy, float]:
-        speeds = [(self.speed(arm, batch, context, done), i) for i, arm in enumerate(arms)]
+        speeds = [(self.speed(arm, batch, context, done, ended), i) for i, arm in enumerate(arms)]
         speed, index = max(speeds)
         return arms[index], speed
 
@@ -160,10 +168,11 @@ class _Job:
         self._swaps = list(text.swaps)
         # tokens of each row that the drafter did not see
         self._behind = 0
+        self._started = 0
 
     def run(self, policy: StrategyPolicy | None) -> None:
         for rollout in self._rollouts:
-            left, self._behind = list(rollout), 0
+            left, self._behind, self._started = list(rollout), 0, len(rollout)
             if policy is not None:
                 policy.weights_swapped()
             while left:
@@ -191,13 +200,14 @@ class _Job:
         outcome, done = self.outcome, self._done
         batch = len(left)
         context = batch * _PROMPT + outcome.rounds % 300 * batch
-        best, speed = self._oracle.best(self._arms, batch, context, done)
+        ended = 1.0 - batch / self._started
+        best, speed = self._oracle.best(self._arms, batch, context, done, ended)
         strategy = best
         if policy is not None:
             choice = policy.choose(batch, context, self._random.random())
             strategy = choice.strategy
             outcome.explored += choice.why == "explore"
-        rates = self._text.rates(strategy, done)
+        rates = self._text.rates(strategy, done, ended)
         reached, accepted, left_after, tokens = self._accept(rates, left)
         drafting = self._machine.drafting(strategy, batch)
         if isinstance(strategy, Draft):
@@ -211,10 +221,14 @@ class _Job:
             policy.observe(
                 strategy, batch, context, noisy + passing * self._noise(), noisy, reached, accepted
             )
+            if outcome.rounds % _CHECK_ROUNDS == 0 and not isinstance(strategy, Ngram):
+                would = self._text.rates(_CHECKED, done, ended)
+                seen, right, _, _ = self._accept(would, left[:_CHECK_ROWS])
+                policy.checked(_CHECKED, seen, right)
         outcome.tokens += tokens
         outcome.rounds += 1
         outcome.seconds += passing + drafting
-        expected = self._oracle.speed(strategy, batch, context, done) * (passing + drafting)
+        expected = self._oracle.speed(strategy, batch, context, done, ended) * (passing + drafting)
         lost = passing + drafting - expected / speed
         before = outcome.regret[-1][1] if outcome.regret else 0.0
         outcome.regret.append((outcome.tokens, before + lost))

@@ -69,6 +69,9 @@ WORLDS = {
     "a better drafter": World(
         text=Text(drafter=_then(0.45, 0.5, 0.85), ngram=_always(0.3), swaps=(0.5,))
     ),
+    "answers are like those that ended": World(
+        text=Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75), bar=0.9
+    ),
     "the first drafter is late": World(
         text=Text(drafter=_always(0.8), ngram=_always(0.4), drafter_from=0.25, swaps=(0.25,))
     ),
@@ -165,8 +168,8 @@ def _plot(curves: dict[str, dict[str, Outcome]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 5, figsize=(20, 7), sharex=True, layout="constrained")
-    for axis, (name, outcomes) in zip(axes.flat, curves.items(), strict=True):
+    figure, axes = pyplot.subplots(3, 4, figsize=(16, 10), sharex=True, layout="constrained")
+    for axis, (name, outcomes) in zip(axes.flat, curves.items(), strict=False):
         for label, outcome in outcomes.items():
             tokens = [100 * tokens / outcome.tokens for tokens, _ in outcome.regret]
             lost = [100 * lost / outcome.seconds for _, lost in outcome.regret]

@@ -4,7 +4,7 @@ The worlds are the benchmark's; what a policy is told of them has noise and outl
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -16,7 +16,7 @@ from tlt.policies.adaptive import AdaptivePolicy
 from tlt.policies.bandit import BucketBandit
 from tlt.policies.fixed import Fixed
 from tlt.policies.strategy import StrategyPolicy
-from tlt.strategies import Draft, Off, guesses
+from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
 _SECONDS = st.one_of(st.floats(1e-5, 10.0), st.sampled_from([0.0, 1e-12, 1e9]))
@@ -55,8 +55,11 @@ def test_predictions_are_of_use_whatever_was_seen(
         seconds = data.draw(_SECONDS)
         drafting = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
         policy.observe(choice.strategy, batch, context, seconds, drafting, chain[:-1], chain[1:])
-        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights"]))
-        if happened == "drafter":
+        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "check"]))
+        if happened == "check":
+            seen = [batch, *sorted(data.draw(st.tuples(*[st.integers(0, batch)] * 8)))[::-1]]
+            policy.checked(Ngram(tokens=8), seen[:-1], seen[1:])
+        elif happened == "drafter":
             policy.drafter_swapped()
         elif happened == "weights":
             policy.weights_swapped()
@@ -109,3 +112,22 @@ def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
     speeds = policy.predicted(max(1, rows // 2), 300 * rows)
     assert isinstance(max(speeds, key=lambda strategy: speeds[strategy]), Draft)
     assert outcome.share > 0.85
+
+
+class _Deaf(AdaptivePolicy):
+    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_it_notices_that_ngrams_begin_to_pay_though_others_decode(rows: int) -> None:
+    """As a rollout drains, those that are left go on as those that ended did."""
+    dice = Random(rows)
+    rollouts = [lengths(rows, dice) for _ in range(6)]
+    text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
+    listens, does_not = (
+        sum(run(make(), Machine(), text, rollouts, seed).share for seed in (1, 2, 3)) / 3
+        for make in (AdaptivePolicy, _Deaf)
+    )
+    assert listens > 0.9
+    assert 1.0 - listens < 0.8 * (1.0 - does_not)

@@ -23,9 +23,10 @@ _LEAST_WEIGHT = 4.0
 
 
 class Acceptance:
-    def __init__(self, first: float) -> None:
-        """`first`: the guess for depth 1 before anything was seen."""
+    def __init__(self, first: float, memory: float = _MEMORY_ROWS) -> None:
+        """`first`: the guess for depth 1 before anything was seen. `memory` in rows."""
         self._first = first
+        self._memory = memory
         self._rates: list[float] = []
         self._recent: list[float] = []
         self._weights: list[float] = []
@@ -48,7 +49,7 @@ class Acceptance:
         if len(self._rates) < len(reached):
             self._extend(len(reached))
         rates, weights = self._rates, self._weights
-        memory = max(_MEMORY_ROWS, _MEMORY_ROUNDS * reached[0])
+        memory = max(self._memory, _MEMORY_ROUNDS * reached[0])
         above = self._first
         for index, (rows, hits) in enumerate(zip(reached, accepted, strict=True)):
             if rows <= 0:

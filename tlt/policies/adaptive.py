@@ -39,14 +39,16 @@ _DRAFTER_STEP = 0.06
 _LOOKUP_STEP = 0.005
 _FIRST_ACCEPTANCE = 0.6
 _FIRST_ACCEPTANCE_NGRAM = 0.4
+# rows that n-grams are known from: how well they guess changes with every sibling that ends
+_MEMORY_NGRAM = 50.0
 
 
 class _Proposer:
     """One way of drafting: what a token of it costs and how many are accepted."""
 
-    def __init__(self, cost: DraftingCost, acceptance: float) -> None:
+    def __init__(self, cost: DraftingCost, acceptance: Acceptance) -> None:
         self.cost = cost
-        self.acceptance = Acceptance(acceptance)
+        self.acceptance = acceptance
 
 
 class _Arm:
@@ -112,9 +114,10 @@ class AdaptivePolicy:
     def __init__(self) -> None:
         drafter = DraftingCost(_DRAFTER_STEP)
         self._passes = PassCost()
-        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), _FIRST_ACCEPTANCE_NGRAM)
-        self._noisy = _Proposer(drafter, _FIRST_ACCEPTANCE)
-        self._best_guess = _Proposer(drafter, _FIRST_ACCEPTANCE)
+        siblings_end = Acceptance(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
+        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), siblings_end)
+        self._noisy = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
+        self._best_guess = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
         self._noisy.acceptance.take_after(self._best_guess.acceptance)
         self._arms: dict[Strategy, _Arm] = {}
         self._offered: list[_Arm] = []
@@ -160,6 +163,11 @@ class AdaptivePolicy:
             self._learn()
             stretch = self._stretch = _Stretch(self._arm(strategy), batch, context)
         stretch.add(seconds, drafting, reached, accepted, width)
+
+    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+        proposer = self._arm(strategy).proposer
+        if proposer is not None:
+            proposer.acceptance.observe(reached, accepted)
 
     def drafter_swapped(self) -> None:
         self._learn()

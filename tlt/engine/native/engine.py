@@ -326,7 +326,7 @@ class NativeEngine:
                 row.gain(self._step, kept - 1)
         batch.advance(tokens, verdict.kept)
         self._step += 1
-        self._speculation.observe(choice, round, verdict)
+        self._speculation.observe(choice, round, batch, verdict)
         return self._collect(batch, verdict)
 
     def _keep(self, places: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:

@@ -11,10 +11,11 @@ from time import perf_counter, thread_time
 import torch
 
 from tlt.engine.native.batch import Ahead, Batch, Row, Verdict
+from tlt.engine.native.checks import Checks
 from tlt.engine.native.drafting import Drafting
+from tlt.engine.native.lookup import Lookup
 from tlt.engine.native.slots import Slots
 from tlt.engine.native.weights import Weights
-from tlt.engine.ngrams import Ngrams
 from tlt.errors import ConfigError
 from tlt.messages import StrategyTally
 from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
@@ -35,11 +36,11 @@ class Speculation:
         self._slots = slots
         self._count = rows
         self._drafting: Drafting | None = None
-        self._ngrams: Ngrams | None = None
-        if any(isinstance(arm, Ngram) for arm in arms):
-            self._ngrams = Ngrams(ngram_bytes)
-        # tokens of each row's answer that the index holds
-        self._indexed: dict[int, int] = {}
+        self._lookup: Lookup | None = None
+        self._checks: Checks | None = None
+        if ngrams := [arm.tokens for arm in arms if isinstance(arm, Ngram)]:
+            self._lookup = Lookup(slots, ngram_bytes)
+            self._checks = Checks(self._lookup, slots, max(ngrams))
         self._fixed: Strategy = Off()
         self._policy: StrategyPolicy | None = None
         self._dice = Random(0)
@@ -49,7 +50,7 @@ class Speculation:
     def bytes(self) -> int:
         """The index counts as what it may come to hold."""
         drafting = self._drafting.bytes if self._drafting is not None else 0
-        return drafting + (self._ngrams.budget if self._ngrams is not None else 0)
+        return drafting + (self._lookup.budget if self._lookup is not None else 0)
 
     def bytes_of(self, config: DrafterConfig) -> int:
         """What adopting such a drafter takes, if there is none yet."""
@@ -61,7 +62,7 @@ class Speculation:
         least, count = (0 if strategy == Off() else 1), guesses(strategy)
         if not least <= count <= self.longest:
             raise ConfigError(f"{count} tokens guessed, where {least} to {self.longest} fit")
-        if isinstance(strategy, Ngram) and self._ngrams is None:
+        if isinstance(strategy, Ngram) and self._lookup is None:
             raise ConfigError("n-grams are not among the ways that this engine was made for")
         self._fixed, self._policy = strategy, None
 
@@ -100,13 +101,16 @@ class Speculation:
         match strategy:
             case Draft(depth=depth, noise=shared) if self._drafting is not None:
                 return self._drafting.propose(batch, depth, noise.all() if shared else None)
-            case Ngram(tokens=most) if self._ngrams is not None:
-                return self._look_up(self._ngrams, batch, most)
+            case Ngram(tokens=most) if self._lookup is not None:
+                return self._lookup.propose(batch, most)
             case _:
                 return None
 
-    def observe(self, choice: Choice, round: "Round", verdict: Verdict) -> None:
-        seconds, work = perf_counter() - round.began, round.work()
+    def observe(self, choice: Choice, round: "Round", batch: Batch, verdict: Verdict) -> None:
+        """`batch` as it is after the round."""
+        work = round.work()
+        self._check(choice.strategy, batch)
+        seconds = perf_counter() - round.began
         drafter = self.version if isinstance(choice.strategy, Draft) else None
         self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds, work)
         if self._policy is None:
@@ -127,8 +131,8 @@ class Speculation:
 
     def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """What was answered elsewhere."""
-        if self._ngrams is not None:
-            self._ngrams.add(_group(prompt), prompt, tokens)
+        if self._lookup is not None:
+            self._lookup.overhear(prompt, tokens)
 
     def tallies(self, over: bool) -> tuple[StrategyTally, ...]:
         """Since they were last asked for. `over`: nothing runs any more."""
@@ -139,11 +143,20 @@ class Speculation:
             self._drafting.copy(source, target, row.drafted)
 
     def ended(self, row: Row, index: int, step: int) -> None:
-        """Its siblings may go on as it did."""
-        if self._ngrams is not None:
-            self._learn(self._ngrams, row, index, row.position(step))
-            self._ngrams.end(row.request.id)
-            del self._indexed[row.request.id]
+        place = row.position(step)
+        if self._checks is not None:
+            self._checks.ended(row, index, place)
+        if self._lookup is not None:
+            self._lookup.ended(row, index, place)
+
+    def _check(self, strategy: Strategy, batch: Batch) -> None:
+        """N-grams are judged by themselves where they decode, and by the way where others do."""
+        if self._checks is None or self._policy is None or isinstance(strategy, Ngram):
+            return
+        self._checks.look(batch)
+        judged = self._checks.taken()
+        if judged.reached[0]:
+            self._policy.checked(Ngram(tokens=len(judged.reached)), *judged)
 
     def _made(self, drafter: Drafter, policy: Weights) -> Drafting:
         return Drafting(drafter, policy, self._slots, self._count, max(self.longest, 1))
@@ -155,29 +168,6 @@ class Speculation:
     def _offered(self) -> list[Strategy]:
         drafter = self._drafting is not None
         return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)] or [Off()]
-
-    def _look_up(self, ngrams: Ngrams, batch: Batch, most: int) -> torch.Tensor | None:
-        # what its siblings have just written helps a row, too
-        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
-            self._learn(ngrams, row, index, place)
-        found = [ngrams.propose(row.request.id, most).tokens for row in batch.rows]
-        width = max(map(len, found))
-        if width == 0:
-            return None
-        # a row that nothing is known of needs some token all the same
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
-        return torch.tensor(padded, device=self._slots.tokens.device)
-
-    def _learn(self, ngrams: Ngrams, row: Row, index: int, position: int) -> None:
-        request = row.request
-        if request.id not in self._indexed:
-            ngrams.begin(request.id, request.prompt, _group(request.prompt))
-            self._indexed[request.id] = 0
-        first = len(request.prompt) + self._indexed[request.id]
-        tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
-        if tokens:
-            ngrams.extend(request.id, tokens)
-            self._indexed[request.id] += len(tokens)
 
 
 class Round:
@@ -209,11 +199,6 @@ def judged(verdict: Verdict) -> tuple[list[int], list[int]]:
     """
     both = list(zip(verdict.accepted, verdict.kept, strict=True))
     return [min(agreed + 1, kept) for agreed, kept in both], [min(pair) for pair in both]
-
-
-def _group(prompt: Sequence[int]) -> int:
-    """Answers to one prompt are siblings, whenever and for whatever step they were asked for."""
-    return hash(tuple(prompt))
 
 
 def longest(arms: Sequence[Strategy]) -> int:
