@@ -40,7 +40,7 @@ _LOOKUP_STEP = 0.005
 _FIRST_ACCEPTANCE = 0.6
 _FIRST_ACCEPTANCE_NGRAM = 0.4
 # rows that n-grams are known from: how well they guess changes with every sibling that ends
-_MEMORY_NGRAM = 50.0
+_MEMORY_NGRAM = 100.0
 
 
 class _Proposer:
