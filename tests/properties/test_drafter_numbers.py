@@ -183,6 +183,22 @@ def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
     assert bought[-1] == 0.0
 
 
+def test_few_answers_are_not_bought_more_readings_than_they_are_worth() -> None:
+    spec = small_spec(steps=30, train="auto")
+
+    def bought(tokens: int, updates: int) -> drafting.Verdict:
+        schooling = Schooling(tokens=tokens, updates=updates, seconds=updates / 10.0)
+        ahead = drafting.outlook(29, 6.0, 2, 1.25, drafting.to_learn(schooling))
+        return drafting.purchase(spec, schooling, ahead, _START)
+
+    assert not bought(3_000, 0).worth
+    some, many = bought(15_000, 0), bought(200_000, 0)
+    assert some.worth
+    assert many.worth
+    assert many.saved > some.saved
+    assert not bought(15_000, 210).worth
+
+
 def test_what_ngrams_come_to_is_known_where_it_was_measured() -> None:
     """A tail of single answers has no control run: nobody knows what it would take without them."""
     spec = small_spec(steps=30, train="auto")

@@ -303,6 +303,7 @@ def _close_round(turn: Turn) -> None:
         target=PolicyVersion(state.version + 1),
         rolled_seconds=_pace(state, state.round, turn.now),
     )
+    lessons.answered(turn, state.round)
     if lessons.buy(turn):
         turn.enter(Phase.DRAFTING)
     else:

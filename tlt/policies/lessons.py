@@ -19,6 +19,7 @@ from tlt.messages import (
     TrainDrafter,
 )
 from tlt.policies import drafting, pace, trunks
+from tlt.policies.rounds import Round
 from tlt.policies.run_state import Duty, Phase, RunState, Turn, WorkerState
 from tlt.policies.sampling import held_out
 from tlt.policies.schooling import Merging
@@ -65,6 +66,19 @@ def hold_out(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
     before = {number: held for number, held in known.items() if number == step - 1}
     trunks.change(turn, held_out={**before, step: held_out(step, prompts)})
     turn.set(schooling=drafting.reckoned(turn.state.schooling))
+
+
+def answered(turn: Turn, answers: Round) -> None:
+    """A round that is over."""
+    schooling = turn.state.schooling
+    held = schooling.held_out.get(answers.step, ())
+    tokens = sum(
+        answer.length
+        for prompt, group in answers.groups.items()
+        if prompt not in held
+        for answer in group.members
+    )
+    trunks.change(turn, tokens=schooling.tokens + tokens)
 
 
 def look_again(turn: Turn) -> None:
@@ -313,4 +327,5 @@ def _ahead(turn: Turn) -> drafting.Outlook:
     opened = state.phase is not Phase.EVALUATING
     steps = state.spec.algorithm.steps - state.step - opened
     undrafted = state.schooling.undrafted or pace.without(state.spec, state.spending)
-    return drafting.outlook(steps, rolled, members, undrafted)
+    most = drafting.to_learn(state.schooling)
+    return drafting.outlook(steps, rolled, members, undrafted, most)

@@ -52,6 +52,8 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     undrafted: float | None = None
     # the last step that had answers when a canary was measured
     measured: Step = Step(0)
+    # of answers that may be learned from, in all steps
+    tokens: int = 0
     # micro-batches of all members, and the seconds that they took
     updates: int = 0
     seconds: float = 0.0
