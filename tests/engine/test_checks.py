@@ -1,7 +1,8 @@
-"""What n-grams would have guessed is judged by what was drawn, without decoding by them."""
+"""What n-grams would have come to is told while others decode."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,30 +14,51 @@ from tlt.engine.native import NativeEngine
 from tlt.engine.ngrams import Ngrams
 from tlt.models.folder import load_decoder
 from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.strategy import Choice
+from tlt.policies.strategy import Choice, Why
 from tlt.strategies import Ngram, Off, Strategy
 from tlt.types import PolicyVersion
 
 MOST = 5
-PROMPT = (3, 1, 4)
+PROMPT, OTHER = (3, 1, 4), (27, 18, 2)
+
+
+class Sums:
+    def __init__(self) -> None:
+        self.reached, self.accepted = [0] * MOST, [0] * MOST
+
+    def add(self, reached: Sequence[int], accepted: Sequence[int]) -> None:
+        self.reached = [a + b for a, b in zip(self.reached, reached, strict=True)]
+        self.accepted = [a + b for a, b in zip(self.accepted, accepted, strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sums) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"{self.reached} {self.accepted}"
 
 
 class Always(AdaptivePolicy):
-    """The same strategy, and the sums of what was checked meanwhile."""
+    """These strategies by turns, and what was told of n-grams."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, *strategies: Strategy, why: Why = "only") -> None:
         super().__init__()
-        self.strategy = strategy
-        self.reached, self.accepted = [0] * MOST, [0] * MOST
+        self._strategies = strategies
+        self._why: Why = why
+        self._rounds = 0
+        self.checks, self.rounds = Sums(), Sums()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        return Choice(self.strategy, 1.0, "only")
+        self._rounds += 1
+        return Choice(self._strategies[self._rounds % len(self._strategies)], 1.0, self._why)
+
+    def observe(self, strategy: Strategy, *round: Any) -> None:
+        if strategy == Ngram(tokens=MOST):
+            self.rounds.add(round[4], round[5])
 
     def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
         assert strategy == Ngram(tokens=MOST)
         assert reached[0] > 0
-        self.reached = [a + b for a, b in zip(self.reached, reached, strict=True)]
-        self.accepted = [a + b for a, b in zip(self.accepted, accepted, strict=True)]
+        self.checks.add(reached, accepted)
 
 
 @pytest.fixture(scope="module")
@@ -52,52 +74,71 @@ def engine(folder: Path, strategies: AdaptivePolicy) -> NativeEngine:
     return made
 
 
+def told(folder: Path, made: NativeEngine) -> None:
+    """The last few guesses are told before policies are swapped."""
+    made.swap_weights(PolicyVersion(1), load_decoder(folder, torch.float64).weights)
+
+
+def guessed(written: Sequence[Sequence[int]], first: int) -> Sums:
+    """Answers one after the other, each in rounds of n-grams from its first few tokens on."""
+    sums, index = Sums(), Ngrams(1 << 20)
+    for row, answer in enumerate(written):
+        index.begin(row, PROMPT, "group")
+        read, place = 0, first
+        while place < len(answer):
+            index.extend(row, answer[read:place])
+            guess, rest = index.propose(row, MOST).tokens, answer[place : place + MOST]
+            agree = [one == other for one, other in zip(guess, rest, strict=False)]
+            right = next((i for i, same in enumerate(agree) if not same), len(agree))
+            reached = [int(depth <= right and depth < len(rest)) for depth in range(MOST)]
+            sums.add(reached, [int(depth < right) for depth in range(MOST)])
+            read, place = place, place + right + 1
+        index.extend(row, answer[read:])
+    return sums
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tokens", [61, 100])
-def test_a_check_tells_what_a_round_of_ngrams_would_have_told(
+def test_a_row_is_followed_as_if_ngrams_guessed_for_it(
     policy: Path, sampling: Sampling, tokens: int
 ) -> None:
-    """Every guess of the index as it was then, against the answer as it is now."""
-    strategies = Always(Off())
-    # what is still open when an answer ends is told with the next one's
+    """The rounds of n-grams begin with the first token, checks after it."""
     asked = [ask(0, PROMPT, sampling, tokens), ask(1, PROMPT, sampling, 12, member=0)]
+    followed, decoding = Always(Off()), Always(Ngram(tokens=MOST))
+    for strategies in (followed, decoding):
+        made = engine(policy, strategies)
+        written = [answers(made, [request])[request.id].tokens for request in asked]
+        told(policy, made)
+    assert sum(followed.checks.accepted) > 10
+    assert followed.checks == guessed(written, first=1)
+    assert decoding.rounds == guessed(written, first=0)
+    assert decoding.checks == Sums()
+
+
+def test_what_others_are_measured_against_does_nothing_else(policy: Path) -> None:
+    strategies = Always(Off(), why="control")
     made = engine(policy, strategies)
-    written = answers(made, asked[:1])[0].tokens
-    answers(made, asked[1:])
-    reached, accepted = [0] * MOST, [0] * MOST
-    index = Ngrams(1 << 20)
-    for row, answer in enumerate((written, written[:12])):
-        index.begin(row, PROMPT, "group")
-        for place in range(1, len(answer)):
-            index.extend(row, answer[place - 1 : place])
-            # rounds go on counting
-            if (place + row * len(written)) % 2 or (row == 1 and place > 12 - MOST - 1):
-                continue
-            guess = index.propose(row, MOST).tokens
-            for depth, token in enumerate(answer[place : place + MOST]):
-                reached[depth] += 1
-                if guess[depth : depth + 1] != [token]:
-                    break
-                accepted[depth] += 1
-        index.extend(row, answer[-1:])
-    assert sum(accepted) > 10
-    assert (strategies.reached, strategies.accepted) == (reached, accepted)
+    answers(made, [ask(i, PROMPT, Sampling(), 40) for i in range(8)])
+    told(policy, made)
+    assert strategies.checks == Sums()
 
 
-def test_who_decodes_by_ngrams_is_not_checked(policy: Path) -> None:
-    strategies = Always(Ngram(tokens=MOST))
-    answers(engine(policy, strategies), [ask(i, PROMPT, Sampling(), 40) for i in range(8)])
-    assert strategies.reached[0] == 0
-
-
-def test_rows_take_turns_and_those_that_ended_first_teach_the_others(policy: Path) -> None:
-    """One answer ends before the others begin: they repeat it."""
-    strategies = Always(Off())
+def test_rows_move_end_and_are_cancelled_while_they_are_followed(policy: Path) -> None:
+    """Answers repeat one of two that were given before: what is not refused by an end is right."""
+    strategies = Always(Off(), Off(), Ngram(tokens=2))
     made = engine(policy, strategies)
-    answers(made, [ask(0, PROMPT, GREEDY, 30)])
-    strategies.reached, strategies.accepted = [0] * MOST, [0] * MOST
-    answers(made, [ask(i, PROMPT, GREEDY, 30) for i in range(1, 7)])
-    # six rows, four of them every other round, and the last guesses of all are not told
-    assert 6 * 30 * 4 / 6 / 2 - 6 * MOST < strategies.reached[0] <= 6 * 30 * 4 / 6 / 2
+    answers(made, [ask(i, prompt, GREEDY, 60) for i, prompt in enumerate((PROMPT, OTHER))])
+    told(policy, made)
+    strategies.checks = Sums()
+    prompts = (PROMPT, OTHER) * 12
+    made.submit([ask(9 + i, prompt, GREEDY, 3 + 11 * i % 40) for i, prompt in enumerate(prompts)])
+    rounds = 0
+    while made.running:
+        made.step()
+        rounds += 1
+        if rounds % 9 == 0:
+            made.cancel([9 + rounds % 24])
+    told(policy, made)
+    assert strategies.checks.reached[0] > 20
     # what a sibling that runs has written may be shorter than a guess
-    assert strategies.accepted[:2] == strategies.reached[:2]
+    assert strategies.checks.accepted[:2] == strategies.checks.reached[:2]

@@ -119,15 +119,17 @@ class _Deaf(AdaptivePolicy):
         pass
 
 
-@pytest.mark.parametrize("rows", [8, 16, 64])
-def test_it_notices_that_ngrams_begin_to_pay_though_others_decode(rows: int) -> None:
+def test_it_notices_that_ngrams_begin_to_pay_though_others_decode() -> None:
     """As a rollout drains, those that are left go on as those that ended did."""
-    dice = Random(rows)
-    rollouts = [lengths(rows, dice) for _ in range(6)]
     text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
+
+    def lost(make: Callable[[], StrategyPolicy], rows: int) -> float:
+        dice = Random(rows)
+        rollouts = [lengths(rows, dice) for _ in range(6)]
+        shares = [run(make(), Machine(), text, rollouts, seed).share for seed in (1, 2, 3)]
+        return 1.0 - sum(shares) / len(shares)
+
     listens, does_not = (
-        sum(run(make(), Machine(), text, rollouts, seed).share for seed in (1, 2, 3)) / 3
-        for make in (AdaptivePolicy, _Deaf)
+        sum(lost(make, rows) for rows in (8, 16, 64)) for make in (AdaptivePolicy, _Deaf)
     )
-    assert listens > 0.87
-    assert 1.0 - listens < 0.9 * (1.0 - does_not)
+    assert listens < 0.85 * does_not

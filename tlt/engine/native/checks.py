@@ -1,18 +1,21 @@
-"""What n-grams would have guessed while others decode, held against what is drawn in the end.
+"""What n-grams would come to while others decode: they guess for a few rows, in thought.
 
-They guess the better, the more siblings have ended: within a round, from hardly to best of all. A
-look-up tells so without a pass, and without a row that waits for it.
+How well they guess changes within a rollout: hardly at all while siblings run side by side, best
+of all once most have ended. A look-up needs no pass, and the answer tells how far it was right.
+As in their own rounds, a guess begins where the one before it would have ended: begun anywhere,
+guesses would meet long repetitions more often than those rounds do.
 """
 
-from collections import deque
 from typing import NamedTuple
 
 from tlt.engine.native.batch import Batch, Row
 from tlt.engine.native.lookup import Lookup
 from tlt.engine.native.slots import Slots
 
-# every so many rounds so many rows: a hundredth of the rounds' time
-_ROUNDS, _ROWS = 2, 4
+# rows that are followed; of others it is read now and then what they wrote
+_ROWS, _READ_ROUNDS = 2, 8
+# guesses that are told of together
+TOLD = 4
 
 
 class _Guess(NamedTuple):
@@ -34,45 +37,53 @@ class Checks:
         self._lookup = lookup
         self._slots = slots
         self._most = most
-        # by running row, the oldest first
-        self._guesses: dict[int, deque[_Guess]] = {}
-        self._rounds = self._next = 0
+        # by row that is followed
+        self._guesses: dict[int, _Guess] = {}
+        self._rounds = 0
         self._judged = self._nothing()
 
     def look(self, batch: Batch) -> None:
         """After a round."""
         self._rounds += 1
-        if self._rounds % _ROUNDS:
-            return
-        count = len(batch.rows)
-        for turn in range(min(_ROWS, count)):
-            index = (self._next + turn) % count
-            row, place = batch.rows[index], batch.places[index]
-            guesses = self._guesses.setdefault(row.request.id, deque())
-            while guesses and place - guesses[0].place >= self._most:
-                self._judge(guesses.popleft(), index, place)
-            tokens = self._lookup.guess(row, index, place, self._most)
-            guesses.append(_Guess(place, tokens))
-        self._next = (self._next + _ROWS) % count
+        if self._rounds % _READ_ROUNDS == 0:
+            self._lookup.read(batch)
+        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
+            guess = self._guesses.get(row.request.id)
+            if guess is None and len(self._guesses) >= _ROWS:
+                continue
+            if guess is None or self._judge(guess, index, place, over=False):
+                tokens = self._lookup.guess(row, index, place, self._most)
+                self._guesses[row.request.id] = _Guess(place, tokens)
 
     def ended(self, row: Row, index: int, place: int) -> None:
-        for guess in self._guesses.pop(row.request.id, ()):
-            self._judge(guess, index, place)
+        guess = self._guesses.pop(row.request.id, None)
+        if guess is not None:
+            self._judge(guess, index, place, over=True)
 
-    def taken(self) -> Judged:
-        """Since it was last asked for."""
+    def taken(self, least: int) -> Judged | None:
+        """Since something was last taken; None of fewer guesses."""
+        if self._judged.reached[0] < least:
+            return None
         judged, self._judged = self._judged, self._nothing()
         return judged
 
-    def _judge(self, guess: _Guess, index: int, place: int) -> None:
-        """Beyond the row's newest token there is nothing to agree with."""
+    def _judge(self, guess: _Guess, index: int, place: int, over: bool) -> bool:
+        """Whether it is known how far it is right, or the row has ended."""
         last = min(place, guess.place + self._most)
         drawn: list[int] = self._slots.tokens[index, guess.place + 1 : last + 1].tolist()
-        for depth, token in enumerate(drawn):
-            self._judged.reached[depth] += 1
-            if depth >= len(guess.tokens) or guess.tokens[depth] != token:
+        right = 0
+        for guessed, token in zip(guess.tokens, drawn, strict=False):
+            if guessed != token:
                 break
+            right += 1
+        # the policy's own token after it is drawn
+        if place <= guess.place + right and not over:
+            return False
+        for depth in range(min(right + 1, len(drawn))):
+            self._judged.reached[depth] += 1
+        for depth in range(right):
             self._judged.accepted[depth] += 1
+        return True
 
     def _nothing(self) -> Judged:
         return Judged([0] * self._most, [0] * self._most)

@@ -23,8 +23,7 @@ class Lookup:
     def propose(self, batch: Batch, most: int) -> torch.Tensor | None:
         """Drafts [rows, some]; None if nothing has followed these words before."""
         # what its siblings have just written helps a row, too
-        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
-            self._read(row, index, place)
+        self.read(batch)
         found = [self._ngrams.propose(row.request.id, most).tokens for row in batch.rows]
         width = max(map(len, found))
         if width == 0:
@@ -32,6 +31,10 @@ class Lookup:
         # a row that nothing is known of needs some token all the same
         padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
         return torch.tensor(padded, device=self._slots.tokens.device)
+
+    def read(self, batch: Batch) -> None:
+        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
+            self._read(row, index, place)
 
     def guess(self, row: Row, index: int, place: int, most: int) -> list[int]:
         """What may follow this row's newest token."""

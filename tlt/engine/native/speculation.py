@@ -11,7 +11,7 @@ from time import perf_counter, thread_time
 import torch
 
 from tlt.engine.native.batch import Ahead, Batch, Row, Verdict
-from tlt.engine.native.checks import Checks
+from tlt.engine.native.checks import TOLD, Checks
 from tlt.engine.native.drafting import Drafting
 from tlt.engine.native.lookup import Lookup
 from tlt.engine.native.slots import Slots
@@ -88,6 +88,7 @@ class Speculation:
             self._policy.drafter_swapped()
 
     def weights_swapped(self) -> None:
+        self._tell_checks(least=1)
         if self._policy is not None:
             self._policy.weights_swapped()
 
@@ -109,7 +110,7 @@ class Speculation:
     def observe(self, choice: Choice, round: "Round", batch: Batch, verdict: Verdict) -> None:
         """`batch` as it is after the round."""
         work = round.work()
-        self._check(choice.strategy, batch)
+        self._check(choice, batch)
         seconds = perf_counter() - round.began
         drafter = self.version if isinstance(choice.strategy, Draft) else None
         self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds, work)
@@ -149,13 +150,20 @@ class Speculation:
         if self._lookup is not None:
             self._lookup.ended(row, index, place)
 
-    def _check(self, strategy: Strategy, batch: Batch) -> None:
-        """N-grams are judged by themselves where they decode, and by the way where others do."""
-        if self._checks is None or self._policy is None or isinstance(strategy, Ngram):
+    def _check(self, choice: Choice, batch: Batch) -> None:
+        """Where n-grams decode themselves they are judged by that; what speculation is measured
+        against decodes and does nothing else."""
+        if self._checks is None or self._policy is None:
             return
-        self._checks.look(batch)
-        judged = self._checks.taken()
-        if judged.reached[0]:
+        if choice.why != "control" and not isinstance(choice.strategy, Ngram):
+            self._checks.look(batch)
+        self._tell_checks()
+
+    def _tell_checks(self, least: int = TOLD) -> None:
+        if self._checks is None or self._policy is None:
+            return
+        judged = self._checks.taken(least)
+        if judged is not None:
             self._policy.checked(Ngram(tokens=len(judged.reached)), *judged)
 
     def _made(self, drafter: Drafter, policy: Weights) -> Drafting:
