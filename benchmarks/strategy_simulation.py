@@ -176,6 +176,8 @@ def _plot(curves: dict[str, dict[str, Outcome]], path: Path) -> None:
             axis.plot(tokens, lost, label=label)
         axis.set_title(name, fontsize=10)
         axis.set_ylim(bottom=0)
+    for axis in axes.flat[len(curves) :]:
+        axis.set_axis_off()
     axes[0][0].legend()
     figure.supxlabel("tokens decoded, %")
     figure.supylabel("time lost to worse choices than the oracle's, % of the whole")
