@@ -114,8 +114,8 @@ class AdaptivePolicy:
     def __init__(self) -> None:
         drafter = DraftingCost(_DRAFTER_STEP)
         self._passes = PassCost()
-        siblings_end = Acceptance(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
-        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), siblings_end)
+        ngram_acceptance = Acceptance(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
+        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), ngram_acceptance)
         self._noisy = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
         self._best_guess = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
         self._noisy.acceptance.take_after(self._best_guess.acceptance)

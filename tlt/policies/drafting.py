@@ -29,7 +29,7 @@ _MERGED = 0.85
 # with 128 of them, a drafter that came to 2.5 by sixteen readings stayed there, and gained .8 from
 # the answers of two further steps.
 _READINGS = 15
-# rows of a micro-batch
+# rows of a micro-batch, as `learn.drafter.recipe` has them
 _ROWS = 1024
 # a purchase must be predicted to save so many times what it costs
 _MARGIN = 2.0

@@ -69,7 +69,7 @@ def hold_out(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
 
 
 def answered(turn: Turn, answers: Round) -> None:
-    """A round that is over."""
+    """By a round that is over there is more to learn from."""
     schooling = turn.state.schooling
     held = schooling.held_out.get(answers.step, ())
     tokens = sum(
