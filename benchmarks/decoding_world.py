@@ -224,7 +224,7 @@ class _Job:
             if outcome.rounds % _CHECK_ROUNDS == 0 and not isinstance(strategy, Ngram):
                 would = self._text.rates(_CHECKED, done, ended)
                 seen, right, _, _ = self._accept(would, left[:_CHECK_ROWS])
-                policy.checked(_CHECKED, seen, right)
+                policy.checked(_CHECKED, batch, seen, right)
         outcome.tokens += tokens
         outcome.rounds += 1
         outcome.seconds += passing + drafting

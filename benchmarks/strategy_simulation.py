@@ -70,7 +70,7 @@ WORLDS = {
         text=Text(drafter=_then(0.45, 0.5, 0.85), ngram=_always(0.3), swaps=(0.5,))
     ),
     "answers are like those that ended": World(
-        text=Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75), bar=0.9
+        text=Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
     ),
     "the first drafter is late": World(
         text=Text(drafter=_always(0.8), ngram=_always(0.4), drafter_from=0.25, swaps=(0.25,))

@@ -55,7 +55,9 @@ class Always(AdaptivePolicy):
         if strategy == Ngram(tokens=MOST):
             self.rounds.add(round[4], round[5])
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         assert strategy == Ngram(tokens=MOST)
         assert reached[0] > 0
         self.checks.add(reached, accepted)

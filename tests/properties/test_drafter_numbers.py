@@ -199,6 +199,28 @@ def test_few_answers_are_not_bought_more_readings_than_they_are_worth() -> None:
     assert not bought(15_000, 210).worth
 
 
+def test_what_idle_seconds_soon_teach_anyway_is_not_bought() -> None:
+    spec = small_spec(steps=30, train="auto")
+    verdicts = [
+        drafting.purchase(spec, Schooling(), drafting.outlook(29, 6.0, 2, 1.0, idle=idle), _START)
+        for idle in (0.0, 2.0, 10.0, 200.0)
+    ]
+    gained = [verdict.saved - verdict.cost for verdict in verdicts]
+    assert gained == sorted(gained, reverse=True)
+    assert verdicts[0].worth
+    assert gained[0] > 2.0 * gained[2]
+    assert not verdicts[-1].worth
+
+
+@given(steps=st.integers(0, 5000), idle=st.floats(0.0, 1000.0), most=st.floats(0.0, 1e5))
+def test_a_purchase_never_saves_more_than_there_is(steps: int, idle: float, most: float) -> None:
+    spec = small_spec(steps=30, train="auto")
+    ahead = drafting.outlook(steps, 6.0, 2, 1.25, most, idle)
+    verdict = drafting.purchase(spec, Schooling(), ahead, _START)
+    assert 0.0 <= verdict.saved <= 6.0 * steps
+    assert not verdict.worth or verdict.saved > 2.0 * verdict.cost
+
+
 def test_what_ngrams_come_to_is_known_where_it_was_measured() -> None:
     """A tail of single answers has no control run: nobody knows what it would take without them."""
     spec = small_spec(steps=30, train="auto")

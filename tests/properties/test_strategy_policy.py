@@ -58,7 +58,7 @@ def test_predictions_are_of_use_whatever_was_seen(
         happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "check"]))
         if happened == "check":
             seen = [batch, *sorted(data.draw(st.tuples(*[st.integers(0, batch)] * 8)))[::-1]]
-            policy.checked(Ngram(tokens=8), seen[:-1], seen[1:])
+            policy.checked(Ngram(tokens=8), batch, seen[:-1], seen[1:])
         elif happened == "drafter":
             policy.drafter_swapped()
         elif happened == "weights":
@@ -115,7 +115,9 @@ def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
 
 
 class _Deaf(AdaptivePolicy):
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         pass
 
 

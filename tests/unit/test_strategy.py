@@ -3,6 +3,7 @@
 import pytest
 
 from tlt.policies.acceptance import Acceptance
+from tlt.policies.acceptances import ByBatch
 from tlt.policies.adaptive import AdaptivePolicy
 from tlt.policies.bandit import BucketBandit
 from tlt.strategies import Draft, Ngram, Off
@@ -62,3 +63,23 @@ def test_what_was_not_seen_takes_after_what_was() -> None:
     other.observe([1000, 300], [300, 90])
     assert other.gains(2)[2] == pytest.approx(0.3 + 0.09, abs=0.02)
     assert one.gains(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
+
+
+def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> None:
+    acceptances = ByBatch(0.6, memory=100.0)
+
+    def first(batch: int) -> float:
+        return acceptances.at(batch).gains(1)[1]
+
+    assert first(4) == 0.6
+    acceptances.observe(60, [1000], [100])
+    assert first(64) == first(5) == first(300) == pytest.approx(0.1, abs=0.01)
+    acceptances.observe(2, [8], [8])
+    assert first(2) > 0.5
+    assert first(1) == first(2)
+    assert first(3) == first(64)
+    assert acceptances.at(2).doubt(1) > acceptances.at(64).doubt(1)
+    before = [acceptances.at(batch).doubt(1) for batch in (2, 64)]
+    acceptances.fade(1.0, most=4.0)
+    faded = [acceptances.at(batch).doubt(1) for batch in (2, 64)]
+    assert all(now > then for now, then in zip(faded, before, strict=True))

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import assert_never
 
-from tlt.policies.acceptance import Acceptance
+from tlt.policies.acceptances import ByBatch, Pooled
 from tlt.policies.allowance import Allowance
 from tlt.policies.round_costs import Correction, DraftingCost, PassCost, pass_seconds
 from tlt.policies.strategy import Choice, Why
@@ -46,7 +46,7 @@ _MEMORY_NGRAM = 100.0
 class _Proposer:
     """One way of drafting: what a token of it costs and how many are accepted."""
 
-    def __init__(self, cost: DraftingCost, acceptance: Acceptance) -> None:
+    def __init__(self, cost: DraftingCost, acceptance: Pooled | ByBatch) -> None:
         self.cost = cost
         self.acceptance = acceptance
 
@@ -62,12 +62,11 @@ class _Arm:
         self.passing = passing
         self.drafting = Correction()
 
-    @property
-    def tokens(self) -> float:
+    def tokens(self, batch: int) -> float:
         """Of a round and row, as far as is known."""
         if self.proposer is None:
             return 1.0
-        return 1.0 + self.proposer.acceptance.gains(self.drafted)[self.drafted]
+        return 1.0 + self.proposer.acceptance.at(batch).gains(self.drafted)[self.drafted]
 
 
 class _Stretch:
@@ -106,7 +105,7 @@ class _Decision:
         self.choice = Choice(arm.strategy, speed, why)
         self.batch = batch
         self.best_speed = best_speed
-        self.round_seconds = batch * arm.tokens / speed
+        self.round_seconds = batch * arm.tokens(batch) / speed
         self.rounds_left = _trial_rounds(batch) if why == "explore" else _HELD_ROUNDS
 
 
@@ -114,11 +113,12 @@ class AdaptivePolicy:
     def __init__(self) -> None:
         drafter = DraftingCost(_DRAFTER_STEP)
         self._passes = PassCost()
-        ngram_acceptance = Acceptance(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
-        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), ngram_acceptance)
-        self._noisy = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
-        self._best_guess = _Proposer(drafter, Acceptance(_FIRST_ACCEPTANCE))
-        self._noisy.acceptance.take_after(self._best_guess.acceptance)
+        ngrams = ByBatch(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
+        noisy, best_guess = Pooled(_FIRST_ACCEPTANCE), Pooled(_FIRST_ACCEPTANCE)
+        noisy.take_after(best_guess)
+        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), ngrams)
+        self._noisy = _Proposer(drafter, noisy)
+        self._best_guess = _Proposer(drafter, best_guess)
         self._arms: dict[Strategy, _Arm] = {}
         self._offered: list[_Arm] = []
         self._decision: _Decision | None = None
@@ -164,10 +164,12 @@ class AdaptivePolicy:
             stretch = self._stretch = _Stretch(self._arm(strategy), batch, context)
         stretch.add(seconds, drafting, reached, accepted, width)
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         proposer = self._arm(strategy).proposer
         if proposer is not None:
-            proposer.acceptance.observe(reached, accepted)
+            proposer.acceptance.observe(batch, reached, accepted)
 
     def drafter_swapped(self) -> None:
         self._learn()
@@ -234,7 +236,7 @@ class AdaptivePolicy:
                     each[cost] = cost.at(place)
                 own = math.exp(arm.drafting.at(knot, upper))
                 seconds += arm.drafted * each[cost] * own
-            speeds.append(batch * arm.tokens / seconds)
+            speeds.append(batch * arm.tokens(batch) / seconds)
         return speeds
 
     def _worth_trying(self, batch: int, context: int, speeds: list[float], best: int) -> int | None:
@@ -242,7 +244,8 @@ class AdaptivePolicy:
         found, most = None, 0.0
         for index, (arm, speed) in enumerate(zip(self._offered, speeds, strict=True)):
             rounds = _trial_rounds(batch) * (1.0 - speed / speeds[best])
-            if index == best or rounds * batch * arm.tokens / speed > self._allowance.seconds:
+            seconds = rounds * batch * arm.tokens(batch) / speed
+            if index == best or seconds > self._allowance.seconds:
                 continue
             behind = math.log(speeds[best] / speed)
             worth = _HORIZON * _expected_gain(behind, self._doubt(arm, batch, context))
@@ -254,7 +257,7 @@ class AdaptivePolicy:
         """The standard deviation of the logarithm of its speed against that of a plain step."""
         variance = self._passes.doubt(batch, context, arm.drafted, arm.passing)
         if arm.proposer is not None:
-            variance += arm.proposer.acceptance.doubt(arm.drafted) ** 2
+            variance += arm.proposer.acceptance.at(batch).doubt(arm.drafted) ** 2
         return math.sqrt(variance)
 
     # --- learning -------------------------------------------------------------------------------
@@ -267,7 +270,8 @@ class AdaptivePolicy:
             return
         self._learn_costs(stretch)
         if stretch.arm.proposer is not None:
-            stretch.arm.proposer.acceptance.observe(stretch.reached, stretch.accepted)
+            seen = (stretch.batch, stretch.reached, stretch.accepted)
+            stretch.arm.proposer.acceptance.observe(*seen)
         self._last_cost = None if stretch.arm.proposer is None else stretch.arm.proposer.cost
         if decision is not None and decision.choice.strategy == stretch.arm.strategy:
             self._account(stretch, decision)

@@ -53,7 +53,9 @@ class BucketBandit:
             window = self._seen.setdefault((bucket_of(batch), strategy), deque(maxlen=self._window))
             window.append((batch + sum(accepted)) / batch / seconds)
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """It knows speeds alone."""
 
     def drafter_swapped(self) -> None:

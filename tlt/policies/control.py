@@ -80,8 +80,10 @@ class Control:
             bucket.rounds += 1
             bucket.seconds += seconds
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
-        self._policy.checked(strategy, reached, accepted)
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        self._policy.checked(strategy, batch, reached, accepted)
 
     def drafter_swapped(self) -> None:
         self._policy.drafter_swapped()

@@ -34,6 +34,8 @@ _ROWS = 1024
 # a purchase must be predicted to save so many times what it costs
 _MARGIN = 2.0
 _PURCHASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+# of the steps to come, those that are looked at
+_PLACES = 16
 # guesses in a row, as canaries count accept lengths
 CANARY_DEPTH = 6
 # of accept length, before one drafter counts as better than another
@@ -50,13 +52,16 @@ _UNMEASURED = {False: curve(None, ()), True: curve(_NAMED, ())}
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     """What of the job is still to come, as far as the drafter can make it shorter."""
 
-    # of rolling out, at today's pace
+    steps: int
+    # of rolling out in each of them, at today's pace
     seconds: float
     members: int
     # how many times as fast as plain decoding it goes without a drafter
     undrafted: float
     # micro-batches for which there is something to learn
     most: float = math.inf
+    # micro-batches a step that cost nothing
+    idle: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,13 +78,16 @@ def outlook(
     members: int,
     undrafted: float,
     most: float = math.inf,
+    idle: float = 0.0,
 ) -> Outlook:
     """`steps`: rounds of answers that are still to be opened."""
     return Outlook(
-        seconds=max(0.0, rolled_seconds) * max(0, steps),
+        steps=max(0, steps),
+        seconds=max(0.0, rolled_seconds),
         members=members,
         undrafted=undrafted,
         most=most,
+        idle=idle,
     )
 
 
@@ -93,7 +101,7 @@ def worth_training(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: St
     expected = _hoped(spec, schooling)
     verdicts: list[Verdict] = []
     for updates in _STRETCHES:
-        saved = _saved(expected, updates, ahead)
+        saved = ahead.steps * _saved_in_a_step(expected, 0.0, updates, ahead)
         cost = _SLOWED * updates / _rate(schooling)
         why = f"accept length {expected.now:.2f} now, {expected.after(updates):.2f} expected"
         verdicts.append(Verdict(worth=saved > cost, saved=saved, cost=cost, why=why))
@@ -114,7 +122,7 @@ def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) ->
     rate = ahead.members * _rate(schooling) * (_MERGED if ahead.members > 1 else 1.0)
     for seconds in _PURCHASES:
         updates = min(seconds * rate, ahead.most)
-        saved = _saved(expected, updates, ahead)
+        saved = _saved_beside_idling(expected, updates, ahead)
         if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
             after = expected.after(updates)
             why = f"accept length {expected.now:.2f} now, {after:.2f} expected"
@@ -125,6 +133,11 @@ def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) ->
 def to_learn(schooling: Schooling) -> float:
     """Micro-batches, until all answers were read as often as is worth seconds that are bought."""
     return max(0.0, _READINGS * schooling.tokens / _ROWS - schooling.updates)
+
+
+def taught_idly(schooling: Schooling, steps: int) -> float:
+    """Micro-batches a step, in so many of them."""
+    return schooling.idle_updates / max(1, steps)
 
 
 def counts(canary: Canary) -> bool:
@@ -239,9 +252,19 @@ def _rate(schooling: Schooling) -> float:
     return schooling.updates / schooling.seconds
 
 
-def _saved(expected: Curve, updates: float, ahead: Outlook) -> float:
-    now, then = (
-        max(ahead.undrafted, pace.with_drafter(length))
-        for length in (expected.now, expected.after(updates))
+def _saved_beside_idling(expected: Curve, updates: float, ahead: Outlook) -> float:
+    """Idle seconds teach as well: where they do, what is bought is only ahead of its time."""
+    places = min(ahead.steps, _PLACES)
+    idly = (ahead.idle * ahead.steps * (place + 0.5) / places for place in range(places))
+    return sum(
+        ahead.steps / places * _saved_in_a_step(expected, before, updates, ahead) for before in idly
     )
-    return ahead.seconds * (1.0 - now / then)
+
+
+def _saved_in_a_step(expected: Curve, before: float, updates: float, ahead: Outlook) -> float:
+    """By so many micro-batches that come after so many others."""
+    without, then = (
+        max(ahead.undrafted, pace.with_drafter(expected.after(count)))
+        for count in (before, before + updates)
+    )
+    return ahead.seconds * (1.0 - without / then)

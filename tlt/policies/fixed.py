@@ -30,7 +30,9 @@ class Fixed:
     ) -> None:
         pass
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         pass
 
     def drafter_swapped(self) -> None:

@@ -196,10 +196,12 @@ def learned(turn: Turn, event: DrafterLearned) -> None:
     if delta.number <= schooling.handed_in.get(delta.member, -1):
         trunks.release(turn, (delta.blob,))  # it came late, or again
         return
+    idle = state.phase is not Phase.DRAFTING
     trunks.change(
         turn,
         handed_in={**schooling.handed_in, delta.member: delta.number},
         updates=schooling.updates + event.updates,
+        idle_updates=schooling.idle_updates + (event.updates if idle else 0),
         seconds=schooling.seconds + event.seconds + event.reading_seconds,
         bought=max(0.0, schooling.bought - event.seconds - event.reading_seconds),
     )
@@ -328,4 +330,5 @@ def _ahead(turn: Turn) -> drafting.Outlook:
     steps = state.spec.algorithm.steps - state.step - opened
     undrafted = state.schooling.undrafted or pace.without(state.spec, state.spending)
     most = drafting.to_learn(state.schooling)
-    return drafting.outlook(steps, rolled, members, undrafted, most)
+    idle = drafting.taught_idly(state.schooling, state.step + 1)
+    return drafting.outlook(steps, rolled, members, undrafted, most, idle)

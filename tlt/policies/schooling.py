@@ -57,6 +57,8 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     # micro-batches of all members, and the seconds that they took
     updates: int = 0
     seconds: float = 0.0
+    # of them, those for which no seconds were bought
+    idle_updates: int = 0
     # of the seconds that were bought, those of all members that are still to come
     bought: float = 0.0
     # how often training has not been worth it in a row, and the step before which nobody tries

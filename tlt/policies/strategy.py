@@ -54,7 +54,9 @@ class StrategyPolicy(Protocol):
         """
         ...
 
-    def checked(self, strategy: Strategy, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """What it would have come to while another way decoded: counts as `observe` has them."""
         ...
 

@@ -27,6 +27,7 @@ class _Guess(NamedTuple):
 class Judged(NamedTuple):
     """As `StrategyPolicy.observe` has it."""
 
+    batch: int
     reached: list[int]
     accepted: list[int]
 
@@ -39,12 +40,13 @@ class Checks:
         self._most = most
         # by row that is followed
         self._guesses: dict[int, _Guess] = {}
-        self._rounds = 0
+        self._rounds = self._batch = 0
         self._judged = self._nothing()
 
     def look(self, batch: Batch) -> None:
         """After a round."""
         self._rounds += 1
+        self._batch = len(batch.rows)
         if self._rounds % _READ_ROUNDS == 0:
             self._lookup.read(batch)
         for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
@@ -65,7 +67,7 @@ class Checks:
         if self._judged.reached[0] < least:
             return None
         judged, self._judged = self._judged, self._nothing()
-        return judged
+        return judged._replace(batch=self._batch)
 
     def _judge(self, guess: _Guess, index: int, place: int, over: bool) -> bool:
         """Whether it is known how far it is right, or the row has ended."""
@@ -86,4 +88,4 @@ class Checks:
         return True
 
     def _nothing(self) -> Judged:
-        return Judged([0] * self._most, [0] * self._most)
+        return Judged(self._batch, [0] * self._most, [0] * self._most)
