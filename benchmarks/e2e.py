@@ -7,8 +7,9 @@ Each has the number of slots that `benchmarks.sweep` found best for it, and all 
 settings that it found. A step's seconds are its rollout's and those until new weights are out.
 
 With 64 answers a worker a drafter shows what it saves where batches are large, with 16 what it
-saves in the tail of a large cluster: there jobs begin without one, too, where there is least to
-learn from. A last round with 64 is left out where the machine would need more than an hour for it.
+saves in the tail of a large cluster. All of it fits into an hour: so jobs that begin without a
+drafter have 16, where there is least to learn from, and a last round with 64 is left out where the
+machine would need more for it.
 """
 
 import argparse

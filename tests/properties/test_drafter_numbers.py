@@ -187,7 +187,9 @@ def test_few_answers_are_not_bought_more_readings_than_they_are_worth() -> None:
     spec = small_spec(steps=30, train="auto")
 
     def bought(tokens: int, updates: int) -> drafting.Verdict:
-        schooling = Schooling(tokens=tokens, updates=updates, seconds=updates / 10.0)
+        schooling = Schooling(
+            tokens=tokens, updates=updates, read=1024 * updates, seconds=updates / 10.0
+        )
         ahead = drafting.outlook(29, 6.0, 2, 1.25, drafting.to_learn(schooling))
         return drafting.purchase(spec, schooling, ahead, _START)
 

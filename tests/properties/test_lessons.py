@@ -475,6 +475,24 @@ def test_what_turns_out_not_to_pay_is_not_bought_any_longer() -> None:
     finish(world)
 
 
+def test_what_is_learned_counts_by_whether_it_was_paid_for() -> None:
+    idle = Classroom().open_school()
+    idle.teach()
+    idle.settle()
+    free = idle.state.schooling
+    assert free.idle_updates == free.updates > 0
+    assert free.read == 1024 * free.updates
+    world = _bought(merge_every=50)
+    before = world.state.schooling
+    for life in world.lives.values():
+        world.teach(life=life)
+    world.settle()
+    after = world.state.schooling
+    assert after.updates > before.updates
+    assert after.idle_updates == before.idle_updates
+    assert after.tokens > 0
+
+
 _SCHOOL = ("study", "hand_in", "merge", "dismiss")
 
 

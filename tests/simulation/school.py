@@ -37,6 +37,8 @@ SHAPE = Digest("shape")
 OTHER_SHAPE = Digest("other shape")
 # of a micro-batch
 _SECONDS = 0.1
+# that a micro-batch reads
+_ROWS = 1024
 _BATCHES = 6
 # the next drafter's accept length, as a multiple of what is in use
 _BETTER, _SAME, _WORSE = 1.3, 0.97, 0.5
@@ -246,7 +248,7 @@ class School:
             policy=PolicyVersion(life.version),
             delta=delta,
             updates=updates,
-            tokens=Lessons(own=updates),
+            tokens=Lessons(own=_ROWS * updates),
             seconds=seconds,
             reading_seconds=0.0,
             publishing_seconds=0.01,

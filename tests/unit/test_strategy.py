@@ -69,7 +69,7 @@ def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> No
     acceptances = ByBatch(0.6, memory=100.0)
 
     def first(batch: int) -> float:
-        return acceptances.at(batch).gains(1)[1]
+        return acceptances.gains(batch, 1)[1]
 
     assert first(4) == 0.6
     acceptances.observe(60, [1000], [100])
@@ -78,8 +78,9 @@ def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> No
     assert first(2) > 0.5
     assert first(1) == first(2)
     assert first(3) == first(64)
-    assert acceptances.at(2).doubt(1) > acceptances.at(64).doubt(1)
-    before = [acceptances.at(batch).doubt(1) for batch in (2, 64)]
+    assert acceptances.doubt(2, 1) > acceptances.doubt(64, 1)
+    assert acceptances.doubt(3, 1) > acceptances.doubt(64, 1)
+    before = [acceptances.doubt(batch, 1) for batch in (2, 64)]
     acceptances.fade(1.0, most=4.0)
-    faded = [acceptances.at(batch).doubt(1) for batch in (2, 64)]
+    faded = [acceptances.doubt(batch, 1) for batch in (2, 64)]
     assert all(now > then for now, then in zip(faded, before, strict=True))

@@ -8,7 +8,7 @@ from typing import Final
 from tlt.policies.acceptance import Acceptance
 from tlt.policies.strategy import bucket_of
 
-# rows that what was seen with more answers counts for
+# rows that what was seen with more answers counts for, or with fewer
 _NEIGHBOUR = 8.0
 
 
@@ -19,8 +19,11 @@ class Pooled:
     def take_after(self, other: "Pooled") -> None:
         self._acceptance.take_after(other._acceptance)
 
-    def at(self, batch: int) -> Acceptance:
-        return self._acceptance
+    def gains(self, batch: int, depth: int) -> Sequence[float]:
+        return self._acceptance.gains(depth)
+
+    def doubt(self, batch: int, depth: int) -> float:
+        return self._acceptance.doubt(depth)
 
     def observe(self, batch: int, reached: Sequence[int], accepted: Sequence[int]) -> None:
         self._acceptance.observe(reached, accepted)
@@ -38,22 +41,31 @@ class ByBatch:
         self._unseen: Final = Acceptance(first, memory)
         self._buckets: dict[int, Acceptance] = {}
 
-    def at(self, batch: int) -> Acceptance:
-        """To be read; of the next larger batches that were seen, or else of the next smaller."""
+    def gains(self, batch: int, depth: int) -> Sequence[float]:
         bucket = bucket_of(batch)
-        if bucket in self._buckets:
-            return self._buckets[bucket]
-        larger = [each for each in self._buckets if each > bucket]
-        nearest = min(larger) if larger else max(self._buckets, default=None)
-        return self._unseen if nearest is None else self._buckets[nearest]
+        return (self._buckets.get(bucket) or self._nearest(bucket)).gains(depth)
+
+    def doubt(self, batch: int, depth: int) -> float:
+        bucket = bucket_of(batch)
+        return (self._buckets.get(bucket) or self._as_nearest(bucket)).doubt(depth)
 
     def observe(self, batch: int, reached: Sequence[int], accepted: Sequence[int]) -> None:
         bucket = bucket_of(batch)
         if bucket not in self._buckets:
-            self._buckets[bucket] = deepcopy(self.at(batch))
-            self._buckets[bucket].fade(1.0, most=_NEIGHBOUR)
+            self._buckets[bucket] = self._as_nearest(bucket)
         self._buckets[bucket].observe(reached, accepted)
 
     def fade(self, share: float, most: float = math.inf) -> None:
         for acceptance in self._buckets.values():
             acceptance.fade(share, most)
+
+    def _nearest(self, bucket: int) -> Acceptance:
+        """Of the next larger batches that were seen, or else of the next smaller."""
+        larger = [each for each in self._buckets if each > bucket]
+        nearest = min(larger) if larger else max(self._buckets, default=None)
+        return self._unseen if nearest is None else self._buckets[nearest]
+
+    def _as_nearest(self, bucket: int) -> Acceptance:
+        guessed = deepcopy(self._nearest(bucket))
+        guessed.fade(1.0, most=_NEIGHBOUR)
+        return guessed

@@ -66,7 +66,7 @@ class _Arm:
         """Of a round and row, as far as is known."""
         if self.proposer is None:
             return 1.0
-        return 1.0 + self.proposer.acceptance.at(batch).gains(self.drafted)[self.drafted]
+        return 1.0 + self.proposer.acceptance.gains(batch, self.drafted)[self.drafted]
 
 
 class _Stretch:
@@ -257,7 +257,7 @@ class AdaptivePolicy:
         """The standard deviation of the logarithm of its speed against that of a plain step."""
         variance = self._passes.doubt(batch, context, arm.drafted, arm.passing)
         if arm.proposer is not None:
-            variance += arm.proposer.acceptance.at(batch).doubt(arm.drafted) ** 2
+            variance += arm.proposer.acceptance.doubt(batch, arm.drafted) ** 2
         return math.sqrt(variance)
 
     # --- learning -------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ _MERGED = 0.85
 # with 128 of them, a drafter that came to 2.5 by sixteen readings stayed there, and gained .8 from
 # the answers of two further steps.
 _READINGS = 15
-# rows of a micro-batch, as `learn.drafter.recipe` has them
-_ROWS = 1024
+# rows of a micro-batch, before any was heard of
+_USUAL_ROWS = 1024.0
 # a purchase must be predicted to save so many times what it costs
 _MARGIN = 2.0
 _PURCHASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -132,7 +132,9 @@ def purchase(spec: JobSpec, schooling: Schooling, ahead: Outlook, step: Step) ->
 
 def to_learn(schooling: Schooling) -> float:
     """Micro-batches, until all answers were read as often as is worth seconds that are bought."""
-    return max(0.0, _READINGS * schooling.tokens / _ROWS - schooling.updates)
+    heard = schooling.updates > 0 and schooling.read > 0
+    rows = schooling.read / schooling.updates if heard else _USUAL_ROWS
+    return max(0.0, _READINGS * schooling.tokens - schooling.read) / rows
 
 
 def taught_idly(schooling: Schooling, steps: int) -> float:
@@ -263,8 +265,8 @@ def _saved_beside_idling(expected: Curve, updates: float, ahead: Outlook) -> flo
 
 def _saved_in_a_step(expected: Curve, before: float, updates: float, ahead: Outlook) -> float:
     """By so many micro-batches that come after so many others."""
-    without, then = (
+    now, without, then = (
         max(ahead.undrafted, pace.with_drafter(expected.after(count)))
-        for count in (before, before + updates)
+        for count in (0.0, before, before + updates)
     )
-    return ahead.seconds * (1.0 - without / then)
+    return ahead.seconds * (now / without - now / then)

@@ -201,6 +201,7 @@ def learned(turn: Turn, event: DrafterLearned) -> None:
         turn,
         handed_in={**schooling.handed_in, delta.member: delta.number},
         updates=schooling.updates + event.updates,
+        read=schooling.read + event.tokens.total,
         idle_updates=schooling.idle_updates + (event.updates if idle else 0),
         seconds=schooling.seconds + event.seconds + event.reading_seconds,
         bought=max(0.0, schooling.bought - event.seconds - event.reading_seconds),

@@ -54,8 +54,9 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     measured: Step = Step(0)
     # of answers that may be learned from, in all steps
     tokens: int = 0
-    # micro-batches of all members, and the seconds that they took
+    # micro-batches of all members, what they read of them, and the seconds that they took
     updates: int = 0
+    read: int = 0
     seconds: float = 0.0
     # of them, those for which no seconds were bought
     idle_updates: int = 0

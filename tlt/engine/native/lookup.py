@@ -1,6 +1,6 @@
 """N-grams of the rows that run: what they write is read into the index when somebody looks up."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
@@ -32,12 +32,17 @@ class Lookup:
         padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
         return torch.tensor(padded, device=self._slots.tokens.device)
 
-    def read(self, batch: Batch) -> None:
+    def read(self, batch: Batch, but: Container[int] = ()) -> None:
         for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
-            self._read(row, index, place)
+            if row.request.id not in but:
+                self._read(row, index, place)
+
+    def read_to(self, row: Row) -> int:
+        """The place of its last token that the index holds."""
+        return len(row.request.prompt) + self._indexed.get(row.request.id, 0) - 1
 
     def guess(self, row: Row, index: int, place: int, most: int) -> list[int]:
-        """What may follow this row's newest token."""
+        """What may follow this row's token there, where no later one was read."""
         self._read(row, index, place)
         return self._ngrams.propose(row.request.id, most).tokens
 

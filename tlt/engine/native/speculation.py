@@ -43,6 +43,8 @@ class Speculation:
             self._checks = Checks(self._lookup, slots, max(ngrams))
         self._fixed: Strategy = Off()
         self._policy: StrategyPolicy | None = None
+        # rows of the last round
+        self._batch = 0
         self._dice = Random(0)
         self._tallies = Tallies()
 
@@ -110,6 +112,7 @@ class Speculation:
     def observe(self, choice: Choice, round: "Round", batch: Batch, verdict: Verdict) -> None:
         """`batch` as it is after the round."""
         work = round.work()
+        self._batch = round.rows
         self._check(choice, batch)
         seconds = perf_counter() - round.began
         drafter = self.version if isinstance(choice.strategy, Draft) else None
@@ -164,7 +167,7 @@ class Speculation:
             return
         judged = self._checks.taken(least)
         if judged is not None:
-            self._policy.checked(Ngram(tokens=len(judged.reached)), *judged)
+            self._policy.checked(Ngram(tokens=len(judged.reached)), self._batch, *judged)
 
     def _made(self, drafter: Drafter, policy: Weights) -> Drafting:
         return Drafting(drafter, policy, self._slots, self._count, max(self.longest, 1))
