@@ -8,7 +8,7 @@ settings that it found. A step's seconds are its rollout's and those until new w
 
 With 64 answers a worker a drafter shows what it saves where batches are large, with 16 what it
 saves in the tail of a large cluster. All of it fits into an hour: so jobs that begin without a
-drafter have 16, where there is least to learn from, and a last round with 64 is left out where the
+drafter have 32, fewer to learn from than 64, and a last round with 64 is left out where the
 machine would need more for it. What is left of the hour goes to what training beside such
 short rollouts costs them.
 """
@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,24 @@ from tlt.policies.ledger import Drafting
 _Jobs = dict[str, list[Job]]
 
 _STEPS, _COLD_STEPS = 10, 30
-# of n-grams where they are not compared with a cold drafter
-_FEW_STEPS = 5
 _ROUNDS, _FEW_ROUNDS, _MORE_ROUNDS = 4, 2, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
 # of tokens that drafters learn from
 _ORIGINS = ("own", "others", "running", "previous")
-# 16 answers a worker instead of 64
-_TAIL = ("algorithm.prompts_per_step=2", "algorithm.minibatches=1")
-_WHOLE = ("off", "n-gram", "frozen", "warm")
-_TAILS = ("off", "n-gram", "cold", "frozen", "warm", "forced")
-# of these, in the first rounds, jobs as long as one needs that has no drafter to begin with
-_LONG = ("off", "n-gram", "cold")
-# in every round; others in the first ones
+# with 64 answers a worker, 32, and 16; of 32, jobs as long as one needs that has no drafter
+# to begin with
+_WHOLE = ("off", "frozen", "warm")
+_COLD = ("off", "n-gram", "cold")
+_TAILS = ("off", "n-gram", "frozen", "warm", "forced")
+_OF_WHOLE = (f"algorithm.steps={_STEPS}",)
+_OF_COLD = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
+_OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
+# of 16, in every round; others in the first ones
 _OFTEN = ("off", "frozen", "warm")
-# 16 answers a worker, while there is time
+# and these while there is time
 _IDLING = ("frozen", "warm", "forced")
 # a session's first job pays for what the machine has yet to read and to build
-_FIRST = ("algorithm.steps=1",)
+_FIRST = (*_OF_TAIL, "algorithm.steps=1")
 
 
 def main() -> None:
@@ -57,72 +57,63 @@ def main() -> None:
     out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
     began = time.monotonic()
     with session():
-        run("off", 1, *_FIRST, *_TAIL, *best_settings("off"))
-        whole, tail = _take_turns(rounds, began + _SECONDS - _SPARE_SECONDS)
+        run("off", 1, *_FIRST, *best_settings("off"))
+        whole, cold, tail = _take_turns(rounds, began + _SECONDS - _SPARE_SECONDS)
     seconds = time.monotonic() - began
-    claims = [*_warm(whole, tail), *_cold(tail), *_idle(tail), _hour(seconds)]
+    claims = [*_warm(whole, tail), *_cold(cold), *_idle(tail), _hour(seconds)]
     details = {
         "ratios": {
             "64 answers a worker": _table(whole, _STEPS),
             "16 answers a worker": _table(tail, _STEPS),
-            f"16 answers a worker, {_COLD_STEPS} steps": _table(_long(tail), _COLD_STEPS),
+            f"32 answers a worker, {_COLD_STEPS} steps": _table(cold, _COLD_STEPS),
         },
         "intervals": {
             "frozen_over_tlt": _shown(ratio(whole["frozen"], whole["warm"], _whole, _STEPS)),
-            "cold_ngram_over_tlt": _shown(ratio(tail["n-gram"], tail["cold"], _whole)),
+            "cold_ngram_over_tlt": _shown(ratio(cold["n-gram"], cold["cold"], _whole)),
             "tail_frozen_over_tlt": _shown(ratio(tail["frozen"], tail["warm"], _whole, _STEPS)),
             "rollout_slowdown": _shown(ratio(tail["forced"], tail["frozen"], _rollout, _STEPS)),
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
-        "ahead_of_off_from_step": _ahead_from(_long(tail)),
+        "ahead_of_off_from_step": _ahead_from(cold),
         "slower_while_somebody_trained": round(_slower_beside(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
+        "stacks_cold": {name: _account(jobs) for name, jobs in cold.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
-        "settings": {name: best_settings(name) for name in (*whole, *tail)},
+        "settings": {name: best_settings(name) for name in {**whole, **cold, **tail}},
         "engine": _claims_of("engine"),
     }
     write_result("e2e", claims, details, seconds, out)
 
 
-def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs]:
-    """Jobs with 64 answers a worker, and with 16."""
-    whole, tail = _Jobs(), _Jobs()
+def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
+    """Jobs with 64 answers a worker, with 32, and with 16."""
+    whole, cold, tail = _Jobs(), _Jobs(), _Jobs()
     longest = 0.0
     for round_ in range(rounds - 1):
-        longest = max(longest, _turn(whole, round_, _WHOLE, _OFTEN, _whole_settings))
-        _turn(tail, round_, _TAILS, _OFTEN, _tail_settings)
-    lately = _turn(tail, rounds - 1, _TAILS, _OFTEN, _tail_settings)
+        longest = max(longest, _turn(whole, round_, _WHOLE, _OF_WHOLE))
+        if round_ < _FEW_ROUNDS:
+            _turn(cold, round_, _COLD, _OF_COLD)
+        _turn(tail, round_, _of_round(round_), _OF_TAIL)
+    lately = _turn(tail, rounds - 1, _of_round(rounds - 1), _OF_TAIL)
     if time.monotonic() + longest < end:
-        _turn(whole, rounds - 1, _WHOLE, _OFTEN, _whole_settings)
+        _turn(whole, rounds - 1, _WHOLE, _OF_WHOLE)
     for round_ in range(rounds, rounds + _MORE_ROUNDS):
         if time.monotonic() + lately < end:
-            lately = _turn(tail, round_, _IDLING, _IDLING, _tail_settings)
-    return whole, tail
+            lately = _turn(tail, round_, _IDLING, _OF_TAIL)
+    return whole, cold, tail
 
 
-def _turn(
-    jobs: _Jobs,
-    round_: int,
-    stacks: Sequence[str],
-    often: Sequence[str],
-    settings: Callable[[str, int], tuple[str, ...]],
-) -> float:
+def _of_round(round_: int) -> tuple[str, ...]:
+    return _TAILS if round_ < _FEW_ROUNDS else _OFTEN
+
+
+def _turn(jobs: _Jobs, round_: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
     """The seconds that it took."""
     began = time.monotonic()
     for stack in stacks[:: -1 if round_ % 2 else 1]:
-        if stack in often or round_ < _FEW_ROUNDS:
-            job = run(stack, 1 + round_, *settings(stack, round_), *best_settings(stack))
-            jobs.setdefault(stack, []).append(job)
+        job = run(stack, 1 + round_, *settings, *best_settings(stack))
+        jobs.setdefault(stack, []).append(job)
     return time.monotonic() - began
-
-
-def _whole_settings(stack: str, round_: int) -> tuple[str, ...]:
-    return (f"algorithm.steps={_FEW_STEPS if stack == 'n-gram' else _STEPS}",)
-
-
-def _tail_settings(stack: str, round_: int) -> tuple[str, ...]:
-    long = stack in _LONG and round_ < _FEW_ROUNDS
-    return (f"algorithm.steps={_COLD_STEPS if long else _STEPS}", *_TAIL)
 
 
 def _rollout(step: StepTime) -> float:
@@ -131,11 +122,6 @@ def _rollout(step: StepTime) -> float:
 
 def _whole(step: StepTime) -> float:
     return step.whole
-
-
-def _long(whole: _Jobs) -> _Jobs:
-    jobs = {name: [j for j in jobs if len(j.steps) == _COLD_STEPS] for name, jobs in whole.items()}
-    return {name: found for name, found in jobs.items() if found}
 
 
 def _warm(whole: _Jobs, tail: _Jobs) -> list[Claim]:
@@ -166,10 +152,10 @@ def _rollout_share(jobs: Sequence[Job], most: int) -> float:
     return math.fsum(s.rollout for s in steps) / math.fsum(s.whole for s in steps)
 
 
-def _cold(tail: _Jobs) -> list[Claim]:
-    off = ratio(tail["off"], tail["cold"], _whole)
-    ngram = ratio(tail["n-gram"], tail["cold"], _whole)
-    learned = [d.tokens for d in _drafting(tail["cold"])]
+def _cold(jobs: _Jobs) -> list[Claim]:
+    off = ratio(jobs["off"], jobs["cold"], _whole)
+    ngram = ratio(jobs["n-gram"], jobs["cold"], _whole)
+    learned = [d.tokens for d in _drafting(jobs["cold"])]
     least = min(sum(getattr(tokens, origin) for tokens in learned) for origin in _ORIGINS)
     return [
         Claim(name="e2e.least_tokens_of_an_origin", value=least, unit="tokens", bar=1),
