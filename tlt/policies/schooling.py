@@ -58,7 +58,7 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     read: int = 0
     seconds: float = 0.0
-    # of them, those for which no seconds were bought
+    # of the micro-batches, those for which no seconds were bought
     idle_updates: int = 0
     # of the seconds that were bought, those of all members that are still to come
     bought: float = 0.0

@@ -154,8 +154,8 @@ class Speculation:
             self._lookup.ended(row, index, place)
 
     def _check(self, choice: Choice, batch: Batch) -> None:
-        """Where n-grams decode themselves they are judged by that; what speculation is measured
-        against decodes and does nothing else."""
+        """Where n-grams decode themselves they are judged by that (and by what was open before);
+        what speculation is measured against decodes and does nothing else."""
         if self._checks is None or self._policy is None:
             return
         if choice.why != "control" and not isinstance(choice.strategy, Ngram):
