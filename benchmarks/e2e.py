@@ -9,8 +9,8 @@ settings that it found. A step's seconds are its rollout's and those until new w
 With 64 answers a worker a drafter shows what it saves where batches are large, with 16 what it
 saves in the tail of a large cluster. All of it fits into an hour: so jobs that begin without a
 drafter have 32, fewer to learn from than 64, and a last round with 64 is left out where the
-machine would need more for it. What is left of the hour goes to what training beside such
-short rollouts costs them.
+machine would need more for it. What is left of the hour goes by turns to what being ready to
+train costs with 64, and to what training beside such short rollouts as 16 costs them.
 """
 
 import argparse
@@ -45,6 +45,7 @@ _OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1
 # of 16, in every round; others in the first ones
 _OFTEN = ("off", "frozen", "warm")
 # and these while there is time
+_SIDE_BY_SIDE = ("frozen", "warm")
 _IDLING = ("frozen", "warm", "forced")
 # a session's first job pays for what the machine has yet to read and to build
 _FIRST = (*_OF_TAIL, "algorithm.steps=1")
@@ -88,7 +89,7 @@ def main() -> None:
 def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
     """Jobs with 64 answers a worker, with 32, and with 16."""
     whole, cold, tail = _Jobs(), _Jobs(), _Jobs()
-    longest = 0.0
+    longest = pair = 0.0
     for round_ in range(rounds - 1):
         longest = max(longest, _turn(whole, round_, _WHOLE, _OF_WHOLE))
         if round_ < _FEW_ROUNDS:
@@ -98,6 +99,8 @@ def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
     if time.monotonic() + longest < end:
         _turn(whole, rounds - 1, _WHOLE, _OF_WHOLE)
     for round_ in range(rounds, rounds + _MORE_ROUNDS):
+        if time.monotonic() + (pair or longest) < end:
+            pair = _turn(whole, round_, _SIDE_BY_SIDE, _OF_WHOLE)
         if time.monotonic() + lately < end:
             lately = _turn(tail, round_, _IDLING, _OF_TAIL)
     return whole, cold, tail
