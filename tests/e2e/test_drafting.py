@@ -130,6 +130,7 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
         if any("trained on" in reason for reason in _lost(live, job)):
             break
     assert any("trained on" in reason for reason in _lost(live, job))
+    assert "its ranks trained on" in live.tlt("logs", job).stdout
     step = live.fold(job).step
     wait_until(lambda: live.fold(job).step > step, "the job to go on")
     live.tlt("cancel", job)

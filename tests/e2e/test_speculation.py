@@ -11,6 +11,7 @@ from tlt.messages import DrafterRefused, RolloutFinished, SpeculationStopped, St
 from tlt.models.drafter import DrafterConfig, new_drafter
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.folder import load_decoder
+from tlt.models.rope import PlainRope, Rope
 from tlt.store.journal import JournalEntry
 from tlt.strategies import Draft, Ngram, Off
 
@@ -19,7 +20,9 @@ DRAFTING = ("speculation.mode=static", "speculation.strategy={type: draft, depth
 CHOOSING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
 
 
-def drafter_of(policy: Path, folder: Path, vocabulary: int | None = None) -> Path:
+def drafter_of(
+    policy: Path, folder: Path, vocabulary: int | None = None, rope: Rope | None = None
+) -> Path:
     config = load_decoder(policy).config
     torch.manual_seed(0)
     drafter = new_drafter(
@@ -31,7 +34,7 @@ def drafter_of(policy: Path, folder: Path, vocabulary: int | None = None) -> Pat
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             norm_eps=config.norm_eps,
-            rope=config.rope,
+            rope=rope or config.rope,
             max_positions=config.max_positions,
             vocabulary=vocabulary or config.vocabulary,
             captured=(config.layers,),
@@ -85,7 +88,13 @@ def test_a_drafter_that_cannot_be_used_is_gone_without(
     torn = drafter_of(policy, tmp_path / "torn") / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:1000])
     unfit = drafter_of(policy, tmp_path / "unfit", vocabulary=99)
-    wrong = {tmp_path / "nowhere": "nowhere", torn.parent: "safetensors", unfit: "vocabulary"}
+    turned = drafter_of(policy, tmp_path / "turned", rope=PlainRope(theta=7.0))
+    wrong = {
+        tmp_path / "nowhere": "nowhere",
+        torn.parent: "safetensors",
+        unfit: "vocabulary",
+        turned: "rope theta",
+    }
     short = (*CHOOSING, "algorithm.steps=1")
     jobs = {live.submit(spec, *short, f"drafter.path={f}"): word for f, word in wrong.items()}
     for job, word in jobs.items():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from tests.engine import drafting
 from tests.engine.oracle import GREEDY, answers, ask, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
+from tlt.engine.native.lookup import Lookup
 from tlt.engine.ngrams import Ngrams
 from tlt.models.drafter import Drafter
 from tlt.models.folder import load_decoder
@@ -161,6 +163,39 @@ def test_what_others_are_measured_against_does_nothing_else(policy: Path) -> Non
     answers(made, [ask(i, PROMPT, Sampling(), 40) for i in range(8)])
     told(policy, made)
     assert strategies.checks == Sums()
+
+
+class Compared(Always):
+    """Eight rounds of each kind by turns."""
+
+    @property
+    def comparing(self) -> bool:
+        return self._rounds // 8 % 2 == 1
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        choice = super().choose(batch, context, random)
+        return msgspec.structs.replace(choice, why="control") if self.comparing else choice
+
+
+def test_what_was_guessed_before_is_judged_after(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks up anything meanwhile; guesses go on where the one that was open ends."""
+    strategies, begun = Compared(Off()), list[bool]()
+    look_up = Lookup.guess
+
+    def guess(*args: Any) -> list[int]:
+        begun.append(strategies.comparing)
+        return look_up(*args)
+
+    monkeypatch.setattr(Lookup, "guess", guess)
+    made = engine(policy, strategies)
+    written = answers(made, [ask(0, PROMPT, GREEDY, 100)])[0].tokens
+    told(policy, made)
+    assert len(written) == 100
+    assert len(begun) > 10
+    assert not any(begun)
+    assert strategies.checks == guessed([written], [1])
 
 
 def test_rows_move_end_and_are_cancelled_while_they_are_followed(policy: Path) -> None:
