@@ -41,14 +41,14 @@ _COLD = ("off", "n-gram", "cold")
 _TAILS = ("off", "n-gram", "frozen", "warm", "forced")
 _OF_WHOLE = (f"algorithm.steps={_STEPS}",)
 _OF_COLD = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
-_OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
+OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
 # of 16, in every round; others in the first ones
 _OFTEN = ("off", "frozen", "warm")
 # and these while there is time
 _SIDE_BY_SIDE = ("frozen", "warm")
 _IDLING = ("frozen", "warm", "forced")
 # a session's first job pays for what the machine has yet to read and to build
-_FIRST = (*_OF_TAIL, "algorithm.steps=1")
+FIRST = (*OF_TAIL, "algorithm.steps=1")
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
     began = time.monotonic()
     with session():
-        run("off", 1, *_FIRST, *best_settings("off"))
+        run("off", 1, *FIRST, *best_settings("off"))
         whole, cold, tail = _take_turns(rounds, began + _SECONDS - _SPARE_SECONDS)
     seconds = time.monotonic() - began
     claims = [*_warm(whole, tail), *_cold(cold), *_idle(tail), _hour(seconds)]
@@ -76,7 +76,7 @@ def main() -> None:
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
         "ahead_of_off_from_step": _ahead_from(cold),
-        "slower_while_somebody_trained": round(_slower_beside(tail), 3),
+        "slower_while_somebody_trained": round(slower_beside(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
         "stacks_cold": {name: _account(jobs) for name, jobs in cold.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
@@ -94,15 +94,15 @@ def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
         longest = max(longest, _turn(whole, round_, _WHOLE, _OF_WHOLE))
         if round_ < _FEW_ROUNDS:
             _turn(cold, round_, _COLD, _OF_COLD)
-        _turn(tail, round_, _of_round(round_), _OF_TAIL)
-    lately = _turn(tail, rounds - 1, _of_round(rounds - 1), _OF_TAIL)
+        _turn(tail, round_, _of_round(round_), OF_TAIL)
+    lately = _turn(tail, rounds - 1, _of_round(rounds - 1), OF_TAIL)
     if time.monotonic() + longest < end:
         _turn(whole, rounds - 1, _WHOLE, _OF_WHOLE)
     for round_ in range(rounds, rounds + _MORE_ROUNDS):
         if time.monotonic() + (pair or longest) < end:
             pair = _turn(whole, round_, _SIDE_BY_SIDE, _OF_WHOLE)
         if time.monotonic() + lately < end:
-            lately = _turn(tail, round_, _IDLING, _OF_TAIL)
+            lately = _turn(tail, round_, _IDLING, OF_TAIL)
     return whole, cold, tail
 
 
@@ -191,7 +191,7 @@ def _idle(tail: _Jobs) -> list[Claim]:
     ]
 
 
-def _slower_beside(tail: _Jobs) -> float:
+def slower_beside(tail: _Jobs) -> float:
     """What rollouts took longer, as a part of the seconds in which an idle worker trained."""
     frozen = {job.seed: job for job in tail["frozen"]}
     longer = [

@@ -1,0 +1,79 @@
+"""What rollouts lose while idle workers train beside them, over more jobs than `benchmarks.e2e` has.
+
+`python -m benchmarks.beside --out F.json`
+
+Jobs of 16 answers a worker by turns, in reversed order every other time, with the same seeds: one
+whose drafter stays as it is, one whose idle workers train whether it pays or not. Both with the
+same drafter at its plateau, so that what differs is that somebody trains, and that states are kept.
+"""
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.e2e import FIRST, OF_TAIL, slower_beside
+from benchmarks.result import Claim, write_result
+from benchmarks.stacks import Job, ratio, run, session
+from benchmarks.sweep import best_settings
+
+_STACKS = ("frozen", "forced")
+_ROUNDS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=_ROUNDS)
+    out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
+    began, jobs = time.monotonic(), {stack: list[Job]() for stack in _STACKS}
+    with session():
+        run("frozen", 1, *FIRST, *best_settings("frozen"))
+        for round_ in range(rounds):
+            for stack in _STACKS[:: -1 if round_ % 2 else 1]:
+                jobs[stack].append(run(stack, 1 + round_, *OF_TAIL, *best_settings(stack)))
+    slower = ratio(jobs["forced"], jobs["frozen"], lambda step: step.rollout)
+    beside, less = slower_beside(jobs), {"less_is_better": True}
+    claims = [
+        Claim(name="beside.rollout_slowdown", value=slower.value - 1, unit="", bar=0.1, **less),
+        Claim(name="beside.while_somebody_trained", value=beside, unit="", bar=0.1, **less),
+    ]
+    details = {
+        "rollout_slowdown": {name: round(value, 3) for name, value in slower._asdict().items()},
+        "by_seed": {seed: _pair(*pair) for seed, pair in _paired(jobs).items()},
+    }
+    write_result("beside", claims, details, time.monotonic() - began, out)
+
+
+def _paired(jobs: dict[str, list[Job]]) -> dict[int, tuple[Job, Job]]:
+    frozen = {job.seed: job for job in jobs["frozen"]}
+    return {job.seed: (frozen[job.seed], job) for job in jobs["forced"]}
+
+
+def _pair(frozen: Job, forced: Job) -> dict[str, Any]:
+    drafting = forced.snapshot.drafting
+    assert drafting is not None
+    return {
+        "rollouts": [_rollouts(frozen), _rollouts(forced)],
+        "trained_beside": round(drafting.idle_used, 2),
+        "slower_while_somebody_trained": round(
+            slower_beside({"frozen": [frozen], "forced": [forced]}), 3
+        ),
+        "saved": [_saved(frozen), _saved(forced)],
+    }
+
+
+def _rollouts(job: Job) -> float:
+    return round(math.fsum(step.rollout for step in job.steps), 2)
+
+
+def _saved(job: Job) -> list[float | None] | None:
+    """As the ledger tells it: device-seconds, and between which two they lie."""
+    if (saved := job.snapshot.saved) is None:
+        return None
+    return [v and round(v, 1) for v in (saved.total.seconds, saved.total.low, saved.total.high)]
+
+
+if __name__ == "__main__":
+    main()
