@@ -1,4 +1,4 @@
-"""What rollouts lose while idle workers train beside them, over more jobs than `benchmarks.e2e` has.
+"""What rollouts lose while idle workers train beside them, over more jobs than in `benchmarks.e2e`.
 
 `python -m benchmarks.beside --out F.json`
 

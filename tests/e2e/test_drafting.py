@@ -124,8 +124,7 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
         live.await_workers(2)
         ranks = {worker: known.rank_pids for worker, known in live.workers().items()}
         losses = len(_lost(live, job))
-        wait_until(lambda: _learns(live, job) is not None, "somebody to learn")
-        kill(ranks[str(_learns(live, job))][0], signal.SIGSTOP)
+        kill(ranks[_await_learner(live, job)][0], signal.SIGSTOP)
         wait_until(lambda known=losses: len(_lost(live, job)) > known, "it to be missed")
         if any("trained on" in reason for reason in _lost(live, job)):
             break
@@ -136,6 +135,18 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
     live.tlt("cancel", job)
     assert live.ended(job)["status"] == "cancelled"
     live.await_workers(2)
+
+
+def _await_learner(live: Live, job: str) -> str:
+    seen: list[str] = []
+
+    def learns() -> bool:
+        learner = _learns(live, job)
+        seen.extend([learner] if learner is not None else [])
+        return bool(seen)
+
+    wait_until(learns, "somebody to learn")
+    return seen[0]
 
 
 def _learns(live: Live, job: str) -> str | None:

@@ -297,6 +297,37 @@ def test_who_spoils_says_so_and_goes_on_when_told_to(
     assert draft._open.updates == 1
 
 
+def test_who_unlearns_says_so_however_short_its_lessons_are(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(ranks[0])
+    handed_in(draft, NEW)
+    assert draft._member is not None
+    learner = draft._member.learner
+    learns = learner.learn
+    losses = itertools.chain(itertools.repeat(1.0, 20), itertools.repeat(9.0))
+
+    def learn(*args: Any) -> Lesson:
+        return dataclasses.replace(learns(*args), loss=next(losses))
+
+    monkeypatch.setattr(learner, "learn", learn)
+    spoiled: list[FromRank] = []
+    for lesson in range(2, 20):
+        draft.begin(school(NEW, lesson=lesson))
+        for _ in range(3):
+            frames = draft.step(look) if draft.active else []
+            spoiled += [frame for frame in frames if isinstance(frame, DrafterSpoiled)]
+        draft.dismiss(lesson, 0.0)
+        if spoiled:
+            break
+    # a median of fifteen takes more of them than one lesson here has
+    assert lesson > 5
+    assert only(spoiled, DrafterSpoiled).error.startswith("its loss is 9.00, and was 1.0")
+    draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND), lesson=30))
+    draft.step(look)
+    assert draft.active
+
+
 @pytest.mark.parametrize("doing", ["handing in", "merging"])
 def test_where_nothing_more_can_be_written_it_is_given_up(
     ranks: list[Rank], tmp_path: Path, doing: str

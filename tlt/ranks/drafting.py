@@ -158,12 +158,12 @@ class DraftDuty:
         if school.train.lesson <= self._over:
             return
         if self._school is None:
-            self._health = Health()  # other answers may be harder
             self._fed = time.monotonic()
         self._school = school
         member, trunk = self._member, school.train.trunk
         if member is not None and member.ref is not None and member.ref.root != trunk.root:
             self._lose_open()  # the trunk it was of was given up
+            self._health = Health()
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
         self.pool.begin(school.train.step)
