@@ -17,6 +17,7 @@ from tlt.messages import (
     DrafterTrained,
     PolicyPublished,
     RolloutFinished,
+    WorkerIdled,
     WorkerLost,
 )
 from tlt.models.drafter_folder import load_drafter
@@ -120,11 +121,9 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
         *("algorithm.steps=50", "algorithm.collective_timeout_seconds=5"),
         *("drafter.preempt_seconds=1", "workers.stuck_seconds=5", "workers.max_restarts=50"),
     )
-    for _ in range(5):
-        live.await_workers(2)
-        ranks = {worker: known.rank_pids for worker, known in live.workers().items()}
+    for _ in range(10):
         losses = len(_lost(live, job))
-        kill(ranks[_await_learner(live, job)][0], signal.SIGSTOP)
+        _stop_a_learner(live, job)
         wait_until(lambda known=losses: len(_lost(live, job)) > known, "it to be missed")
         if any("trained on" in reason for reason in _lost(live, job)):
             break
@@ -137,28 +136,33 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
     live.await_workers(2)
 
 
-def _await_learner(live: Live, job: str) -> str:
-    seen: list[str] = []
+def _stop_a_learner(live: Live, job: str) -> None:
+    """Workers tell of their ranks once a heartbeat: those may be gone, and others there."""
 
-    def learns() -> bool:
+    def stops() -> bool:
         learner = _learns(live, job)
-        seen.extend([learner] if learner is not None else [])
-        return bool(seen)
+        ranks = () if learner is None else live.workers()[learner].rank_pids
+        if not ranks:
+            return False
+        try:
+            kill(ranks[0], signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        return True
 
-    wait_until(learns, "somebody to learn")
-    return seen[0]
+    wait_until(stops, "somebody to learn")
 
 
 def _learns(live: Live, job: str) -> str | None:
-    """Who has handed something in and not said since that it has stopped."""
-    learning: str | None = None
+    """Who alone has nothing to decode, and has been told to train: what it learns is told later."""
+    idle: list[str] = []
     if (live.runs / job / "journal.jsonl").exists():
         for entry in live.journal(job):
-            if isinstance(entry.event, DrafterLearned):
-                learning = entry.event.delta.worker
+            if isinstance(entry.event, WorkerIdled):
+                idle.append(entry.event.worker)
             elif isinstance(entry.event, DrafterPreempted | WorkerLost | PolicyPublished):
-                learning = None
-    return learning
+                idle = []
+    return idle[0] if len(idle) == 1 else None
 
 
 def _lost(live: Live, job: str) -> list[str]:
