@@ -262,10 +262,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
         "steps": [[(round(s.rollout, 2), round(s.rest, 2)) for s in job.steps] for job in jobs],
         "share_of_phases": {p: round(s / sum(phases.values()), 4) for p, s in phases.items()},
         "share_of_tokens_trained_on": [round(job.snapshot.trained, 4) for job in jobs],
-        "seconds_saved": [
-            None if job.snapshot.saved is None else round(job.snapshot.saved.total.seconds, 1)
-            for job in jobs
-        ],
+        "seconds_saved": [_saved(job) for job in jobs],
         "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in _ORIGINS},
         "idle": [
             {
@@ -278,11 +275,21 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
             }
             for d in drafting
         ],
+        "spoiled": [what for d in drafting for what in d.spoiled],
         "drafters": [
             [(m.step, m.lessons, m.used, round(m.trained, 3), m.adopted) for m in d.measured]
             for d in drafting
         ],
     }
+
+
+def _saved(job: Job) -> dict[str, float | None] | None:
+    """On all ranks, as the job's own ledger tells: few control runs give no interval."""
+    if (saved := job.snapshot.saved) is None:
+        return None
+    total = saved.total
+    told = {"seconds": total.seconds, "low": total.low, "high": total.high, "runs": saved.runs}
+    return {name: value if value is None else round(value, 1) for name, value in told.items()}
 
 
 def _result(name: str) -> dict[str, Any]:

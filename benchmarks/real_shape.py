@@ -265,6 +265,8 @@ def _drafter(job: Job) -> dict[str, Any]:
     assert found is not None
     return {
         "bought_seconds": round(found.bought, 1),
+        "preempted": found.preempted,
+        "preempt_p99_ms": round(1000 * found.preempt_p99, 1),
         "micro_batches": found.micro_batches,
         "typical_seconds": round(found.typical_seconds, 3),
         "canaries": [round(m.trained, 3) for m in found.measured],

@@ -119,7 +119,7 @@ def test_a_worker_that_goes_on_training_gets_fresh_ranks(live: Live, long_spec: 
         *SPECULATING,
         *TRAINING,
         *("algorithm.steps=50", "algorithm.collective_timeout_seconds=5"),
-        *("drafter.preempt_seconds=1", "workers.stuck_seconds=5", "workers.max_restarts=50"),
+        *("drafter.preempt_seconds=1", "workers.stuck_seconds=20", "workers.max_restarts=50"),
     )
     for _ in range(10):
         losses = len(_lost(live, job))

@@ -73,7 +73,7 @@ def test_a_rank_dies_while_its_worker_has_nothing_to_do(live: Live, spec: Path) 
 
 
 def test_a_rank_stands_still(live: Live, long_spec: Path) -> None:
-    job = live.submit(long_spec, "workers.stuck_seconds=3")
+    job = live.submit(long_spec, "workers.stuck_seconds=6")
     live.await_phase(job, "rolling")
     kill(_a_rank(live), signal.SIGSTOP)
     assert_nothing_lost_or_doubled(live, job)

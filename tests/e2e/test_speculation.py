@@ -122,7 +122,7 @@ def test_what_costs_more_than_it_saves_is_given_up(
         f"drafter.path={drafter}",
     )
     job = live.submit(long_spec, *costly)
-    live.tlt("logs", job, "-f")
+    live.tlt("logs", job, "-f", seconds=200.0)
     assert live.job(job)["status"] == "done"
     assert "speculation is off from here on" in live.tlt("logs", job).stdout
     snapshot = live.fold(job)

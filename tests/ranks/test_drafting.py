@@ -305,10 +305,10 @@ def test_who_unlearns_says_so_however_short_its_lessons_are(
     assert draft._member is not None
     learner = draft._member.learner
     learns = learner.learn
-    losses = itertools.chain(itertools.repeat(1.0, 20), itertools.repeat(9.0))
+    covered = itertools.chain(itertools.repeat(0.8, 20), itertools.repeat(0.1))
 
     def learn(*args: Any) -> Lesson:
-        return dataclasses.replace(learns(*args), loss=next(losses))
+        return dataclasses.replace(learns(*args), overlap=(next(covered),))
 
     monkeypatch.setattr(learner, "learn", learn)
     spoiled: list[FromRank] = []
@@ -322,7 +322,7 @@ def test_who_unlearns_says_so_however_short_its_lessons_are(
             break
     # a median of fifteen takes more of them than one lesson here has
     assert lesson > 5
-    assert only(spoiled, DrafterSpoiled).error.startswith("its loss is 9.00, and was 1.0")
+    assert only(spoiled, DrafterSpoiled).error.startswith("it covers 10% of the policy's guesses")
     draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND), lesson=30))
     draft.step(look)
     assert draft.active

@@ -83,11 +83,11 @@ def test_what_is_undone_is_told_with_who_said_so_and_why() -> None:
         incarnation=Incarnation(1),
         lesson=1,
         trunk=DrafterVersion(3),
-        error="its loss is 9.00, and was 1.00",
+        error="it covers 10% of the policy's guesses, and covered 90%",
     )
     drafted.watch(before, spoiled, before)  # of a trunk that is no longer there
     assert drafted.account() is None
     drafted.watch(before, spoiled, msgspec.structs.replace(before, schooling=Schooling()))
     account = drafted.account()
     assert account is not None
-    assert account.spoiled == ("w0: its loss is 9.00, and was 1.00",)
+    assert account.spoiled == ("w0: it covers 10% of the policy's guesses, and covered 90%",)

@@ -114,6 +114,7 @@ async def test_a_lesson_ends_once() -> None:
     school = _opened(ranks)
     school.begin(_train(lesson=1, version=0))
     assert school.dismissed(0, _dismissed(1)) is None
+    assert [school.busy(rank) for rank in (0, 1)] == [False, True]
     school.begin(_train(lesson=1, version=1))
     said = school.dismissed(1, _dismissed(1))
     assert said is not None

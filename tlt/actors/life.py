@@ -419,7 +419,7 @@ class Life:
             decoding = self._intake.busy
             for index, rank in enumerate(self.ranks):
                 done, _ = rank.progress()
-                busy = index in decoding or self._updates.running or self._school.trains
+                busy = index in decoding or self._updates.running or self._school.busy(index)
                 if done != seen[index] or not busy or self.job is None:
                     seen[index], since[index] = done, time.monotonic()
                     continue

@@ -64,6 +64,10 @@ class Schoolhouse:
     def trains(self) -> bool:
         return self._lesson is not None
 
+    def busy(self, rank: int) -> bool:
+        """One that found nothing to learn from leaves before the others do."""
+        return self.trains and rank not in self._dismissed
+
     def open(self, job: OpenJob) -> None:
         self.close()
         self._job = job
