@@ -93,6 +93,17 @@ def test_the_step_before_is_still_learned_from_and_the_one_before_that_is_not(sh
     assert {answer.candidate.origin for answer in pool.draw(1000, [0.1, 0.9])} == {"previous"}
 
 
+def test_what_a_rank_that_died_has_left_goes_with_its_step(shelf: Shelf, tmp_path: Path) -> None:
+    first, second = learned(0)[:2]
+    add(Pool(Shelf(tmp_path, torch.empty(1, 2)), 10**6), first, 9)
+    pool = Pool(shelf, 10**6)
+    add(pool, second, 9)
+    pool.begin(Step(1))
+    assert len(list(tmp_path.iterdir())) == 2
+    pool.begin(Step(2))
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_measures_is_not_learned_from(shelf: Shelf) -> None:
     pool = Pool(shelf, 10**6)
     for prompt in range(80):

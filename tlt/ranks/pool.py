@@ -66,6 +66,7 @@ class Pool:
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
         self._shelf.keep_only(self._answers)
+        self._shelf.forget_before(Step(step - 1))
 
     def hold_out(self, prompts: Mapping[Step, tuple[PromptIndex, ...]]) -> None:
         """Of this step, and of the one before."""

@@ -64,6 +64,15 @@ class Shelf:
             else:
                 self._remove(name, _file(name, growing=True))
 
+    def forget_before(self, step: Step) -> None:
+        """Whoever put it here: a rank that died takes nothing away."""
+        if not self._folder.is_dir():
+            return
+        for file in self._folder.iterdir():
+            of, _, _ = file.name.partition(".")
+            if of.isdigit() and int(of) < step:
+                file.unlink(missing_ok=True)
+
     def remove(self, name: Name) -> None:
         for file in list(self._own.get(name, ())):
             self._remove(name, file)
