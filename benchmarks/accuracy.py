@@ -9,6 +9,7 @@ drafter, each evaluated on the same held-out problems after its last step.
 import argparse
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, NamedTuple
@@ -32,6 +33,9 @@ class Pair(NamedTuple):
     # mean rewards before and after
     off: list[float]
     tlt: list[float]
+    # of all of TLT: by who guessed, tokens a row and round; and the drafters that it came by
+    guesses: dict[str, float]
+    adopted: int
 
 
 def main() -> None:
@@ -60,6 +64,8 @@ def main() -> None:
                 "difference": fmean(pair.differences),
                 "problems_that_differ": sum(map(bool, pair.differences)),
                 "before_and_after": {"off": pair.off, "tlt": pair.tlt},
+                "tokens_a_round": pair.guesses,
+                "drafters_adopted": pair.adopted,
             }
             for pair in pairs
         ],
@@ -74,11 +80,27 @@ def _pair(seed: int, reverse: bool) -> Pair:
     jobs = {stack: _job(stack, seed) for stack in order}
     off, tlt = (_rewards(jobs[stack]) for stack in ("off", "cold"))
     assert off.keys() == tlt.keys()
+    drafting = jobs["cold"].snapshot.drafting
+    assert drafting is not None
+    before_and_after = {
+        stack: [found.mean for found in job.snapshot.evals] for stack, job in jobs.items()
+    }
     return Pair(
-        seed,
-        [100 * (off[problem] - tlt[problem]) for problem in sorted(off)],
-        *([e.mean for e in jobs[stack].snapshot.evals] for stack in ("off", "cold")),
+        seed=seed,
+        differences=[100 * (off[problem] - tlt[problem]) for problem in sorted(off)],
+        off=before_and_after["off"],
+        tlt=before_and_after["cold"],
+        guesses=_guesses(jobs["cold"]),
+        adopted=sum(drafter.adopted for drafter in drafting.measured),
     )
+
+
+def _guesses(job: Job) -> dict[str, float]:
+    rows, tokens = Counter[str](), Counter[str]()
+    for found in job.snapshot.acceptance:
+        rows[found.by] += found.rows
+        tokens[found.by] += found.tokens
+    return {by: round(tokens[by] / rows[by], 3) for by in rows}
 
 
 def _job(stack: str, seed: int) -> Job:

@@ -328,6 +328,23 @@ def test_who_unlearns_says_so_however_short_its_lessons_are(
     assert draft.active
 
 
+def test_who_begins_with_another_trunk_is_not_held_to_what_was_known_before(
+    ranks: list[Rank],
+) -> None:
+    """Somebody else gave the last one up."""
+    draft = draft_of(ranks[0])
+    handed_in(draft, NEW)
+
+    def covers(part: float) -> str | None:
+        for _ in range(20):
+            draft._health.note(Lesson(rows=1, loss=1.0, overlap=(part,), skipped=False))
+        return draft._health.complaint()
+
+    assert covers(0.9) is None
+    draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND), lesson=2))
+    assert covers(0.1) is None
+
+
 @pytest.mark.parametrize("doing", ["handing in", "merging"])
 def test_where_nothing_more_can_be_written_it_is_given_up(
     ranks: list[Rank], tmp_path: Path, doing: str

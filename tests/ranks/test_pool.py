@@ -98,8 +98,9 @@ def test_what_a_rank_that_died_has_left_goes_with_its_step(shelf: Shelf, tmp_pat
     add(Pool(Shelf(tmp_path, torch.empty(1, 2)), 10**6), first, 9)
     pool = Pool(shelf, 10**6)
     add(pool, second, 9)
+    (tmp_path / "0.7.0.unfinished-x").touch()
     pool.begin(Step(1))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
     pool.begin(Step(2))
     assert not list(tmp_path.iterdir())
 

@@ -66,12 +66,10 @@ class Shelf:
 
     def forget_before(self, step: Step) -> None:
         """Whoever put it here: a rank that died takes nothing away."""
-        if not self._folder.is_dir():
-            return
-        for file in self._folder.iterdir():
-            of, _, _ = file.name.partition(".")
-            if of.isdigit() and int(of) < step:
-                file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # nothing is there yet, or the job has ended
+            for file in self._folder.iterdir():
+                if int(file.name.partition(".")[0]) < step:
+                    file.unlink(missing_ok=True)
 
     def remove(self, name: Name) -> None:
         for file in list(self._own.get(name, ())):
@@ -91,7 +89,7 @@ class Shelf:
         return free_bytes(self._folder) - size >= leave
 
     def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
-        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=".unfinished-")
+        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f"{file}.unfinished-")
         try:
             # a mapped page that there is no room for would end this process
             os.posix_fallocate(handle, 0, states.nbytes)

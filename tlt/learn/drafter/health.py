@@ -3,7 +3,8 @@
 What it knows is the part of the policy's distribution that its first guess covers: all of it if it
 is perfect, whether answers are easy or hard. (Its loss has the policy's own doubt in it, and would
 rise with that.) A median of the last lessons is compared with the best there was, which fades
-little by little: what a policy that moves makes harder to guess is no illness.
+little by little: what a policy that moves makes harder to guess is no illness. What is ruined
+before there was a median is for a canary to find.
 """
 
 from collections import deque
