@@ -187,7 +187,7 @@ def test_a_micro_batch_that_was_too_long_to_be_finished_shortens_the_next(
 
     def told_to_stop_after(seconds: float) -> None:
         now[0] += seconds
-        if draft._member is not None:
+        if draft._member is not None and draft._member.ref is not None:
             raise Interrupted
 
     drawn: list[int] = []

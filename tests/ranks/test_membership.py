@@ -1,15 +1,21 @@
 """What a member learns gets into the trunks once, whatever was merged between its deltas."""
 
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.learn.drafters import learner, samples, whole
 from tlt.learn.drafter.merging import Delta, Trunk, merge
+from tlt.looks import Interrupted, Look
 from tlt.messages import BlobRef, TrunkRef
 from tlt.ranks.membership import Membership
 from tlt.types import Digest, DrafterVersion
 
+_Found = TypeVar("_Found")
 NAME = "1.0"
 BLOB = BlobRef(digest=Digest("any"), bytes=0)
 
@@ -86,6 +92,51 @@ def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
     assert left.lessons == 1
     rest = {name: tensor - second.tensors[name] for name, tensor in weights(one).items()}
     same(left.tensors, rest)
+
+
+def disturbed(work: Callable[[Look], _Found]) -> _Found:
+    """Ended at its first look, begun again and ended at its second, and so on until it is done."""
+    for most in count():
+        looks = 0
+
+        def look(most: int = most) -> None:
+            nonlocal looks
+            looks += 1
+            if looks > most:
+                raise Interrupted
+
+        try:
+            found = work(look)
+        except Interrupted:
+            continue
+        assert looks > 5
+        return found
+    raise AssertionError
+
+
+@pytest.mark.parametrize("root", [0, 5])
+def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
+    one, undisturbed, other = member(), member(), member()
+    learn(other, 7)
+    theirs = other.hand_in(0)
+    for found in (one, undisturbed):
+        learn(found, 1)
+    mine = disturbed(lambda look: one.hand_in(0, look))
+    same(mine.tensors, undisturbed.hand_in(0).tensors)
+    for found in (one, undisturbed):
+        learn(found, 2)
+        found.hand_in(1)
+        learn(found, 3)
+    trunk = merge(one.root, [mine, theirs])
+    standing = ref(6, trunk, root=root, number=0)
+    known = disturbed(lambda look: one.stand_on(standing, trunk, look))
+    assert known == undisturbed.stand_on(standing, trunk) == (root == 0)
+    same(weights(one), weights(undisturbed))
+    learn(one, 4)
+    learn(undisturbed, 4)
+    ours, expected = disturbed(lambda look: one.hand_in(2, look)), undisturbed.hand_in(2)
+    assert (ours.lessons, ours.known) == (expected.lessons, expected.known)
+    same(ours.tensors, expected.tensors)
 
 
 def test_a_new_root_leaves_nothing_of_what_was_given_up() -> None:

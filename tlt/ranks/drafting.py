@@ -233,7 +233,7 @@ class DraftDuty:
             member = self._member = Membership(name, self._new_learner())
             self._health = Health()
         device = self._ends.head.device
-        if not member.stand_on(ref, read_trunk(self._blobs, ref, member.root, device, look)):
+        if not member.stand_on(ref, read_trunk(self._blobs, ref, member.root, device, look), look):
             self._lose_open()
         return member
 
@@ -331,7 +331,7 @@ class DraftDuty:
         assert member.ref is not None
         try:
             look()
-            added = member.hand_in(number)
+            added = member.hand_in(number, look)
             look()
             blob = put_weights(self._blobs, added.tensors, commit=False, look=look)
         except BlobError as error:

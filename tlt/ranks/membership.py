@@ -6,6 +6,7 @@ when it was handed in, and once a trunk has it, the learner counts from there.
 
 from tlt.learn.drafter.learner import DrafterLearner
 from tlt.learn.drafter.merging import Delta, Mark, Trunk, delta, rebased
+from tlt.looks import Look, nothing
 from tlt.messages import TrunkRef
 
 # deltas whose mark is kept, each as large as weights and mean together: a merge may take as long
@@ -32,25 +33,36 @@ class Membership:
         size = sum(tensor.nbytes for tensor in mark.tensors.values())
         self._kept = min(max(_LEAST_MARKS, _MARKED_BYTES // size), _MOST_MARKS)
 
-    def stand_on(self, ref: TrunkRef, trunk: Trunk) -> bool:
-        """False if what was learned since the last delta is lost."""
-        known = self._knows(ref)
-        since = self._since(ref) if known else self._nothing_since(ref)
+    def stand_on(self, ref: TrunkRef, trunk: Trunk, look: Look = nothing) -> bool:
+        """False if what was learned since the last delta is lost. A look may put it off."""
+        known, number = self._knows(ref), self._merged_in(ref)
+        if not known:
+            # it goes on from the trunk as it is
+            since, marks = self.learner.mark(look), dict[int, Mark]()
+        elif number <= self._merged:
+            since, marks = self._trunk, self._marks
+        else:
+            since = self._marks[number]
+            marks = {n: mark for n, mark in self._marks.items() if n > number}
+        marks = {n: rebased(mark, since, trunk, look) for n, mark in marks.items()}
+        look()
         if self.learner.updates == since.updates:
             self._known = trunk.lessons  # it begins from there
         elif since is not self._trunk:
             self._known = ref.merged[self._name][1]
         self.learner.rebase(since, trunk)
-        self._marks = {n: rebased(mark, since, trunk) for n, mark in self._marks.items()}
+        self._marks, self._merged = marks, max(self._merged, number)
         self._trunk, self.ref = trunk, ref
         return known
 
-    def hand_in(self, number: int) -> Delta:
-        mark = self.learner.mark()
+    def hand_in(self, number: int, look: Look = nothing) -> Delta:
+        """A look may put it off."""
+        mark = self.learner.mark(look)
+        handed_in = delta(mark, self._trunk, self._known, look)
         self._marks[number] = mark
         for old in sorted(self._marks)[: -self._kept]:
             del self._marks[old]
-        return delta(mark, self._trunk, self._known)
+        return handed_in
 
     def _merged_in(self, ref: TrunkRef) -> int:
         number, _ = ref.merged.get(self._name, (-1, 0))
@@ -61,19 +73,3 @@ class Membership:
         number = self._merged_in(ref)
         given_up = self.ref is not None and self.ref.root != ref.root
         return not given_up and (number <= self._merged or number in self._marks)
-
-    def _nothing_since(self, ref: TrunkRef) -> Mark:
-        """It goes on from the trunk as it is."""
-        self._marks.clear()
-        self._merged = max(self._merged, self._merged_in(ref))
-        return self.learner.mark()
-
-    def _since(self, ref: TrunkRef) -> Mark:
-        """What of the learner the trunk has in it."""
-        number = self._merged_in(ref)
-        if number <= self._merged:
-            return self._trunk
-        self._merged = number
-        since = self._marks[number]
-        self._marks = {n: mark for n, mark in self._marks.items() if n > number}
-        return since

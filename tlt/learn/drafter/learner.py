@@ -104,8 +104,11 @@ class DrafterLearner:
         self.updates = int(state["updates"])
         self.skipped = int(state["skipped"])
 
-    def mark(self) -> Mark:
-        tensors = {name: tensor.clone() for name, tensor in self._weights().items()}
+    def mark(self, look: Look = nothing) -> Mark:
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self._weights().items():
+            look()
+            tensors[name] = tensor.clone()
         return Mark(tensors=tensors, updates=self.updates)
 
     @torch.no_grad()

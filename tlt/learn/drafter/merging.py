@@ -46,22 +46,22 @@ class Delta:
     known: int
 
 
-def delta(now: Mark, since: Mark, known: int) -> Delta:
+def delta(now: Mark, since: Mark, known: int, look: Look = nothing) -> Delta:
     """`since` is the trunk that the member stands on."""
     require_alike(since.tensors, now.tensors, "drafter's mark")
-    return Delta(
-        tensors={name: now.tensors[name] - tensor for name, tensor in since.tensors.items()},
-        lessons=now.updates - since.updates,
-        known=known,
-    )
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in since.tensors.items():
+        look()
+        tensors[name] = now.tensors[name] - tensor
+    return Delta(tensors=tensors, lessons=now.updates - since.updates, known=known)
 
 
-def rebased(mark: Mark, since: Mark, onto: Mark) -> Mark:
+def rebased(mark: Mark, since: Mark, onto: Mark, look: Look = nothing) -> Mark:
     """A mark as it would be, had what came after `since` been learned on something else."""
-    tensors = {
-        name: tensor - since.tensors[name] + onto.tensors[name]
-        for name, tensor in mark.tensors.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in mark.tensors.items():
+        look()
+        tensors[name] = tensor - since.tensors[name] + onto.tensors[name]
     return Mark(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
 
 
