@@ -30,21 +30,19 @@ from tlt.policies.ledger import Drafting
 _Jobs = dict[str, list[Job]]
 
 _STEPS, _COLD_STEPS = 10, 30
-_ROUNDS, _FEW_ROUNDS, _MORE_ROUNDS = 4, 2, 4
+_ROUNDS, _COLD_ROUNDS, _MORE_ROUNDS = 4, 2, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
 # of tokens that drafters learn from
 _ORIGINS = ("own", "others", "running", "previous")
 # with 64 answers a worker, 32, and 16; of 32, jobs as long as one needs that has no drafter
 # to begin with
-_WHOLE = ("off", "frozen", "warm")
+_WHOLE = ("off", "n-gram", "frozen", "warm")
 _COLD = ("off", "n-gram", "cold")
 _TAILS = ("off", "n-gram", "frozen", "warm", "forced")
 _OF_WHOLE = (f"algorithm.steps={_STEPS}",)
 _OF_COLD = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
 OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
-# of 16, in every round; others in the first ones
-_OFTEN = ("off", "frozen", "warm")
-# and these while there is time
+# once more, while there is time
 _SIDE_BY_SIDE = ("frozen", "warm")
 _IDLING = ("frozen", "warm", "forced")
 # a session's first job pays for what the machine has yet to read and to build
@@ -92,10 +90,10 @@ def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
     longest = pair = 0.0
     for round_ in range(rounds - 1):
         longest = max(longest, _turn(whole, round_, _WHOLE, _OF_WHOLE))
-        if round_ < _FEW_ROUNDS:
+        if round_ < _COLD_ROUNDS:
             _turn(cold, round_, _COLD, _OF_COLD)
-        _turn(tail, round_, _of_round(round_), OF_TAIL)
-    lately = _turn(tail, rounds - 1, _of_round(rounds - 1), OF_TAIL)
+        _turn(tail, round_, _TAILS, OF_TAIL)
+    lately = _turn(tail, rounds - 1, _TAILS, OF_TAIL)
     if time.monotonic() + longest < end:
         _turn(whole, rounds - 1, _WHOLE, _OF_WHOLE)
     for round_ in range(rounds, rounds + _MORE_ROUNDS):
@@ -104,10 +102,6 @@ def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
         if time.monotonic() + lately < end:
             lately = _turn(tail, round_, _IDLING, OF_TAIL)
     return whole, cold, tail
-
-
-def _of_round(round_: int) -> tuple[str, ...]:
-    return _TAILS if round_ < _FEW_ROUNDS else _OFTEN
 
 
 def _turn(jobs: _Jobs, round_: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
