@@ -1,5 +1,6 @@
 """The by-product of a run: the drafter that it used last, with a card that says what it is."""
 
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -7,12 +8,17 @@ from cli.export import whole_or_not
 from cli.following import entries
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
-from tlt.errors import BlobError, ConfigError
+from tlt.errors import BlobError, ConfigError, TltError
 from tlt.learn.drafter.beginning import config_for
 from tlt.messages import DrafterRef, PolicyPublished
 from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter, new_drafter
-from tlt.models.drafter_folder import load_drafter, save_drafter, updates_of
+from tlt.models.drafter import Drafter, DrafterConfig, architecture, new_drafter
+from tlt.models.drafter_folder import (
+    load_drafter,
+    read_drafter_config,
+    save_drafter,
+    updates_of,
+)
 from tlt.models.weights import read_weights
 from tlt.policies.learning_curve import Mark
 from tlt.policies.ledger import Ledger
@@ -50,7 +56,7 @@ def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
         raise ConfigError(f"{job}: it has used no drafter of its own making yet")
     drafter = read_drafter(run, spec, schooling.used)
     with whole_or_not(folder) as unfinished:
-        save_drafter(drafter, unfinished, _updates(spec, schooling))
+        save_drafter(drafter, unfinished, updates_in_all(spec, schooling.used))
         card = _card(run, job, ledger, schooling.used, drafter)
         (unfinished / "README.md").write_text(card)
     return f"drafter of {job}, version {schooling.used.version}, {_accept(schooling)}"
@@ -58,29 +64,49 @@ def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
 
 def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
     """One that the run has used."""
-    policy = read_config(Path(spec.policy.path))
-    if spec.drafter.path is not None:
-        drafter = load_drafter(Path(spec.drafter.path), policy.layers)
-    else:
-        drafter = new_drafter(config_for(policy, spec.drafter.layout))
+    drafter = new_drafter(_config(run, spec, used))
     try:
         weights = read_weights(Blobs(run / "blobs", run / "blobs"), used.weights)
-        drafter.load_state_dict({**drafter.state_dict(), **weights})
+        drafter.load_state_dict(weights)
     except (BlobError, RuntimeError) as error:
         raise ConfigError(f"{run}: the drafter cannot be read: {error}") from error
     return drafter
 
 
-def _updates(spec: JobSpec, schooling: Schooling) -> int | None:
-    """What it began with included."""
-    mark = _mark(schooling)
-    before = 0 if spec.drafter.path is None else updates_of(Path(spec.drafter.path))
-    return None if mark is None or before is None else before + mark.updates
+def _config(run: Path, spec: JobSpec, used: DrafterRef) -> DrafterConfig:
+    """Of the drafter that the job named, or of a new one, if that one was of no use."""
+    policy = read_config(Path(spec.policy.path))
+    found = [config_for(policy, spec.drafter.layout)]
+    if spec.drafter.path is not None:
+        with contextlib.suppress(TltError):
+            found.append(read_drafter_config(Path(spec.drafter.path), policy.layers))
+    for config in found:
+        if architecture(config) == used.architecture:
+            return config
+    named = f", and nothing in {spec.drafter.path} says it" if spec.drafter.path else ""
+    raise ConfigError(f"{run}: the drafter's shape is not that of a new one{named}")
+
+
+def updates_in_all(spec: JobSpec, used: DrafterRef) -> int | None:
+    """What it began with included, if that is known still."""
+    before = _updates_before(spec, used)
+    return None if used.updates is None or before is None else before + used.updates
+
+
+def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
+    if spec.drafter.path is None:
+        return 0
+    folder = Path(spec.drafter.path)
+    try:
+        named = load_drafter(folder, read_config(Path(spec.policy.path)).layers)
+        return updates_of(folder) if architecture(named.config) == used.architecture else 0
+    except TltError:
+        return None
 
 
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
     spec, schooling = ledger.spec, ledger.schooling
-    layout, mark = drafter.config.layout, _mark(schooling)
+    layout = drafter.config.layout
     drafting = ledger.snapshot().drafting
     return _CARD.format(
         job=job,
@@ -88,7 +114,7 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
         layout=layout,
         version=used.policy,
         policy_digest=_policy_digest(run, spec, used),
-        updates="not known any more" if mark is None else mark.updates,
+        updates="not known any more" if used.lessons is None else used.lessons,
         tokens="none" if drafting is None else f"{drafting.tokens.total:,}",
         heard=_heard(schooling),
         accept=_accept(schooling),

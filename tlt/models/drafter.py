@@ -5,6 +5,7 @@ of the policy's own states where they are known, of the drafter's last guess whe
 Parameters bear the names of the checkpoint files; embedding and, mostly, head are the policy's.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from tlt.models.decoder import DecoderConfig
 from tlt.models.rope import Rope, rotations
+from tlt.types import Digest
 
 # queries [..., heads, tokens, width], keys and values with fewer heads -> as the queries
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -36,6 +38,11 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     captured: tuple[int, ...] = ()
     # eagle3 only: the rows of a head of its own; None where it uses the policy's
     own_head: int | None = None
+
+
+def architecture(config: DrafterConfig) -> Digest:
+    """Drafters of equal ones can take each other's place."""
+    return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
 class Guess(NamedTuple):

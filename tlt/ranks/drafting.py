@@ -35,14 +35,13 @@ from tlt.messages import (
     MergeDrafter,
     TrunkRef,
 )
-from tlt.models.drafter import Drafter, new_drafter
+from tlt.models.drafter import Drafter, architecture, new_drafter
 from tlt.models.drafter_folder import updates_of
 from tlt.models.weights import put_weights, read_weights
 from tlt.ranks.engines import drafter_config
 from tlt.ranks.frames import Dismissed, FromRank, Load, Merge, School
 from tlt.ranks.membership import Membership
 from tlt.ranks.merging import (
-    architecture,
     drafter_of,
     mean_of,
     measured,

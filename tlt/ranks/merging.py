@@ -1,9 +1,7 @@
 """From a trunk and what members added to it: the next trunk, and how good the drafter in it is."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -20,14 +18,8 @@ from tlt.policies.drafting import CANARY_DEPTH
 from tlt.ranks.frames import Load
 from tlt.ranks.lessons import Text, rollout
 from tlt.ranks.pool import Answer
-from tlt.types import Digest
 
 _WEIGHTS, _MEAN = "weights.", "mean."
-
-
-def architecture(config: DrafterConfig) -> Digest:
-    """Drafters of equal ones can take each other's place."""
-    return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
 def read_trunk(

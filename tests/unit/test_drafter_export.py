@@ -1,0 +1,84 @@
+"""What a job leaves behind has the shape that its weights were trained for, whatever was named."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from cli.drafter_export import read_drafter, updates_in_all
+from tests.samples import SPEC
+from tests.session import write_policy
+from tlt.blobs import Blobs
+from tlt.config import DrafterSpec, JobSpec, PolicySpec
+from tlt.errors import ConfigError
+from tlt.learn.drafter.beginning import config_for
+from tlt.messages import DrafterRef
+from tlt.models.config_file import read_config
+from tlt.models.drafter import Drafter, architecture, new_drafter
+from tlt.models.drafter_folder import save_drafter
+from tlt.models.rope import PlainRope
+from tlt.models.weights import put_weights
+from tlt.types import DrafterVersion, PolicyVersion
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return write_policy(tmp_path / "policy", layers=1)
+
+
+def spec(policy: Path, named: Path | None) -> JobSpec:
+    drafter = DrafterSpec(path=None if named is None else str(named), layout="eagle")
+    return msgspec.structs.replace(SPEC, policy=PolicySpec(path=str(policy)), drafter=drafter)
+
+
+def made(policy: Path, theta: float | None = None) -> Drafter:
+    config = config_for(read_config(policy), "eagle")
+    if theta is not None:
+        config = msgspec.structs.replace(config, rope=PlainRope(theta=theta))
+    return new_drafter(config)
+
+
+def kept(run: Path, drafter: Drafter) -> DrafterRef:
+    blobs = Blobs(run / "blobs", run / "blobs")
+    return DrafterRef(
+        version=DrafterVersion(3),
+        weights=put_weights(blobs, drafter.state_dict(), commit=True),
+        policy=PolicyVersion(2),
+        architecture=architecture(drafter.config),
+        updates=40,
+        lessons=60,
+    )
+
+
+def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -> None:
+    trained, run = made(policy), tmp_path / "run"
+    used = kept(run, trained)
+    turned = tmp_path / "turned"
+    save_drafter(made(policy, theta=7.0), turned, updates=500)
+    for named in (None, turned, tmp_path / "nowhere"):
+        drafter = read_drafter(run, spec(policy, named), used)
+        assert drafter.config == trained.config
+        for name, tensor in trained.state_dict().items():
+            assert torch.equal(drafter.state_dict()[name], tensor)
+    assert updates_in_all(spec(policy, turned), used) == 40
+    assert updates_in_all(spec(policy, tmp_path / "nowhere"), used) is None
+
+
+def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
+    trained, run = made(policy, theta=7.0), tmp_path / "run"
+    named = tmp_path / "named"
+    save_drafter(trained, named, updates=500)
+    used = kept(run, trained)
+    assert read_drafter(run, spec(policy, named), used).config == trained.config
+    assert updates_in_all(spec(policy, named), used) == 540
+    unknown = msgspec.structs.replace(used, updates=None)
+    assert updates_in_all(spec(policy, named), unknown) is None
+
+
+def test_weights_of_a_shape_that_nothing_says_are_not_written(tmp_path: Path, policy: Path) -> None:
+    run = tmp_path / "run"
+    used = kept(run, made(policy, theta=7.0))
+    for named in (None, tmp_path / "gone"):
+        with pytest.raises(ConfigError, match="shape is not that of a new one"):
+            read_drafter(run, spec(policy, named), used)
