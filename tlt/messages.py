@@ -437,6 +437,8 @@ class DrafterRefused(Event, frozen=True, kw_only=True):
     worker: WorkerId
     incarnation: Incarnation
     error: str
+    # None in journals of earlier releases
+    version: DrafterVersion | None = None
 
 
 class DrafterNotKept(Event, frozen=True, kw_only=True):

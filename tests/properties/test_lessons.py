@@ -21,15 +21,16 @@ from tlt.messages import (
     DrafterNotKept,
     DrafterPreempted,
     DrafterRef,
+    DrafterRefused,
     DrafterSpoiled,
     DrafterTrained,
     RunCommand,
     WorkerIdled,
 )
-from tlt.policies import coordinator, lessons
+from tlt.policies import coordinator, lessons, trunks
 from tlt.policies.heard import Asked
 from tlt.policies.run_state import Duty, Phase, Turn
-from tlt.types import WorkerId
+from tlt.types import NAMED, WorkerId
 
 _DECODES = WorkerId("w1")
 
@@ -96,6 +97,19 @@ class Classroom(World):
         self.go(lambda: self.pupil.merge is not None, "deliver", "obey", "study", "hand_in")
         self.do(Move("merge", (self.pupil,)))
 
+    def refuse(self, life: Life, drafter: DrafterRef | None) -> None:
+        """As one whose host reads something else."""
+        version = NAMED if drafter is None else drafter.version
+        said = DrafterRefused(
+            job=self.state.job,
+            worker=life.worker,
+            incarnation=life.incarnation,
+            error="torn",
+            version=version,
+        )
+        self.say(life, said)
+        self.settle()
+
 
 _WORK = ("obey", "deliver", "pull", "finish", "idle", "score", "start")
 
@@ -129,6 +143,56 @@ def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> 
     assert {life.drafter for life in world.lives.values()} == {used[1]}
     assert used[1] is not None
     assert world.state.schooling.trunk.weights == used[1].weights
+    finish(world)
+
+
+def test_who_cannot_load_the_drafter_in_use_trains_no_more() -> None:
+    """It would measure what it made against nothing, or against an older one."""
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    used = world.state.schooling.used
+    assert used is not None
+    world.refuse(world.pupil, used)
+    assert world.state.schooling.used == used
+    world.go(lambda: world.pupil.lesson is None, "dismiss", "deliver", but=_DECODES)
+    lessons_so_far = world.state.schooling.lessons
+    world.settle()
+    assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
+    assert world.state.schooling.lessons == lessons_so_far
+    # who has it goes on
+    world.go(lambda: world.lives[_DECODES].lesson is not None, *_WORK, but=WorkerId("w0"))
+    finish(world)
+
+
+def test_what_nobody_can_load_gives_way_to_the_one_before() -> None:
+    world, used = Classroom().open_school(), list[DrafterRef | None]()
+    for _ in range(2):
+        world.teach()
+        world.merge(quality=2.0)
+        world.settle()
+        used.append(world.state.schooling.used)
+    assert used[1] is not None
+    for life in world.lives.values():
+        assert world.state.schooling.used == used[1]
+        world.refuse(life, used[1])
+    assert world.state.schooling.used == used[0]
+    assert {life.drafter for life in world.lives.values()} == {used[0]}
+    assert used[0] is not None
+    assert world.state.schooling.trunk.weights == used[0].weights
+    finish(world)
+
+
+def test_a_named_drafter_that_one_cannot_load_is_trained_by_the_other() -> None:
+    world = Classroom(drafter="drafter").open_school()
+    world.refuse(world.pupil, None)
+    world.go(lambda: world.pupil.lesson is None, "dismiss", "deliver", but=_DECODES)
+    world.settle()
+    assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
+    # if nobody can, all begin with the same one
+    world.refuse(world.lives[_DECODES], None)
+    assert not any(trunks.lacks(world.state, known) for known in world.state.workers.values())
     finish(world)
 
 

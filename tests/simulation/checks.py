@@ -13,6 +13,7 @@ from tlt.messages import (
     DrafterLearned,
     DrafterPreempted,
     DrafterRef,
+    DrafterRefused,
     DrafterTrained,
     GiveUpSpeculation,
     IssuePrompts,
@@ -88,6 +89,8 @@ class Checks:
         self.adopted = 0
         self.returned = 0
         self.bought = 0
+        # by version of a drafter, who has said that it could not load it
+        self.refused: dict[DrafterVersion, set[Incarnation]] = {}
 
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -118,6 +121,8 @@ class Checks:
                 current = known is not None and known.info.incarnation == event.incarnation
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
+            case DrafterRefused() if event.version is not None:
+                self.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
         for command in commands:
@@ -317,6 +322,7 @@ class Checks:
             # the card of what the job leaves behind tells of it
             assert after.schooling.used == before.schooling.used
             assert after.schooling.heard == before.schooling.heard
+        self._check_refused(before, event, after, commands)
         for command in commands:
             match command:
                 case AdoptDrafter():
@@ -345,6 +351,23 @@ class Checks:
             assert any(
                 known.duty in (Duty.DRAFT, Duty.PREEMPTING) for known in after.workers.values()
             )
+
+    def _check_refused(
+        self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
+    ) -> None:
+        """Who could not load what is in use measures nothing against it, and teaches nobody."""
+        used = after.schooling.used
+        if used is None:
+            return
+        without = self.refused.get(used.version, set())
+        for command in commands:
+            if isinstance(command, TrainDrafter | MergeDrafter):
+                assert command.incarnation not in without
+        if isinstance(event, DrafterRefused) and event.version == used.version:
+            known = before.workers.get(event.worker)
+            if known is not None and known.info.incarnation == event.incarnation:
+                # somebody has it
+                assert {w.info.incarnation for w in after.workers.values()} - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
         last = before.schooling.used

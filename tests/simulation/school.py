@@ -171,6 +171,7 @@ class School:
                 worker=life.worker,
                 incarnation=life.incarnation,
                 error="gone",
+                version=drafter.version,
             ),
         )
 

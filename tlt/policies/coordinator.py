@@ -108,7 +108,9 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             lessons.not_kept(turn, event)
         case StrategyChosen():
             _weigh(turn, event)
-        case SpeculationStopped() | DrafterRefused():
+        case DrafterRefused():
+            lessons.refused(turn, event)
+        case SpeculationStopped():
             pass
         case _:
             assert_never(event)

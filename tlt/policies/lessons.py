@@ -12,6 +12,7 @@ from tlt.messages import (
     DrafterLearned,
     DrafterNotKept,
     DrafterPreempted,
+    DrafterRefused,
     DrafterSpoiled,
     DrafterTrained,
     PreemptDrafter,
@@ -51,7 +52,7 @@ def is_merging(state: RunState, worker: WorkerId) -> bool:
 def begin_if_worth(turn: Turn, worker: WorkerId) -> None:
     """An idle worker trains, or stays idle."""
     state = turn.state
-    if not _is_wanted(state):
+    if not _is_wanted(state) or trunks.lacks(state, state.workers[worker]):
         return
     verdict = drafting.worth_training(state.spec, state.schooling, _ahead(turn), state.step)
     if not is_trained(state):
@@ -86,7 +87,11 @@ def look_again(turn: Turn) -> None:
     state = turn.state
     if not _is_wanted(state) or state.phase not in (Phase.ROLLING, Phase.EVALUATING):
         return
-    idle = [worker for worker, known in state.workers.items() if known.duty is Duty.IDLE]
+    idle = [
+        worker
+        for worker, known in state.workers.items()
+        if known.duty is Duty.IDLE and not trunks.lacks(state, known)
+    ]
     if not idle:
         return
     if drafting.worth_training(state.spec, state.schooling, _ahead(turn), state.step).worth:
@@ -253,6 +258,17 @@ def not_kept(turn: Turn, event: DrafterNotKept) -> None:
         _tell_members(turn)
 
 
+def refused(turn: Turn, event: DrafterRefused) -> None:
+    """Who lacks what others use would begin elsewhere, and measure what it made against less."""
+    worker = turn.state.workers.get(event.worker)
+    if worker is None or worker.info.incarnation != event.incarnation:
+        return
+    if trunks.refused(turn, event):
+        _tell_members(turn)
+    elif trunks.lacks(turn.state, worker):
+        preempt(turn, event.worker)
+
+
 def _go_on(turn: Turn) -> None:
     """With the new trunk, if it is still worth it."""
     state = turn.state
@@ -304,7 +320,7 @@ def buy(turn: Turn) -> bool:
     members = [
         worker
         for worker, known in state.workers.items()
-        if known.duty in (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFT)
+        if known.duty in (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFT) and not trunks.lacks(state, known)
     ]
     if not verdict.worth or not members:
         return False

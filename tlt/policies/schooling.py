@@ -33,6 +33,8 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     used: DrafterRef | None = None
     # what was used until then: it is again, if this one cannot be kept
     last: DrafterRef | None = None
+    # by version: who could not load it, and decodes without, or with an older one
+    refused: dict[DrafterVersion, tuple[Incarnation, ...]] = {}
     # the last one before it that is known from rollouts, and what both came to there
     before: DrafterRef | None = None
     heard: Heard = {}

@@ -4,7 +4,7 @@ Members hand in deltas of the trunk they stand on; somebody merges them into the
 is part of one trunk or of none, and what nobody needs any more is let go of.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tlt.messages import (
     DeltaRef,
     DrafterNotKept,
     DrafterRef,
+    DrafterRefused,
     DrafterTrained,
     ExplainDrafting,
     KeepDrafter,
@@ -28,7 +29,7 @@ from tlt.policies import drafting, pace, retention
 from tlt.policies.heard import Heard, faded, fallen, heard, is_known
 from tlt.policies.run_state import Duty, RunState, Turn, WorkerState
 from tlt.policies.schooling import Merging, Schooling
-from tlt.types import NAMED, DrafterVersion
+from tlt.types import NAMED, DrafterVersion, Incarnation
 
 
 def collect(turn: Turn, delta: DeltaRef) -> None:
@@ -215,6 +216,34 @@ def not_kept(turn: Turn, event: DrafterNotKept) -> bool:
         return False
     _return_to(turn, last, f"version {event.version} could not be kept: {event.error}")
     turn.set(schooling=drafting.rested(turn.state.schooling, turn.state.step))
+    return True
+
+
+def lacks(state: RunState, worker: WorkerState) -> bool:
+    """Whether it has not got what others guess with. What nobody could load is named in vain."""
+    used = state.schooling.used
+    without = state.schooling.refused.get(NAMED if used is None else used.version, ())
+    if worker.info.incarnation not in without:
+        return False
+    return used is not None or not _is_everybody(state, without)
+
+
+def _is_everybody(state: RunState, incarnations: Collection[Incarnation]) -> bool:
+    return all(worker.info.incarnation in incarnations for worker in state.workers.values())
+
+
+def refused(turn: Turn, event: DrafterRefused) -> bool:
+    """Whether nobody has got what is in use, and what was before it is used again."""
+    schooling, version = turn.state.schooling, event.version
+    if version is None:
+        return False
+    who = tuple(sorted({*schooling.refused.get(version, ()), event.incarnation}))
+    change(turn, refused={**schooling.refused, version: who})
+    if schooling.used is None or version != schooling.used.version:
+        return False
+    if not _is_everybody(turn.state, who):
+        return False
+    _return_to(turn, schooling.last, event.error)
     return True
 
 

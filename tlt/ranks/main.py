@@ -46,7 +46,7 @@ from tlt.ranks.frames import (
 )
 from tlt.ranks.learning import LearnDuty
 from tlt.ranks.rollout import RolloutDuty
-from tlt.types import JobId
+from tlt.types import NAMED, DrafterVersion, JobId
 
 # between two looks for something to learn from
 _HUNGRY_SECONDS = 0.05
@@ -68,7 +68,7 @@ class Job:
         tokenizer = Tokenizer(spec.policy.path)
         started = start_engine(load, tokenizer, device)
         if started.complaint is not None:
-            channel.send(refused(load, started.complaint))
+            channel.send(refused(load, NAMED, started.complaint))
         self.draft: DraftDuty | None = None
         engine = started.engine
         if spec.drafter.train != "off" and isinstance(engine, NativeEngine):
@@ -188,8 +188,8 @@ class Rank:
 
     def _adopt(self, draft: DraftDuty, command: SwapDrafter) -> None:
         complaint = draft.adopt(command.drafter)
-        if complaint is not None:
-            self._channel.send(refused(draft.load, complaint))
+        if complaint is not None and command.drafter is not None:
+            self._channel.send(refused(draft.load, command.drafter.version, complaint))
 
     def _decode(self, job: Job, command: Decode) -> None:
         try:
@@ -222,9 +222,13 @@ class Rank:
             self._job = None
 
 
-def refused(load: Load, complaint: str) -> DrafterRefused:
+def refused(load: Load, version: DrafterVersion, complaint: str) -> DrafterRefused:
     return DrafterRefused(
-        job=load.job, worker=load.worker, incarnation=load.incarnation, error=complaint
+        job=load.job,
+        worker=load.worker,
+        incarnation=load.incarnation,
+        error=complaint,
+        version=version,
     )
 
 
