@@ -25,7 +25,7 @@ check: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for name in road second_task engine learner sglang ngram drafter lossless speculation drain strategy_simulation large_vocabulary dashboard sweep e2e accuracy by_product members real_shape beside; do \
+	@for name in road second_task engine learner sglang ngram drafter lossless speculation drain strategy_simulation large_vocabulary dashboard sweep accuracy e2e by_product members real_shape beside; do \
 		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$$name.json || exit 1; \
 	done
 

@@ -222,7 +222,8 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     path: str | None = None
     train: Literal["off", "auto", "always"] = "off"
     layout: Literal["eagle", "eagle3"] = "eagle"
-    # what each rank may keep of answers to learn from, states included
+    # what each rank may keep of answers to learn from, states included; and as much again of
+    # answers that it is still writing, for others to learn from
     megabytes: int = 256
     # micro-batches of all members together between two drafters that are measured
     merge_every: int = 48

@@ -192,6 +192,24 @@ def test_what_is_still_being_written_is_lent_and_taken_back(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_lent_is_bounded_too(tmp_path: Path) -> None:
+    """By as much as is kept; who asks for the rest reads it."""
+    first, second, third = learned()[:3]
+    pool = Pool(Shelf(tmp_path, torch.empty(1, 2)), 2 * states(9).nbytes)
+    for name in (first, second, third):
+        pool.lend(key(name), states(9))
+    assert len(list(tmp_path.iterdir())) == 2
+    pool.lend(key(second), states(10))  # it takes the place of what it was, and is too much
+    pool.lend(key(third), states(9))
+    assert len(list(tmp_path.iterdir())) == 2
+    add(pool, first, 9)  # it has ended
+    pool.lend(key(third), states(9))
+    pool.begin(Step(1))
+    for name in (first, second, third):
+        pool.lend(key(name, step=1), states(9))
+    assert len([file for file in tmp_path.iterdir() if file.name.startswith("1.")]) == 2
+
+
 @pytest.mark.parametrize(("leave", "seen"), [(0, 1), (2**62, 0)])
 def test_room_for_what_a_job_needs_is_left(leave: int, seen: int, tmp_path: Path) -> None:
     pool = Pool(Shelf(tmp_path, torch.empty(1, 2), lambda: leave), 10**6)

@@ -37,17 +37,37 @@ def test_only_the_last_to_finish_saves_of_the_tail() -> None:
     savings.opens(new_run(JOB, small_spec()))
     savings._steps[Step(0)].ranks = 3
     for worker, tokens in ((W0, 60), (W1, 20)):
-        savings.add(chosen(worker, tokens, 10.0))
-    savings.idles(Step(0))
-    savings.add(chosen(W0, 100, 10.0))
-    savings.add(chosen(W1, 70, 20.0, rank=0))
-    savings.add(chosen(W1, 50, 10.0, rank=1))
+        savings.add(chosen(worker, tokens, 10.0), 10.0)
+    savings.idles(Step(0), 10.0)
+    savings.add(chosen(W0, 100, 10.0), 20.0)
+    savings.add(chosen(W1, 70, 20.0, rank=0), 30.0)
+    savings.add(chosen(W1, 50, 10.0, rank=1), 30.0)
     savings.finishes(Step(0), W1)
     in_all, critical = savings.of(Step(0), rates)
     assert in_all is not None
     assert critical is not None
     assert in_all.seconds == pytest.approx(60 + 90 + 50 + 40)
     assert critical.seconds == pytest.approx(60 / 3 + 50)
+
+
+def test_what_was_decoded_around_the_moment_when_somebody_ran_out_is_divided() -> None:
+    """Of 50 s that the last one saves in ten seconds, three go by while both decode."""
+    runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
+    plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
+    savings = Savings()
+    savings.opens(new_run(JOB, small_spec()))
+    savings._steps[Step(0)].ranks = 2
+    savings.idles(Step(0), 3.0)
+    savings.idles(Step(0), 9.0)
+    savings.add(chosen(W1, 60, 10.0), 10.0)
+    # said before that moment, heard after it
+    savings.add(chosen(W0, 12, 2.0), 3.0)
+    savings.finishes(Step(0), W1)
+    in_all, critical = savings.of(Step(0), Rates(spend({}, [plain])))
+    assert in_all is not None
+    assert critical is not None
+    assert in_all.seconds == pytest.approx(50 + 10)
+    assert critical.seconds == pytest.approx((0.3 * 50 + 10) / 2 + 0.7 * 50)
 
 
 def test_how_far_drafts_are_accepted() -> None:

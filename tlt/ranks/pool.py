@@ -45,6 +45,8 @@ class Pool:
         self._shelf = shelf
         self._most_bytes = most_bytes
         self._answers: dict[Name, Answer] = {}
+        # the bytes of states of answers that are still being written here
+        self._lent: dict[Name, int] = {}
         self._step = Step(0)
         self._held_out: Mapping[Step, tuple[PromptIndex, ...]] = {}
 
@@ -65,6 +67,7 @@ class Pool:
         for answer in self._answers.values():
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
+        self._lent.clear()
         self._shelf.keep_only(self._answers)
         self._shelf.forget_before(Step(step - 1))
 
@@ -96,6 +99,7 @@ class Pool:
             step=key.step,
             taken=0 if known is None else known.candidate.taken,
         )
+        self._lent.pop(name, None)
         answer = Answer(key=key, tokens=whole, prompt=len(prompt), candidate=candidate)
         self._answers[name] = answer
         self._make_room()
@@ -103,10 +107,18 @@ class Pool:
             answer.states = self._shelf.put(name, states())
 
     def lend(self, key: NoiseKey, states: torch.Tensor) -> None:
-        """What an answer has come to that is still being written here, for others to learn from."""
-        if key.step >= self._step:
-            self.begin(key.step)
-            self._shelf.put((key.step, key.prompt, key.member), states, growing=True)
+        """What an answer has come to that is still being written here, for others to learn from.
+
+        Of all that grow as many bytes at most as of those that are kept: others read the rest.
+        """
+        if key.step < self._step:
+            return
+        self.begin(key.step)
+        name = (key.step, key.prompt, key.member)
+        lent = sum(self._lent.values()) - self._lent.get(name, 0) + states.nbytes
+        if lent <= self._most_bytes:
+            self._lent[name] = states.nbytes
+            self._shelf.put(name, states, growing=True)
 
     def fetch(self, answer: Answer) -> bool:
         """Whether its states are at hand, captured here or by somebody else on this host."""

@@ -198,12 +198,12 @@ class Ledger:
                 if event.purpose == "train":
                     self._savings.finishes(event.step, event.worker)
             case StrategyChosen() if after.spending is not before.spending:
-                self._savings.add(event)
+                self._savings.add(event, self._now)
                 self._accepted.add(event.tallies)
             case LearnFinished() if (worker := after.workers.get(event.worker)) is not None:
                 self._energy.add(event, worker.info.host)
             case WorkerIdled(purpose="train") if after.workers is not before.workers:
-                self._savings.idles(event.step)
+                self._savings.idles(event.step, self._now)
             case _:
                 pass
 

@@ -3,11 +3,10 @@
 As long as every worker has something to decode, they share the work: what one saves lets it take
 more of it, and the wait is shorter by the mean over all ranks. From the first worker that runs out
 on, only what the last to finish saves shortens it; of its ranks, the one that decodes the longest.
+Ranks tell what they decoded lately: of what they did around that moment, a part is of each kind.
 """
 
 from collections.abc import Mapping
-
-import msgspec
 
 from tlt.messages import StrategyChosen
 from tlt.policies.run_state import RunState
@@ -24,8 +23,8 @@ class _Step:
         self.shared: _Spending = {}
         self.ranks = 1
         self.last: WorkerId | None = None
-        # whether some worker had nothing left to do
-        self.drained = False
+        # since when some worker has had nothing left to do
+        self.drained: float | None = None
         # what each rank did after somebody had run out
         self.alone: dict[tuple[WorkerId, int], _Spending] = {}
 
@@ -39,6 +38,13 @@ class _Step:
         for bucket, spent in self.tail().items():
             merged[bucket] = _sum(merged.get(bucket, Spent()), spent)
         return merged
+
+    def part_alone(self, spending: _Spending, now: float) -> float:
+        """Of what a rank did until now."""
+        seconds = _seconds(spending)
+        if self.drained is None or now <= self.drained:
+            return 0.0
+        return min(1.0, (now - self.drained) / seconds) if seconds > 0.0 else 1.0
 
 
 class Savings:
@@ -55,22 +61,23 @@ class Savings:
         ranks = sum(known.info.ranks for known in state.workers.values())
         self._steps[state.step].ranks = max(1, ranks)
 
-    def idles(self, step: Step) -> None:
-        self._steps[step].drained = True
+    def idles(self, step: Step, now: float) -> None:
+        known = self._steps[step]
+        known.drained = now if known.drained is None else known.drained
 
     def finishes(self, step: Step, worker: WorkerId) -> None:
         self._steps.setdefault(step, _Step()).last = worker
 
-    def add(self, event: StrategyChosen) -> None:
+    def add(self, event: StrategyChosen, now: float) -> None:
         step = self._steps.setdefault(event.step, _Step())
         step.total = spend(step.total, event.tallies)
         if event.purpose == "eval":
             return
-        if step.drained:
-            who = event.worker, event.rank
-            step.alone[who] = spend(step.alone.get(who, {}), event.tallies)
-        else:
-            step.shared = spend(step.shared, event.tallies)
+        spent = spend({}, event.tallies)
+        alone = step.part_alone(spent, now)
+        _put(step.shared, spent, 1.0 - alone)
+        if alone > 0.0:
+            _put(step.alone.setdefault((event.worker, event.rank), {}), spent, alone)
 
     def of(self, step: Step, rates: Rates) -> tuple[Saving | None, Saving | None]:
         """In all, and of the wait."""
@@ -84,13 +91,23 @@ def _seconds(spending: Mapping[int, Spent]) -> float:
     return sum(spent.seconds + spent.plain_seconds for spent in spending.values())
 
 
+def _put(spending: _Spending, more: Mapping[int, Spent], factor: float) -> None:
+    for bucket, spent in more.items():
+        spending[bucket] = _sum(spending.get(bucket, Spent()), _scaled(spent, factor))
+
+
 def _scaled(spent: Spent, factor: float) -> Spent:
-    return msgspec.structs.replace(
-        spent, tokens=spent.tokens * factor, seconds=spent.seconds * factor
+    """What a part of it took: runs are not divided."""
+    return Spent(
+        tokens=spent.tokens * factor,
+        seconds=spent.seconds * factor,
+        plain_seconds=spent.plain_seconds * factor,
     )
 
 
 def _sum(one: Spent, other: Spent) -> Spent:
-    return msgspec.structs.replace(
-        one, tokens=one.tokens + other.tokens, seconds=one.seconds + other.seconds
+    return Spent(
+        tokens=one.tokens + other.tokens,
+        seconds=one.seconds + other.seconds,
+        plain_seconds=one.plain_seconds + other.plain_seconds,
     )
