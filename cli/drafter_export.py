@@ -12,7 +12,7 @@ from tlt.errors import BlobError, ConfigError, TltError
 from tlt.learn.drafter.beginning import config_for
 from tlt.messages import DrafterRef, PolicyPublished
 from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter, DrafterConfig, architecture, new_drafter
+from tlt.models.drafter import Drafter, DrafterConfig, architecture, misfit, new_drafter
 from tlt.models.drafter_folder import (
     load_drafter,
     read_drafter_config,
@@ -98,8 +98,10 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
         return 0
     folder = Path(spec.drafter.path)
     try:
-        named = load_drafter(folder, read_config(Path(spec.policy.path)).layers)
-        return updates_of(folder) if architecture(named.config) == used.architecture else 0
+        policy = read_config(Path(spec.policy.path))
+        named = load_drafter(folder, policy.layers)
+        fits = architecture(named.config) == used.architecture and misfit(named, policy) is None
+        return updates_of(folder) if fits else 0
     except TltError:
         return None
 

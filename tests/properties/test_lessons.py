@@ -112,6 +112,8 @@ class Classroom(World):
 
 
 _WORK = ("obey", "deliver", "pull", "finish", "idle", "score", "start")
+# with all that ends a round and begins the next
+_ROUND = (*_WORK, "dismiss", "collect", "report")
 
 
 def test_a_drafter_that_got_better_is_adopted_by_all() -> None:
@@ -193,6 +195,41 @@ def test_a_named_drafter_that_one_cannot_load_is_trained_by_the_other() -> None:
     # if nobody can, all begin with the same one
     world.refuse(world.lives[_DECODES], None)
     assert not any(trunks.lacks(world.state, known) for known in world.state.workers.values())
+    finish(world)
+
+
+def test_who_lacks_what_is_returned_to_trains_no_more() -> None:
+    """It has got the drafter that was trained, and with that away it has none."""
+    world = Classroom(drafter="drafter").open_school()
+    second = world.lives[_DECODES]
+    world.refuse(second, None)
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    used = world.state.schooling.used
+    assert used is not None
+    # the round stays open for as long as nobody scores
+    world.go(lambda: second.lesson is not None, *(set(_WORK) - {"score"}))
+    assert world.state.workers[_DECODES].duty is Duty.DRAFT
+    lost = DrafterNotKept(job=world.state.job, version=used.version, error="full")
+    world.say(world.pupil, lost)
+    world.go(lambda: world.state.schooling.used is None, "deliver", but=_DECODES)
+    assert world.state.workers[_DECODES].duty is Duty.PREEMPTING
+    finish(world)
+
+
+def test_who_could_not_load_the_drafter_tries_again_in_the_next_round() -> None:
+    world = Classroom().open_school()
+    world.teach()
+    world.merge(quality=2.0)
+    world.settle()
+    used = world.state.schooling.used
+    assert used is not None
+    world.refuse(world.pupil, used)
+    assert trunks.lacks(world.state, world.state.workers[WorkerId("w0")])
+    world.go(lambda: world.state.step == 1, *_ROUND)
+    assert world.state.schooling.used == used
+    assert not trunks.lacks(world.state, world.state.workers[WorkerId("w0")])
     finish(world)
 
 

@@ -204,6 +204,7 @@ def test_what_is_lent_is_bounded_too(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     add(pool, first, 9)  # it has ended
     pool.lend(key(third), states(9))
+    assert len([file for file in tmp_path.iterdir() if file.name.endswith("growing")]) == 2
     pool.begin(Step(1))
     for name in (first, second, third):
         pool.lend(key(name, step=1), states(9))

@@ -37,7 +37,7 @@ from tlt.messages import (
 from tlt.policies.learning_curve import MOST_MARKS
 from tlt.policies.run_state import DUTIES, Duty, Phase, RunState
 from tlt.policies.training import Plan
-from tlt.types import Digest, DrafterVersion, Incarnation
+from tlt.types import NAMED, Digest, DrafterVersion, Incarnation
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -122,7 +122,8 @@ class Checks:
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
             case DrafterRefused() if event.version is not None:
-                self.refused.setdefault(event.version, set()).add(event.incarnation)
+                if event.version in (NAMED, _in_use(before)):
+                    self.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
         for command in commands:
@@ -356,18 +357,27 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         """Who could not load what is in use measures nothing against it, and teaches nobody."""
-        used = after.schooling.used
-        if used is None:
+        used = _in_use(after)
+        for command in commands:
+            if isinstance(command, StartRollout) and command.drafter is not None:
+                # it tries again
+                self.refused.get(command.drafter.version, set()).discard(command.incarnation)
+        without = self.refused.get(used, set())
+        everybody = {known.info.incarnation for known in after.workers.values()}
+        if used == NAMED and everybody <= without:
             return
-        without = self.refused.get(used.version, set())
+        trains = {
+            known.info.incarnation for known in after.workers.values() if known.duty is Duty.DRAFT
+        }
+        assert not trains & without
         for command in commands:
             if isinstance(command, TrainDrafter | MergeDrafter):
                 assert command.incarnation not in without
-        if isinstance(event, DrafterRefused) and event.version == used.version:
+        if isinstance(event, DrafterRefused) and event.version == used:
             known = before.workers.get(event.worker)
             if known is not None and known.info.incarnation == event.incarnation:
                 # somebody has it
-                assert {w.info.incarnation for w in after.workers.values()} - without
+                assert everybody - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
         last = before.schooling.used
@@ -485,6 +495,11 @@ class Checks:
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
         assert state.policy.weights is not None
         assert state.policy.weights.digest == self.contents[algorithm.steps]
+
+
+def _in_use(state: RunState) -> DrafterVersion:
+    used = state.schooling.used
+    return NAMED if used is None else used.version
 
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:

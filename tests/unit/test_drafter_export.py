@@ -1,6 +1,7 @@
 """What a job leaves behind has the shape that its weights were trained for, whatever was named."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,11 +33,13 @@ def spec(policy: Path, named: Path | None) -> JobSpec:
     return msgspec.structs.replace(SPEC, policy=PolicySpec(path=str(policy)), drafter=drafter)
 
 
-def made(policy: Path, theta: float | None = None) -> Drafter:
-    config = config_for(read_config(policy), "eagle")
-    if theta is not None:
-        config = msgspec.structs.replace(config, rope=PlainRope(theta=theta))
-    return new_drafter(config)
+def made(policy: Path, **changes: Any) -> Drafter:
+    drafter = new_drafter(
+        msgspec.structs.replace(config_for(read_config(policy), "eagle"), **changes)
+    )
+    for parameter in drafter.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    return drafter
 
 
 def kept(run: Path, drafter: Drafter) -> DrafterRef:
@@ -55,7 +58,7 @@ def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -
     trained, run = made(policy), tmp_path / "run"
     used = kept(run, trained)
     turned = tmp_path / "turned"
-    save_drafter(made(policy, theta=7.0), turned, updates=500)
+    save_drafter(made(policy, rope=PlainRope(theta=7.0)), turned, updates=500)
     for named in (None, turned, tmp_path / "nowhere"):
         drafter = read_drafter(run, spec(policy, named), used)
         assert drafter.config == trained.config
@@ -63,10 +66,14 @@ def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -
             assert torch.equal(drafter.state_dict()[name], tensor)
     assert updates_in_all(spec(policy, turned), used) == 40
     assert updates_in_all(spec(policy, tmp_path / "nowhere"), used) is None
+    broken, folder = made(policy), tmp_path / "broken"
+    broken.fc.weight.data[0, 0] = torch.nan
+    save_drafter(broken, folder, updates=500)
+    assert updates_in_all(spec(policy, folder), used) == 40
 
 
 def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
-    trained, run = made(policy, theta=7.0), tmp_path / "run"
+    trained, run = made(policy, intermediate=24), tmp_path / "run"
     named = tmp_path / "named"
     save_drafter(trained, named, updates=500)
     used = kept(run, trained)
@@ -78,7 +85,7 @@ def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
 
 def test_weights_of_a_shape_that_nothing_says_are_not_written(tmp_path: Path, policy: Path) -> None:
     run = tmp_path / "run"
-    used = kept(run, made(policy, theta=7.0))
+    used = kept(run, made(policy, intermediate=24))
     for named in (None, tmp_path / "gone"):
         with pytest.raises(ConfigError, match="shape is not that of a new one"):
             read_drafter(run, spec(policy, named), used)

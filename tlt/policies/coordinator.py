@@ -236,6 +236,7 @@ def _roll(turn: Turn, worker: WorkerId) -> None:
         lessons.preempt(turn, worker)
         return
     turn.assign(worker, Duty.ROLLOUT)
+    trunks.tried_again(turn, current)
     turn.tell(
         StartRollout(
             worker=worker,
@@ -439,6 +440,7 @@ def _join(turn: Turn, info: WorkerInfo) -> None:
         _roll(turn, info.worker)
     else:
         _learn_if_due(turn)
+    lessons.stop_who_lacks(turn)
 
 
 def _lose(turn: Turn, event: WorkerLost) -> None:

@@ -138,6 +138,7 @@ def _tell_trunk(turn: Turn, worker: WorkerState) -> None:
 
 
 def _tell_members(turn: Turn) -> None:
+    stop_who_lacks(turn)
     for worker in turn.state.workers.values():
         if worker.duty is Duty.DRAFT:
             _tell_trunk(turn, worker)
@@ -243,6 +244,8 @@ def trained(turn: Turn, event: DrafterTrained) -> None:
     worker = turn.state.workers.get(event.worker)
     if worker is None or worker.info.incarnation != event.incarnation:
         return
+    if trunks.lacks(turn.state, worker):
+        trunks.merge_no_more(turn, worker)  # it was measured against something else
     if trunks.grow(turn, event):
         _go_on(turn)
 
@@ -259,14 +262,20 @@ def not_kept(turn: Turn, event: DrafterNotKept) -> None:
 
 
 def refused(turn: Turn, event: DrafterRefused) -> None:
-    """Who lacks what others use would begin elsewhere, and measure what it made against less."""
     worker = turn.state.workers.get(event.worker)
     if worker is None or worker.info.incarnation != event.incarnation:
         return
     if trunks.refused(turn, event):
         _tell_members(turn)
-    elif trunks.lacks(turn.state, worker):
-        preempt(turn, event.worker)
+    else:
+        stop_who_lacks(turn)
+
+
+def stop_who_lacks(turn: Turn) -> None:
+    """What others use: it would begin elsewhere, and measure what it made against less."""
+    for worker, known in turn.state.workers.items():
+        if trunks.lacks(turn.state, known):
+            preempt(turn, worker)
 
 
 def _go_on(turn: Turn) -> None:

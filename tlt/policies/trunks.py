@@ -235,16 +235,24 @@ def _is_everybody(state: RunState, incarnations: Collection[Incarnation]) -> boo
 def refused(turn: Turn, event: DrafterRefused) -> bool:
     """Whether nobody has got what is in use, and what was before it is used again."""
     schooling, version = turn.state.schooling, event.version
-    if version is None:
-        return False
+    used = NAMED if schooling.used is None else schooling.used.version
+    if version is None or version not in (NAMED, used):
+        return False  # it came late
     who = tuple(sorted({*schooling.refused.get(version, ()), event.incarnation}))
     change(turn, refused={**schooling.refused, version: who})
-    if schooling.used is None or version != schooling.used.version:
-        return False
-    if not _is_everybody(turn.state, who):
+    if schooling.used is None or version != used or not _is_everybody(turn.state, who):
         return False
     _return_to(turn, schooling.last, event.error)
+    turn.set(schooling=drafting.rested(turn.state.schooling, turn.state.step))
     return True
+
+
+def tried_again(turn: Turn, worker: WorkerState) -> None:
+    """It is about to load what is in use once more, and says so if it cannot."""
+    used, refused = turn.state.schooling.used, turn.state.schooling.refused
+    if used is not None and worker.info.incarnation in refused.get(used.version, ()):
+        others = tuple(w for w in refused[used.version] if w != worker.info.incarnation)
+        change(turn, refused={**refused, used.version: others})
 
 
 def _return_to(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
