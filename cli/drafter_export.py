@@ -13,12 +13,7 @@ from tlt.learn.drafter.beginning import config_for
 from tlt.messages import DrafterRef, PolicyPublished
 from tlt.models.config_file import read_config
 from tlt.models.drafter import Drafter, DrafterConfig, architecture, misfit, new_drafter
-from tlt.models.drafter_folder import (
-    load_drafter,
-    read_drafter_config,
-    save_drafter,
-    updates_of,
-)
+from tlt.models.drafter_folder import load_drafter, read_drafter_config, save_drafter, updates_of
 from tlt.models.weights import read_weights
 from tlt.policies.learning_curve import Mark
 from tlt.policies.ledger import Ledger

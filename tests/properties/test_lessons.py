@@ -97,6 +97,15 @@ class Classroom(World):
         self.go(lambda: self.pupil.merge is not None, "deliver", "obey", "study", "hand_in")
         self.do(Move("merge", (self.pupil,)))
 
+    def adopt(self, quality: float) -> DrafterRef:
+        """What one delta makes of the drafter."""
+        self.teach()
+        self.merge(quality)
+        self.settle()
+        used = self.state.schooling.used
+        assert used is not None
+        return used
+
     def refuse(self, life: Life, drafter: DrafterRef | None) -> None:
         """As one whose host reads something else."""
         version = NAMED if drafter is None else drafter.version
@@ -151,11 +160,7 @@ def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> 
 def test_who_cannot_load_the_drafter_in_use_trains_no_more() -> None:
     """It would measure what it made against nothing, or against an older one."""
     world = Classroom().open_school()
-    world.teach()
-    world.merge(quality=2.0)
-    world.settle()
-    used = world.state.schooling.used
-    assert used is not None
+    used = world.adopt(quality=2.0)
     world.refuse(world.pupil, used)
     assert world.state.schooling.used == used
     world.go(lambda: world.pupil.lesson is None, "dismiss", "deliver", but=_DECODES)
@@ -169,19 +174,13 @@ def test_who_cannot_load_the_drafter_in_use_trains_no_more() -> None:
 
 
 def test_what_nobody_can_load_gives_way_to_the_one_before() -> None:
-    world, used = Classroom().open_school(), list[DrafterRef | None]()
-    for _ in range(2):
-        world.teach()
-        world.merge(quality=2.0)
-        world.settle()
-        used.append(world.state.schooling.used)
-    assert used[1] is not None
+    world = Classroom().open_school()
+    used = [world.adopt(quality=2.0) for _ in range(2)]
     for life in world.lives.values():
         assert world.state.schooling.used == used[1]
         world.refuse(life, used[1])
     assert world.state.schooling.used == used[0]
     assert {life.drafter for life in world.lives.values()} == {used[0]}
-    assert used[0] is not None
     assert world.state.schooling.trunk.weights == used[0].weights
     finish(world)
 
@@ -203,11 +202,7 @@ def test_who_lacks_what_is_returned_to_trains_no_more() -> None:
     world = Classroom(drafter="drafter").open_school()
     second = world.lives[_DECODES]
     world.refuse(second, None)
-    world.teach()
-    world.merge(quality=2.0)
-    world.settle()
-    used = world.state.schooling.used
-    assert used is not None
+    used = world.adopt(quality=2.0)
     # the round stays open for as long as nobody scores
     world.go(lambda: second.lesson is not None, *(set(_WORK) - {"score"}))
     assert world.state.workers[_DECODES].duty is Duty.DRAFT
@@ -220,11 +215,7 @@ def test_who_lacks_what_is_returned_to_trains_no_more() -> None:
 
 def test_who_could_not_load_the_drafter_tries_again_in_the_next_round() -> None:
     world = Classroom().open_school()
-    world.teach()
-    world.merge(quality=2.0)
-    world.settle()
-    used = world.state.schooling.used
-    assert used is not None
+    used = world.adopt(quality=2.0)
     world.refuse(world.pupil, used)
     assert trunks.lacks(world.state, world.state.workers[WorkerId("w0")])
     world.go(lambda: world.state.step == 1, *_ROUND)
@@ -393,11 +384,7 @@ def test_a_merge_that_was_given_up_leaves_nothing() -> None:
 def test_what_is_used_is_kept_when_a_trunk_grows_past_it() -> None:
     """After a new beginning the trunk is what is used: one blob, and two that need it."""
     world = Classroom().open_school()
-    world.teach()
-    world.merge(quality=2.0)
-    world.settle()
-    used = world.state.schooling.used
-    assert used is not None
+    used = world.adopt(quality=2.0)
     world.teach()
     world.merge(quality=0.5)
     world.settle()

@@ -122,7 +122,7 @@ class Checks:
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
             case DrafterRefused() if event.version is not None:
-                if event.version in (NAMED, _in_use(before)):
+                if event.version in (NAMED, before.schooling.version_in_use):
                     self.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
@@ -357,7 +357,7 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         """Who could not load what is in use measures nothing against it, and teaches nobody."""
-        used = _in_use(after)
+        used = after.schooling.version_in_use
         for command in commands:
             if isinstance(command, StartRollout) and command.drafter is not None:
                 # it tries again
@@ -495,11 +495,6 @@ class Checks:
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
         assert state.policy.weights is not None
         assert state.policy.weights.digest == self.contents[algorithm.steps]
-
-
-def _in_use(state: RunState) -> DrafterVersion:
-    used = state.schooling.used
-    return NAMED if used is None else used.version
 
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:

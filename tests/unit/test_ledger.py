@@ -60,7 +60,7 @@ def test_what_was_decoded_around_the_moment_when_somebody_ran_out_is_divided() -
     savings.idles(Step(0), 3.0)
     savings.idles(Step(0), 9.0)
     savings.add(chosen(W1, 60, 10.0), 10.0)
-    # said before that moment, heard after it
+    # heard at that moment: all of it lies before
     savings.add(chosen(W0, 12, 2.0), 3.0)
     savings.finishes(Step(0), W1)
     in_all, critical = savings.of(Step(0), Rates(spend({}, [plain])))

@@ -214,7 +214,7 @@ def in_vain(schooling: Schooling, step: Step) -> Schooling:
 
 def gone_back(schooling: Schooling, step: Step) -> Schooling:
     """To what is in use now: what was measured of later drafters says nothing of it."""
-    newest = NAMED if schooling.used is None else schooling.used.version
+    newest = schooling.version_in_use
     marks = tuple(mark for mark in schooling.marks if mark.version <= newest)
     began = schooling.began if marks else None
     expected = curve(began, marks) if marks else None

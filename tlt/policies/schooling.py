@@ -5,7 +5,7 @@ import msgspec
 from tlt.messages import DeltaRef, DrafterRef, TrunkRef
 from tlt.policies.heard import Heard
 from tlt.policies.learning_curve import Curve, Mark
-from tlt.types import DrafterVersion, Incarnation, PromptIndex, Step, WorkerId
+from tlt.types import NAMED, DrafterVersion, Incarnation, PromptIndex, Step, WorkerId
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,3 +67,7 @@ class Schooling(msgspec.Struct, frozen=True, kw_only=True):
     # how often training has not been worth it in a row, and the step before which nobody tries
     vain: int = 0
     rest_until: Step = Step(0)
+
+    @property
+    def version_in_use(self) -> DrafterVersion:
+        return NAMED if self.used is None else self.used.version

@@ -165,7 +165,7 @@ def _adopt(turn: Turn, drafter: DrafterRef, canary: Canary) -> None:
 
 def _as_of_now(schooling: Schooling, canary: Canary) -> Heard:
     """What the drafter in use came to in rollouts, some of which earlier policies wrote."""
-    used = NAMED if schooling.used is None else schooling.used.version
+    used = schooling.version_in_use
     measured = [mark.trained for mark in schooling.marks if mark.version == used]
     then = measured[-1] if measured else schooling.began
     if then is None or canary.used is None:
@@ -190,7 +190,7 @@ def _tell_drafter(turn: Turn) -> None:
 def falls(turn: Turn, tallies: Sequence[StrategyTally]) -> bool:
     """Whether the drafter did much worse in rollouts than the one before, which is used again."""
     schooling = turn.state.schooling
-    version = NAMED if schooling.used is None else schooling.used.version
+    version = schooling.version_in_use
     now = heard(schooling.heard, tallies, version)
     if now != schooling.heard:
         change(turn, heard=now)
@@ -221,11 +221,11 @@ def not_kept(turn: Turn, event: DrafterNotKept) -> bool:
 
 def lacks(state: RunState, worker: WorkerState) -> bool:
     """Whether it has not got what others guess with. What nobody could load is named in vain."""
-    used = state.schooling.used
-    without = state.schooling.refused.get(NAMED if used is None else used.version, ())
+    schooling = state.schooling
+    without = schooling.refused.get(schooling.version_in_use, ())
     if worker.info.incarnation not in without:
         return False
-    return used is not None or not _is_everybody(state, without)
+    return schooling.used is not None or not _is_everybody(state, without)
 
 
 def _is_everybody(state: RunState, incarnations: Collection[Incarnation]) -> bool:
@@ -235,7 +235,7 @@ def _is_everybody(state: RunState, incarnations: Collection[Incarnation]) -> boo
 def refused(turn: Turn, event: DrafterRefused) -> bool:
     """Whether nobody has got what is in use, and what was before it is used again."""
     schooling, version = turn.state.schooling, event.version
-    used = NAMED if schooling.used is None else schooling.used.version
+    used = schooling.version_in_use
     if version is None or version not in (NAMED, used):
         return False  # it came late
     who = tuple(sorted({*schooling.refused.get(version, ()), event.incarnation}))

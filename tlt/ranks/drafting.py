@@ -41,14 +41,7 @@ from tlt.models.weights import put_weights, read_weights
 from tlt.ranks.engines import drafter_config
 from tlt.ranks.frames import Dismissed, FromRank, Load, Merge, School
 from tlt.ranks.membership import Membership
-from tlt.ranks.merging import (
-    drafter_of,
-    mean_of,
-    measured,
-    next_trunk,
-    read_trunk,
-    report,
-)
+from tlt.ranks.merging import drafter_of, mean_of, measured, next_trunk, read_trunk, report
 from tlt.ranks.pool import Answer, Pool
 from tlt.ranks.room import Room
 from tlt.ranks.shelf import Shelf
