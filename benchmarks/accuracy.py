@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from benchmarks.sweep import best_settings
-from cli.following import entries
-from tlt.messages import RolloutScored
-from tlt.types import PromptIndex
+from cli.journal_follow import entries
+from tlt.ids import PromptIndex
+from tlt.protocol.events import RolloutScored
 
 _SEEDS, _STEPS, _PROBLEMS = (1, 2, 3, 4), 12, 512
 _WITHIN = 4.0

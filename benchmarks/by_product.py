@@ -20,20 +20,20 @@ from benchmarks.result import Claim, write_result
 from benchmarks.speculating import held_out_prompts
 from benchmarks.stacks import run, session, tlt
 from cli.drafter_export import read_drafter
-from cli.following import folded
+from cli.journal_follow import folded
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.hidden_state_tap import Name
 from tlt.engine.sglang.launch import Drafts
-from tlt.engine.sglang.plugin import Proposal
-from tlt.engine.sglang.start import start_server
-from tlt.engine.sglang.tap import Name
-from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter
+from tlt.engine.sglang.scheduler_plugin import Proposal
+from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.folder import load_decoder
+from tlt.models.eagle_drafter import Drafter
+from tlt.models.model_folder import load_decoder
 from tlt.strategies import Draft
-from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 
 _JOB = ("algorithm.steps=30", "algorithm.prompts_per_step=4")
 _DEPTH = 4
@@ -85,8 +85,8 @@ def main() -> None:
 
 def _used(run: Path) -> Drafter:
     ledger = folded(run)
-    assert ledger.schooling.used is not None
-    return read_drafter(run, ledger.spec, ledger.schooling.used)
+    assert ledger.drafter_state.used is not None
+    return read_drafter(run, ledger.spec, ledger.drafter_state.used)
 
 
 def _requests() -> list[Request]:

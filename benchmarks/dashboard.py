@@ -35,11 +35,11 @@ from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tests.browser.chromium import chromium
 from tlt.config import JobSpec, SessionSpec
-from tlt.messages import Heartbeat, JobRecord
+from tlt.ids import Incarnation, JobId
+from tlt.protocol.records import Heartbeat, JobRecord
 from tlt.session_files import write_session
-from tlt.store.keys import Keys
-from tlt.store.server import EmbeddedRedis
-from tlt.types import Incarnation, JobId
+from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.redis_keys import Keys
 
 _JOB = JobId("big-1")
 _BATCH_SECONDS = 0.1

@@ -17,32 +17,7 @@ from tlt.config import (
     RolloutSpec,
     SpeculationSpec,
 )
-from tlt.messages import (
-    AnyEvent,
-    BatchSpan,
-    Command,
-    IssuePrompts,
-    JobStarted,
-    Learn,
-    LearnFinished,
-    OriginSpan,
-    PolicyPublished,
-    PolicyRef,
-    RolloutFinished,
-    RolloutScored,
-    RunEvent,
-    StrategyChosen,
-    StrategyTally,
-    Tensor,
-    UpdateMetrics,
-    WorkerIdled,
-    WorkerInfo,
-)
-from tlt.policies import coordinator
-from tlt.policies.run_state import RunState
-from tlt.store.journal import Journal, Position
-from tlt.strategies import Draft
-from tlt.types import (
+from tlt.ids import (
     Attempt,
     Epoch,
     Incarnation,
@@ -53,6 +28,24 @@ from tlt.types import (
     Step,
     WorkerId,
 )
+from tlt.policies import coordinator
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.commands import Command, IssuePrompts, UpdatePolicy
+from tlt.protocol.events import (
+    AnyEvent,
+    DecodingReported,
+    JobStarted,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RolloutFinished,
+    RolloutScored,
+    RunEvent,
+    WorkerIdled,
+)
+from tlt.protocol.records import StrategyTally, UpdateMetrics, WorkerInfo
+from tlt.protocol.refs import BatchSpan, OriginSpan, PolicyRef, Tensor
+from tlt.store.journal import Journal, Position
+from tlt.strategies import Draft
 
 _METRICS = UpdateMetrics(
     loss=0.1,
@@ -146,7 +139,7 @@ class World:
             yield self._scored(issued.step, prompt, member)
 
     def _learn(self) -> Iterator[RunEvent]:
-        learns = [command for command in self._told if isinstance(command, Learn)]
+        learns = [command for command in self._told if isinstance(command, UpdatePolicy)]
         version = PolicyVersion(learns[0].version + 1)
         step, attempt = learns[0].step, learns[0].attempt
         yield PolicyPublished(
@@ -158,7 +151,7 @@ class World:
             metrics=_METRICS,
         )
         for info in self._infos:
-            yield LearnFinished(
+            yield PolicyUpdateFinished(
                 job=self._job,
                 epoch=Epoch(1),
                 step=step,
@@ -169,7 +162,7 @@ class World:
                 seconds=1.0,
             )
 
-    def _chosen(self, info: WorkerInfo, step: Step) -> StrategyChosen:
+    def _chosen(self, info: WorkerInfo, step: Step) -> DecodingReported:
         self._serials[info.worker] += 1
         depth = self._random.choice((4, 6, 8))
         tally = StrategyTally(
@@ -184,7 +177,7 @@ class World:
             seconds=0.9,
             expected=880.0,
         )
-        return StrategyChosen(
+        return DecodingReported(
             job=self._job,
             worker=info.worker,
             incarnation=info.incarnation,

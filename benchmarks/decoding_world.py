@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from tlt.policies.strategy import StrategyPolicy
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (

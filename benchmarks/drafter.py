@@ -27,18 +27,18 @@ from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.learn.drafter.acceptance import AcceptLengths, Rollout, accept_lengths
-from tlt.learn.drafter.batching import DraftBatch, Window, batch, windows
-from tlt.learn.drafter.beginning import config_for, input_sizes, new_weights
-from tlt.learn.drafter.learner import DrafterLearner
-from tlt.learn.drafter.recipe import Recipe
-from tlt.learn.drafter.sample import DraftSample, PolicyEnds, state_layers
-from tlt.models.decoder import Decoder
-from tlt.models.folder import load_decoder
+from tlt.ids import Member, PolicyVersion, PromptIndex, Purpose, Step
+from tlt.models.decoder_spec import Decoder
+from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.ranks.lessons import answered, rollout
+from tlt.ranks.drafter_samples import answered, rollout
 from tlt.spec_files import load_job_spec
-from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step
+from tlt.trainer.drafter.accept_length import AcceptLengths, Rollout, accept_lengths
+from tlt.trainer.drafter.drafter_learner import DrafterLearner
+from tlt.trainer.drafter.hyperparameters import Recipe
+from tlt.trainer.drafter.initial_drafter import config_for, input_sizes, new_weights
+from tlt.trainer.drafter.micro_batches import DraftBatch, Window, batch, windows
+from tlt.trainer.drafter.samples import DraftSample, PolicyEnds, state_layers
 
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
 _BARS = {4: 3.6, 6: 4.4, 8: 5.0}

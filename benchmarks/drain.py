@@ -17,13 +17,13 @@ from statistics import median, quantiles
 
 import torch
 
+from benchmarks.bandit import BucketBandit
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import ARMS, Requests, cpu_seconds, decode_by, engine
 from benchmarks.speculation import name_of
 from tlt.engine.native import NativeEngine
-from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.bandit import BucketBandit
-from tlt.policies.strategy import StrategyPolicy
+from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.strategies import Off, Strategy
 
 _RUNNING = 32

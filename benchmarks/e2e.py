@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import ROOT, Job, Ratio, StepTime, ratio, run, session
 from benchmarks.sweep import best_settings
-from tlt.policies.ledger import Drafting
+from tlt.report import Drafting
 
 # by stack
 _Jobs = dict[str, list[Job]]
@@ -271,7 +271,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
         ],
         "spoiled": [what for d in drafting for what in d.spoiled],
         "drafters": [
-            [(m.step, m.lessons, m.used, round(m.trained, 3), m.adopted) for m in d.measured]
+            [(m.step, m.micro_batches, m.used, round(m.trained, 3), m.adopted) for m in d.measured]
             for d in drafting
         ],
     }

@@ -27,11 +27,11 @@ from benchmarks.result import Claim, write_result
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.windows import CompiledWindows
-from tlt.models.folder import load_decoder
+from tlt.engine.native.decode_attention import CompiledWindows
+from tlt.ids import Member, PolicyVersion, PromptIndex, Step
+from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec_files import load_job_spec
-from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
 _ROOT = Path(__file__).resolve().parent.parent
 MODEL = _ROOT / "examples" / "tiny_reasoner" / "model"
@@ -111,7 +111,7 @@ def _against_torch(device: torch.device) -> dict[int, float]:
     found: dict[int, float] = {}
     for batch in _BARS:
         engines = [_engine(batch, _PROMPT + _ANSWER, device)]
-        with patch("tlt.engine.native.attention.compiled", lambda *shape: None):
+        with patch("tlt.engine.native.cache_attention.compiled", lambda *shape: None):
             engines.append(_engine(batch, _PROMPT + _ANSWER, device))
         ratios: list[float] = []
         for attempt in range(-1, _PAIRS):

@@ -26,12 +26,12 @@ from benchmarks.engine import random_prompts, request
 from benchmarks.result import Claim, write_result
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.sampling import Sampler
-from tlt.models.decoder import Decoder, DecoderConfig, weight_shapes
-from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
+from tlt.engine.native.token_sampler import Sampler
+from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.models.decoder_spec import Decoder, DecoderConfig, weight_shapes
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.strategies import Draft, Off, Strategy
-from tlt.types import DrafterVersion, PolicyVersion
 
 _SHAPE = DecoderConfig(
     vocabulary=151_936,

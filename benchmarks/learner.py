@@ -28,13 +28,13 @@ from benchmarks.learner_start import measured_start
 from benchmarks.real_step import fixed_lengths, real_step
 from benchmarks.result import Claim, write_result
 from tlt.config import JobSpec
-from tlt.learn.batching import microbatches
-from tlt.learn.loading import load_model
-from tlt.learn.paths import set_attention
-from tlt.learn.policy import PolicyLearner
-from tlt.learn.sample import Minibatch
-from tlt.learn.scores import scores
 from tlt.spec_files import load_job_spec
+from tlt.trainer.policy.autotune import set_attention
+from tlt.trainer.policy.logprobs import scores
+from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.samples import Minibatch
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"

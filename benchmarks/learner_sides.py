@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.config import AlgorithmSpec, JobSpec
-from tlt.learn.batching import Microbatch, buckets, microbatches, pack, pad
-from tlt.learn.losses import objective
-from tlt.learn.policy import PolicyLearner
-from tlt.learn.sample import LearnSample, Minibatch
+from tlt.trainer.policy.losses import objective
+from tlt.trainer.policy.micro_batches import Microbatch, buckets, microbatches, pack, pad
+from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.samples import LearnSample, Minibatch
 
 
 class SameBuckets(PolicyLearner):

@@ -10,12 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from tlt.config import JobSpec
-from tlt.learn.batching import microbatches
-from tlt.learn.compiled import compile_layers
-from tlt.learn.kernels import kernels
-from tlt.learn.loading import load_model
-from tlt.learn.paths import set_attention
-from tlt.learn.sample import LearnSample
+from tlt.trainer.kernels.c_kernels import kernels
+from tlt.trainer.policy.autotune import set_attention
+from tlt.trainer.policy.compile_layers import compile_layers
+from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.samples import LearnSample
 
 
 def measured_start(job: JobSpec) -> dict[str, float]:

@@ -25,20 +25,20 @@ from benchmarks.engine import MODEL
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import ARMS, DRAFTER, Requests, engine
 from benchmarks.speculation import name_of
-from tests.engine import drafting
+from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts
+from tests.engine.reference import answers, ask, forced_logits, logprobs_of, random_prompts
 from tests.engine.test_reproducible import gap_at_the_fork
 from tests.engine.test_speculation import ARMS as TOY_ARMS
 from tests.engine.test_speculation import engine as toy_engine
 from tests.engine.test_speculation import second_tokens
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.models.drafter import Drafter, new_drafter
+from tlt.ids import DrafterVersion
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.folder import load_decoder
+from tlt.models.eagle_drafter import Drafter, new_drafter
+from tlt.models.model_folder import load_decoder
 from tlt.strategies import Off, Strategy
-from tlt.types import DrafterVersion
 
 _SEQUENCES, _SEQUENCES_IN_DOUBLE = 5_000, 500
 # of the answers, with ways that change at random
@@ -128,8 +128,8 @@ def _chances() -> dict[str, float]:
     """Of second tokens as they were, if they follow the policy."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
-        policy = drafting.predictable_policy(Path(name))
-        drafter = drafting.fitted_drafter("eagle", policy)
+        policy = drafter_models.predictable_policy(Path(name))
+        drafter = drafter_models.fitted_drafter("eagle", policy)
         prompt = random_prompts(1, shortest=5)[0]
         for sampling in (Sampling(), Sampling(temperature=0.5, top_k=20)):
             expected = second_tokens(policy, prompt, sampling)

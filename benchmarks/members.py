@@ -26,17 +26,17 @@ from benchmarks.engine import MODEL
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import accept_length
 from benchmarks.stacks import SPEC, run, session, submit, tlt
-from cli.client import with_client
 from cli.drafter_export import read_drafter
-from cli.following import entries, folded
-from tlt.messages import DrafterLearned, DrafterPreempted, DrafterTrained, WorkerLost
-from tlt.models.drafter import Drafter
+from cli.journal_follow import entries, folded
+from cli.session_client import with_client
+from tlt.ids import WorkerId
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.folder import load_decoder
-from tlt.policies.run_state import Duty, RunState
+from tlt.models.eagle_drafter import Drafter
+from tlt.models.model_folder import load_decoder
+from tlt.policies.job.run_state import Duty, RunState
+from tlt.protocol.events import DrafterDeltaReady, DrafterMerged, DrafterTrainingStopped, WorkerLost
 from tlt.spec_files import load_job_spec
 from tlt.store.journal import FILE_NAME
-from tlt.types import WorkerId
 
 _Found = TypeVar("_Found")
 
@@ -173,11 +173,11 @@ def _used(seed: int, *settings: str) -> list[Made]:
     adopted = {measured.version for measured in drafting.measured if measured.adopted}
     made: list[Made] = []
     for event in (entry.event for entry in entries(job.folder)):
-        if isinstance(event, DrafterTrained) and event.trunk.version in adopted:
-            lessons = event.trunk.lessons
+        if isinstance(event, DrafterMerged) and event.base.version in adopted:
+            micro_batches = event.base.micro_batches
             # one that gave way to the drafter before it is no point of the curve
-            made = [earlier for earlier in made if earlier.micro_batches < lessons]
-            made.append(Made(lessons, read_drafter(job.folder, spec, event.drafter)))
+            made = [earlier for earlier in made if earlier.micro_batches < micro_batches]
+            made.append(Made(micro_batches, read_drafter(job.folder, spec, event.drafter)))
     return made
 
 
@@ -199,8 +199,8 @@ class _Faulted:
 
     def told(self) -> dict[str, Any]:
         events = [entry.event for entry in entries(self._folder)]
-        learned = [e for e in events if isinstance(e, DrafterLearned)]
-        stopped = [e for e in events if isinstance(e, DrafterPreempted)]
+        learned = [e for e in events if isinstance(e, DrafterDeltaReady)]
+        stopped = [e for e in events if isinstance(e, DrafterTrainingStopped)]
         longest = {
             who: max(e.longest_seconds for e in learned if e.delta.incarnation == who)
             for who in {e.delta.incarnation for e in learned}

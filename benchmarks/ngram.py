@@ -27,11 +27,11 @@ from benchmarks.ngram_speeds import speeds
 from benchmarks.result import Claim, write_result
 from tlt.dataset import rows
 from tlt.engine.native import NativeEngine
-from tlt.engine.ngrams import Ngrams
-from tlt.models.folder import load_decoder
+from tlt.engine.ngram import Ngrams
+from tlt.ids import PolicyVersion
+from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec_files import load_job_spec
-from tlt.types import PolicyVersion
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROMPTS, _MEMBERS, _SLOTS = 10, 16, 32

@@ -29,16 +29,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
-from cli.client import with_client
+from cli.session_client import with_client
 from tlt.actors.rank_process import RankProcess
 from tlt.config import DrafterSpec, JobSpec
-from tlt.learn.drafter.beginning import config_for
-from tlt.messages import DrafterLearned, PromptIssued, RolloutFinished, TrainDrafter, TrunkRef
-from tlt.models.config_file import read_config
-from tlt.models.drafter import new_drafter
-from tlt.ranks.frames import Decode, Dismiss, Dismissed, Load, School, Unload
-from tlt.spec_files import load_job_spec
-from tlt.types import (
+from tlt.ids import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -49,6 +43,14 @@ from tlt.types import (
     Step,
     WorkerId,
 )
+from tlt.models.config_json import read_config
+from tlt.models.eagle_drafter import new_drafter
+from tlt.protocol.commands import PromptIssued, TrainDrafter
+from tlt.protocol.events import DrafterDeltaReady, RolloutFinished
+from tlt.protocol.refs import DrafterBase
+from tlt.ranks.worker_channel import Decode, Dismiss, Dismissed, Load, School, Unload
+from tlt.spec_files import load_job_spec
+from tlt.trainer.drafter.initial_drafter import config_for
 
 _VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
 _CONTEXT = 2048
@@ -303,15 +305,15 @@ async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
             answers += 1
             tokens += len(frame.prompt_tokens) + frame.length - 1
     captured = sum(file.stat().st_size for file in (folder / "flight" / "states").iterdir())
-    for lesson in range(1, _STOPS + 1):
-        rank.send(School(train=_lesson(load, lesson)))
+    for training_session in range(1, _STOPS + 1):
+        rank.send(School(train=_lesson(load, training_session)))
         # the first micro-batches are long: their length is found by trying
-        await asyncio.sleep(20.0 if lesson == 1 else dice.uniform(*_LESSON_SECONDS))
+        await asyncio.sleep(20.0 if training_session == 1 else dice.uniform(*_LESSON_SECONDS))
         sent = time.monotonic()
-        rank.send(Dismiss(job=load.job, lesson=lesson, sent=sent))
+        rank.send(Dismiss(job=load.job, training_session=training_session, sent=sent))
         frame = await rank.receive()
         while not isinstance(frame, Dismissed):
-            kept += frame.updates if isinstance(frame, DrafterLearned) else 0
+            kept += frame.updates if isinstance(frame, DrafterDeltaReady) else 0
             frame = await rank.receive()
         waits.append(time.monotonic() - sent)
         if frame.typical_seconds:
@@ -347,15 +349,15 @@ def _prompt(load: Load, member: int) -> PromptIssued:
     )
 
 
-def _lesson(load: Load, lesson: int) -> TrainDrafter:
+def _lesson(load: Load, training_session: int) -> TrainDrafter:
     first = DrafterVersion(0)
     return TrainDrafter(
         worker=load.worker,
         incarnation=load.incarnation,
         job=load.job,
         step=Step(0),
-        lesson=lesson,
-        trunk=TrunkRef(version=first, root=first, weights=None, updates=0, lessons=0),
+        training_session=training_session,
+        base=DrafterBase(version=first, root=first, weights=None, updates=0, micro_batches=0),
     )
 
 

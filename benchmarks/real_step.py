@@ -10,12 +10,12 @@ from examples.tiny_reasoner.task import reward
 from tlt.config import JobSpec
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.learn.sample import LearnSample, Minibatch
-from tlt.models.folder import load_decoder
+from tlt.ids import Member, PolicyVersion, PromptIndex, Step
+from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.policies.advantage import group_advantages
-from tlt.policies.sharding import Sample, shares
-from tlt.types import Member, PolicyVersion, PromptIndex, Step
+from tlt.policies.job.advantages import group_advantages
+from tlt.policies.job.sample_sharding import Sample, shares
+from tlt.trainer.policy.samples import LearnSample, Minibatch
 
 _RANKS = 2
 

@@ -20,10 +20,10 @@ import torch
 from benchmarks.engine import MODEL, random_prompts, request
 from benchmarks.result import Claim, write_result
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.start import start_server
-from tlt.models.config_file import read_config
+from tlt.engine.sglang.engine_factory import start_server
+from tlt.ids import PolicyVersion
+from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import default_layers
-from tlt.types import PolicyVersion
 
 _SLOTS, _CONTEXT = 8, 1024
 _ANSWER = 160

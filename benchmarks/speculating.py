@@ -13,14 +13,14 @@ from tlt.config import SpeculationSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.models.drafter import Drafter
+from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.folder import load_decoder
+from tlt.models.eagle_drafter import Drafter
+from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.policies.strategy import StrategyPolicy
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.spec_files import load_job_spec
 from tlt.strategies import Draft, Strategy
-from tlt.types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 
 _ROOT = Path(__file__).resolve().parent.parent
 DRAFTER = _ROOT / "examples" / "tiny_reasoner" / "drafter"

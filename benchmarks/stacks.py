@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from cli.client import with_client
-from cli.following import fold
-from cli.spec import load_job
+from cli.journal_follow import fold
+from cli.session_client import with_client
+from cli.spec_loading import load_job
 from tlt.errors import StoreError
-from tlt.messages import JobRecord
-from tlt.policies.ledger import Snapshot
-from tlt.store.jobs import ENDED
+from tlt.protocol.records import JobRecord
+from tlt.report import Snapshot
+from tlt.store.job_records import ENDED
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "benchmarks" / "reasoner.yaml"

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.bandit import BucketBandit
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Rows, Text, lengths, run
 from benchmarks.result import Claim, write_result
-from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.bandit import BucketBandit
-from tlt.policies.fixed import Fixed
-from tlt.policies.strategy import StrategyPolicy
+from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
+from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.strategies import Off, Strategy
 
 _SEEDS = (1, 2, 3)

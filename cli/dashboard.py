@@ -13,8 +13,8 @@ import msgspec
 import typer
 
 from cli.output import complain, say
-from cli.session import find_session
-from tlt.processes import ends_with_parent
+from cli.session_control import find_session
+from tlt.child_process import ends_with_parent
 from tlt.session_files import session_folder
 
 _FILE = "dashboard.json"
@@ -45,9 +45,9 @@ def dashboard(
 ) -> None:
     """Serve the page until Ctrl-C; jobs do not notice whether it is there."""
     # these take a moment that no other command has to spend
-    from tlt.dashboard.guard import is_loopback
+    from tlt.dashboard.access_guard import is_loopback
+    from tlt.dashboard.data_sources import FolderSource, SessionSource, Source
     from tlt.dashboard.server import kept_token, serve
-    from tlt.dashboard.sources import FolderSource, SessionSource, Source
 
     # whoever ends it, what it announced goes with it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from cli.client import with_client
 from cli.dashboard import start_dashboard, stop_dashboard
-from cli.following import fold
 from cli.jobs import Set, watch
+from cli.journal_follow import fold
 from cli.output import complain, say
-from cli.report import report
-from cli.session import forget_session, new_session, start_session, stop_session
-from cli.spec import load_job
+from cli.run_report import report
+from cli.session_client import with_client
+from cli.session_control import forget_session, new_session, start_session, stop_session
+from cli.spec_loading import load_job
 from tlt.config import JobSpec
-from tlt.messages import JobRecord
+from tlt.protocol.records import JobRecord
 
 _SESSION = "demo"
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"

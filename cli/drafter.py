@@ -65,7 +65,7 @@ def train(
         raise ConfigError("give either --data (prompts and answers) or --prompts")
     if layout is not None and start is not None:
         raise ConfigError("--start says what layout the drafter has: leave --layout out")
-    from cli.drafter_plan import Plan
+    from cli.drafter_train_args import Plan
     from cli.drafter_training import train_drafter
 
     plan = Plan(

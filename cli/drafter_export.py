@@ -5,19 +5,20 @@ import hashlib
 from pathlib import Path
 
 from cli.export import whole_or_not
-from cli.following import entries
+from cli.journal_follow import entries
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.errors import BlobError, ConfigError, TltError
-from tlt.learn.drafter.beginning import config_for
-from tlt.messages import DrafterRef, PolicyPublished
-from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter, DrafterConfig, architecture, misfit, new_drafter
+from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter, read_drafter_config, save_drafter, updates_of
-from tlt.models.weights import read_weights
-from tlt.policies.learning_curve import Mark
-from tlt.policies.ledger import Ledger
-from tlt.policies.schooling import Schooling
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, architecture, misfit, new_drafter
+from tlt.models.safetensors_io import read_weights
+from tlt.policies.drafter.learning_curve import Mark
+from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.protocol.events import PolicyPublished
+from tlt.protocol.refs import DrafterRef
+from tlt.report import Ledger
+from tlt.trainer.drafter.initial_drafter import config_for
 
 _CARD = """---
 library_name: sglang
@@ -46,15 +47,15 @@ Begin another TLT job with it: `drafter: {{path: THIS_FOLDER}}`.
 
 
 def write_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
-    schooling, spec = ledger.schooling, ledger.spec
-    if schooling.used is None:
+    drafter_state, spec = ledger.drafter_state, ledger.spec
+    if drafter_state.used is None:
         raise ConfigError(f"{job}: it has used no drafter of its own making yet")
-    drafter = read_drafter(run, spec, schooling.used)
+    drafter = read_drafter(run, spec, drafter_state.used)
     with whole_or_not(folder) as unfinished:
-        save_drafter(drafter, unfinished, updates_in_all(spec, schooling.used))
-        card = _card(run, job, ledger, schooling.used, drafter)
+        save_drafter(drafter, unfinished, updates_in_all(spec, drafter_state.used))
+        card = _card(run, job, ledger, drafter_state.used, drafter)
         (unfinished / "README.md").write_text(card)
-    return f"drafter of {job}, version {schooling.used.version}, {_accept(schooling)}"
+    return f"drafter of {job}, version {drafter_state.used.version}, {_accept(drafter_state)}"
 
 
 def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
@@ -102,7 +103,7 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
 
 
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
-    spec, schooling = ledger.spec, ledger.schooling
+    spec, drafter_state = ledger.spec, ledger.drafter_state
     layout = drafter.config.layout
     drafting = ledger.snapshot().drafting
     return _CARD.format(
@@ -111,25 +112,25 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
         layout=layout,
         version=used.policy,
         policy_digest=_policy_digest(run, spec, used),
-        updates="not known any more" if used.lessons is None else used.lessons,
+        updates="not known any more" if used.micro_batches is None else used.micro_batches,
         tokens="none" if drafting is None else f"{drafting.tokens.total:,}",
-        heard=_heard(schooling),
-        accept=_accept(schooling),
+        heard=_heard(drafter_state),
+        accept=_accept(drafter_state),
         architecture=used.architecture,
         digest=used.weights.digest,
         algorithm="EAGLE" if layout == "eagle" else "EAGLE3",
     )
 
 
-def _accept(schooling: Schooling) -> str:
-    mark = _mark(schooling)
+def _accept(drafter_state: DrafterTrainingState) -> str:
+    mark = _mark(drafter_state)
     if mark is None:
         return "accept length not measured lately"
     return f"accept length {mark.trained:.2f} at depth 6 on held-out answers"
 
 
-def _heard(schooling: Schooling) -> str:
-    asked = sorted(schooling.heard.items(), key=lambda each: int(each[0].split()[0]))
+def _heard(drafter_state: DrafterTrainingState) -> str:
+    asked = sorted(drafter_state.heard.items(), key=lambda each: int(each[0].split()[0]))
     told = [f"{a.tokens / a.rows:.2f} at depth {way}" for way, a in asked if a.rows]
     return ", ".join(told) or "not asked yet"
 
@@ -147,8 +148,8 @@ def _policy_digest(run: Path, spec: JobSpec, used: DrafterRef) -> str:
     return digest.hexdigest()
 
 
-def _mark(schooling: Schooling) -> Mark | None:
+def _mark(drafter_state: DrafterTrainingState) -> Mark | None:
     """Of the drafter in use; the last marks only are kept."""
-    used = schooling.used
-    found = [m for m in schooling.marks if used is not None and m.version == used.version]
+    used = drafter_state.used
+    found = [m for m in drafter_state.marks if used is not None and m.version == used.version]
     return found[-1] if found else None

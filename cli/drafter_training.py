@@ -13,19 +13,19 @@ from pathlib import Path
 import msgspec
 import torch
 
-from cli.drafter_material import Material, gather
-from cli.drafter_notes import Notes
-from cli.drafter_plan import Plan
-from tlt.learn.drafter.acceptance import accept_lengths
-from tlt.learn.drafter.batching import batch, windows
-from tlt.learn.drafter.beginning import config_for, input_sizes, new_weights, require_fit
-from tlt.learn.drafter.learner import DrafterLearner
-from tlt.learn.drafter.recipe import Recipe
-from tlt.learn.drafter.sample import PolicyEnds
-from tlt.models.decoder import Decoder
-from tlt.models.drafter import Drafter
+from cli.drafter_checkpoint import Notes
+from cli.drafter_data import Material, gather
+from cli.drafter_train_args import Plan
+from tlt.models.decoder_spec import Decoder
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.folder import load_decoder
+from tlt.models.eagle_drafter import Drafter
+from tlt.models.model_folder import load_decoder
+from tlt.trainer.drafter.accept_length import accept_lengths
+from tlt.trainer.drafter.drafter_learner import DrafterLearner
+from tlt.trainer.drafter.hyperparameters import Recipe
+from tlt.trainer.drafter.initial_drafter import config_for, input_sizes, new_weights, require_fit
+from tlt.trainer.drafter.micro_batches import batch, windows
+from tlt.trainer.drafter.samples import PolicyEnds
 
 _DEPTHS = (4, 6, 8)
 _POINTS = 10
@@ -127,10 +127,10 @@ class _Training:
         began = time.process_time()
         steps, device = self.learner.recipe.steps, self.learner.ends.head.device
         chosen = batch(self._material.samples, next(self._windows), steps, device)
-        lesson = self.learner.learn(chosen)
+        training_session = self.learner.learn(chosen)
         self._seconds += time.process_time() - began
-        self._tokens += lesson.rows
-        self._loss = lesson.loss
+        self._tokens += training_session.rows
+        self._loss = training_session.loss
 
     def measure(self) -> Point:
         drafter = self.learner.drafter()

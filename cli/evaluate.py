@@ -10,11 +10,11 @@ import typer
 
 from cli.jobs import Json, Set
 from cli.output import print_json, say
-from cli.spec import load_runnable
+from cli.spec_loading import load_runnable
 from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.errors import ConfigError
-from tlt.rewards.judge import Judge
+from tlt.rewards.sandbox import Judge
 
 if TYPE_CHECKING:
     from tlt.engine.base import Completion
@@ -51,10 +51,10 @@ def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "lis
 
     from tlt.engine.base import NoiseKey, Request
     from tlt.engine.native import NativeEngine
-    from tlt.models.folder import load_decoder
+    from tlt.ids import Member, PolicyVersion, PromptIndex, Step
+    from tlt.models.model_folder import load_decoder
     from tlt.models.tokenizer import Tokenizer
     from tlt.ranks.rollout import sampling
-    from tlt.types import Member, PolicyVersion, PromptIndex, Step
 
     torch.set_num_threads(1)
     tokenizer = Tokenizer(model)

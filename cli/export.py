@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from cli.client import run_folder
-from cli.following import fold, folded, open_ledger
+from cli.journal_follow import fold, folded, open_ledger
 from cli.output import say
+from cli.session_client import run_folder
 from cli.session_commands import SessionName
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
-from tlt.policies.ledger import Kept, Snapshot
+from tlt.report import Kept, Snapshot
 
 app = typer.Typer(help="Take something out of a run.", no_args_is_help=True)
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from cli.client import Client, with_client
-from cli.following import entries, live_entries, open_ledger
+from cli.journal_follow import entries, live_entries, open_ledger
 from cli.output import complain, print_json, print_table, say
 from cli.progress import RunProgress
+from cli.session_client import Client, with_client
 from cli.session_commands import SessionName
-from cli.spec import load_job
+from cli.spec_loading import load_job
 from tlt.errors import StoreError
-from tlt.messages import JobRecord
-from tlt.narration import Narrator
-from tlt.store.jobs import ENDED
+from tlt.protocol.records import JobRecord
+from tlt.report.log_lines import Narrator
+from tlt.store.job_records import ENDED
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cli.client import run_folder
-from cli.drafting_tables import print_drafting
-from cli.following import fold
+from cli.drafter_tables import print_drafting
+from cli.journal_follow import fold
 from cli.output import console, print_json, say
+from cli.session_client import run_folder
 from cli.session_commands import SessionName
-from tlt.messages import Joules
-from tlt.policies.ledger import Acceptance, Snapshot
-from tlt.policies.saved import Saved, Saving
-from tlt.types import WorkerId
+from tlt.ids import WorkerId
+from tlt.policies.speculation.savings_estimate import Saved, Saving
+from tlt.protocol.records import Joules
+from tlt.report import Acceptance, Snapshot
 
 
 def ledger(

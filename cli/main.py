@@ -7,7 +7,7 @@ import typer
 
 from cli import (
     bench,
-    config,
+    config_commands,
     dashboard,
     demo,
     drafter,
@@ -61,7 +61,7 @@ app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(bench.bench)
-app.add_typer(config.app, name="config")
+app.add_typer(config_commands.app, name="config")
 app.add_typer(drafter.app, name="drafter")
 app.add_typer(export.app, name="export")
 

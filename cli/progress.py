@@ -5,8 +5,8 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.output import console, say
-from tlt.policies.ledger import Snapshot
-from tlt.types import JobStatus
+from tlt.ids import JobStatus
+from tlt.report import Snapshot
 
 
 class RunProgress:

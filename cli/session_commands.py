@@ -6,13 +6,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.client import Client, with_client
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
-from cli.session import find_session, new_session, start_session, stop_session
-from tlt.messages import Heartbeat, JobRecord
-from tlt.store.connection import shown
-from tlt.types import WorkerId
+from cli.session_client import Client, with_client
+from cli.session_control import find_session, new_session, start_session, stop_session
+from tlt.ids import WorkerId
+from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.store.redis_connection import shown
 
 SessionName = Annotated[str, typer.Option("--session", help="Name of the session.")]
 

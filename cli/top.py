@@ -16,16 +16,16 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cli.client import run_folder, with_client
-from cli.following import live_entries, open_ledger
+from cli.journal_follow import live_entries, open_ledger
 from cli.output import console, say
+from cli.session_client import run_folder, with_client
 from cli.session_commands import SessionName
+from cli.session_watch import SessionWatch, session_of
 from cli.top_screen import Screen, Shown
-from cli.top_session import SessionWatch, session_of
-from tlt.dashboard import views
-from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard import page_sections
+from tlt.dashboard.run_fold import Run, read_spec
 from tlt.errors import ConfigError
-from tlt.narration import Narrator
+from tlt.report.log_lines import Narrator
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
@@ -87,13 +87,13 @@ def _reading(run: Run) -> RenderableType:
 def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
     followed = watch is not None and watch.followed
     holding = watch.holding if watch is not None and followed else None
-    now = views.now(run, followed)
+    now = page_sections.now(run, followed)
     tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, holding)
     shown = Shown(
-        head=views.head(run, followed),
+        head=page_sections.head(run, followed),
         now=now,
         tail=tail,
-        sections=views.sections(run, followed),
+        sections=page_sections.sections(run, followed),
         session=None if watch is None else watch.view,
     )
     return Screen(run, console.width, console.height).render(shown)

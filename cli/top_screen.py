@@ -8,18 +8,18 @@ import msgspec
 from rich.console import Console, Group
 from rich.text import Text
 
-from cli.report import spark
+from cli.run_report import spark
 from tlt.dashboard.advice import Advice, Urgency, ordered
-from tlt.dashboard.health import natural
-from tlt.dashboard.run import Run
+from tlt.dashboard.page_sections import Head, Sections
+from tlt.dashboard.rollout_tail import TailView
+from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
-from tlt.dashboard.tail import TailView
-from tlt.dashboard.views import Head, Sections
-from tlt.policies.ledger.drafted import Measured
-from tlt.policies.ledger.lanes import OVER
-from tlt.policies.saved import Saving
-from tlt.types import WorkerId
-from tlt.wording import seconds
+from tlt.dashboard.session_health import natural
+from tlt.human_format import seconds
+from tlt.ids import WorkerId
+from tlt.policies.speculation.savings_estimate import Saving
+from tlt.report.drafter_training import Measured
+from tlt.report.worker_lanes import OVER
 
 # a character and a colour for each duty: one is enough to tell them apart
 _DUTIES = {

@@ -6,14 +6,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.client import run_folder
-from cli.following import entries, open_ledger
+from cli.journal_follow import entries, open_ledger
 from cli.output import say
+from cli.session_client import run_folder
 from cli.session_commands import SessionName
 from tlt.errors import ConfigError
-from tlt.loggers.installed import refuse_missing
-from tlt.policies.ledger import Span, Spans
-from tlt.policies.ledger.chrome_trace import chrome_trace
+from tlt.loggers.installed_check import refuse_missing
+from tlt.report import Span, Spans
+from tlt.report.chrome_trace import chrome_trace
 
 
 def trace(
@@ -56,7 +56,7 @@ def _spans(folder: Path) -> tuple[list[Span], list[Span]]:
 def _send(job: str, over: list[Span], known: tuple[Span, ...]) -> None:
     """What goes on is sent once it is over: a span that was sent is never changed."""
     refuse_missing(("opentelemetry",), "tlt trace")
-    from tlt.loggers.tracing import Tracing
+    from tlt.loggers.otel_spans import Tracing
 
     tracing = Tracing(job, min(span.begin for span in known))
     tracing.send(over)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tlt.store.connection import Connection, connect
-from tlt.store.keys import Keys
-from tlt.store.server import EmbeddedRedis, find_binary
+from tlt.store.embedded_redis import EmbeddedRedis, find_binary
+from tlt.store.redis_connection import Connection, connect
+from tlt.store.redis_keys import Keys
 
 pytest_plugins = ["tests.session"]
 

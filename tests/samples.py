@@ -16,18 +16,7 @@ from tlt.config import (
     RewardSpec,
     RolloutSpec,
 )
-from tlt.messages import (
-    JobStarted,
-    PolicyRef,
-    PromptIssued,
-    RolloutFinished,
-    StartRollout,
-    StrategyTally,
-    Tensor,
-    WorkerInfo,
-)
-from tlt.strategies import Draft
-from tlt.types import (
+from tlt.ids import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -39,6 +28,11 @@ from tlt.types import (
     Step,
     WorkerId,
 )
+from tlt.protocol.commands import PromptIssued, StartRollout
+from tlt.protocol.events import JobStarted, RolloutFinished
+from tlt.protocol.records import StrategyTally, WorkerInfo
+from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.strategies import Draft
 
 JOB = JobId("job-1")
 SPEC = JobSpec(

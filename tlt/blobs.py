@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tlt.errors import BlobError, BlobLost
-from tlt.looks import Look, nothing
-from tlt.messages import BlobRef, Tensor
-from tlt.types import Digest
+from tlt.ids import Digest
+from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.protocol.refs import BlobRef, Tensor
 
 INLINE_BYTES = 64 * 1024
 _DIGEST_BYTES = 20
@@ -45,12 +45,16 @@ class Blobs:
         return self.put_file(lambda file: _fill(file, data), commit=commit)
 
     def put_file(
-        self, write: Callable[[Path], object], *, commit: bool, look: Look = nothing
+        self,
+        write: Callable[[Path], object],
+        *,
+        commit: bool,
+        check: CheckInterrupt = never_interrupt,
     ) -> BlobRef:
         """What `write` makes of the file that it is given."""
         if commit:
-            return _write(self.committed, write, durable=True, look=look)
-        return _write(self.flight, write, durable=False, leave=self._leave(), look=look)
+            return _write(self.committed, write, durable=True, check=check)
+        return _write(self.flight, write, durable=False, leave=self._leave(), check=check)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -62,9 +66,9 @@ class Blobs:
     def get(self, ref: BlobRef) -> bytes:
         return self._intact(ref, _read)
 
-    def verified(self, ref: BlobRef, look: Look = nothing) -> Path:
+    def verified(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
         """Of a file that is what its name says: large ones are better mapped than read."""
-        return self._intact(ref, partial(_verified, look=look))
+        return self._intact(ref, partial(_verified, check=check))
 
     def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
         """A copy in flight may be torn, and the one in the run's folder whole."""
@@ -118,14 +122,14 @@ def _fill(file: Path, data: bytes | bytearray | memoryview) -> None:
     file.write_bytes(data)
 
 
-def _ref(file: Path, look: Look, *, durable: bool = False) -> BlobRef:
+def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     with file.open("rb", buffering=0) as content:
         if durable:
             os.fsync(content.fileno())
         while part := content.read(_LOOKED_AFTER):
             digest.update(part)
-            look()
+            check()
         return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
 
 
@@ -139,9 +143,9 @@ def _read(path: Path, ref: BlobRef) -> bytes:
     return data
 
 
-def _verified(path: Path, ref: BlobRef, look: Look) -> Path:
+def _verified(path: Path, ref: BlobRef, check: CheckInterrupt) -> Path:
     try:
-        found = _ref(path, look)
+        found = _ref(path, check)
     except OSError as error:
         raise _unreadable(path, error) from error
     _require(path, ref, found)
@@ -180,7 +184,7 @@ def _write(
     *,
     durable: bool,
     leave: int = 0,
-    look: Look = nothing,
+    check: CheckInterrupt = never_interrupt,
 ) -> BlobRef:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,8 +195,8 @@ def _write(
             _require_room(folder, leave)
             write(unfinished)  # or puts another file in its place
             _require_room(folder, leave)
-            look()
-            ref = _ref(unfinished, look, durable=durable)
+            check()
+            ref = _ref(unfinished, check, durable=durable)
             unfinished.replace(folder / ref.digest)
         except BaseException:
             unfinished.unlink(missing_ok=True)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from tlt.ids import JobId
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
-from tlt.types import JobId
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # Each row of a batch verifies that many at once, needed or not

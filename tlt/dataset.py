@@ -11,7 +11,7 @@ import msgspec
 
 from tlt.config import DataSpec
 from tlt.errors import DataError
-from tlt.types import PromptIndex, Purpose
+from tlt.ids import PromptIndex, Purpose
 
 Row = dict[str, Any]
 
@@ -79,7 +79,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tlt.prepare` found."""
+    """What `tlt.job_preparation` found."""
 
     train_prompts: int = 0
     eval_prompts: int = 0

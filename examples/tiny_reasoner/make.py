@@ -17,7 +17,7 @@ from examples.tiny_reasoner.export import round_to_bf16, write_model
 from examples.tiny_reasoner.network import Network, Shape
 from examples.tiny_reasoner.sampling import measure
 from examples.tiny_reasoner.task import Habits, eval_problems, prompt_text, write_data
-from examples.tiny_reasoner.training import Lessons, Stage, stacked, train
+from examples.tiny_reasoner.training import Stage, TokensByOrigin, stacked, train
 from examples.tiny_reasoner.vocabulary import BOS, encode
 
 SHALLOW_LAYERS = 8
@@ -50,7 +50,7 @@ def train_recipe(recipe: Recipe) -> Trained:
     """Both stages, one after the other."""
     torch.manual_seed(recipe.seed)
     held_out = frozenset(eval_problems(recipe.seed))
-    lessons = iter(Lessons(recipe.seed, held_out, recipe.habits))
+    lessons = iter(TokensByOrigin(recipe.seed, held_out, recipe.habits))
     shallow = Network(replace(recipe.shape, layers=SHALLOW_LAYERS))
     times = [time.process_time()]
     shallow_loss = train(shallow, lessons, recipe.shallow)

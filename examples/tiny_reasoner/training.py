@@ -52,7 +52,7 @@ class Example:
     prompt_length: int
 
 
-class Lessons:
+class TokensByOrigin:
     """Endless batches of worked problems of about equal length, none of them held out."""
 
     def __init__(

@@ -13,24 +13,23 @@ from tlt.actors.recovery import answered, gone, unsaid
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
-from tlt.logs import serve_run
-from tlt.messages import (
+from tlt.ids import EntryId, Incarnation, PromptIndex, WorkerId
+from tlt.json_logs import serve_run
+from tlt.policies import coordinator as decider
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import (
     AnyEvent,
-    Heartbeat,
     JobPrepared,
     JobSubmitted,
     RolloutDropped,
     RolloutFinished,
-    Tensor,
     WorkerIdled,
-    WorkerInfo,
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import coordinator as decider
-from tlt.policies.run_state import RunState
-from tlt.store.stream import Entry
-from tlt.types import EntryId, Incarnation, PromptIndex, WorkerId
+from tlt.protocol.records import Heartbeat, WorkerInfo
+from tlt.protocol.refs import Tensor
+from tlt.store.redis_stream import Entry
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 _PROMPTS = 8
@@ -135,8 +134,8 @@ async def _end(coordinator: Coordinator) -> None:
 
 
 def _unfinished(state: RunState) -> set[int]:
-    assert state.round is not None
-    return {p for p, group in state.round.groups.items() if group.members[0].finished is None}
+    assert state.batch is not None
+    return {p for p, group in state.batch.groups.items() if group.members[0].finished is None}
 
 
 @pytest.mark.parametrize("memory", ["kept", "lost"])

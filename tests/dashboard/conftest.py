@@ -14,9 +14,9 @@ import uvicorn
 from tests.dashboard.runs import some_run, write_run
 from tlt.config import SessionSpec
 from tlt.dashboard.app import Dashboard
-from tlt.dashboard.sources import FolderSource, SessionSource, Source
-from tlt.store.connection import Connection
-from tlt.store.keys import Keys
+from tlt.dashboard.data_sources import FolderSource, SessionSource, Source
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
 
 TOKEN = "the-token"
 OURS = {"x-tlt": "1", "authorization": f"Bearer {TOKEN}"}

@@ -8,13 +8,13 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
 from tlt.dashboard.advice import Urgency, about_run, about_session, ordered
-from tlt.dashboard.health import Health, StreamHealth, WorkerHealth
-from tlt.dashboard.mishaps import Mishap, Mishaps
-from tlt.messages import UpdateMetrics
-from tlt.policies.ledger import Ledger, Snapshot, StepSummary
-from tlt.policies.ledger.snapshot import Spread
+from tlt.dashboard.recent_errors import RecentError, RecentErrors
+from tlt.dashboard.session_health import Health, StreamHealth, WorkerHealth
+from tlt.ids import Incarnation, Step, WorkerId
+from tlt.protocol.records import UpdateMetrics
+from tlt.report import Ledger, Snapshot, StepSummary
+from tlt.report.run_summary import Spread
 from tlt.store.journal import JournalEntry
-from tlt.types import Incarnation, Step, WorkerId
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -74,7 +74,7 @@ def test_a_healthy_run_and_session_are_left_in_peace() -> None:
 
 def test_what_is_lost_now_comes_first() -> None:
     odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
-    lost = [Mishap(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
+    lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
     told = ordered(tuple(about_run(seen, 4, lost, 500.0, {"wandb": "no key"})))
     assert any("wandb is told nothing any more: no key" in one.what for one in told)
@@ -96,7 +96,7 @@ def test_what_is_lost_now_comes_first() -> None:
 
 def test_what_went_wrong_an_hour_ago_is_no_warning_any_more() -> None:
     world = walk(Random(2))
-    mishaps, ledger, last = Mishaps(), Ledger(JOB, world.spec), 0.0
+    mishaps, ledger, last = RecentErrors(), Ledger(JOB, world.spec), 0.0
     for line in world.journal:
         entry = msgspec.json.decode(line, type=JournalEntry)
         before = ledger.state

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
-from tlt.messages import JobStarted, SessionResumed, WorkerLost
-from tlt.policies.ledger import Attempts, Ledger
+from tlt.protocol.events import JobStarted, SessionResumed, WorkerLost
+from tlt.report import Attempts, Ledger
 from tlt.store.journal import JournalEntry
 
 

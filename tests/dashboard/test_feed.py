@@ -13,14 +13,14 @@ from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.dashboard.test_advice import step
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
-from tlt.dashboard import channel, run_feed
-from tlt.dashboard.events import events
-from tlt.dashboard.growing import news
-from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard import broadcast, run_feed
+from tlt.dashboard.page_sections import GROWING, Learning
+from tlt.dashboard.row_deltas import news
 from tlt.dashboard.run_feed import RunFeed
+from tlt.dashboard.run_fold import Run, read_spec
+from tlt.dashboard.sse import events
 from tlt.dashboard.step_times import StepTimes
-from tlt.dashboard.views import GROWING, Learning
-from tlt.policies.ledger import Ledger, StepAccount
+from tlt.report import Ledger, StepAccount
 from tlt.store.journal import JournalEntry
 
 
@@ -203,7 +203,7 @@ async def test_who_returns_to_much_that_nobody_read_is_not_told_what_was(
 ) -> None:
     folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
-    monkeypatch.setattr("tlt.dashboard.run._MUCH", 1)
+    monkeypatch.setattr("tlt.dashboard.run_fold._MUCH", 1)
     back = Listener(feed, leaves.last_id)
     await back.hear()
     await back.hear()
@@ -225,7 +225,7 @@ async def test_whatever_fails_in_telling_is_told(
     listener = Listener(feed)
     await listener.hear_until(count // 2)
     with monkeypatch.context() as broken:
-        broken.setattr("tlt.dashboard.views.head", lambda *_: 1 / 0)
+        broken.setattr("tlt.dashboard.page_sections.head", lambda *_: 1 / 0)
         write_journal(world, folder)
         async with asyncio.timeout(20):
             while "ZeroDivisionError" not in (listener.known.get("broken") or ""):
@@ -238,7 +238,7 @@ async def test_whatever_fails_in_telling_is_told(
 async def test_a_sleeper_is_told_the_whole_and_costs_nobody_else(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "_PAST", 3)
+    monkeypatch.setattr(broadcast, "_PAST", 3)
     count = len(world.journal)
     folder = write_run(world, tmp_path, count // 4)
     feed = feed_of(folder)
@@ -326,8 +326,8 @@ async def test_nothing_is_made_where_nothing_happens(
     feed = feed_of(folder)
     listener = Listener(feed)
     await listener.hear_until(len(world.journal))
-    monkeypatch.setattr("tlt.dashboard.views.sections", lambda *_: 1 / 0)
-    monkeypatch.setattr("tlt.dashboard.views.head", lambda *_: 1 / 0)
+    monkeypatch.setattr("tlt.dashboard.page_sections.sections", lambda *_: 1 / 0)
+    monkeypatch.setattr("tlt.dashboard.page_sections.head", lambda *_: 1 / 0)
     for _ in range(3):
         assert feed._changed() == {}
     await listener.leave()

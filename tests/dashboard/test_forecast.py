@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.dashboard.forecast import Done, forecast
+from tlt.dashboard.tail_forecast import Done, forecast
 
 _SECONDS = st.floats(0.01, 1000.0)
 _DONE = st.builds(Done, st.integers(0, 500), _SECONDS)

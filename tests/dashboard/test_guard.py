@@ -7,9 +7,9 @@ import pytest
 
 from tests.dashboard.conftest import OURS, TOKEN, Serve
 from tests.simulation.world import JOB
-from tlt.dashboard.guard import is_loopback
+from tlt.dashboard.access_guard import is_loopback
+from tlt.dashboard.data_sources import FolderSource, Source
 from tlt.dashboard.server import serve as serve_page
-from tlt.dashboard.sources import FolderSource, Source
 from tlt.errors import ConfigError
 
 _CANCEL = f"/api/jobs/{JOB}/cancel"
@@ -159,11 +159,11 @@ def test_a_public_address_is_an_address(url: str, run_folder: Path) -> None:
 
 
 def test_another_address_is_not_listened_on_without_a_token() -> None:
-    def nothing() -> Source:
+    def never_interrupt() -> Source:
         raise AssertionError("it must not come that far")
 
     with pytest.raises(ConfigError, match="give a --token"):
-        serve_page(nothing, host="0.0.0.0", port=0, token=None, ready=print)
+        serve_page(never_interrupt, host="0.0.0.0", port=0, token=None, ready=print)
 
 
 def test_which_addresses_are_the_hosts_own() -> None:

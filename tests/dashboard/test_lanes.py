@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
-from tlt.messages import JobStarted
-from tlt.policies.ledger import Lanes, Ledger
-from tlt.policies.ledger.lanes import OVER, LaneNews
-from tlt.policies.ledger.wall import AWAY
+from tlt.ids import WorkerId
+from tlt.protocol.events import JobStarted
+from tlt.report import Lanes, Ledger
+from tlt.report.time_by_duty import AWAY
+from tlt.report.worker_lanes import OVER, LaneNews
 from tlt.store.journal import JournalEntry
-from tlt.types import WorkerId
 
 _EXAMPLES = settings().max_examples
 
@@ -68,7 +68,7 @@ def test_what_is_told_bit_by_bit_is_the_whole(seed: int) -> None:
 
 
 def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt.policies.ledger.lanes._KEPT", 40)
+    monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
     _, lanes, _ = folded(walk(Random(5)))
     most = max(16, 40 // len(lanes.duties()))
     assert all(len(lanes.lane(worker)) <= most for worker in lanes.duties())
@@ -77,7 +77,7 @@ def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_who_forgot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy lane forgets nobody else's past, and one that began late has forgotten nothing."""
-    monkeypatch.setattr("tlt.policies.ledger.lanes._KEPT", 40)
+    monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
     lanes, calm, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
     lanes._change(calm, "rollout", 0.0)
     for number in range(20):
@@ -92,7 +92,7 @@ def test_who_forgot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strategies_push_out_no_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They change many times a step."""
-    monkeypatch.setattr("tlt.policies.ledger.lanes._MARKS", 5)
+    monkeypatch.setattr("tlt.report.worker_lanes._MARKS", 5)
     lanes = Lanes()
     lanes._mark("step", None, "step 0", 0.0)
     for number in range(20):

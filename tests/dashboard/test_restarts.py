@@ -5,19 +5,19 @@ from pathlib import Path
 import msgspec
 
 from tests.samples import SPEC
-from tlt.dashboard.restarts import Restarts
-from tlt.messages import (
+from tlt.dashboard.job_restarts import Restarts
+from tlt.ids import Epoch, Incarnation, JobId, WorkerId
+from tlt.protocol.events import (
     AnyEvent,
     JobEnded,
     JobPrepared,
     JobSubmitted,
     SessionResumed,
-    WorkerInfo,
     WorkerJoined,
     WorkerLost,
 )
+from tlt.protocol.records import WorkerInfo
 from tlt.store.journal import START, Journal
-from tlt.types import Epoch, Incarnation, JobId, WorkerId
 
 ONE, TWO = JobId("job-1"), JobId("job-2")
 

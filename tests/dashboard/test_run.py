@@ -11,24 +11,25 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cli.following import fold
+from cli.journal_follow import fold
 from examples.tiny_reasoner.vocabulary import write_tokenizer
 from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.simulation.world import JOB
-from tlt.dashboard import views
-from tlt.dashboard.metrics import exposition
-from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard import page_sections
+from tlt.dashboard.answer_pieces import Pieces, Tokens
+from tlt.dashboard.data_sources import FolderSource
+from tlt.dashboard.prometheus import exposition
+from tlt.dashboard.rollout_tail import Holding
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.sources import FolderSource
-from tlt.dashboard.tail import Holding
-from tlt.dashboard.tokens import Pieces, Tokens
+from tlt.dashboard.run_fold import Run, read_spec
 from tlt.errors import ConfigError, JournalError
-from tlt.messages import OriginSpan, RolloutFinished, Tensor
-from tlt.policies.ledger import Positions
-from tlt.policies.run_state import Phase
+from tlt.ids import DrafterVersion
+from tlt.policies.job.run_state import Phase
+from tlt.protocol.events import RolloutFinished
+from tlt.protocol.refs import OriginSpan, Tensor
+from tlt.report import Positions
 from tlt.store.journal import FILE_NAME, read
-from tlt.types import DrafterVersion
 
 
 async def test_prometheus_reads_what_the_ledger_says(
@@ -150,23 +151,25 @@ def test_a_run_is_read_again_once(tmp_path: Path) -> None:
 def test_nobody_is_at_a_run_that_crashed(tmp_path: Path) -> None:
     """Its time ends with its last entry: no duty goes on, nothing is written or foretold."""
     run = crashed(tmp_path, time.time() - 1200)
-    head = views.head(run, followed=False)
-    assert (head.status, head.tokens_per_second) == (views.NO_END, None)
-    assert views.now(run, followed=False) == pytest.approx(head.seconds, abs=0.01)
+    head = page_sections.head(run, followed=False)
+    assert (head.status, head.tokens_per_second) == (page_sections.NO_END, None)
+    assert page_sections.now(run, followed=False) == pytest.approx(head.seconds, abs=0.01)
     state = run.ledger.state
     assert run.tail.view(state, run.heard, None).forecast is None
 
 
 def test_silence_means_nothing_while_a_session_is_at_it(tmp_path: Path) -> None:
     run = crashed(tmp_path, time.time() - 1200)
-    head = views.head(run, followed=True)
+    head = page_sections.head(run, followed=True)
     assert head.status == "running"
     assert head.tokens_per_second == 0.0  # it was long ago that something was written
-    assert views.now(run, followed=True) == pytest.approx(head.seconds + 1200, abs=60)
+    assert page_sections.now(run, followed=True) == pytest.approx(head.seconds + 1200, abs=60)
 
 
 def test_a_run_that_was_just_heard_of_is_at_work_elsewhere(tmp_path: Path) -> None:
-    assert views.head(crashed(tmp_path, time.time() - 5), followed=False).status == "running"
+    assert (
+        page_sections.head(crashed(tmp_path, time.time() - 5), followed=False).status == "running"
+    )
 
 
 def test_a_job_that_was_cancelled_in_its_round_forecasts_nothing(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_ngrams_stay_in_the_table_of_many_drafters() -> None:
     found = [
         Positions(drafter=d, rounds=1, shares=()) for d in (None, *map(DrafterVersion, range(20)))
     ]
-    told = [row.drafter for row in views.newest_drafters(found)]
+    told = [row.drafter for row in page_sections.newest_drafters(found)]
     assert told == [None, *range(8, 20)]
 
 
@@ -322,7 +325,7 @@ async def test_an_answer_that_was_taken_back_is_said_to_be(
     """And the next one who asks is answered, too."""
     listed = (await folder_client.get(f"/api/jobs/{JOB}/samples?step=0&purpose=train")).json()
     path = f"/api/jobs/{JOB}/samples/0/train/{listed['groups'][0]['prompt']}"
-    dashboard_samples = "tlt.dashboard.samples.follow"
+    dashboard_samples = "tlt.dashboard.answer_samples.follow"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dashboard_samples, lambda *_: iter(()))
         refused = await folder_client.get(path)

@@ -12,24 +12,19 @@ from tests.dashboard.conftest import OURS
 from tests.samples import JOB, SPEC, prompt
 from tlt.config import SessionSpec
 from tlt.dashboard import session_feed
-from tlt.dashboard.health import Health, Watcher
 from tlt.dashboard.session_feed import SessionFeed, SessionView
-from tlt.loggers import installed
-from tlt.messages import (
-    AnyEvent,
-    Heartbeat,
-    JobCancelRequested,
-    JobSubmitted,
-    PromptIssued,
-    RolloutDropped,
-)
+from tlt.dashboard.session_health import Health, Watcher
+from tlt.ids import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
+from tlt.loggers import installed_check
+from tlt.protocol.commands import PromptIssued
+from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted, RolloutDropped
+from tlt.protocol.records import Heartbeat
 from tlt.spec_files import to_yaml
-from tlt.store.codec import Codec
-from tlt.store.connection import Connection
-from tlt.store.jobs import Jobs
-from tlt.store.keys import COORDINATOR, ROLLOUT, Keys
-from tlt.store.stream import Consumer, Stream
-from tlt.types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
+from tlt.store.job_records import Jobs
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import COORDINATOR, ROLLOUT, Keys
+from tlt.store.redis_stream import Consumer, Stream
 
 _EVENTS = Codec[AnyEvent](AnyEvent)
 _PROMPTS = Codec[PromptIssued](PromptIssued)
@@ -74,7 +69,7 @@ async def test_what_is_submitted_and_cancelled_reaches_the_coordinator(
 async def test_a_spec_that_is_wrong_is_told_in_a_line(
     session_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(installed._NEEDED, "wandb", ("no_such_thing", "no-such-thing"))
+    monkeypatch.setitem(installed_check._NEEDED, "wandb", ("no_such_thing", "no-such-thing"))
     for yaml, complaint in (
         ("name: [", "not valid YAML"),
         ("", "a spec is a mapping"),
@@ -179,7 +174,7 @@ async def test_dead_letters_and_a_lost_redis_are_warned_of(
     assert "of events: odd" in view.advice[0].what
     assert [(dead.source, dead.error) for dead in view.health.dead] == [("events", "odd")]
     gone = msgspec.structs.replace(session, redis_url="unix:///tmp/nobody.sock")
-    from tlt.store.connection import connect
+    from tlt.store.redis_connection import connect
 
     lost = connect(gone.redis_url)
     view = await SessionFeed(gone, lost).view()

@@ -15,19 +15,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cli.session_watch import session_of
 from cli.top import _is_behind, _reading, _screen
 from cli.top_screen import Screen, Shown
-from cli.top_session import session_of
 from tlt.config import SessionSpec
-from tlt.dashboard import views
+from tlt.dashboard import page_sections
 from tlt.dashboard.advice import Advice, Urgency
-from tlt.dashboard.forecast import Forecast
-from tlt.dashboard.health import Health, StreamHealth
-from tlt.dashboard.run import Run, read_spec
+from tlt.dashboard.rollout_tail import Held
+from tlt.dashboard.run_fold import Run, read_spec
 from tlt.dashboard.session_feed import SessionView
-from tlt.dashboard.tail import Held
+from tlt.dashboard.session_health import Health, StreamHealth
+from tlt.dashboard.tail_forecast import Forecast
+from tlt.ids import Member, PromptIndex, WorkerId
 from tlt.session_files import write_session
-from tlt.types import Member, PromptIndex, WorkerId
 
 _TOP = [sys.executable, "-m", "cli.main", "top"]
 
@@ -144,10 +144,10 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
         advice=(advice,),
     )
     shown = Shown(
-        head=views.head(run, followed=True),
+        head=page_sections.head(run, followed=True),
         now=5000.0,
         tail=tail,
-        sections=views.sections(run, followed=True),
+        sections=page_sections.sections(run, followed=True),
         session=view,
     )
     console = Console(width=80, height=24, record=True, file=StringIO())
@@ -166,7 +166,7 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
 def test_figures_are_shown_once_they_are_those_of_now(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlt.dashboard.run._MUCH", 5000)
+    monkeypatch.setattr("tlt.dashboard.run_fold._MUCH", 5000)
     monkeypatch.setattr("cli.top._LITTLE", 0)
     run = Run(run_folder, read_spec(run_folder))
     assert run.reading == 0.0

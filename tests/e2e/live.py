@@ -14,12 +14,14 @@ import msgspec
 import redis
 import yaml
 
-from cli.following import entries, fold
-from tlt.messages import Heartbeat, KeepRollout, RolloutDropped
-from tlt.policies.ledger import Ledger, Snapshot
+from cli.journal_follow import entries, fold
+from tlt.protocol.commands import KeepRollout
+from tlt.protocol.events import RolloutDropped
+from tlt.protocol.records import Heartbeat
+from tlt.report import Ledger, Snapshot
 from tlt.session_files import load_session
 from tlt.store.journal import JournalEntry
-from tlt.store.keys import Keys
+from tlt.store.redis_keys import Keys
 
 TLT = [sys.executable, "-m", "cli.main"]
 Result = subprocess.CompletedProcess[str]

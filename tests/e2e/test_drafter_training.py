@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli.drafter_plan import Plan
+from cli.drafter_train_args import Plan
 from cli.drafter_training import train_drafter
 from cli.main import app
 from tests.e2e.live import Live
-from tests.learn.models import save_llama
+from tests.trainer.models import save_llama
 from tlt.errors import UnsupportedModel
 from tlt.models.drafter_folder import load_drafter
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.following import open_ledger
+from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, dropped, kept, kill, wait_until
-from tests.told import points
+from tests.tensorboard_files import points
 
 pytestmark = pytest.mark.timeout(300)
 ROLLOUTS_A_STEP = 4 * 8

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli.following import open_ledger
+from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, wait_until
-from tests.told import points
+from tests.tensorboard_files import points
+from tlt.ids import JobId
 from tlt.policies import coordinator
-from tlt.policies.run_state import Phase
-from tlt.store.book import replay
+from tlt.policies.job.run_state import Phase
+from tlt.store.decider_state import replay
 from tlt.store.journal import FILE_NAME
-from tlt.types import JobId
 
 pytestmark = pytest.mark.timeout(240)
 

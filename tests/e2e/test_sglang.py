@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.following import open_ledger
+from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, dropped, kept, kill, wait_until, write_spec
 
 pytestmark = pytest.mark.timeout(300)

@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from tests.e2e.live import Live
-from tlt.messages import DrafterRefused, RolloutFinished, SpeculationStopped, StrategyChosen
-from tlt.models.drafter import DrafterConfig, new_drafter
 from tlt.models.drafter_folder import save_drafter
-from tlt.models.folder import load_decoder
+from tlt.models.eagle_drafter import DrafterConfig, new_drafter
+from tlt.models.model_folder import load_decoder
 from tlt.models.rope import PlainRope, Rope
+from tlt.protocol.events import (
+    DecodingReported,
+    DrafterRefused,
+    RolloutFinished,
+    SpeculationStopped,
+)
 from tlt.store.journal import JournalEntry
 from tlt.strategies import Draft, Ngram, Off
 
@@ -67,7 +72,7 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
         assert [span.version for span in rollout.drafters] == [0]
         assert {span.origin for span in rollout.origins} <= {"accepted", "corrected"}
     events = [entry.event for entry in live.journal(speculating)]
-    tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
+    tallies = [t for e in events if isinstance(e, DecodingReported) for t in e.tallies]
     assert {tally.strategy for tally in tallies if tally.control is None} == {Draft(depth=2)}
     assert {tally.drafter for tally in tallies if tally.control is None} == {0}
     assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
@@ -106,7 +111,7 @@ def test_a_drafter_that_cannot_be_used_is_gone_without(
         assert all(word in event.error for event in refusals)
         assert "goes without the drafter" in live.tlt("logs", job).stdout
         assert f"refused by {refusals[0].worker}: " in live.tlt("ledger", job).stdout
-        tallies = [t for e in events if isinstance(e, StrategyChosen) for t in e.tallies]
+        tallies = [t for e in events if isinstance(e, DecodingReported) for t in e.tallies]
         assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
 
 
@@ -133,5 +138,5 @@ def test_what_costs_more_than_it_saves_is_given_up(
     events = [entry.event for entry in live.journal(job)]
     stopped = {event.worker for event in events if isinstance(event, SpeculationStopped)}
     assert stopped == {"w0", "w1"}
-    last = [event for event in events if isinstance(event, StrategyChosen)][-1]
+    last = [event for event in events if isinstance(event, DecodingReported)][-1]
     assert {tally.strategy for tally in last.tallies} == {Off()}

@@ -17,12 +17,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.engine.oracle import drain, show
+from tests.engine.reference import drain, show
 from tests.engine.servers import Servers
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.models.folder import load_decoder
-from tlt.types import PolicyVersion
+from tlt.ids import PolicyVersion
+from tlt.models.model_folder import load_decoder
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

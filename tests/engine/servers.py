@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.server import Server
-from tlt.engine.sglang.start import start_server
-from tlt.engine.sglang.tap import Tap
-from tlt.models.decoder import DecoderConfig
-from tlt.models.folder import load_decoder
-from tlt.types import PolicyVersion
+from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.hidden_state_tap import Tap
+from tlt.engine.sglang.sglang_client import Server
+from tlt.ids import PolicyVersion
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.model_folder import load_decoder
 
 _SLOTS, _CONTEXT = 32, 2048
 # alive at once

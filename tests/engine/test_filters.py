@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tlt.engine.base import Sampling
-from tlt.engine.native import sampling
-from tlt.engine.native.sampling import Filters
+from tlt.engine.native import token_sampler
+from tlt.engine.native.token_sampler import Filters
 
 VOCABULARY = 50
 SETTINGS = [
@@ -37,7 +37,7 @@ def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
 def test_each_row_is_left_what_its_filters_leave(
     settings: list[Sampling], narrow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_NARROW", narrow)
+    monkeypatch.setattr(token_sampler, "_NARROW", narrow)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(settings), 3, VOCABULARY, generator=generator, dtype=torch.float64)
     logits = logits.mul_(2).round(decimals=1)  # so that some tie

@@ -10,27 +10,27 @@ import msgspec
 import pytest
 import torch
 
-from tests.engine import drafting
+from tests.engine import drafter_models
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.oracle import answers, ask, finish, show
+from tests.engine.reference import answers, ask, finish, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.models.drafter import new_drafter
-from tlt.models.folder import load_decoder
+from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.models.eagle_drafter import new_drafter
+from tlt.models.model_folder import load_decoder
 from tlt.strategies import Draft, Ngram
-from tlt.types import DrafterVersion, PolicyVersion
 
 ARMS = (Draft(depth=4), Ngram(tokens=4))
 _FILL = """
 import sys
 from pathlib import Path
 import torch
-from tests.engine.drafting import random_drafter
-from tests.engine.oracle import ask, show
+from tests.engine.drafter_models import random_drafter
+from tests.engine.reference import ask, show
 from tlt.engine.native import NativeEngine
-from tlt.models.folder import load_decoder
+from tlt.models.model_folder import load_decoder
 from tlt.strategies import Draft, Ngram, Off
-from tlt.types import DrafterVersion, PolicyVersion
+from tlt.ids import DrafterVersion, PolicyVersion
 
 ARMS = {"ngram": Ngram(tokens=8), "draft": Draft(depth=8)}
 
@@ -84,12 +84,12 @@ def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path, arms: Sequen
     ("layout", "own_head"), [("eagle", None), ("eagle3", None), ("eagle3", 50)]
 )
 def test_what_a_drafter_adds_is_known_before(
-    folder: Path, layout: drafting.Layout, own_head: int | None
+    folder: Path, layout: drafter_models.Layout, own_head: int | None
 ) -> None:
     engine = NativeEngine(
         load_decoder(folder), show, 4, 128, torch.device("cpu"), PolicyVersion(0), (1, 2, 3), ARMS
     )
-    config = msgspec.structs.replace(drafting.config(layout), own_head=own_head)
+    config = msgspec.structs.replace(drafter_models.config(layout), own_head=own_head)
     said = engine.memory + engine.memory_of(config)
     engine.adopt(DrafterVersion(1), new_drafter(config))
     assert engine.memory == said

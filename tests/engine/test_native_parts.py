@@ -7,11 +7,11 @@ from itertools import pairwise
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.engine.native.noise import Noise, key_word
-from tlt.engine.native.segments import cheapest_segments
-from tlt.engine.native.timeline import Timeline
-from tlt.engine.stopping import completes_stop_string
-from tlt.types import Member, PromptIndex, Step
+from tlt.engine.native.gumbel_noise import Noise, key_word
+from tlt.engine.native.length_buckets import cheapest_segments
+from tlt.engine.native.run_length import Timeline
+from tlt.engine.stop_strings import completes_stop_string
+from tlt.ids import Member, PromptIndex, Step
 
 
 def word(seed: int = 1, step: int = 0, eval: bool = False, prompt: int = 0, member: int = 0) -> int:

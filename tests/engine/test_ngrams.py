@@ -9,8 +9,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.engine.ngrams import Ngrams, history
-from tlt.engine.ngrams.history import CONTEXTS, LONGEST
+from tlt.engine.ngram import Ngrams, token_index
+from tlt.engine.ngram.token_index import CONTEXTS, LONGEST
 
 PLENTY = 1 << 30
 PROMPT = [7, 8, 9]
@@ -67,7 +67,7 @@ def test_proposals_are_what_a_search_finds(
     index, oracle = Ngrams(PLENTY), Oracle(PROMPT)
     answers: dict[int, int] = {}
     # strangers in a bucket end a search early only where it is to be quick
-    with patch.object(history, "_STEPS", 10**9):
+    with patch.object(token_index, "_STEPS", 10**9):
         for event, row, tokens in events:
             if event == "add":
                 index.add("group", PROMPT, tokens)
@@ -91,7 +91,7 @@ def test_long_histories_find_the_same() -> None:
     rows = [oracle.begin() for _ in range(5)]
     for row in rows:
         index.begin(row, PROMPT, "group")
-    with patch.object(history, "_STEPS", 10**9):
+    with patch.object(token_index, "_STEPS", 10**9):
         for _ in range(400):
             row = dice.choice(rows)
             tokens = dice.choices(range(6), k=dice.randrange(8))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.oracle import answers, ask, forced_logits, random_prompts
+from tests.engine.reference import answers, ask, forced_logits, random_prompts
 from tlt.engine.base import Request, Sampling
-from tlt.engine.native.noise import Noise, key_word
+from tlt.engine.native.gumbel_noise import Noise, key_word
 
 pytestmark = pytest.mark.needs("token_identical")
 

@@ -9,23 +9,23 @@ import msgspec
 import pytest
 import torch
 
-from tests.engine import drafting
+from tests.engine import drafter_models
 from tests.engine.chi_square import p_value, power
-from tests.engine.oracle import answers, ask, forced_logits, logprobs_of, random_prompts, show
+from tests.engine.reference import answers, ask, forced_logits, logprobs_of, random_prompts, show
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
-from tlt.engine.native import NativeEngine, windows
-from tlt.engine.native.batch import Verdict
+from tlt.engine.native import NativeEngine, decode_attention
+from tlt.engine.native.running_batch import Verdict
 from tlt.engine.native.speculation import judged
 from tlt.errors import ConfigError
-from tlt.messages import OriginSpan
-from tlt.models.drafter import Drafter, new_drafter
-from tlt.models.folder import load_decoder
+from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.models.eagle_drafter import Drafter, new_drafter
+from tlt.models.model_folder import load_decoder
 from tlt.models.rope import PlainRope
-from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.strategy import Choice
+from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
+from tlt.policies.speculation.strategy_policy import Choice
+from tlt.protocol.refs import OriginSpan
 from tlt.strategies import Draft, Ngram, Off, Strategy
-from tlt.types import DrafterVersion, PolicyVersion
 
 ARMS: tuple[Strategy, ...] = (
     Off(),
@@ -58,17 +58,17 @@ def engine(
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafting.predictable_policy(tmp_path_factory.mktemp("policy"))
+    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
 def drafter(request: pytest.FixtureRequest, policy: Path) -> Drafter:
-    return drafting.fitted_drafter(request.param, policy)
+    return drafter_models.fitted_drafter(request.param, policy)
 
 
 @pytest.fixture(scope="module")
 def eagle(policy: Path) -> Drafter:
-    return drafting.fitted_drafter("eagle", policy)
+    return drafter_models.fitted_drafter("eagle", policy)
 
 
 def requests(count: int = 48, sampling: Sampling | None = None, tokens: int = 40) -> list[Request]:
@@ -124,7 +124,7 @@ def test_a_drafter_proposes_the_same_without_a_compiler(
         return {i: (done.tokens, done.origins) for i, done in answers(made, asked).items()}
 
     with_it = written()
-    monkeypatch.setattr(windows, "kernel", lambda: None)
+    monkeypatch.setattr(decode_attention, "kernel", lambda: None)
     assert written() == with_it
 
 
@@ -158,7 +158,11 @@ def switching(
 def test_ways_and_drafters_change_between_any_two_steps(policy: Path, drafter: Drafter) -> None:
     asked = requests()
     plain = answers(engine(policy, drafter), asked)
-    others = [drafter, drafting.random_drafter("eagle", 1), drafting.random_drafter("eagle3", 2)]
+    others = [
+        drafter,
+        drafter_models.random_drafter("eagle", 1),
+        drafter_models.random_drafter("eagle3", 2),
+    ]
     done = switching(engine(policy, drafter), asked, others)
     assert same(done, plain)
     assert accept_length(done) > 1.2
@@ -172,7 +176,7 @@ def test_any_policy_decodes_the_same(policy_folder: Path) -> None:
     for sampling in (Sampling(), Sampling(temperature=0), Sampling(temperature=0.5, top_k=9)):
         asked = requests(32, sampling)
         theta = load_decoder(policy_folder).config.rope.theta
-        drafters = [drafting.random_drafter(kind, 5, theta) for kind in ("eagle", "eagle3")]
+        drafters = [drafter_models.random_drafter(kind, 5, theta) for kind in ("eagle", "eagle3")]
         plain = answers(engine(policy_folder, drafters[0]), asked)
         assert same(switching(engine(policy_folder, drafters[1]), asked, drafters), plain)
 
@@ -268,7 +272,7 @@ def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
 ) -> None:
     """Where nothing is accepted of a random drafter, each way swaps at the same token."""
     asked = [ask(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
-    strange = drafting.random_drafter("eagle", 1)
+    strange = drafter_models.random_drafter("eagle", 1)
     weights = load_decoder(next_folder, torch.float64).weights
     later = dict(load_decoder(policy, torch.float64).weights)
     later |= {name: w for name, w in weights.items() if "layers" in name}
@@ -361,7 +365,7 @@ def test_a_drafter_that_does_not_fit_is_refused(
     policy: Path, eagle: Drafter, change: dict[str, object], complaint: str
 ) -> None:
     made = engine(policy, eagle, Draft(depth=3))
-    config = msgspec.structs.replace(drafting.config("eagle"), **change)
+    config = msgspec.structs.replace(drafter_models.config("eagle"), **change)
     with pytest.raises(ConfigError, match=complaint):
         made.adopt(DrafterVersion(2), new_drafter(config))
     asked = requests(8)
@@ -369,7 +373,7 @@ def test_a_drafter_that_does_not_fit_is_refused(
 
 
 def test_a_drafter_with_a_nan_is_refused(policy: Path, eagle: Drafter) -> None:
-    broken = drafting.random_drafter("eagle", 1)
+    broken = drafter_models.random_drafter("eagle", 1)
     with torch.no_grad():
         broken.fc.weight[3, 4] = torch.nan
     with pytest.raises(ConfigError, match=r"fc.weight \[64, 128\] holds what is not a number"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.oracle import (
+from tests.engine.reference import (
     GREEDY,
     answers,
     ask,

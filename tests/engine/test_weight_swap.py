@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.oracle import (
+from tests.engine.reference import (
     ask,
     finish,
     forced_logits,
@@ -18,8 +18,8 @@ from tests.engine.oracle import (
 )
 from tlt.engine.base import Sampling
 from tlt.errors import ConfigError
-from tlt.models.folder import load_decoder
-from tlt.types import PolicyVersion
+from tlt.ids import PolicyVersion
+from tlt.models.model_folder import load_decoder
 
 pytestmark = pytest.mark.needs("swap_between_tokens")
 

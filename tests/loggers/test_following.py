@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from tests.told import points
+from tests.tensorboard_files import points
 from tests.waiting import wait_until
 from tlt.config import JobSpec
-from tlt.loggers import had
-from tlt.loggers.line import Line
-from tlt.policies.ledger import Report
+from tlt.loggers import delivered
+from tlt.loggers.logger_thread import Line
+from tlt.report import Report
 from tlt.store.journal import FILE_NAME
 
 
@@ -31,7 +31,7 @@ def start(run: Path) -> "subprocess.Popen[bytes]":
 
 
 def reports_had(run: Path, logger: str) -> int:
-    return had.read(run, logger).reports
+    return delivered.read(run, logger).reports
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -87,15 +87,15 @@ class Kept:
 
 
 async def test_one_that_raises_or_blocks_is_named_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / had.FOLDER).mkdir()
+    (tmp_path / delivered.FOLDER).mkdir()
     with capture_logs() as logs:
         good = await _tell_three(tmp_path, logs)
     assert good.numbers == [0, 1, 2]
     assert good.closed
     assert [entry["logger"] for entry in logs] == ["wandb", "trackio"]
-    assert "no route" in str(had.read(tmp_path, "wandb").error)
-    assert "did not answer" in str(had.read(tmp_path, "trackio").error)
-    assert had.read(tmp_path, "tensorboard").error is None
+    assert "no route" in str(delivered.read(tmp_path, "wandb").error)
+    assert "did not answer" in str(delivered.read(tmp_path, "trackio").error)
+    assert delivered.read(tmp_path, "tensorboard").error is None
 
 
 async def _tell_three(folder: Path, logs: Sequence[Mapping[str, Any]]) -> Kept:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.spec import load_job
+from cli.spec_loading import load_job
 from tests.loggers.test_reports import reported
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
-from tlt.loggers import installed
-from tlt.loggers.outlets import Destination, open_logger
+from tlt.loggers import installed_check
+from tlt.loggers.backends import Destination, open_logger
 from tlt.store.journal import JournalEntry
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -19,7 +19,7 @@ _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
 
 
 def test_one_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(installed._NEEDED, "wandb", ("no_such_package.of.it", "wandb"))
+    monkeypatch.setitem(installed_check._NEEDED, "wandb", ("no_such_package.of.it", "wandb"))
     assert load_job(_SPEC, ["loggers=[tensorboard]"]).loggers == ("tensorboard",)
     with pytest.raises(ConfigError, match="wandb is not installed: pip install wandb"):
         load_job(_SPEC, ["loggers=[tensorboard, wandb]"])

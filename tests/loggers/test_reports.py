@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.following import fold
+from cli.journal_follow import fold
 from tlt.config import JobSpec
-from tlt.policies.ledger import Report, Reports
+from tlt.ids import JobId
+from tlt.report import Report, Reports
 from tlt.store.journal import JournalEntry
-from tlt.types import JobId
 
 JOB = JobId("tiny-reasoner-1")
 

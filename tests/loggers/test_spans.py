@@ -14,16 +14,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from typer.testing import CliRunner
 
-from cli.following import fold
+from cli.journal_follow import fold
 from cli.main import app
 from tests.dashboard.runs import some_run, write_run
 from tests.loggers.test_following import name_loggers, start
 from tests.loggers.test_reports import JOB, reported
 from tlt.config import JobSpec
-from tlt.loggers.outlets import Destination, open_logger
-from tlt.policies.ledger import Ledger, Span, Spans
+from tlt.ids import JobId
+from tlt.loggers.backends import Destination, open_logger
+from tlt.report import Ledger, Span, Spans
 from tlt.store.journal import JournalEntry
-from tlt.types import JobId
 
 
 def spans_of(spec: JobSpec, entries: Sequence[JournalEntry]) -> list[Span]:

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import MOST_DELIVERIES, finish, some_world, step, walk
 from tests.simulation.world import Move, World
-from tlt.messages import WorkerFailed, WorkerLost
-from tlt.policies.run_state import Duty, Phase
-from tlt.types import Incarnation, WorkerId
+from tlt.ids import Incarnation, WorkerId
+from tlt.policies.job.run_state import Duty, Phase
+from tlt.protocol.events import WorkerFailed, WorkerLost
 
 seeds = st.integers(0, 2**32 - 1)
 picks = st.integers(0, 999)

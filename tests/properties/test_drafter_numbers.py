@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from tests.samples import tally
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
-from tlt.messages import Canary, ControlRuns, StrategyTally, TrunkRef
-from tlt.policies import drafting, pace
-from tlt.policies.learning_curve import MOST_MARKS, Mark, curve, going_on, lifted
-from tlt.policies.sampling import Candidate, drawn, held_out, is_held_out, least_worth
-from tlt.policies.saved import spend
-from tlt.policies.schooling import Schooling
+from tlt.ids import DrafterVersion, Member, PromptIndex, Step
+from tlt.policies.drafter import gate, speedup_model
+from tlt.policies.drafter.data_selection import Candidate, drawn, held_out, is_held_out, least_worth
+from tlt.policies.drafter.learning_curve import MOST_MARKS, Mark, curve, going_on, lifted
+from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.speculation.savings_estimate import spend
+from tlt.protocol.records import ControlRuns, DrafterEvaluation, StrategyTally
+from tlt.protocol.refs import DrafterBase
 from tlt.strategies import Draft, Ngram, Off
-from tlt.types import DrafterVersion, Member, PromptIndex, Step
 
 _lengths = st.floats(1.0, 12.0)
 _marks = st.lists(
@@ -143,32 +144,36 @@ def test_more_marks_than_count_change_nothing() -> None:
 # --- what training is worth ---------------------------------------------------------------------
 
 
-def _ahead(spec: JobSpec, step: int, seconds: float = 60.0, members: int = 4) -> drafting.Outlook:
+def _ahead(
+    spec: JobSpec, step: int, seconds: float = 60.0, members: int = 4
+) -> gate.TrainingOutlook:
     left = spec.algorithm.steps - step - 1
-    return drafting.outlook(left, seconds, members, pace.without(spec, {}))
+    return gate.outlook(left, seconds, members, speedup_model.without(spec, {}))
 
 
-def _trunk(lessons: int) -> TrunkRef:
+def _trunk(micro_batches: int) -> DrafterBase:
     first = DrafterVersion(1)
-    return TrunkRef(version=first, root=first, weights=None, updates=lessons, lessons=lessons)
+    return DrafterBase(
+        version=first, root=first, weights=None, updates=micro_batches, micro_batches=micro_batches
+    )
 
 
-def _taught(marks: list[Mark]) -> Schooling:
-    schooling = Schooling()
+def _taught(marks: list[Mark]) -> DrafterTrainingState:
+    drafter_state = DrafterTrainingState()
     for mark in marks:
-        canary = Canary(used=mark.used, trained=mark.trained, answers=4)
-        schooling = drafting.noted(schooling, canary, _trunk(mark.updates), _START)
-    return schooling
+        evaluation = DrafterEvaluation(used=mark.used, trained=mark.trained, answers=4)
+        drafter_state = gate.noted(drafter_state, evaluation, _trunk(mark.updates), _START)
+    return drafter_state
 
 
 def test_a_cold_start_with_many_steps_left_buys_and_trains() -> None:
     spec = small_spec(steps=100, train="auto")
     ahead = _ahead(spec, 0)
-    bought = drafting.purchase(spec, Schooling(), ahead, _START)
+    bought = gate.purchase(spec, DrafterTrainingState(), ahead, _START)
     assert bought.worth
     assert bought.cost >= 8.0
     assert bought.saved > 2.0 * bought.cost
-    assert drafting.worth_training(spec, Schooling(), ahead, _START).worth
+    assert gate.worth_training(spec, DrafterTrainingState(), ahead, _START).worth
 
 
 def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
@@ -176,8 +181,8 @@ def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
     spec, bought = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
         spending = spend({}, [_guessed(1000, 1.0 / faster), _plain(20, 1000, 1.0)])
-        ahead = drafting.outlook(29, 6.0, 2, pace.without(spec, spending))
-        bought.append(drafting.purchase(spec, Schooling(), ahead, _START).saved)
+        ahead = gate.outlook(29, 6.0, 2, speedup_model.without(spec, spending))
+        bought.append(gate.purchase(spec, DrafterTrainingState(), ahead, _START).saved)
     assert bought == sorted(bought, reverse=True)
     assert bought[0] > 40.0
     assert bought[-1] == 0.0
@@ -186,12 +191,12 @@ def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
 def test_few_answers_are_not_bought_more_readings_than_they_are_worth() -> None:
     spec = small_spec(steps=30, train="auto")
 
-    def bought(tokens: int, updates: int) -> drafting.Verdict:
-        schooling = Schooling(
+    def bought(tokens: int, updates: int) -> gate.Verdict:
+        drafter_state = DrafterTrainingState(
             tokens=tokens, updates=updates, read=1024 * updates, seconds=updates / 10.0
         )
-        ahead = drafting.outlook(29, 6.0, 2, 1.25, drafting.to_learn(schooling))
-        return drafting.purchase(spec, schooling, ahead, _START)
+        ahead = gate.outlook(29, 6.0, 2, 1.25, gate.to_learn(drafter_state))
+        return gate.purchase(spec, drafter_state, ahead, _START)
 
     assert not bought(3_000, 0).worth
     some, many = bought(15_000, 0), bought(200_000, 0)
@@ -204,7 +209,9 @@ def test_few_answers_are_not_bought_more_readings_than_they_are_worth() -> None:
 def test_what_idle_seconds_soon_teach_anyway_is_not_bought() -> None:
     spec = small_spec(steps=30, train="auto")
     verdicts = [
-        drafting.purchase(spec, Schooling(), drafting.outlook(29, 6.0, 2, 1.0, idle=idle), _START)
+        gate.purchase(
+            spec, DrafterTrainingState(), gate.outlook(29, 6.0, 2, 1.0, idle=idle), _START
+        )
         for idle in (0.0, 2.0, 10.0, 200.0)
     ]
     gained = [verdict.saved - verdict.cost for verdict in verdicts]
@@ -217,8 +224,8 @@ def test_what_idle_seconds_soon_teach_anyway_is_not_bought() -> None:
 @given(steps=st.integers(0, 5000), idle=st.floats(0.0, 1000.0), most=st.floats(0.0, 1e5))
 def test_a_purchase_never_saves_more_than_there_is(steps: int, idle: float, most: float) -> None:
     spec = small_spec(steps=30, train="auto")
-    ahead = drafting.outlook(steps, 6.0, 2, 1.25, most, idle)
-    verdict = drafting.purchase(spec, Schooling(), ahead, _START)
+    ahead = gate.outlook(steps, 6.0, 2, 1.25, most, idle)
+    verdict = gate.purchase(spec, DrafterTrainingState(), ahead, _START)
     assert 0.0 <= verdict.saved <= 6.0 * steps
     assert not verdict.worth or verdict.saved > 2.0 * verdict.cost
 
@@ -227,15 +234,17 @@ def test_what_ngrams_come_to_is_known_where_it_was_measured() -> None:
     """A tail of single answers has no control run: nobody knows what it would take without them."""
     spec = small_spec(steps=30, train="auto")
     measured = [_guessed(1000, 0.5), _plain(20, 1000, 1.0)]
-    found = pace.without(spec, spend({}, measured))
+    found = speedup_model.without(spec, spend({}, measured))
     assert found == pytest.approx(2.0, rel=0.05)
     tail = tally(1000, 9.0, strategy=Ngram(tokens=4), bucket=32)
-    assert pace.without(spec, spend({}, [*measured, tail])) == found
-    usual = pace.without(spec, {})
-    assert pace.without(spec, spend({}, [tail])) == usual
-    assert pace.without(spec, spend({}, [_guessed(1000, 0.5), _plain(1, 1000, 1.0)])) < found
+    assert speedup_model.without(spec, spend({}, [*measured, tail])) == found
+    usual = speedup_model.without(spec, {})
+    assert speedup_model.without(spec, spend({}, [tail])) == usual
+    assert (
+        speedup_model.without(spec, spend({}, [_guessed(1000, 0.5), _plain(1, 1000, 1.0)])) < found
+    )
     # a drafter that decodes beside them takes what they are worse at
-    assert pace.without(_named(steps=30), spend({}, measured)) == usual
+    assert speedup_model.without(_named(steps=30), spend({}, measured)) == usual
 
 
 def _guessed(tokens: int, seconds: float) -> StrategyTally:
@@ -263,15 +272,15 @@ def test_the_pace_of_ngrams_is_a_number(
     tokens: int, seconds: float, plain: float, runs: int
 ) -> None:
     spending = spend({}, [_guessed(tokens, seconds), _plain(runs, 100, plain)])
-    assert 1.0 <= pace.without(small_spec(train="auto"), spending) < math.inf
+    assert 1.0 <= speedup_model.without(small_spec(train="auto"), spending) < math.inf
 
 
 def test_idle_seconds_find_out_what_bought_ones_may_not() -> None:
     spec = small_spec(steps=30, train="auto")
     ahead, taught = _ahead(spec, 8, seconds=4.5, members=2), _taught(_FEW_ANSWERS)
     taught = msgspec.structs.replace(taught, updates=453, seconds=30.0)
-    assert drafting.worth_training(spec, taught, ahead, _START).worth
-    assert not drafting.purchase(spec, taught, ahead, _START).worth
+    assert gate.worth_training(spec, taught, ahead, _START).worth
+    assert not gate.purchase(spec, taught, ahead, _START).worth
 
 
 @pytest.mark.parametrize(("trained", "rests"), [(4.25, True), (4.45, False)])
@@ -286,8 +295,8 @@ def test_new_answers_are_tried_in_idle_seconds_where_the_curve_has_ended(
     for step in map(Step, range(1, 6)):
         taught = msgspec.structs.replace(taught, held_out={step: ()})
         tried.append(_tries(spec, taught, step))
-        canary = Canary(used=4.25, trained=trained, answers=4)
-        taught = drafting.noted(taught, canary, _trunk(1600 + 50 * step), step)
+        evaluation = DrafterEvaluation(used=4.25, trained=trained, answers=4)
+        taught = gate.noted(taught, evaluation, _trunk(1600 + 50 * step), step)
         # the policy is evaluated: there is no answer of the next step yet
         evaluating = _tries(spec, taught, Step(step + 1))
         if rests:
@@ -301,40 +310,43 @@ _ENDED = [
 ]
 
 
-def _tries(spec: JobSpec, schooling: Schooling, step: Step) -> bool:
+def _tries(spec: JobSpec, drafter_state: DrafterTrainingState, step: Step) -> bool:
     ahead = _ahead(spec, step, seconds=20.0, members=2)
-    assert not drafting.purchase(spec, schooling, ahead, step).worth
-    return drafting.worth_training(spec, schooling, ahead, step).worth
+    assert not gate.purchase(spec, drafter_state, ahead, step).worth
+    return gate.worth_training(spec, drafter_state, ahead, step).worth
 
 
 def test_a_named_drafter_is_measured_before_anything_is_bought() -> None:
     """It may be at its best already; in idle seconds that is found out."""
     named = _named(steps=100)
     ahead = _ahead(named, 0)
-    assert not drafting.purchase(named, Schooling(), ahead, _START).worth
-    assert drafting.worth_training(named, Schooling(), ahead, _START).worth
+    assert not gate.purchase(named, DrafterTrainingState(), ahead, _START).worth
+    assert gate.worth_training(named, DrafterTrainingState(), ahead, _START).worth
     weak = _taught([Mark(version=DrafterVersion(1), updates=24, used=2.0, trained=2.4)])
-    assert drafting.purchase(named, weak, ahead, _START).worth
+    assert gate.purchase(named, weak, ahead, _START).worth
 
 
 def test_a_named_drafter_at_its_best_is_trained_once_it_has_lost_of_that() -> None:
     """Rollouts tell, by chains of four: no second goes into finding it out."""
     named = _named(steps=10)
-    ahead, began = _ahead(named, 0, seconds=5.0), drafting.overheard(Schooling(), [_told(4.9)])
+    ahead, began = (
+        _ahead(named, 0, seconds=5.0),
+        gate.overheard(DrafterTrainingState(), [_told(4.9)]),
+    )
     long = _ahead(named, 0, seconds=50.0)
     assert began.expected is not None
     assert began.expected.now == pytest.approx(6.79, abs=0.01)
-    assert not drafting.worth_training(named, began, ahead, _START).worth
-    assert not drafting.purchase(named, began, ahead, _START).worth
+    assert not gate.worth_training(named, began, ahead, _START).worth
+    assert not gate.purchase(named, began, ahead, _START).worth
     later = began
     for _ in range(20):
-        later = drafting.reckoned(drafting.overheard(later, [_told(4.0)]))
+        later = gate.reckoned(gate.overheard(later, [_told(4.0)]))
     assert later.expected is not None
     assert later.expected.plateau >= 6.7
     assert later.expected.now == pytest.approx(5.04, abs=0.1)
-    assert drafting.worth_training(named, later, ahead, _START).worth
+    assert gate.worth_training(named, later, ahead, _START).worth
     # nobody has seen yet whether training brings it back
-    assert not drafting.purchase(named, later, long, _START).worth
+    assert not gate.purchase(named, later, long, _START).worth
 
 
 def _named(steps: int) -> JobSpec:
@@ -352,8 +364,8 @@ def test_nothing_is_bought_at_the_last_step(
 ) -> None:
     spec = small_spec(steps=5, train="auto")
     ahead = _ahead(spec, 4, seconds, members)
-    assert not drafting.purchase(spec, _taught(marks), ahead, _START).worth
-    assert not drafting.worth_training(spec, _taught(marks), ahead, _START).worth
+    assert not gate.purchase(spec, _taught(marks), ahead, _START).worth
+    assert not gate.worth_training(spec, _taught(marks), ahead, _START).worth
 
 
 @given(length=st.floats(1.0, 6.0), steps=st.integers(2, 30), seconds=st.floats(0.1, 100.0))
@@ -367,8 +379,8 @@ def test_nothing_is_bought_where_nothing_is_gained(
         for i in range(1, 41)
     ]
     spec = small_spec(steps=steps, train="auto")
-    schooling = msgspec.structs.replace(_taught(marks), rest_until=_START)
-    verdict = drafting.purchase(spec, schooling, _ahead(spec, 0, seconds), _START)
+    drafter_state = msgspec.structs.replace(_taught(marks), rest_until=_START)
+    verdict = gate.purchase(spec, drafter_state, _ahead(spec, 0, seconds), _START)
     assert verdict.saved <= 0.15 * seconds * steps
     assert verdict.cost <= 0.5 * verdict.saved
 
@@ -378,12 +390,12 @@ def test_nothing_is_bought_where_nothing_is_gained(
 def test_who_is_told_always_or_never_does_so(
     marks: list[Mark], seconds: float, members: int
 ) -> None:
-    schooling = _taught(marks)
+    drafter_state = _taught(marks)
     for train, worth in (("always", True), ("off", False)):
         spec = small_spec(steps=9, train=train)  # pyright: ignore[reportArgumentType]
         ahead = _ahead(spec, 0, seconds, members)
-        assert drafting.worth_training(spec, schooling, ahead, _START).worth is worth
-        assert not drafting.purchase(spec, schooling, ahead, _START).worth
+        assert gate.worth_training(spec, drafter_state, ahead, _START).worth is worth
+        assert not gate.purchase(spec, drafter_state, ahead, _START).worth
 
 
 @given(marks=_marks, seconds=st.floats(-1e6, 1e6), members=st.integers(1, 64))
@@ -391,8 +403,8 @@ def test_who_is_told_always_or_never_does_so(
 def test_verdicts_are_numbers(marks: list[Mark], seconds: float, members: int) -> None:
     spec = small_spec(steps=9, train="auto")
     for verdict in (
-        drafting.worth_training(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
-        drafting.purchase(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
+        gate.worth_training(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
+        gate.purchase(spec, _taught(marks), _ahead(spec, 0, seconds, members), _START),
     ):
         assert math.isfinite(verdict.saved)
         assert verdict.cost >= 0.0
@@ -401,22 +413,22 @@ def test_verdicts_are_numbers(marks: list[Mark], seconds: float, members: int) -
 
 def test_rests_grow_and_end() -> None:
     spec = small_spec(steps=1000, train="auto")
-    schooling, step, rests = Schooling(), 0, []
-    vain = Canary(used=3.0, trained=2.9, answers=4)
+    drafter_state, step, rests = DrafterTrainingState(), 0, []
+    vain = DrafterEvaluation(used=3.0, trained=2.9, answers=4)
     for _ in range(100):
-        schooling = drafting.noted(schooling, vain, _trunk(24), Step(step))
-        rest = schooling.rest_until - step
+        drafter_state = gate.noted(drafter_state, vain, _trunk(24), Step(step))
+        rest = drafter_state.rest_until - step
         if rest > 0:
-            for pause in range(step, schooling.rest_until):
+            for pause in range(step, drafter_state.rest_until):
                 ahead = _ahead(spec, pause, 1e6)
-                assert not drafting.worth_training(spec, schooling, ahead, Step(pause)).worth
-                assert not drafting.purchase(spec, schooling, ahead, Step(pause)).worth
+                assert not gate.worth_training(spec, drafter_state, ahead, Step(pause)).worth
+                assert not gate.purchase(spec, drafter_state, ahead, Step(pause)).worth
         rests.append(rest)
-        step = schooling.rest_until
+        step = drafter_state.rest_until
     assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
     assert rests == sorted(rests)
-    better = Canary(used=2.9, trained=3.2, answers=4)
-    assert drafting.noted(schooling, better, _trunk(24), Step(step)).vain == 0
+    better = DrafterEvaluation(used=2.9, trained=3.2, answers=4)
+    assert gate.noted(drafter_state, better, _trunk(24), Step(step)).vain == 0
 
 
 @pytest.mark.parametrize(
@@ -433,13 +445,15 @@ def test_rests_grow_and_end() -> None:
     ],
 )
 def test_what_is_adopted(used: float | None, trained: float, adopts: bool, spoiled: bool) -> None:
-    canary = Canary(used=used, trained=trained, answers=4)
-    assert drafting.adopts(canary) is adopts
-    assert drafting.spoiled(canary) is spoiled
-    unmeasured = Canary(used=used, trained=trained, answers=0)
-    assert not drafting.adopts(unmeasured)
-    assert not drafting.spoiled(unmeasured)
-    assert drafting.noted(Schooling(), unmeasured, _trunk(24), _START) == Schooling()
+    evaluation = DrafterEvaluation(used=used, trained=trained, answers=4)
+    assert gate.adopts(evaluation) is adopts
+    assert gate.spoiled(evaluation) is spoiled
+    unmeasured = DrafterEvaluation(used=used, trained=trained, answers=0)
+    assert not gate.adopts(unmeasured)
+    assert not gate.spoiled(unmeasured)
+    assert (
+        gate.noted(DrafterTrainingState(), unmeasured, _trunk(24), _START) == DrafterTrainingState()
+    )
 
 
 # --- what is learned from -----------------------------------------------------------------------

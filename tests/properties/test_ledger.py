@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
-from tlt.policies.ledger import Ledger, Snapshot
-from tlt.policies.ledger.wall import EVERYBODY, summed
+from tlt.report import Ledger, Snapshot
+from tlt.report.time_by_duty import EVERYBODY, summed
 from tlt.store.journal import JournalEntry
 
 _EXAMPLES = settings().max_examples

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.simulation.life import Life
+from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.world import JOB, answer
-from tlt.messages import PromptIssued, RolloutDropped, RolloutFinished, RolloutScored
-from tlt.policies import rounds
-from tlt.policies.advantage import group_advantages
-from tlt.policies.keyed import permuted
-from tlt.policies.rounds import Round
-from tlt.policies.sharding import Sample, shares
-from tlt.types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.job import rollout_batch
+from tlt.policies.job.advantages import group_advantages
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.sample_sharding import Sample, shares
+from tlt.policies.keyed_random import permuted
+from tlt.protocol.commands import PromptIssued
+from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
 
 keys = st.lists(st.integers(-(2**40), 2**40), max_size=3)
 lengths = st.lists(st.integers(1, 5000), max_size=60)
@@ -133,7 +134,7 @@ def _finished(prompt: PromptIndex, member: Member, attempt: int) -> RolloutFinis
         member=member,
         tokens=(1,),
     )
-    return answer(Life(WorkerId("w"), Incarnation(1), 1), issued)
+    return answer(WorkerIncarnation(WorkerId("w"), Incarnation(1), 1), issued)
 
 
 def _scored(done: RolloutFinished, reward: float) -> RolloutScored:
@@ -178,12 +179,12 @@ def histories(draw: st.DrawFn) -> list[RoundEvent]:
     return events
 
 
-def _fold(events: list[RoundEvent]) -> Round:
-    state = rounds.open_round(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
+def _fold(events: list[RoundEvent]) -> RolloutBatch:
+    state = rollout_batch.open_round(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
     for event in events:
-        assert rounds.is_about(state, event)
-        state, changed = rounds.settle(state, event)
-        again, changed_again = rounds.settle(state, event)
+        assert rollout_batch.is_about(state, event)
+        state, changed = rollout_batch.settle(state, event)
+        again, changed_again = rollout_batch.settle(state, event)
         assert again == state
         assert not changed_again
         assert state.unsettled == sum(
@@ -234,5 +235,5 @@ def test_what_was_dropped_is_not_answered_any_more() -> None:
     assert _settled(state, _scored(late, 1.0)).rewards() == []
 
 
-def _settled(state: Round, event: RoundEvent) -> Round:
-    return rounds.settle(state, event)[0]
+def _settled(state: RolloutBatch, event: RoundEvent) -> RolloutBatch:
+    return rollout_batch.settle(state, event)[0]

@@ -7,25 +7,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.simulation.specs import small_spec
-from tlt.messages import (
-    CancelJob,
+from tlt.ids import Epoch, Incarnation, JobId, JobStatus, WorkerId
+from tlt.policies.job.job_queue import STATUSES, SessionState, decide
+from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
+from tlt.protocol.events import (
     JobCancelRequested,
     JobEnded,
     JobPrepared,
     JobRefused,
     JobSubmitted,
-    PrepareJob,
-    RecordStatus,
-    SessionCommand,
     SessionEvent,
     SessionResumed,
-    StartJob,
-    WorkerInfo,
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies.session import STATUSES, SessionState, decide
-from tlt.types import Epoch, Incarnation, JobId, JobStatus, WorkerId
+from tlt.protocol.records import WorkerInfo
 
 picks = st.integers(0, 999)
 _ENDS: tuple[JobStatus, ...] = ("done", "failed", "cancelled")

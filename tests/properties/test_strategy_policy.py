@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.bandit import BucketBandit
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
-from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.bandit import BucketBandit
-from tlt.policies.fixed import Fixed
-from tlt.policies.strategy import StrategyPolicy
+from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
+from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])

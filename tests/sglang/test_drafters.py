@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import torch
 
-from tests.engine import drafting
+from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.oracle import (
+from tests.engine.reference import (
     GREEDY,
     answers,
     ask,
@@ -19,19 +19,19 @@ from tests.engine.oracle import (
     logprobs_of,
     random_prompts,
 )
-from tests.engine.test_draws import TRIALS
+from tests.engine.test_sampled_distribution import TRIALS
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.hidden_state_tap import Name, Tap
 from tlt.engine.sglang.launch import Drafts
-from tlt.engine.sglang.plugin import Proposal
-from tlt.engine.sglang.server import Server
-from tlt.engine.sglang.start import start_server
-from tlt.engine.sglang.tap import Name, Tap
+from tlt.engine.sglang.scheduler_plugin import Proposal
+from tlt.engine.sglang.sglang_client import Server
 from tlt.errors import ConfigError
-from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter
+from tlt.ids import PolicyVersion
+from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter, save_drafter
-from tlt.types import PolicyVersion
+from tlt.models.eagle_drafter import Drafter
 
 STEPS = 3
 
@@ -59,8 +59,8 @@ def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Speculating]:
     folder = tmp_path_factory.mktemp(request.param)
-    policy = drafting.predictable_policy(folder / "policy")
-    drafter = drafting.random_drafter(request.param, seed=2)
+    policy = drafter_models.predictable_policy(folder / "policy")
+    drafter = drafter_models.random_drafter(request.param, seed=2)
     save_drafter(drafter, folder / "drafter")
     server, tap = start_server(
         policy,
@@ -71,7 +71,7 @@ def started(
         version=PolicyVersion(0),
         folder=folder,
         stuck_seconds=60,
-        captured=drafting.captured(request.param),
+        captured=drafter_models.captured(request.param),
         drafts=Drafts(
             algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
             drafter=folder / "drafter",
@@ -85,7 +85,7 @@ def started(
 
 @pytest.fixture(scope="module")
 def taught(started: Speculating) -> Drafter:
-    return drafting.fitted_drafter(started.drafter.config.layout, started.policy)
+    return drafter_models.fitted_drafter(started.drafter.config.layout, started.policy)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
         if len(text) <= proposal.seen:
             continue  # made ahead of an end that was not known yet
         assert proposal.tokens[0] == text[-1]
-        expected = drafting.proposed(speculating.drafter, speculating.policy, text, STEPS)
+        expected = drafter_models.proposed(speculating.drafter, speculating.policy, text, STEPS)
         assert proposal.tokens[1:] == expected
     return len(made)
 
@@ -159,13 +159,13 @@ def test_states_are_the_policys_at_every_position(fitted: Speculating) -> None:
     asked = {r.id: r for r in requests(Sampling())}
     engine = fitted.engine()
     engine.submit(list(asked.values()))
-    layers = drafting.captured(fitted.drafter.config.layout)
+    layers = drafter_models.captured(fitted.drafter.config.layout)
     seen = 0
     while engine.running:
         for done in engine.step():
             text = [*asked[done.id].prompt, *done.tokens]
             states = engine.states(done.id)
-            expected, _ = drafting.policy_states(fitted.policy, torch.tensor([text[:-1]]))
+            expected, _ = drafter_models.policy_states(fitted.policy, torch.tensor([text[:-1]]))
             expected = expected[0][:, [layer - 1 for layer in layers]]
             assert states.shape == expected.shape
             assert ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
@@ -199,7 +199,7 @@ def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> 
 
 def test_a_saved_drafter_is_the_same_again(started: Speculating, tmp_path: Path) -> None:
     save_drafter(started.drafter, tmp_path)
-    again = load_drafter(tmp_path, policy_layers=drafting.LAYERS)
+    again = load_drafter(tmp_path, policy_layers=drafter_models.LAYERS)
     assert again.config == started.drafter.config
     for name, weight in started.drafter.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name])

@@ -18,8 +18,8 @@ import torch
 from tests.engine.chi_square import p_value
 from tests.engine.conftest import save_model
 from tlt.engine.sglang import launch
-from tlt.engine.sglang.cpu import chains, filters, mode
-from tlt.engine.sglang.cpu.attention import decode_attention, extend_attention
+from tlt.engine.sglang.cpu import cpu_mode, draft_verify, top_k_top_p
+from tlt.engine.sglang.cpu.kv_pool_attention import decode_attention, extend_attention
 from tlt.engine.sglang.launch import Launched, Options
 from tlt.errors import ConfigError, RankError
 
@@ -122,7 +122,7 @@ def test_none_is_refused_with_the_way_to_install_it(
 def test_a_machine_with_a_gpu_has_no_cpu_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="on the GPU where there is one"):
-        mode.enter()
+        cpu_mode.enter()
 
 
 def test_a_standin_never_hides_a_real_package(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def _verified(requests: int, count: int) -> dict[str, torch.Tensor]:
 
 def test_greedy_verification_ends_with_the_first_token_of_the_targets() -> None:
     found = _verified(3, 4)
-    chains.verify_tree_greedy(
+    draft_verify.verify_tree_greedy(
         **found,
         candidates=torch.tensor([[7, 1, 2, 3], [7, 1, 5, 3], [7, 9, 2, 3]]),
         target_predict=torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]),
@@ -243,7 +243,7 @@ def test_sampled_verification_follows_the_target() -> None:
     rows = torch.rand(3, vocabulary, generator=generator).add(0.05)
     target = (rows / rows.sum(-1, keepdim=True)).expand(requests, 3, vocabulary)
     found = _verified(requests, 3)
-    chains.tree_speculative_sampling_target_only(
+    draft_verify.tree_speculative_sampling_target_only(
         **found,
         candidates=torch.tensor([[0, 2, 4]]).expand(requests, 3),
         uniform_samples=torch.rand(requests, 3, generator=generator),
@@ -268,10 +268,10 @@ def test_sampled_verification_follows_the_target() -> None:
 def test_filters_keep_the_most_likely_tokens() -> None:
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.3, 0.2]])
     assert torch.allclose(
-        filters.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
+        top_k_top_p.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )
     assert torch.allclose(
-        filters.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
+        top_k_top_p.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )

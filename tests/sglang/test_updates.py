@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.engine.conftest import save_model
-from tests.engine.oracle import ask, random_prompts
-from tlt.engine.sglang.start import start_engine
+from tests.engine.reference import ask, random_prompts
+from tlt.engine.sglang.engine_factory import start_engine
 from tlt.errors import ConfigError, RankError
-from tlt.models.folder import load_decoder
-from tlt.types import PolicyVersion
+from tlt.ids import PolicyVersion
+from tlt.models.model_folder import load_decoder
 
 
 def test_what_it_refuses_midway_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

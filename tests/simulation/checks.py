@@ -4,53 +4,53 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.simulation.life import INITIAL, Life, meeting
-from tests.simulation.school import Part, name_of
-from tlt.messages import (
+from tests.simulation.drafter_training import Part, name_of
+from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
+from tlt.ids import NAMED, Digest, DrafterVersion, Incarnation
+from tlt.policies.drafter.learning_curve import MOST_MARKS
+from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
+from tlt.policies.job.update_plan import Plan
+from tlt.protocol.commands import (
     AdoptDrafter,
-    BlobRef,
     DiscardBlobs,
-    DrafterLearned,
-    DrafterPreempted,
-    DrafterRef,
-    DrafterRefused,
-    DrafterTrained,
     GiveUpSpeculation,
     IssuePrompts,
     KeepRollout,
-    Learn,
     MergeDrafter,
-    PreemptDrafter,
     ReleaseBlobs,
     ReplaceRanks,
-    RolloutDropped,
-    RolloutFinished,
-    RolloutScored,
     RunCommand,
-    RunEvent,
     StartRollout,
+    StopDrafterTraining,
     StopSpeculation,
     ToWorker,
     TrainDrafter,
-    TrunkRef,
+    UpdatePolicy,
 )
-from tlt.policies.learning_curve import MOST_MARKS
-from tlt.policies.run_state import DUTIES, Duty, Phase, RunState
-from tlt.policies.training import Plan
-from tlt.types import NAMED, Digest, DrafterVersion, Incarnation
+from tlt.protocol.events import (
+    DrafterDeltaReady,
+    DrafterMerged,
+    DrafterRefused,
+    DrafterTrainingStopped,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+    RunEvent,
+)
+from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 # step, purpose, prompt, member
 Place = tuple[int, str, int, int]
-DutyCommand = StartRollout | Learn | ReplaceRanks
+DutyCommand = StartRollout | UpdatePolicy | ReplaceRanks
 
 _TOLD: dict[type[RunCommand], Duty] = {
     StartRollout: Duty.ROLLOUT,
     TrainDrafter: Duty.DRAFT,
-    PreemptDrafter: Duty.PREEMPTING,
-    Learn: Duty.LEARN,
+    StopDrafterTraining: Duty.PREEMPTING,
+    UpdatePolicy: Duty.LEARN,
     ReplaceRanks: Duty.LEAVING,
 }
 
@@ -122,7 +122,7 @@ class Checks:
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
             case DrafterRefused() if event.version is not None:
-                if event.version in (NAMED, before.schooling.version_in_use):
+                if event.version in (NAMED, before.drafter_state.version_in_use):
                     self.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
@@ -196,11 +196,11 @@ class Checks:
             for known in after.workers.values():
                 if known.duty is not Duty.IDLE:
                     assert self._told[known.info.incarnation] is known.duty
-        learns = [c for c in commands if isinstance(c, Learn)]
+        learns = [c for c in commands if isinstance(c, UpdatePolicy)]
         if learns:
             self._check_learn(after, learns)
 
-    def _check_learn(self, after: RunState, learns: list[Learn]) -> None:
+    def _check_learn(self, after: RunState, learns: list[UpdatePolicy]) -> None:
         """One attempt: the same world for all, every sample of the plan on exactly one rank."""
         first = learns[0]
         assert not after.returning
@@ -230,7 +230,7 @@ class Checks:
 
     def _check_rounds(self, before: RunState, after: RunState) -> None:
         """A round closes once all of its members are scored or dropped, none of them both."""
-        old, new = before.round, after.round
+        old, new = before.batch, after.batch
         if old is None or (after.phase is Phase.ENDED and new is not None):
             return
         key = (int(old.step), str(old.purpose))
@@ -301,19 +301,21 @@ class Checks:
         self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
     ) -> None:
         """Who is told to decode or to learn has said that it trains no more."""
-        if isinstance(event, DrafterPreempted):
-            told = self.training.pop(event.incarnation, event.lesson)
-            if told != event.lesson:
+        if isinstance(event, DrafterTrainingStopped):
+            told = self.training.pop(event.incarnation, event.training_session)
+            if told != event.training_session:
                 self.training[event.incarnation] = told
         for command in commands:
-            if isinstance(command, StartRollout | Learn):
+            if isinstance(command, StartRollout | UpdatePolicy):
                 assert command.incarnation not in self.training, command
             elif isinstance(command, TrainDrafter):
                 assert before.spec.drafter.train != "off"
-                lesson = self.training.setdefault(command.incarnation, command.lesson)
-                assert lesson == command.lesson
-            elif isinstance(command, PreemptDrafter):
-                assert self.training[command.incarnation] == command.lesson
+                training_session = self.training.setdefault(
+                    command.incarnation, command.training_session
+                )
+                assert training_session == command.training_session
+            elif isinstance(command, StopDrafterTraining):
+                assert self.training[command.incarnation] == command.training_session
 
     def _check_school(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -321,17 +323,17 @@ class Checks:
         self._check_lineage(before, event, after)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             # the card of what the job leaves behind tells of it
-            assert after.schooling.used == before.schooling.used
-            assert after.schooling.heard == before.schooling.heard
+            assert after.drafter_state.used == before.drafter_state.used
+            assert after.drafter_state.heard == before.drafter_state.heard
         self._check_refused(before, event, after, commands)
         for command in commands:
             match command:
                 case AdoptDrafter():
-                    assert command.drafter == after.schooling.used
+                    assert command.drafter == after.drafter_state.used
                     self._check_adopted(before, command.drafter)
                 case MergeDrafter():
-                    assert command.trunk == after.schooling.trunk
-                    assert command.deltas == after.schooling.deltas
+                    assert command.base == after.drafter_state.base
+                    assert command.deltas == after.drafter_state.deltas
                     assert not self.versions or command.version > self.versions[-1]
                     self.versions.append(command.version)
                     assert self._told[command.incarnation] is Duty.DRAFT
@@ -340,14 +342,14 @@ class Checks:
                 case _:
                     pass
         self.bought += before.phase is not after.phase and after.phase is Phase.DRAFTING
-        schooling = after.schooling
+        drafter_state = after.drafter_state
         alive = {
             f"{known.info.incarnation}.{rank}"
             for known in after.workers.values()
             for rank in range(known.info.ranks)
         }
-        assert schooling.handed_in.keys() <= alive
-        assert len(schooling.marks) <= MOST_MARKS
+        assert drafter_state.handed_in.keys() <= alive
+        assert len(drafter_state.marks) <= MOST_MARKS
         if after.phase is Phase.DRAFTING:
             assert any(
                 known.duty in (Duty.DRAFT, Duty.PREEMPTING) for known in after.workers.values()
@@ -357,7 +359,7 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         """Who could not load what is in use measures nothing against it, and teaches nobody."""
-        used = after.schooling.version_in_use
+        used = after.drafter_state.version_in_use
         for command in commands:
             if isinstance(command, StartRollout) and command.drafter is not None:
                 # it tries again
@@ -380,9 +382,9 @@ class Checks:
                 assert everybody - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
-        last = before.schooling.used
+        last = before.drafter_state.used
         if last is not None and (drafter is None or drafter.version < last.version):
-            assert drafter in (before.schooling.before, before.schooling.last)
+            assert drafter in (before.drafter_state.before, before.drafter_state.last)
             self.returned += 1
             return
         assert drafter is not None
@@ -393,31 +395,31 @@ class Checks:
     def _check_lineage(self, before: RunState, event: RunEvent, after: RunState) -> None:
         """A delta goes into one trunk at most, and into none that it did not grow on."""
         parts, contents = self._world.school.parts, self._world.school.contents
-        old, new = before.schooling, after.schooling
+        old, new = before.drafter_state, after.drafter_state
         if before.phase is Phase.ENDED or after.phase is Phase.ENDED:
             return
-        if isinstance(event, DrafterLearned):
+        if isinstance(event, DrafterDeltaReady):
             self.known |= contents[name_of(event.delta)]
-        if isinstance(event, DrafterTrained) and old.merging is not None and new.merging is None:
+        if isinstance(event, DrafterMerged) and old.merging is not None and new.merging is None:
             fresh = {part for delta in old.merging.deltas for part in contents[name_of(delta)]}
-            assert parts[event.trunk.version] == parts.get(old.trunk.version, frozenset()) | fresh
+            assert parts[event.base.version] == parts.get(old.base.version, frozenset()) | fresh
             assert not fresh & self.merged
             assert not fresh & self.void
             self.merged |= fresh
             assert not fresh & {part for d in new.deltas for part in contents[name_of(d)]}
-        if new.trunk.root != old.trunk.root:
+        if new.base.root != old.base.root:
             begun = frozenset[Part]() if new.used is None else parts[new.used.version]
-            parts[new.trunk.root] = begun
+            parts[new.base.root] = begun
             learned = 0 if new.used is None else self._world.school.learned[new.used.version]
-            assert (new.trunk.updates, new.trunk.lessons) == (learned // 2, learned)
+            assert (new.base.updates, new.base.micro_batches) == (learned // 2, learned)
             self.void |= self.known - begun
             assert not new.deltas
         for delta in new.deltas:
-            assert self._world.school.grew_on[name_of(delta)] >= new.trunk.root
+            assert self._world.school.grew_on[name_of(delta)] >= new.base.root
 
     # --- what the world finds out
 
-    def collected(self, learn: Learn, content: str) -> None:
+    def collected(self, learn: UpdatePolicy, content: str) -> None:
         """An update of a version gives the same weights every time: no sample twice, none left."""
         version = learn.version + 1
         assert self.contents.setdefault(version, content) == content, f"version {version}"
@@ -442,38 +444,40 @@ class Checks:
         if current and state.policy == command.policy and state.phase is not Phase.ENDED:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
 
-    def samples_gone(self, command: Learn) -> None:
+    def samples_gone(self, command: UpdatePolicy) -> None:
         """Rollouts that an update needs are kept."""
         known = self._world.state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
         assert not current or known.duty is not Duty.LEARN or self._world.ended
 
-    def trunk_gone(self, life: Life, trunk: TrunkRef) -> None:
+    def trunk_gone(self, life: WorkerIncarnation, base: DrafterBase) -> None:
         """Only a trunk that is out of date, or lost, cannot be read."""
         state, world = self._world.state, self._world
-        assert trunk.weights is not None
-        if self._is_current(life) and trunk == state.schooling.trunk:
-            missed = world.school.is_missed(trunk.weights)
-            assert world.blobs_were_lost or missed, f"{trunk} is gone"
+        assert base.weights is not None
+        if self._is_current(life) and base == state.drafter_state.base:
+            missed = world.school.is_missed(base.weights)
+            assert world.blobs_were_lost or missed, f"{base} is gone"
 
-    def drafter_gone(self, life: Life, drafter: DrafterRef) -> None:
+    def drafter_gone(self, life: WorkerIncarnation, drafter: DrafterRef) -> None:
         """Whoever is late finds none; what is in use was committed."""
         state, world = self._world.state, self._world
-        if self._is_current(life) and drafter == state.schooling.used:
+        if self._is_current(life) and drafter == state.drafter_state.used:
             missed = world.school.is_missed(drafter.weights)
             assert world.blobs_were_lost or missed, f"{drafter} is gone"
 
-    def _is_current(self, life: Life) -> bool:
+    def _is_current(self, life: WorkerIncarnation) -> bool:
         known = self._world.state.workers.get(life.worker)
         ended = self._world.state.phase is Phase.ENDED
         return known is not None and known.info.incarnation == life.incarnation and not ended
 
-    def rebased(self, life: Life, rank: int, unmerged: set[int], trunk: TrunkRef) -> None:
+    def rebased(
+        self, life: WorkerIncarnation, rank: int, unmerged: set[int], base: DrafterBase
+    ) -> None:
         """What a member adds to a trunk is not in it already, and was not given up."""
-        if not self._is_current(life) or trunk != self._world.state.schooling.trunk:
+        if not self._is_current(life) or base != self._world.state.drafter_state.base:
             return
         own = {(int(life.incarnation), rank, number) for number in unmerged}
-        assert not own & self._world.school.parts.get(trunk.version, frozenset())
+        assert not own & self._world.school.parts.get(base.version, frozenset())
         assert not own & self.void
 
     def at_the_end(self) -> None:
@@ -499,8 +503,8 @@ class Checks:
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:
     """What has to stay there, whatever else is let go of."""
-    schooling = state.schooling
-    drafters = (schooling.used, schooling.last, schooling.before)
+    drafter_state = state.drafter_state
+    drafters = (drafter_state.used, drafter_state.last, drafter_state.before)
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
     if state.checkpoint is not None:
         blobs |= {state.checkpoint.weights, state.checkpoint.optimiser}
@@ -511,13 +515,13 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
 
 def _schooling_blobs(state: RunState) -> set[BlobRef]:
     """What the state would have somebody read."""
-    schooling = state.schooling
-    deltas = list(schooling.deltas)
-    if schooling.merging is not None:
-        deltas += schooling.merging.deltas
+    drafter_state = state.drafter_state
+    deltas = list(drafter_state.deltas)
+    if drafter_state.merging is not None:
+        deltas += drafter_state.merging.deltas
     blobs = {delta.blob for delta in deltas}
-    if schooling.trunk.weights is not None:
-        blobs.add(schooling.trunk.weights)
-    if schooling.used is not None:
-        blobs.add(schooling.used.weights)
+    if drafter_state.base.weights is not None:
+        blobs.add(drafter_state.base.weights)
+    if drafter_state.used is not None:
+        blobs.add(drafter_state.used.weights)
     return blobs

@@ -43,9 +43,9 @@ def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
 
 def step(world: World, chooser: Random, faults: float, overtaking: float) -> None:
     moves = world.moves()
-    lessons = [move for move in moves if move.kind in LESSONS]
-    if lessons and chooser.random() < 0.5:
-        moves = lessons  # answers take long enough to learn something meanwhile
+    micro_batches = [move for move in moves if move.kind in LESSONS]
+    if micro_batches and chooser.random() < 0.5:
+        moves = micro_batches  # answers take long enough to learn something meanwhile
     failing = not moves or chooser.random() < faults
     move = chooser.choice(world.faults() if failing else moves)
     if move.kind == "deliver" and chooser.random() < overtaking:

@@ -14,63 +14,11 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 
 from tests.simulation.checks import Checks
-from tests.simulation.life import Life, blob, meeting
-from tests.simulation.school import School
+from tests.simulation.drafter_training import School
+from tests.simulation.incarnation import WorkerIncarnation, blob, meeting
 from tlt.actors.recovery import gone
 from tlt.config import JobSpec
-from tlt.messages import (
-    AdoptDrafter,
-    AnyEvent,
-    Checkpoint,
-    CheckpointCommitted,
-    CloseJob,
-    ControlRuns,
-    DiscardBlobs,
-    DrafterRef,
-    FinishRun,
-    ForgetRollouts,
-    IssuePrompts,
-    JobStarted,
-    KeepBest,
-    KeepDrafter,
-    KeepRollout,
-    Learn,
-    LearnFinished,
-    MergeDrafter,
-    MinibatchShare,
-    OpenJob,
-    PolicyPublished,
-    PolicyRef,
-    PreemptDrafter,
-    PromptIssued,
-    ReleaseBlobs,
-    ReplaceRanks,
-    RequeuePrompts,
-    RolloutDropped,
-    RolloutFinished,
-    RolloutScored,
-    RunCommand,
-    RunEvent,
-    SessionResumed,
-    StartRollout,
-    StopSpeculation,
-    StrategyChosen,
-    StrategyTally,
-    Tensor,
-    ToWorker,
-    TrainDrafter,
-    WorkerCommand,
-    WorkerIdled,
-    WorkerInfo,
-    WorkerJoined,
-    WorkerLost,
-)
-from tlt.policies import coordinator
-from tlt.policies.keyed import mix
-from tlt.policies.run_state import Phase, RunState
-from tlt.store.journal import JournalEntry, digest
-from tlt.strategies import Draft, Off
-from tlt.types import (
+from tlt.ids import (
     NAMED,
     Attempt,
     Epoch,
@@ -82,6 +30,54 @@ from tlt.types import (
     PromptIndex,
     WorkerId,
 )
+from tlt.policies import coordinator
+from tlt.policies.job.run_state import Phase, RunState
+from tlt.policies.keyed_random import mix
+from tlt.protocol.commands import (
+    AdoptDrafter,
+    CloseJob,
+    CommitBestPolicy,
+    CommitDrafter,
+    DiscardBlobs,
+    FinishRun,
+    ForgetRollouts,
+    IssuePrompts,
+    KeepRollout,
+    MergeDrafter,
+    OpenJob,
+    PromptIssued,
+    ReleaseBlobs,
+    ReplaceRanks,
+    RequeuePrompts,
+    RunCommand,
+    StartRollout,
+    StopDrafterTraining,
+    StopSpeculation,
+    ToWorker,
+    TrainDrafter,
+    UpdatePolicy,
+    WorkerCommand,
+)
+from tlt.protocol.events import (
+    AnyEvent,
+    CheckpointCommitted,
+    DecodingReported,
+    JobStarted,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+    RunEvent,
+    SessionResumed,
+    WorkerIdled,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.protocol.records import ControlRuns, StrategyTally, WorkerInfo
+from tlt.protocol.refs import Checkpoint, DrafterRef, MinibatchShare, PolicyRef, Tensor
+from tlt.store.journal import JournalEntry, digest
+from tlt.strategies import Draft, Off
 
 JOB = JobId("job")
 TRAIN_PROMPTS = 5
@@ -139,7 +135,7 @@ class World:
         self.blobs_were_lost = False
         self.fence: dict[WorkerId, int] = {}
         self.ranks = {WorkerId(f"w{i}"): count for i, count in enumerate(ranks)}
-        self.lives: dict[WorkerId, Life] = {}
+        self.lives: dict[WorkerId, WorkerIncarnation] = {}
         # processes that are there, and about to start a life
         self.starting: set[WorkerId] = set()
         # processes that are not there, and whose lease may yet have to end
@@ -184,7 +180,7 @@ class World:
         found += [Move("collect", (g,)) for g in self._groups() if self._is_complete(g)]
         return found
 
-    def _moves_of(self, life: Life) -> list[Move]:
+    def _moves_of(self, life: WorkerIncarnation) -> list[Move]:
         if life.stopped:
             return []
         found = [Move("obey", (life,))] if life.commands else []
@@ -306,11 +302,11 @@ class World:
             case DiscardBlobs():
                 self.flight -= {blob.digest for blob in command.blobs}
                 self.committed -= {blob.digest for blob in command.blobs}
-            case KeepBest():
+            case CommitBestPolicy():
                 assert command.policy.weights is not None
                 assert self.is_readable(command.policy) or self.blobs_were_lost
                 self.committed.add(command.policy.weights.digest)
-            case KeepDrafter():
+            case CommitDrafter():
                 self.school.kept(command.drafter)
             case FinishRun():
                 self.status = command.status
@@ -320,7 +316,7 @@ class World:
                 pass  # it has no effect on what is simulated
 
     def _tell(self, command: WorkerCommand) -> None:
-        if isinstance(command, Learn):
+        if isinstance(command, UpdatePolicy):
             known = self.learners.get(meeting(command), frozenset())
             self.learners[meeting(command)] = known | {command.incarnation}
         life = self.lives.get(command.worker)
@@ -373,7 +369,7 @@ class World:
 
     def start(self, worker: WorkerId, *, post: bool = True) -> None:
         self.starting.discard(worker)
-        life = Life(worker, self._number(worker), self.ranks[worker])
+        life = WorkerIncarnation(worker, self._number(worker), self.ranks[worker])
         self.lives[worker] = life
         self.fence[worker] = life.incarnation
         if post:
@@ -384,7 +380,7 @@ class World:
         self.numbers[worker] = Incarnation(self._incarnations)
         return self.numbers[worker]
 
-    def _info(self, life: Life) -> WorkerInfo:
+    def _info(self, life: WorkerIncarnation) -> WorkerInfo:
         return WorkerInfo(
             worker=life.worker,
             incarnation=life.incarnation,
@@ -405,7 +401,7 @@ class World:
         )
         self.post(worker, lost)
 
-    def _report(self, life: Life, *events: RunEvent) -> bool:
+    def _report(self, life: WorkerIncarnation, *events: RunEvent) -> bool:
         """One transaction; where the lease has ended it is refused, and the life is over."""
         if life.incarnation < self.fence[life.worker]:
             for event in events:
@@ -417,16 +413,16 @@ class World:
             self.post(life.worker, event)
         return True
 
-    def say(self, life: Life, *events: RunEvent) -> bool:
+    def say(self, life: WorkerIncarnation, *events: RunEvent) -> bool:
         return self._report(life, *events)
 
-    def _expect_no_ghost(self, life: Life, event: RunEvent) -> None:
+    def _expect_no_ghost(self, life: WorkerIncarnation, event: RunEvent) -> None:
         """Had it got past the fence: from an incarnation that is over it counts for nothing."""
         known = self.state.workers.get(life.worker)
         if known is None or known.info.incarnation != life.incarnation:
             self.expect_nothing(event)
 
-    def crash(self, life: Life) -> None:
+    def crash(self, life: WorkerIncarnation) -> None:
         """The ranks are void; the worker says so and starts fresh ones."""
         lost = WorkerLost(
             worker=life.worker, incarnation=life.incarnation, reason="crash", returning=True
@@ -435,7 +431,7 @@ class World:
             del self.lives[life.worker]
             self.starting.add(life.worker)
 
-    def kill(self, life: Life) -> None:
+    def kill(self, life: WorkerIncarnation) -> None:
         """The whole process is gone and says nothing."""
         del self.lives[life.worker]
         self.gone.add(life.worker)
@@ -444,10 +440,10 @@ class World:
         self.gone.discard(worker)
         self.starting.add(worker)
 
-    def stop(self, life: Life) -> None:
+    def stop(self, life: WorkerIncarnation) -> None:
         life.stopped = True
 
-    def wake(self, life: Life) -> None:
+    def wake(self, life: WorkerIncarnation) -> None:
         life.stopped = False
 
     def observe(self, worker: WorkerId) -> None:
@@ -456,11 +452,11 @@ class World:
         self.fence[worker] = max(self.fence.get(worker, 0), incarnation + 1)
         self._post_lost(worker, incarnation, returning=False)
 
-    def find_out(self, life: Life) -> None:
+    def find_out(self, life: WorkerIncarnation) -> None:
         """Whoever has nothing to report looks at the fence now and then."""
         self._report(life)
 
-    def obey(self, life: Life) -> None:
+    def obey(self, life: WorkerIncarnation) -> None:
         command = life.commands.popleft()
         match command:
             case OpenJob():
@@ -473,7 +469,7 @@ class World:
                     self.crash(life)
             case TrainDrafter():
                 self.school.train(life, command)
-            case PreemptDrafter():
+            case StopDrafterTraining():
                 self.school.preempt(life, command)
             case MergeDrafter():
                 self.school.ask(life, command)
@@ -483,14 +479,14 @@ class World:
                 self._start_rollout(life, command)
             case StopSpeculation():
                 life.speculates = False
-            case Learn():
+            case UpdatePolicy():
                 self._start_learning(life, command)
             case ReplaceRanks():
                 self.crash(life)
             case _:
                 assert_never(command)
 
-    def _start_rollout(self, life: Life, command: StartRollout) -> None:
+    def _start_rollout(self, life: WorkerIncarnation, command: StartRollout) -> None:
         if command.policy.version != life.version and command.policy.weights is not None:
             if not self.is_readable(command.policy):
                 # it may be late; nobody is told to read what is gone now
@@ -498,14 +494,14 @@ class World:
                 self.crash(life)
                 return
             life.version = command.policy.version
-        assert life.lesson is None, "it trains"
+        assert life.training_session is None, "it trains"
         if command.drafter is not None:
             self.school.adopt(life, command.drafter)
         if not life.gone:
             life.assignment = command
 
-    def _start_learning(self, life: Life, command: Learn) -> None:
-        assert life.lesson is None, "it trains"
+    def _start_learning(self, life: WorkerIncarnation, command: UpdatePolicy) -> None:
+        assert life.training_session is None, "it trains"
         life.assignment = None
         life.learning, life.trained = command, False
         answers = self.kept.get(command.step, {})
@@ -514,21 +510,21 @@ class World:
             self.checks.samples_gone(command)
             self.crash(life)
 
-    def pull(self, life: Life) -> None:
+    def pull(self, life: WorkerIncarnation) -> None:
         entry, prompt = self.queue.popleft()
         life.held[entry] = prompt
         self.pending.setdefault(life.incarnation, {})[entry] = prompt
 
-    def finish(self, life: Life, entry: int) -> None:
+    def finish(self, life: WorkerIncarnation, entry: int) -> None:
         prompt = life.held.pop(entry)
         if self._report(life, answer(life, prompt)):
             self.pending.get(life.incarnation, {}).pop(entry, None)
 
-    def tell(self, life: Life) -> None:
+    def tell(self, life: WorkerIncarnation) -> None:
         """How its first rank decoded lately."""
         life.told += 1
         (held, *_) = life.held.values()
-        chosen = StrategyChosen(
+        chosen = DecodingReported(
             job=JOB,
             worker=life.worker,
             incarnation=life.incarnation,
@@ -540,7 +536,7 @@ class World:
         )
         self._report(life, chosen)
 
-    def idle(self, life: Life) -> None:
+    def idle(self, life: WorkerIncarnation) -> None:
         assignment = life.assignment
         assert assignment is not None
         life.assignment = None
@@ -577,7 +573,7 @@ class World:
         learning = (life.learning for life in self.lives.values())
         return sorted({meeting(learn) for learn in learning if learn is not None})
 
-    def _members(self, group: str) -> list[Life]:
+    def _members(self, group: str) -> list[WorkerIncarnation]:
         """Those in it now; ranks that are stopped or gone keep the others waiting."""
         return [
             life
@@ -622,7 +618,7 @@ class World:
         for life in members:
             life.content, life.version, life.trained = after, learn.version + 1, True
 
-    def report(self, life: Life) -> None:
+    def report(self, life: WorkerIncarnation) -> None:
         learn = life.learning
         assert learn is not None
         life.learning, life.trained = None, False
@@ -644,7 +640,7 @@ class World:
                 events.append(CheckpointCommitted(**origin, checkpoint=saved))
             policy = PolicyRef(version=version, weights=weights)
             events.append(PolicyPublished(**origin, policy=policy, metrics=None))
-        finished = LearnFinished(
+        finished = PolicyUpdateFinished(
             **origin,
             worker=life.worker,
             incarnation=life.incarnation,
@@ -725,7 +721,7 @@ class World:
     def summary(self) -> str:
         state = self.state
         duties = {w: (k.duty.value, k.trained) for w, k in state.workers.items()}
-        unsettled = None if state.round is None else state.round.unsettled
+        unsettled = None if state.batch is None else state.batch.unsettled
         kinds = Counter(type(event).__name__ for event in self.delivered[-30:])
         return (
             f"{state.phase}, step {state.step}, version {state.version} of {state.target}, "
@@ -735,7 +731,7 @@ class World:
         )
 
 
-def answer(life: Life, prompt: PromptIssued) -> RolloutFinished:
+def answer(life: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinished:
     # long enough that it may pay to buy seconds for learning from them
     length = 4000 * (1 + mix(prompt.step, prompt.prompt, prompt.member) % 5)
     return RolloutFinished(
@@ -824,10 +820,10 @@ def updated(content: str, shares: Sequence[tuple[MinibatchShare, ...]]) -> str:
     return f"{number:016x}"
 
 
-def _first_rank(life: Life) -> int:
+def _first_rank(life: WorkerIncarnation) -> int:
     assert life.learning is not None
     return life.learning.first_rank
 
 
-def _holder(by_rank: list[Life], rank: int) -> Life:
+def _holder(by_rank: list[WorkerIncarnation], rank: int) -> WorkerIncarnation:
     return next(life for life in reversed(by_rank) if _first_rank(life) <= rank)

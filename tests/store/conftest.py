@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.samples import JOB
-from tlt.messages import PromptIssued
-from tlt.store.codec import Codec
-from tlt.store.connection import Connection
-from tlt.store.keys import ROLLOUT, Keys
-from tlt.store.stream import Stream
+from tlt.protocol.commands import PromptIssued
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Stream
 
 CODEC = Codec[PromptIssued](PromptIssued)
 

@@ -9,12 +9,13 @@ import pytest
 from tests.samples import JOB, prompt
 from tests.store.conftest import CODEC
 from tests.store.test_streams import indices, pending, put
-from tlt.messages import AnyEvent, JobCancelRequested, PromptIssued
-from tlt.store.codec import Codec
-from tlt.store.connection import Connection
-from tlt.store.keys import ROLLOUT, Keys
+from tlt.protocol.commands import PromptIssued
+from tlt.protocol.events import AnyEvent, JobCancelRequested
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Consumer, Stream
 from tlt.store.requeue import requeue
-from tlt.store.stream import Consumer, Stream
 
 EVENTS = Codec[AnyEvent](AnyEvent)
 

@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import free_port
 from tests.waiting import wait_until
 from tlt.errors import StoreError
-from tlt.store.connection import GONE, check, connect, persistently
-from tlt.store.server import EmbeddedRedis
+from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.redis_connection import GONE, check, connect, persistently
 
 
 async def test_living_server_passes(redis_url: str) -> None:

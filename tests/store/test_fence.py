@@ -5,10 +5,10 @@ import asyncio
 
 import pytest
 
-from tlt.store.connection import Connection
-from tlt.store.fence import Fenced, admit, shut_out, transaction
-from tlt.store.keys import Keys
-from tlt.types import Incarnation, WorkerId
+from tlt.ids import Incarnation, WorkerId
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
+from tlt.store.worker_fence import Fenced, admit, shut_out, transaction
 
 WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
 

@@ -8,13 +8,13 @@ import pytest
 
 from tests.samples import SPEC
 from tlt.config import SessionSpec
-from tlt.messages import AnyEvent, JobCancelRequested, JobSubmitted
-from tlt.store.codec import Codec
-from tlt.store.connection import Connection
-from tlt.store.jobs import Jobs
-from tlt.store.keys import COORDINATOR, Keys
-from tlt.store.stream import Consumer, Stream
-from tlt.types import JobId
+from tlt.ids import JobId
+from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.store.job_records import Jobs
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import COORDINATOR, Keys
+from tlt.store.redis_stream import Consumer, Stream
 
 EVENTS = Codec[AnyEvent](AnyEvent)
 

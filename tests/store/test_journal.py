@@ -8,9 +8,10 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.errors import JournalError
-from tlt.messages import AnyEvent, Command, JobCancelRequested, JobSubmitted, PrepareJob
+from tlt.ids import JobId
+from tlt.protocol.commands import Command, PrepareJob
+from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
 from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follow, read
-from tlt.types import JobId
 
 EVENTS: list[AnyEvent] = [
     JobSubmitted(job=JOB, spec=SPEC, folder="/runs"),

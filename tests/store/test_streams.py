@@ -8,11 +8,11 @@ import pytest
 from tests.samples import JOB, prompt
 from tests.store.conftest import CODEC, Proxy
 from tests.waiting import wait_until
-from tlt.messages import PromptIssued
-from tlt.store.connection import GONE, Connection, connect
-from tlt.store.keys import ROLLOUT, Keys
-from tlt.store.stream import Consumer, Entry, Stream
-from tlt.store.waiter import Waiter
+from tlt.protocol.commands import PromptIssued
+from tlt.store.blocking_read import Waiter
+from tlt.store.redis_connection import GONE, Connection, connect
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Consumer, Entry, Stream
 
 
 async def put(stream: Stream[PromptIssued], *indices: int) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.samples import JOB, prompt
 from tests.store.conftest import CODEC
-from tlt.messages import PromptIssued
-from tlt.store.connection import Connection, connect
-from tlt.store.keys import Keys
-from tlt.store.stream import Consumer, Stream
+from tlt.protocol.commands import PromptIssued
+from tlt.store.redis_connection import Connection, connect
+from tlt.store.redis_keys import Keys
+from tlt.store.redis_stream import Consumer, Stream
 
 GROUPS = ("coordinator", "reward")
 Move = tuple[Literal["add", "read", "acknowledge", "trim"], int, int]

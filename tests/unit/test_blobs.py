@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.looks import giving_up
+from tests.interrupts import giving_up
 from tlt.blobs import INLINE_BYTES, Blobs
 from tlt.errors import BlobError
-from tlt.looks import Interrupted
-from tlt.messages import BlobRef, Tensor
-from tlt.types import Digest
+from tlt.ids import Digest
+from tlt.interrupt import Interrupted
+from tlt.protocol.refs import BlobRef, Tensor
 
 
 @pytest.fixture
@@ -123,13 +123,13 @@ def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
 def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: Blobs) -> None:
     content, looks = bytes(20 << 20), list[int]()
     ref = blobs.put_file(
-        lambda file: file.write_bytes(content), commit=False, look=lambda: looks.append(1)
+        lambda file: file.write_bytes(content), commit=False, check=lambda: looks.append(1)
     )
     assert ref.digest == hashlib.blake2b(content, digest_size=20).hexdigest()
     assert len(looks) == 4
     for stop in itertools.islice(giving_up(1), 4):
         with pytest.raises(Interrupted):
-            blobs.put_file(lambda file: file.write_bytes(content), commit=True, look=stop)
+            blobs.put_file(lambda file: file.write_bytes(content), commit=True, check=stop)
         assert list(blobs.committed.iterdir()) == []
 
     with pytest.raises(Interrupted):

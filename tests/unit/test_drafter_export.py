@@ -13,14 +13,14 @@ from tests.session import write_policy
 from tlt.blobs import Blobs
 from tlt.config import DrafterSpec, JobSpec, PolicySpec
 from tlt.errors import ConfigError
-from tlt.learn.drafter.beginning import config_for
-from tlt.messages import DrafterRef
-from tlt.models.config_file import read_config
-from tlt.models.drafter import Drafter, architecture, new_drafter
+from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
+from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.models.weights import put_weights
-from tlt.types import DrafterVersion, PolicyVersion
+from tlt.models.safetensors_io import put_weights
+from tlt.protocol.refs import DrafterRef
+from tlt.trainer.drafter.initial_drafter import config_for
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def kept(run: Path, drafter: Drafter) -> DrafterRef:
         policy=PolicyVersion(2),
         architecture=architecture(drafter.config),
         updates=40,
-        lessons=60,
+        micro_batches=60,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.learn.drafters import LAYERS, config, drafter
+from tests.trainer.drafters import LAYERS, config, drafter
 from tlt.errors import UnsupportedModel
 from tlt.models.drafter_folder import load_drafter, save_drafter
 

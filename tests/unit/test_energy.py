@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.samples import JOB
-from tlt.actors.energy import Meter, packages
-from tlt.messages import Joules, LearnFinished
-from tlt.policies.ledger.energy import Energy
-from tlt.types import Attempt, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+from tlt.actors.energy_meter import Meter, packages
+from tlt.ids import Attempt, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+from tlt.protocol.events import PolicyUpdateFinished
+from tlt.protocol.records import Joules
+from tlt.report.energy import Energy
 
 
 def package(folder: Path, name: str, microjoules: int) -> Path:
@@ -41,8 +42,8 @@ def test_a_machine_that_does_not_count(tmp_path: Path) -> None:
 
 def learned(
     step: int, incarnation: int, host: float | None, devices: float | None
-) -> LearnFinished:
-    return LearnFinished(
+) -> PolicyUpdateFinished:
+    return PolicyUpdateFinished(
         job=JOB,
         epoch=Epoch(1),
         step=Step(step),

@@ -1,8 +1,8 @@
 """Invariant: a lease ends when the observer's own clock has seen no new pulse for its time."""
 
 from tlt.actors.leases import Leases
-from tlt.messages import Heartbeat
-from tlt.types import Incarnation, WorkerId
+from tlt.ids import Incarnation, WorkerId
+from tlt.protocol.records import Heartbeat
 
 WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
 

@@ -4,19 +4,21 @@ import pytest
 
 from tests.samples import JOB, tally
 from tests.simulation.specs import small_spec
-from tlt.messages import ControlRuns, DrafterSpan, OriginSpan, StrategyChosen
+from tlt.ids import DrafterVersion, Incarnation, Step, WorkerId
 from tlt.policies.coordinator import new_run
-from tlt.policies.ledger.accepted import Accepted
-from tlt.policies.ledger.savings import Savings
-from tlt.policies.saved import Rates, spend
+from tlt.policies.speculation.savings_estimate import Rates, spend
+from tlt.protocol.events import DecodingReported
+from tlt.protocol.records import ControlRuns
+from tlt.protocol.refs import DrafterSpan, OriginSpan
+from tlt.report.accepted_tokens import Accepted
+from tlt.report.savings import Savings
 from tlt.strategies import Draft, Ngram, Off
-from tlt.types import DrafterVersion, Incarnation, Step, WorkerId
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
 
-def chosen(worker: WorkerId, tokens: int, seconds: float, rank: int = 0) -> StrategyChosen:
-    return StrategyChosen(
+def chosen(worker: WorkerId, tokens: int, seconds: float, rank: int = 0) -> DecodingReported:
+    return DecodingReported(
         job=JOB,
         worker=worker,
         incarnation=Incarnation(1),

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC
-from tlt.messages import BlobRef, Checkpoint, DiscardBlobs, DrafterRef, PolicyRef
-from tlt.policies import retention
-from tlt.policies.run_state import Best, RunState, Turn
-from tlt.policies.schooling import Schooling
-from tlt.types import Digest, DrafterVersion, Epoch, PolicyVersion
+from tlt.ids import Digest, DrafterVersion, Epoch, PolicyVersion
+from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.job import blob_retention
+from tlt.policies.job.run_state import Best, RunState, Turn
+from tlt.protocol.commands import DiscardBlobs
+from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PolicyRef
 
 
 def _blob(name: str) -> BlobRef:
@@ -47,7 +48,7 @@ def _turn(**changes: Any) -> Turn:
         checkpoint=Checkpoint(
             version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")
         ),
-        schooling=Schooling(used=_drafter("used"), before=_drafter("before")),
+        drafter_state=DrafterTrainingState(used=_drafter("used"), before=_drafter("before")),
     )
     return Turn(state, 0.0)
 
@@ -55,15 +56,15 @@ def _turn(**changes: Any) -> Turn:
 @pytest.mark.parametrize("name", NAMED)
 def test_what_is_named_stays(name: str) -> None:
     turn = _turn()
-    retention.discard(turn, _blob(name), None)
-    retention.discard_drafters(turn, _drafter(name), None)
+    blob_retention.discard(turn, _blob(name), None)
+    blob_retention.discard_drafters(turn, _drafter(name), None)
     assert turn.commands == []
 
 
 def test_the_rest_goes() -> None:
     turn = _turn()
-    retention.discard(turn, _blob("old"), _blob("policy"), _blob("old"))
-    retention.discard_drafters(turn, _drafter("older"))
+    blob_retention.discard(turn, _blob("old"), _blob("policy"), _blob("old"))
+    blob_retention.discard_drafters(turn, _drafter("older"))
     assert turn.commands == [
         DiscardBlobs(job=JOB, blobs=(_blob("old"),)),
         DiscardBlobs(job=JOB, blobs=(_blob("older"),)),
@@ -75,6 +76,6 @@ def test_all_stays_if_somebody_wants_it() -> None:
         algorithm=msgspec.structs.replace(SPEC.algorithm, keep_all=True),
         drafter=msgspec.structs.replace(SPEC.drafter, keep_all=True),
     )
-    retention.discard(turn, _blob("old"))
-    retention.discard_drafters(turn, _drafter("older"))
+    blob_retention.discard(turn, _blob("old"))
+    blob_retention.discard_drafters(turn, _drafter("older"))
     assert turn.commands == []

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tlt.policies.acceptance import Acceptance
-from tlt.policies.acceptances import ByBatch
-from tlt.policies.adaptive import AdaptivePolicy
-from tlt.policies.bandit import BucketBandit
+from benchmarks.bandit import BucketBandit
+from tlt.policies.speculation.acceptance_by_batch import ByBatch
+from tlt.policies.speculation.acceptance_model import Acceptance
+from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.strategies import Draft, Ngram, Off
 
 

@@ -2,11 +2,11 @@
 
 from random import Random
 
-from tlt.messages import ControlRuns, StrategyTally
-from tlt.policies.strategy import Choice
-from tlt.policies.strategy_tallies import Tallies
+from tlt.ids import DrafterVersion
+from tlt.policies.speculation.strategy_policy import Choice
+from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Off
-from tlt.types import DrafterVersion
 
 CONTROL = Choice(Off(), 0.0, "control")
 BEST = Choice(Draft(depth=4), 100.0, "best")

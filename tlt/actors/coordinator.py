@@ -20,53 +20,56 @@ import structlog
 
 from tlt.actors import recovery
 from tlt.actors.effects import Caused, Effects
+from tlt.actors.job_preparer import Preparer
 from tlt.actors.leases import Leases
-from tlt.actors.loggers import start_loggers
-from tlt.actors.preparing import Preparer
+from tlt.actors.logger_process import start_loggers
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError, JournalError, TltError
-from tlt.logs import serve_run
-from tlt.messages import (
-    AnyEvent,
+from tlt.ids import EntryId, Epoch, JobId
+from tlt.json_logs import serve_run
+from tlt.policies import coordinator
+from tlt.policies.job import job_queue
+from tlt.policies.job.job_queue import SessionState
+from tlt.policies.job.run_state import Phase, RunState
+from tlt.protocol.commands import (
     CancelJob,
     CloseJob,
     Command,
+    CommitBestPolicy,
+    CommitDrafter,
     DiscardBlobs,
-    DrafterNotKept,
     FinishRun,
-    JobCancelRequested,
-    JobEnded,
-    JobPrepared,
-    JobRecord,
-    JobRefused,
-    JobStarted,
-    JobSubmitted,
-    KeepBest,
-    KeepDrafter,
     KeepRollout,
     PrepareJob,
     RecordStatus,
     ReleaseBlobs,
+    StartJob,
+)
+from tlt.protocol.events import (
+    AnyEvent,
+    DrafterCommitFailed,
+    JobCancelRequested,
+    JobEnded,
+    JobPrepared,
+    JobRefused,
+    JobStarted,
+    JobSubmitted,
     RolloutFinished,
     SessionResumed,
-    StartJob,
     WorkerJoined,
     WorkerLost,
 )
-from tlt.policies import coordinator, session
-from tlt.policies.run_state import Phase, RunState
-from tlt.policies.session import SessionState
-from tlt.store import fence
-from tlt.store.book import Book
-from tlt.store.codec import Codec
-from tlt.store.connection import GONE, Connection, connect, persistently
-from tlt.store.jobs import new_record
+from tlt.protocol.records import JobRecord
+from tlt.store import worker_fence
+from tlt.store.decider_state import DeciderState
+from tlt.store.job_records import new_record
 from tlt.store.journal import START, Position
-from tlt.store.keys import COORDINATOR, REWARD, ROLLOUT, Keys
-from tlt.store.stream import Consumer, Stream
-from tlt.types import EntryId, Epoch, JobId
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import GONE, Connection, connect, persistently
+from tlt.store.redis_keys import COORDINATOR, REWARD, ROLLOUT, Keys
+from tlt.store.redis_stream import Consumer, Stream
 
 _BATCH = 512
 _BLOCK_MS = 500
@@ -96,8 +99,8 @@ class Coordinator:
         self.effects = Effects(self.connection, self.keys, self.events)
         self.consumer = Consumer(self.events, COORDINATOR, "coordinator")
         self.epoch = Epoch(0)
-        self.session: Book[SessionState]
-        self.job: Book[RunState] | None = None
+        self.session: DeciderState[SessionState]
+        self.job: DeciderState[RunState] | None = None
         self._preparer = Preparer()
         self._preparing: dict[JobId, asyncio.Task[None]] = {}
         self._loggers: list[subprocess.Popen[bytes]] = []
@@ -123,7 +126,9 @@ class Coordinator:
             for job, raw in records.items()
         }
         folder = Path(self.spec.folder) / "session"
-        self.session = Book(folder, await self._committed(_SESSION), SessionState(), session.decide)
+        self.session = DeciderState(
+            folder, await self._committed(_SESSION), SessionState(), job_queue.decide
+        )
         resumed: list[AnyEvent] = []
         current = self.session.state.current
         if current is not None and self.session.state.jobs[current].status == "running":
@@ -137,7 +142,7 @@ class Coordinator:
         losses = recovery.gone(self.session.state.workers, run, beats)
         for lost in losses:
             # The fence first: what it still writes is among what waits, or it writes nothing.
-            await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
+            await worker_fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
         waiting = await recovery.waiting(self.consumer, beats)
         await self._commit_in_turn(
             [(self._answered(entry.message), entry.id) for entry in waiting.answers]
@@ -168,10 +173,10 @@ class Coordinator:
         """It is there as long as the shared memory is that of this session."""
         return Path(self.spec.flight) / "session"
 
-    async def _open_run(self, job: JobId, spec: JobSpec) -> Book[RunState]:
+    async def _open_run(self, job: JobId, spec: JobSpec) -> DeciderState[RunState]:
         folder = self.run_folder(job)
         serve_run(folder)
-        self.job = Book(
+        self.job = DeciderState(
             folder, await self._committed(job), coordinator.new_run(job, spec), coordinator.decide
         )
         self.effects.prompts = {"train": Prompts(prompts_file(folder, "train"))}
@@ -244,7 +249,7 @@ class Coordinator:
 
     async def _decide(self, event: AnyEvent, caused: list[Caused]) -> None:
         """One event, and those for the other decider that its commands amount to."""
-        waiting: deque[tuple[Book[Any], AnyEvent]] = deque(
+        waiting: deque[tuple[DeciderState[Any], AnyEvent]] = deque(
             (book, event) for book in self._addressees(event)
         )
         while waiting:
@@ -261,14 +266,14 @@ class Coordinator:
                     case _:
                         pass
 
-    async def _begin(self, command: StartJob) -> tuple[Book[Any], AnyEvent]:
+    async def _begin(self, command: StartJob) -> tuple[DeciderState[Any], AnyEvent]:
         try:
             run = await self._open_run(command.job, command.spec)
         except (JournalError, OSError) as error:
             return self.session, JobEnded(job=command.job, status="failed", error=str(error))
         return run, _started(command, self.epoch)
 
-    def _addressees(self, event: AnyEvent) -> list[Book[Any]]:
+    def _addressees(self, event: AnyEvent) -> list[DeciderState[Any]]:
         running = self.job
         if running is not None and running.state.phase is Phase.ENDED:
             running = None
@@ -288,7 +293,7 @@ class Coordinator:
 
     def _write(self, caused: list[Caused]) -> _Written:
         """Files first: committed blobs and the journals' lines."""
-        said: list[DrafterNotKept] = []
+        said: list[DrafterCommitFailed] = []
         positions: dict[str, Position] = {}
         if self.job is not None:
             try:
@@ -299,14 +304,14 @@ class Coordinator:
         positions[_SESSION] = self.session.write()
         return _Written(caused, positions, said)
 
-    def _commit_blobs(self, job: JobId, caused: Sequence[Caused]) -> list[DrafterNotKept]:
+    def _commit_blobs(self, job: JobId, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:
         """Without a drafter, lost or too large for the disk, a job is slower, and no less right."""
-        blobs, not_kept = self._blobs(job), list[DrafterNotKept]()
+        blobs, not_kept = self._blobs(job), list[DrafterCommitFailed]()
         for command, event, _ in caused:
             match command:
-                case KeepBest() if command.policy.weights is not None:
+                case CommitBestPolicy() if command.policy.weights is not None:
                     blobs.commit(command.policy.weights)
-                case KeepDrafter():
+                case CommitDrafter():
                     try:
                         blobs.commit(command.drafter.weights)
                     except BlobError as error:
@@ -320,7 +325,9 @@ class Coordinator:
                     pass
         return not_kept
 
-    def _fail_run(self, run: Book[RunState], caused: list[Caused], error: str) -> list[Caused]:
+    def _fail_run(
+        self, run: DeciderState[RunState], caused: list[Caused], error: str
+    ) -> list[Caused]:
         """Nothing can be written to the run's folder: what was decided just now did not happen."""
         _log.error("job failed", job=run.state.job, error=error)
         job = run.state.job
@@ -396,7 +403,9 @@ class Coordinator:
                 beats = await recovery.beats_of(self.connection, self.keys)
                 for lost in leases.observe(beats, time.monotonic()):
                     # The fence first: what it still writes then counts, or it writes nothing.
-                    await fence.shut_out(self.connection, self.keys, lost.worker, lost.incarnation)
+                    await worker_fence.shut_out(
+                        self.connection, self.keys, lost.worker, lost.incarnation
+                    )
                     await self._post(
                         WorkerLost(
                             worker=lost.worker,
@@ -420,9 +429,9 @@ class Coordinator:
                         await prompts.trim()
 
 
-def _not_kept(command: KeepDrafter, error: BlobError) -> DrafterNotKept:
+def _not_kept(command: CommitDrafter, error: BlobError) -> DrafterCommitFailed:
     _log.warning("drafter not kept", job=command.job, error=str(error))
-    return DrafterNotKept(job=command.job, version=command.drafter.version, error=str(error))
+    return DrafterCommitFailed(job=command.job, version=command.drafter.version, error=str(error))
 
 
 def _started(command: StartJob, epoch: Epoch) -> JobStarted:

@@ -6,28 +6,26 @@ from typing import NamedTuple
 import msgspec
 
 from tlt.dataset import Prompts
-from tlt.messages import (
-    AnyEvent,
+from tlt.ids import Attempt, JobId, Member, Purpose
+from tlt.protocol.commands import (
     Command,
     FinishRun,
     ForgetRollouts,
     IssuePrompts,
-    JobRecord,
     KeepRollout,
     PromptIssued,
     RecordStatus,
     RequeuePrompts,
-    RolloutDropped,
-    RolloutFinished,
     ToWorker,
     WorkerCommand,
 )
-from tlt.store.codec import Codec
-from tlt.store.connection import Connection, Transaction
-from tlt.store.keys import ROLLOUT, Keys
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished
+from tlt.protocol.records import JobRecord
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection, Transaction
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Stream
 from tlt.store.requeue import requeue
-from tlt.store.stream import Stream
-from tlt.types import Attempt, JobId, Member, Purpose
 
 _commands = Codec[WorkerCommand](WorkerCommand)
 _prompts = Codec[PromptIssued](PromptIssued)

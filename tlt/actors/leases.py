@@ -5,8 +5,8 @@ Neither Redis's clock nor the worker's has a say, so a slow clock or a restart e
 
 import msgspec
 
-from tlt.messages import Heartbeat
-from tlt.types import Incarnation, WorkerId
+from tlt.ids import Incarnation, WorkerId
+from tlt.protocol.records import Heartbeat
 
 
 class Lost(msgspec.Struct, frozen=True):

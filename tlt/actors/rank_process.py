@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tlt.child_process import ends_with_parent
 from tlt.errors import RankError
-from tlt.processes import ends_with_parent
-from tlt.ranks.frames import FromRank, Progress, Ready, ToRank, pack, read_from_rank
+from tlt.ranks.worker_channel import FromRank, Progress, Ready, ToRank, pack, read_from_rank
 
 
 class RankProcess:

@@ -15,11 +15,11 @@ import ray
 import structlog
 
 from tlt.actors.coordinator import Coordinator
-from tlt.actors.reward import Reward
+from tlt.actors.reward_scorer import Reward
 from tlt.actors.worker import Worker
 from tlt.config import SessionSpec
-from tlt.logs import write_logs_to
-from tlt.types import WorkerId
+from tlt.ids import WorkerId
+from tlt.json_logs import write_logs_to
 
 
 def _decode(session: bytes) -> SessionSpec:

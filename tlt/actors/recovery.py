@@ -13,20 +13,13 @@ import msgspec
 
 from tlt.blobs import Blobs
 from tlt.errors import BlobLost
-from tlt.messages import (
-    AnyEvent,
-    Heartbeat,
-    RolloutDropped,
-    RolloutFinished,
-    WorkerInfo,
-    WorkerJoined,
-    WorkerLost,
-)
-from tlt.policies.run_state import RunState
-from tlt.store.connection import Connection
-from tlt.store.keys import Keys
-from tlt.store.stream import Consumer, Entry
-from tlt.types import EntryId, Incarnation, WorkerId
+from tlt.ids import EntryId, Incarnation, WorkerId
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerJoined, WorkerLost
+from tlt.protocol.records import Heartbeat, WorkerInfo
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
+from tlt.store.redis_stream import Consumer, Entry
 
 _PAGE = 512
 Beats = Mapping[WorkerId, Heartbeat]

@@ -11,15 +11,15 @@ import os
 import msgspec
 import structlog
 
-from tlt.actors.ending import Over
-from tlt.actors.life import Life, Place
+from tlt.actors.cancellation import IncarnationEnded
+from tlt.actors.incarnation import WorkerIncarnation, WorkerPlace
 from tlt.config import SessionSpec
 from tlt.errors import RankError
-from tlt.messages import Heartbeat
-from tlt.store import fence
-from tlt.store.connection import GONE, connect, persistently
-from tlt.store.keys import Keys
-from tlt.types import Incarnation, WorkerId
+from tlt.ids import Incarnation, WorkerId
+from tlt.protocol.records import Heartbeat
+from tlt.store import worker_fence
+from tlt.store.redis_connection import GONE, connect, persistently
+from tlt.store.redis_keys import Keys
 
 _LONGEST_BACKOFF = 30.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +39,7 @@ class Worker:
         devices: list[str],
         cores: list[frozenset[int]],
     ) -> None:
-        self._place = Place(
+        self._place = WorkerPlace(
             session=session,
             worker=worker,
             host=host,
@@ -48,7 +48,7 @@ class Worker:
             keys=Keys(session.name),
             connection=connect(session.redis_url),
         )
-        self._life: Life | None = None
+        self._life: WorkerIncarnation | None = None
         self._incarnation = Incarnation(0)
         self._beats = 0
 
@@ -65,12 +65,12 @@ class Worker:
                 lambda: self._place.connection.incr(self._place.keys.incarnations), asyncio.sleep
             )
             self._incarnation = Incarnation(int(number))
-            life = Life(self._place, self._incarnation)
+            life = WorkerIncarnation(self._place, self._incarnation)
             try:
                 await life.start()
                 self._life = life
                 await life.run()
-            except (Over, RankError, fence.Fenced) as end:
+            except (IncarnationEnded, RankError, worker_fence.Fenced) as end:
                 _log.warning("incarnation ends", incarnation=self._incarnation, reason=str(end))
                 await life.end(str(end))
             finally:

@@ -6,11 +6,11 @@ from enum import IntEnum
 
 import msgspec
 
-from tlt.dashboard.health import Health, WorkerHealth, natural
-from tlt.dashboard.mishaps import Mishap
-from tlt.messages import UpdateMetrics
-from tlt.policies.ledger import Snapshot, StepSummary
-from tlt.wording import seconds
+from tlt.dashboard.recent_errors import RecentError
+from tlt.dashboard.session_health import Health, WorkerHealth, natural
+from tlt.human_format import seconds
+from tlt.protocol.records import UpdateMetrics
+from tlt.report import Snapshot, StepSummary
 
 _CLIPPED = 0.25
 _AGREED = 0.6
@@ -39,7 +39,7 @@ def ordered(advice: Sequence[Advice]) -> tuple[Advice, ...]:
 def about_run(
     snapshot: Snapshot,
     prompts: int,
-    lately: Sequence[Mishap],
+    lately: Sequence[RecentError],
     quiet: float,
     loggers: Mapping[str, str],
 ) -> Iterator[Advice]:
@@ -78,7 +78,7 @@ def about_run(
         )
 
 
-def _about_losses(losses: Sequence[Mishap]) -> Iterator[Advice]:
+def _about_losses(losses: Sequence[RecentError]) -> Iterator[Advice]:
     if not losses:
         return
     names = sorted({mishap.worker for mishap in losses}, key=natural)
@@ -91,7 +91,7 @@ def _about_losses(losses: Sequence[Mishap]) -> Iterator[Advice]:
     )
 
 
-def _about_drafters(lately: Sequence[Mishap]) -> Iterator[Advice]:
+def _about_drafters(lately: Sequence[RecentError]) -> Iterator[Advice]:
     for refused in [mishap for mishap in lately if mishap.kind == "refused"][-2:]:
         yield Advice(
             urgency=Urgency.SOON,

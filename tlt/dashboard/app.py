@@ -16,17 +16,17 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tlt.dashboard.events import Feed, events
-from tlt.dashboard.guard import Guard, Guarded
-from tlt.dashboard.metrics import CONTENT_TYPE, exposition
+from tlt.dashboard.access_guard import Guard, Guarded
+from tlt.dashboard.data_sources import FolderSource, Source
+from tlt.dashboard.prometheus import CONTENT_TYPE, exposition
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.sources import FolderSource, Source
+from tlt.dashboard.sse import Feed, events
 from tlt.errors import ConfigError, TltError
-from tlt.loggers.installed import refuse_missing
+from tlt.ids import JobId, PromptIndex, Purpose, Step
+from tlt.loggers.installed_check import refuse_missing
 from tlt.spec_files import read_job_spec, to_yaml
-from tlt.store.connection import GONE
-from tlt.store.jobs import ENDED
-from tlt.types import JobId, PromptIndex, Purpose, Step
+from tlt.store.job_records import ENDED
+from tlt.store.redis_connection import GONE
 
 _STATIC = Path(__file__).parent / "static"
 _MOST_BYTES = 1 << 20

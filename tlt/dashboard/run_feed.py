@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import structlog
 
-from tlt.dashboard import views
-from tlt.dashboard.channel import Channel
-from tlt.dashboard.follower import Follower
-from tlt.dashboard.growing import Growing, news
-from tlt.dashboard.run import Line, Run
-from tlt.dashboard.tail import Holding
+from tlt.dashboard import page_sections
+from tlt.dashboard.broadcast import Channel
+from tlt.dashboard.on_demand_task import Follower
+from tlt.dashboard.rollout_tail import Holding
+from tlt.dashboard.row_deltas import Growing, news
+from tlt.dashboard.run_fold import Line, Run
 from tlt.errors import JournalError
-from tlt.policies.ledger.lanes import LaneNews
+from tlt.report.worker_lanes import LaneNews
 from tlt.store.journal import Position
 
 _TICK_SECONDS = 0.5
@@ -171,7 +171,7 @@ class RunFeed(Follower):
 
     def _changed(self) -> dict[str, bytes]:
         run, begun = self.run, time.monotonic()
-        shown = run.position, views.is_live(run, self.followed)
+        shown = run.position, page_sections.is_live(run, self.followed)
         made: dict[str, bytes] = {}
         grown: dict[str, bytes] = {}
         if shown != self._shown or (shown[1] and begun >= self._next_clock):
@@ -187,21 +187,23 @@ class RunFeed(Follower):
 
     def _made_by_the_clock(self) -> dict[str, bytes]:
         run, followed = self.run, self.followed
-        holding = self._holding() if views.is_live(run, followed) else None
-        now = (run.began or 0.0) + views.now(run, followed)
+        holding = self._holding() if page_sections.is_live(run, followed) else None
+        now = (run.began or 0.0) + page_sections.now(run, followed)
         tail = run.tail.view(run.ledger.state, now, holding)
-        return {"head": _encode(views.head(run, followed)), "tail": _encode(tail)}
+        return {"head": _encode(page_sections.head(run, followed)), "tail": _encode(tail)}
 
     def _make_sections(self, made: dict[str, bytes]) -> dict[str, bytes]:
         """Returns the news of those that are told row by row."""
         begun = time.thread_time()
-        sections = views.sections(self.run, self.followed)
+        sections = page_sections.sections(self.run, self.followed)
         grown: dict[str, bytes] = {}
         for name in sections.__struct_fields__:
             section = getattr(sections, name)
-            if name not in views.GROWING:
+            if name not in page_sections.GROWING:
                 made[name] = _encode(section)
-            elif (new := news(self._grown.get(name), section, views.GROWING[name])) is not None:
+            elif (
+                new := news(self._grown.get(name), section, page_sections.GROWING[name])
+            ) is not None:
                 self._grown[name] = section
                 grown[name] = _encode(new)
         self._renewal = time.monotonic() + _RENEWAL_SECONDS

@@ -9,9 +9,9 @@ from urllib.parse import quote, urlsplit
 
 import uvicorn
 
+from tlt.dashboard.access_guard import is_loopback
 from tlt.dashboard.app import Dashboard
-from tlt.dashboard.guard import is_loopback
-from tlt.dashboard.sources import Source
+from tlt.dashboard.data_sources import Source
 from tlt.errors import ConfigError
 
 PORT = 8420

@@ -11,16 +11,16 @@ import structlog
 
 from tlt.config import SessionSpec
 from tlt.dashboard.advice import Advice, about_session, ordered
-from tlt.dashboard.channel import Channel
-from tlt.dashboard.follower import Follower
-from tlt.dashboard.health import Health, Watcher
-from tlt.dashboard.restarts import Restarts
-from tlt.dashboard.tail import Holding
-from tlt.messages import JobRecord
+from tlt.dashboard.broadcast import Channel
+from tlt.dashboard.job_restarts import Restarts
+from tlt.dashboard.on_demand_task import Follower
+from tlt.dashboard.rollout_tail import Holding
+from tlt.dashboard.session_health import Health, Watcher
+from tlt.ids import JobId, JobStatus
+from tlt.protocol.records import JobRecord
 from tlt.session_files import is_up
-from tlt.store.connection import GONE, Connection, shown
-from tlt.store.jobs import ENDED, Jobs
-from tlt.types import JobId, JobStatus
+from tlt.store.job_records import ENDED, Jobs
+from tlt.store.redis_connection import GONE, Connection, shown
 
 _TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.policies.ledger import StepAccount
-from tlt.policies.ledger.wall import summed
-from tlt.policies.saved import Saving
-from tlt.types import Step
+from tlt.ids import Step
+from tlt.policies.speculation.savings_estimate import Saving
+from tlt.report import StepAccount
+from tlt.report.time_by_duty import summed
 
 # what was saved in steps that are over becomes surer with each control run
 _RENEWED_SECONDS = 60.0

@@ -11,8 +11,9 @@ from typing import Protocol
 import msgspec
 import torch
 
-from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan, StrategyTally
-from tlt.types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
+from tlt.ids import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
+from tlt.protocol.records import StrategyTally
+from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

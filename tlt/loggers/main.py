@@ -18,13 +18,13 @@ import structlog
 
 from tlt.config import JobSpec
 from tlt.errors import JournalError
-from tlt.loggers import had
-from tlt.loggers.line import Line
-from tlt.loggers.outlets import Destination, Logger, open_logger
-from tlt.logs import write_logs_to
-from tlt.policies.ledger import Report, Reports
+from tlt.ids import JobId
+from tlt.json_logs import write_logs_to
+from tlt.loggers import delivered
+from tlt.loggers.backends import Destination, Logger, open_logger
+from tlt.loggers.logger_thread import Line
+from tlt.report import Report, Reports
 from tlt.store.journal import FILE_NAME, START, follow
-from tlt.types import JobId
 
 _POLL_SECONDS = 1.0
 # of one write; where there is no network, packages try for a minute or two
@@ -43,7 +43,7 @@ def tell(folder: Path, spec: JobSpec, stop: threading.Event) -> bool:
         where = Destination(job=folder.name, folder=folder, spec=spec, identity=identity)
         return open_logger(name, where)
 
-    kept = folder / had.FOLDER
+    kept = folder / delivered.FOLDER
     kept.mkdir(exist_ok=True)
     with open(kept / "lock", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

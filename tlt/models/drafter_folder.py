@@ -9,10 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tlt.errors import ConfigError, UnsupportedModel
-from tlt.models.config_file import read_json
-from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
+from tlt.models.config_json import read_json
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.models.weights import write_weights
+from tlt.models.safetensors_io import write_weights
 
 _ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 # the inverse of d2t, which training uses elsewhere

@@ -9,47 +9,7 @@ from typing import TypeVar, assert_never
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.messages import (
-    CheckpointCommitted,
-    CloseJob,
-    DrafterLearned,
-    DrafterNotKept,
-    DrafterPreempted,
-    DrafterRefused,
-    DrafterSpoiled,
-    DrafterTrained,
-    FinishRun,
-    GiveUpSpeculation,
-    IssuePrompts,
-    JobCancelRequested,
-    JobStarted,
-    KeepBest,
-    KeepRollout,
-    LearnFinished,
-    OpenJob,
-    PolicyPublished,
-    RecordRound,
-    RequeuePrompts,
-    RolloutDropped,
-    RolloutFinished,
-    RolloutScored,
-    RunCommand,
-    RunEvent,
-    SessionResumed,
-    SpeculationStopped,
-    StartRollout,
-    StopSpeculation,
-    StrategyChosen,
-    WorkerFailed,
-    WorkerIdled,
-    WorkerInfo,
-    WorkerJoined,
-    WorkerLost,
-)
-from tlt.policies import lessons, retention, rounds, saved, training, trunks, updates
-from tlt.policies.rounds import Round
-from tlt.policies.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
-from tlt.types import (
+from tlt.ids import (
     Epoch,
     Incarnation,
     JobId,
@@ -60,6 +20,50 @@ from tlt.types import (
     Step,
     WorkerId,
 )
+from tlt.policies.drafter import lineage, scheduler
+from tlt.policies.job import blob_retention, policy_versions, rollout_batch, update_plan
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import DUTIES, Best, Duty, Phase, RunState, Turn, WorkerState
+from tlt.policies.speculation import savings_estimate
+from tlt.protocol.commands import (
+    CloseJob,
+    CommitBestPolicy,
+    FinishRun,
+    GiveUpSpeculation,
+    IssuePrompts,
+    KeepRollout,
+    OpenJob,
+    RecordRolloutBatch,
+    RequeuePrompts,
+    RunCommand,
+    StartRollout,
+    StopSpeculation,
+)
+from tlt.protocol.events import (
+    CheckpointCommitted,
+    DecodingReported,
+    DrafterCommitFailed,
+    DrafterDeltaReady,
+    DrafterDiverged,
+    DrafterMerged,
+    DrafterRefused,
+    DrafterTrainingStopped,
+    JobCancelRequested,
+    JobStarted,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+    RunEvent,
+    SessionResumed,
+    SpeculationStopped,
+    WorkerFailed,
+    WorkerIdled,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.protocol.records import WorkerInfo
 
 
 def new_run(job: JobId, spec: JobSpec) -> RunState:
@@ -88,28 +92,28 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             _settle(turn, event)
         case WorkerIdled():
             _idle(turn, event)
-        case LearnFinished():
-            if _is_current(state, event) and updates.learned(turn, event):
+        case PolicyUpdateFinished():
+            if _is_current(state, event) and policy_versions.learned(turn, event):
                 _learn_if_due(turn)
         case PolicyPublished():
-            if updates.published(turn, event):
+            if policy_versions.published(turn, event):
                 _learn(turn)
         case CheckpointCommitted():
-            updates.checkpoint(turn, event)
-        case DrafterLearned():
-            lessons.learned(turn, event)
-        case DrafterPreempted():
+            policy_versions.checkpoint(turn, event)
+        case DrafterDeltaReady():
+            scheduler.learned(turn, event)
+        case DrafterTrainingStopped():
             _preempted(turn, event)
-        case DrafterTrained():
-            lessons.trained(turn, event)
-        case DrafterSpoiled():
-            lessons.spoiled(turn, event)
-        case DrafterNotKept():
-            lessons.not_kept(turn, event)
-        case StrategyChosen():
+        case DrafterMerged():
+            scheduler.trained(turn, event)
+        case DrafterDiverged():
+            scheduler.spoiled(turn, event)
+        case DrafterCommitFailed():
+            scheduler.not_kept(turn, event)
+        case DecodingReported():
             _weigh(turn, event)
         case DrafterRefused():
-            lessons.refused(turn, event)
+            scheduler.refused(turn, event)
         case SpeculationStopped():
             pass
         case _:
@@ -118,7 +122,12 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
 
 
 _FromWorker = TypeVar(
-    "_FromWorker", WorkerFailed, RolloutFinished, WorkerIdled, StrategyChosen, LearnFinished
+    "_FromWorker",
+    WorkerFailed,
+    RolloutFinished,
+    WorkerIdled,
+    DecodingReported,
+    PolicyUpdateFinished,
 )
 
 
@@ -163,8 +172,8 @@ def _end(turn: Turn, status: JobStatus, error: str | None) -> None:
         turn.tell(
             CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
         )
-    updates.end(turn)
-    trunks.end(turn)
+    policy_versions.end(turn)
+    lineage.end(turn)
     turn.tell(FinishRun(job=state.job, status=status, error=error))
 
 
@@ -176,13 +185,13 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
     turn.set(epoch=event.epoch)
     if event.blobs_kept:
         return
-    lessons.blobs_lost(turn)
-    if not updates.blobs_lost(turn):
+    scheduler.blobs_lost(turn)
+    if not policy_versions.blobs_lost(turn):
         return
     if state.phase is not Phase.LEARNING:
         turn.enter(Phase.LEARNING)
-        lessons.preempt_all(turn)
-    updates.abandon(turn, "the published weights were lost")
+        scheduler.preempt_all(turn)
+    policy_versions.abandon(turn, "the published weights were lost")
     _learn(turn)
 
 
@@ -191,9 +200,9 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
 
 def _open_step(turn: Turn) -> None:
     state = turn.state
-    prompts = rounds.step_prompts(state.spec, state.step, state.train_prompts)
+    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
     turn.enter(Phase.ROLLING)
-    lessons.hold_out(turn, prompts)
+    scheduler.hold_out(turn, prompts)
     _open_round(turn, "train", prompts, state.spec.algorithm.group_size)
 
 
@@ -207,8 +216,8 @@ def _open_round(
     turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> None:
     state = turn.state
-    opened = rounds.open_round(state.step, purpose, prompts, members)
-    turn.set(round=opened, round_began=turn.now)
+    opened = rollout_batch.open_round(state.step, purpose, prompts, members)
+    turn.set(batch=opened, round_began=turn.now)
     turn.tell(
         IssuePrompts(
             job=state.job,
@@ -229,31 +238,31 @@ def _roll_everybody(turn: Turn) -> None:
 
 def _roll(turn: Turn, worker: WorkerId) -> None:
     state, current = turn.state, turn.state.workers[worker]
-    if state.round is None:
+    if state.batch is None:
         return
     if Duty.ROLLOUT not in DUTIES[current.duty]:
         # who trains the drafter rolls when it has stopped
-        lessons.preempt(turn, worker)
+        scheduler.preempt(turn, worker)
         return
     turn.assign(worker, Duty.ROLLOUT)
-    trunks.tried_again(turn, current)
+    lineage.tried_again(turn, current)
     turn.tell(
         StartRollout(
             worker=worker,
             incarnation=current.info.incarnation,
             job=state.job,
             epoch=state.epoch,
-            step=state.round.step,
-            purpose=state.round.purpose,
+            step=state.batch.step,
+            purpose=state.batch.purpose,
             policy=state.policy,
-            drafter=state.schooling.used,
-            requeues=state.round.requeues,
-            share=_share(state, state.round, current.info),
+            drafter=state.drafter_state.used,
+            requeues=state.batch.requeues,
+            share=_share(state, state.batch, current.info),
         )
     )
 
 
-def _share(state: RunState, opened: Round, info: WorkerInfo) -> int:
+def _share(state: RunState, opened: RolloutBatch, info: WorkerInfo) -> int:
     if not state.spec.rollout.spread:
         return opened.unsettled
     ranks = sum(worker.info.ranks for worker in state.workers.values())
@@ -262,14 +271,14 @@ def _share(state: RunState, opened: Round, info: WorkerInfo) -> int:
 
 def _settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
     state = turn.state
-    if state.round is None or not rounds.is_about(state.round, event):
+    if state.batch is None or not rollout_batch.is_about(state.batch, event):
         return
     if isinstance(event, RolloutFinished) and not _is_current(state, event):
         return
-    after, changed = rounds.settle(state.round, event)
+    after, changed = rollout_batch.settle(state.batch, event)
     if not changed:
         return
-    turn.set(round=after)
+    turn.set(batch=after)
     if isinstance(event, RolloutFinished) and event.purpose == "train":
         turn.tell(
             KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
@@ -277,43 +286,43 @@ def _settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped)
     if after.settled and state.phase in (Phase.ROLLING, Phase.EVALUATING):
         _close_round(turn)
     elif isinstance(event, RolloutFinished) and event.purpose == "train":
-        lessons.look_again(turn)
+        scheduler.look_again(turn)
 
 
 def _close_round(turn: Turn) -> None:
     state = turn.state
-    assert state.round is not None
-    turn.set(round=None)
+    assert state.batch is not None
+    turn.set(batch=None)
     turn.tell(
-        RecordRound(
+        RecordRolloutBatch(
             job=state.job,
-            step=state.round.step,
-            purpose=state.round.purpose,
+            step=state.batch.step,
+            purpose=state.batch.purpose,
             version=state.version,
-            rewards=tuple(state.round.rewards()),
+            rewards=tuple(state.batch.rewards()),
         )
     )
-    if state.round.purpose == "eval":
-        _judge(turn, state.round)
+    if state.batch.purpose == "eval":
+        _judge(turn, state.batch)
         if state.step >= state.spec.algorithm.steps:
             _end(turn, "done", None)
         else:
             _open_step(turn)
         return
-    plan = training.plan(state.round, state.spec)
+    plan = update_plan.plan(state.batch, state.spec)
     turn.set(
         plans={**state.plans, state.version: plan},
         target=PolicyVersion(state.version + 1),
-        rolled_seconds=_pace(state, state.round, turn.now),
+        rolled_seconds=_pace(state, state.batch, turn.now),
     )
-    lessons.answered(turn, state.round)
-    if lessons.buy(turn):
+    scheduler.answered(turn, state.batch)
+    if scheduler.buy(turn):
         turn.enter(Phase.DRAFTING)
     else:
         _enter_learning(turn)
 
 
-def _pace(state: RunState, done: Round, now: float) -> float:
+def _pace(state: RunState, done: RolloutBatch, now: float) -> float:
     """Of this round and those before: some prompts take three times as long as others."""
     longest, before = done.longest, state.rolled_seconds
     if longest is None:
@@ -323,26 +332,26 @@ def _pace(state: RunState, done: Round, now: float) -> float:
 
 def _enter_learning(turn: Turn) -> None:
     turn.enter(Phase.LEARNING)
-    lessons.preempt_all(turn)
+    scheduler.preempt_all(turn)
     _learn(turn)
 
 
-def _preempted(turn: Turn, event: DrafterPreempted) -> None:
+def _preempted(turn: Turn, event: DrafterTrainingStopped) -> None:
     known = turn.state.workers.get(event.worker)
-    merges = lessons.is_merging(turn.state, event.worker)
-    if known is None or not lessons.preempted(turn, event):
+    merges = scheduler.is_merging(turn.state, event.worker)
+    if known is None or not scheduler.preempted(turn, event):
         return
-    opened = turn.state.round
+    opened = turn.state.batch
     if turn.state.phase not in (Phase.ROLLING, Phase.EVALUATING) or opened is None:
         _learn_if_due(turn)
     elif known.looked != (opened.step, opened.purpose, opened.requeues):
         _roll(turn, event.worker)
     elif merges:
         # only because it did not: others may, or itself
-        lessons.begin_if_worth(turn, event.worker)
+        scheduler.begin_if_worth(turn, event.worker)
 
 
-def _judge(turn: Turn, done: Round) -> None:
+def _judge(turn: Turn, done: RolloutBatch) -> None:
     """Keep the policy that scored best so far."""
     state, rewards = turn.state, done.rewards()
     if not rewards:
@@ -353,30 +362,30 @@ def _judge(turn: Turn, done: Round) -> None:
     weights = state.policy.weights if state.spec.algorithm.keep_best else None
     turn.set(best=Best(version=state.version, mean=mean, weights=weights))
     if weights is not None:
-        turn.tell(KeepBest(job=state.job, policy=state.policy, mean=mean))
+        turn.tell(CommitBestPolicy(job=state.job, policy=state.policy, mean=mean))
     if state.best is not None:
-        retention.discard(turn, state.best.weights)
+        blob_retention.discard(turn, state.best.weights)
 
 
 def _idle(turn: Turn, event: WorkerIdled) -> None:
     state = turn.state
-    if not _is_current(state, event) or state.round is None:
+    if not _is_current(state, event) or state.batch is None:
         return
     looked = (event.step, event.purpose, event.requeues)
     # Where entries went back to the queue since, it has been told to look again.
-    if looked != (state.round.step, state.round.purpose, state.round.requeues):
+    if looked != (state.batch.step, state.batch.purpose, state.batch.requeues):
         return
     if state.workers[event.worker].duty is Duty.ROLLOUT:
         turn.assign(event.worker, Duty.IDLE, looked=looked)
         # while a lost update is made again, it is needed for that
         if state.phase in (Phase.ROLLING, Phase.EVALUATING):
-            lessons.begin_if_worth(turn, event.worker)
+            scheduler.begin_if_worth(turn, event.worker)
 
 
 # --- speculation --------------------------------------------------------------------------------
 
 
-def _weigh(turn: Turn, event: StrategyChosen) -> None:
+def _weigh(turn: Turn, event: DecodingReported) -> None:
     """What it saves is added up; where it costs more, nobody speculates any longer."""
     state = turn.state
     if not state.speculates or not _is_current(state, event):
@@ -385,12 +394,12 @@ def _weigh(turn: Turn, event: StrategyChosen) -> None:
     if event.serial <= worker.tallied.get(event.rank, 0):
         return
     heard = msgspec.structs.replace(worker, tallied={**worker.tallied, event.rank: event.serial})
-    spending = saved.spend(state.spending, event.tallies)
+    spending = savings_estimate.spend(state.spending, event.tallies)
     turn.set(workers={**state.workers, event.worker: heard}, spending=spending)
-    if state.round is not None:
-        turn.set(round=rounds.told(state.round, event))
-    lessons.asked(turn, event.tallies)
-    lost = saved.loss(spending)
+    if state.batch is not None:
+        turn.set(batch=rollout_batch.told(state.batch, event))
+    scheduler.asked(turn, event.tallies)
+    lost = savings_estimate.loss(spending)
     if lost is not None and lost.low is not None and lost.high is not None:
         turn.set(speculates=False)
         turn.tell(
@@ -398,7 +407,7 @@ def _weigh(turn: Turn, event: StrategyChosen) -> None:
         )
         for known in state.workers.values():
             _stop_speculation(turn, known.info)
-        lessons.preempt_all(turn)
+        scheduler.preempt_all(turn)
 
 
 def _stop_speculation(turn: Turn, info: WorkerInfo) -> None:
@@ -440,7 +449,7 @@ def _join(turn: Turn, info: WorkerInfo) -> None:
         _roll(turn, info.worker)
     else:
         _learn_if_due(turn)
-    lessons.stop_who_lacks(turn)
+    scheduler.stop_who_lacks(turn)
 
 
 def _lose(turn: Turn, event: WorkerLost) -> None:
@@ -485,10 +494,10 @@ def _drop_worker(turn: Turn, info: WorkerInfo) -> None:
     state = turn.state
     known = state.workers[info.worker]
     turn.set(workers={k: v for k, v in state.workers.items() if k != info.worker})
-    lessons.lost(turn, known)
+    scheduler.lost(turn, known)
     _requeue(turn, info.incarnation)
     if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
-        updates.abandon(turn, f"{info.worker} was lost during the update")
+        policy_versions.abandon(turn, f"{info.worker} was lost during the update")
 
 
 def _requeue(turn: Turn, incarnation: Incarnation) -> None:
@@ -498,10 +507,10 @@ def _requeue(turn: Turn, incarnation: Incarnation) -> None:
     """
     state = turn.state
     turn.tell(RequeuePrompts(job=state.job, incarnation=incarnation))
-    if state.round is None:
+    if state.batch is None:
         return
-    again = msgspec.structs.replace(state.round, requeues=state.round.requeues + 1)
-    turn.set(round=again)
+    again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)
+    turn.set(batch=again)
     if state.phase in (Phase.ROLLING, Phase.EVALUATING):
         _roll_everybody(turn)
 
@@ -510,22 +519,22 @@ def _requeue(turn: Turn, incarnation: Incarnation) -> None:
 
 
 def _learn_if_due(turn: Turn) -> None:
-    if turn.state.phase is Phase.DRAFTING and not lessons.is_trained(turn.state):
+    if turn.state.phase is Phase.DRAFTING and not scheduler.is_trained(turn.state):
         _enter_learning(turn)
     elif turn.state.phase is Phase.LEARNING:
         _learn(turn)
 
 
 def _learn(turn: Turn) -> None:
-    if updates.proceed(turn):
+    if policy_versions.proceed(turn):
         _after_update(turn)
 
 
 def _after_update(turn: Turn) -> None:
     state = turn.state
-    if state.round is not None:
-        turn.enter(Phase.ROLLING if state.round.purpose == "train" else Phase.EVALUATING)
-        if state.round.settled:
+    if state.batch is not None:
+        turn.enter(Phase.ROLLING if state.batch.purpose == "train" else Phase.EVALUATING)
+        if state.batch.settled:
             _close_round(turn)
         else:
             _roll_everybody(turn)

@@ -19,34 +19,34 @@ import torch
 from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
-from tlt.learn import group as groups
-from tlt.looks import Interrupted
-from tlt.messages import DrafterRefused
+from tlt.ids import NAMED, DrafterVersion, JobId
+from tlt.interrupt import Interrupted
 from tlt.models.tokenizer import Tokenizer
-from tlt.ranks.drafting import DraftDuty
-from tlt.ranks.engines import context_of, start_engine
-from tlt.ranks.frames import (
+from tlt.protocol.events import DrafterRefused
+from tlt.ranks.drafter_trainer import DrafterTrainer
+from tlt.ranks.engine_factory import context_of, start_engine
+from tlt.ranks.policy_update import PolicyUpdateDuty
+from tlt.ranks.rollout import RolloutDuty
+from tlt.ranks.worker_channel import (
     Decode,
     Dismiss,
     Load,
     Merge,
-    Overheard,
+    PeerAnswer,
     Plain,
     Progress,
     RankChannel,
     Ready,
     Refused,
     School,
-    ShareGrowing,
+    SharePartialAnswers,
     SwapDrafter,
     SwapPolicy,
     ToRank,
     Train,
     Unload,
 )
-from tlt.ranks.learning import LearnDuty
-from tlt.ranks.rollout import RolloutDuty
-from tlt.types import NAMED, DrafterVersion, JobId
+from tlt.trainer import process_group as groups
 
 # between two looks for something to learn from
 _HUNGRY_SECONDS = 0.05
@@ -69,10 +69,10 @@ class Job:
         started = start_engine(load, tokenizer, device)
         if started.complaint is not None:
             channel.send(refused(load, NAMED, started.complaint))
-        self.draft: DraftDuty | None = None
+        self.draft: DrafterTrainer | None = None
         engine = started.engine
         if spec.drafter.train != "off" and isinstance(engine, NativeEngine):
-            self.draft = DraftDuty(load, engine, started.drafter, self._blobs)
+            self.draft = DrafterTrainer(load, engine, started.drafter, self._blobs)
         self.rollout = RolloutDuty(
             load,
             engine,
@@ -81,7 +81,7 @@ class Job:
             self._blobs,
             None if self.draft is None else self.draft.pool,
         )
-        self._learn: LearnDuty | None = None
+        self._learn: PolicyUpdateDuty | None = None
 
     @property
     def patience(self) -> float | None:
@@ -93,9 +93,9 @@ class Job:
         return _HUNGRY_SECONDS if self.draft.hungry else 0.0
 
     @property
-    def learn(self) -> LearnDuty:
+    def learn(self) -> PolicyUpdateDuty:
         if self._learn is None:
-            self._learn = LearnDuty(self._load, self._device, self._blobs, self._progress)
+            self._learn = PolicyUpdateDuty(self._load, self._device, self._blobs, self._progress)
         return self._learn
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Rank:
             self._train_drafter(job.draft)
         self._progress.report(job.rollout.engine.running)
 
-    def _train_drafter(self, draft: DraftDuty) -> None:
+    def _train_drafter(self, draft: DrafterTrainer) -> None:
         """Until it is through with something, or the next command arrives."""
         with contextlib.suppress(Interrupted):
             for frame in draft.step(self._look):
@@ -158,7 +158,7 @@ class Rank:
             case SwapDrafter():
                 if (job := self._current(command.job)) and job.draft is not None:
                     self._adopt(job.draft, command)
-            case ShareGrowing():
+            case SharePartialAnswers():
                 if job := self._current(command.job):
                     self._channel.send(job.rollout.growing())
             case School():
@@ -169,12 +169,12 @@ class Rank:
                     job.draft.ask(command)
             case Dismiss():
                 if (job := self._current(command.job)) and job.draft is not None:
-                    for frame in job.draft.dismiss(command.lesson, command.sent):
+                    for frame in job.draft.dismiss(command.training_session, command.sent):
                         self._channel.send(frame)
             case Decode():
                 if job := self._current(command.prompts[0].job):
                     self._decode(job, command)
-            case Overheard():
+            case PeerAnswer():
                 if job := self._current(command.job):
                     job.rollout.overhear(command)
             case Plain():
@@ -186,7 +186,7 @@ class Rank:
             case _:
                 assert_never(command)
 
-    def _adopt(self, draft: DraftDuty, command: SwapDrafter) -> None:
+    def _adopt(self, draft: DrafterTrainer, command: SwapDrafter) -> None:
         complaint = draft.adopt(command.drafter)
         if complaint is not None and command.drafter is not None:
             self._channel.send(refused(draft.load, command.drafter.version, complaint))

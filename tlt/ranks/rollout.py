@@ -7,11 +7,13 @@ from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
-from tlt.messages import PolicyRef, PromptIssued, RolloutFinished, StrategyChosen, Tensor
-from tlt.models.weights import read_weights
-from tlt.ranks.frames import Growing, Load, Overheard
-from tlt.ranks.pool import Pool
-from tlt.types import PolicyVersion, Purpose, Step
+from tlt.ids import PolicyVersion, Purpose, Step
+from tlt.models.safetensors_io import read_weights
+from tlt.protocol.commands import PromptIssued
+from tlt.protocol.events import DecodingReported, RolloutFinished
+from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.ranks.replay_buffer import ReplayBuffer
+from tlt.ranks.worker_channel import Load, PartialAnswers, PeerAnswer
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens of an answer before others may learn from it, and by how much it grows before they do again
@@ -26,7 +28,7 @@ class RolloutDuty:
         stop_tokens: frozenset[int],
         context: int,
         blobs: Blobs,
-        pool: Pool | None,
+        pool: ReplayBuffer | None,
     ) -> None:
         """`pool`: where answers are kept that a drafter may learn from."""
         self.engine = engine
@@ -58,7 +60,7 @@ class RolloutDuty:
     def step(self) -> list[RolloutFinished]:
         return [self._finished(completion) for completion in self.engine.step()]
 
-    def strategies(self, now: float) -> StrategyChosen | None:
+    def strategies(self, now: float) -> DecodingReported | None:
         """How it decoded lately, if that is worth saying again."""
         if now < self._said + _SECONDS_BETWEEN_REPORTS and self.engine.running:
             return None
@@ -68,7 +70,7 @@ class RolloutDuty:
         self._said = now
         self._serial += 1
         step, purpose = self._round
-        return StrategyChosen(
+        return DecodingReported(
             job=self._load.job,
             worker=self._load.worker,
             incarnation=self._load.incarnation,
@@ -79,7 +81,7 @@ class RolloutDuty:
             tallies=tallies,
         )
 
-    def overhear(self, answer: Overheard) -> None:
+    def overhear(self, answer: PeerAnswer) -> None:
         try:
             tokens = self._blobs.unpack(answer.tokens).tolist()
         except BlobError:
@@ -90,12 +92,12 @@ class RolloutDuty:
             origin = "others" if answer.whole else "running"
             self._pool.add(origin, self._key(answer), answer.prompt_tokens, tokens)
 
-    def growing(self) -> Growing:
+    def growing(self) -> PartialAnswers:
         """What others, who are idle, may learn from: all that has grown by half since they saw it.
 
         So all that is ever copied of an answer is three times what it comes to.
         """
-        answers: list[Overheard] = []
+        answers: list[PeerAnswer] = []
         for id_, prompt in self._issued.items():
             tokens = self.engine.growing(id_) if prompt.purpose == "train" else None
             if tokens and len(tokens) >= max(_LEAST_GROWN, _GROWN * self._shared.get(id_, 0)):
@@ -103,7 +105,7 @@ class RolloutDuty:
                 if self._pool is not None:
                     self._pool.lend(self._key(prompt), self.engine.states(id_))
                 answers.append(
-                    Overheard(
+                    PeerAnswer(
                         job=prompt.job,
                         step=prompt.step,
                         purpose=prompt.purpose,
@@ -119,7 +121,7 @@ class RolloutDuty:
                         whole=False,
                     )
                 )
-        return Growing(job=self._load.job, answers=tuple(answers))
+        return PartialAnswers(job=self._load.job, answers=tuple(answers))
 
     def swap(self, policy: PolicyRef) -> None:
         """Versions that are held already cost nothing."""
@@ -143,7 +145,7 @@ class RolloutDuty:
             stop_strings=tuple(rollout.stop),
         )
 
-    def _key(self, about: PromptIssued | Overheard) -> NoiseKey:
+    def _key(self, about: PromptIssued | PeerAnswer) -> NoiseKey:
         return NoiseKey(
             seed=self._spec.seed,
             step=about.step,

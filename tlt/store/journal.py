@@ -14,8 +14,9 @@ from typing import BinaryIO
 import msgspec
 
 from tlt.errors import JournalError
-from tlt.messages import AnyEvent, Command
-from tlt.types import Digest
+from tlt.ids import Digest
+from tlt.protocol.commands import Command
+from tlt.protocol.events import AnyEvent
 
 FILE_NAME = "journal.jsonl"
 

@@ -3,10 +3,10 @@
 import msgspec
 
 from tlt.errors import StoreError
-from tlt.messages import PromptIssued
-from tlt.store.connection import Transaction
-from tlt.store.stream import Stream, bury
-from tlt.types import Attempt
+from tlt.ids import Attempt
+from tlt.protocol.commands import PromptIssued
+from tlt.store.redis_connection import Transaction
+from tlt.store.redis_stream import Stream, bury
 
 
 async def requeue(

@@ -2,7 +2,7 @@
 // with Last-Event-ID how far it was told. A page that nobody sees gives its connection back: a
 // browser has six to an address, over all its windows.
 
-import { refusal } from "./asking.js";
+import { refusal } from "./api.js";
 
 const STALE_SECONDS = 12;
 const RETRY_SECONDS = 3;

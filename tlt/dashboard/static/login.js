@@ -1,5 +1,5 @@
 // The token goes into a cookie that no script reads.
-import { change } from "./asking.js";
+import { change } from "./api.js";
 
 const form = document.querySelector("#login");
 form.addEventListener("submit", async (event) => {

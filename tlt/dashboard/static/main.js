@@ -1,11 +1,11 @@
 // The frame: what is shown, whether it is alive, and the keys.
 
-import { ask } from "./asking.js";
+import { ask } from "./api.js";
 import { fill, h, say, show } from "./dom.js";
 import { Feed } from "./feed.js";
-import { JobPage } from "./job.js";
+import { JobPage } from "./job_page.js";
 import { RunModel } from "./run_model.js";
-import { SessionPage } from "./session.js";
+import { SessionPage } from "./session_page.js";
 import { chooseTheme, chosenTheme } from "./theme.js";
 
 const REDRAW_MS = 500;

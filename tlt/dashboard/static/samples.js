@@ -1,6 +1,6 @@
 // Samples: a prompt and its group's answers side by side, tokens by how they came about.
 
-import { ask } from "./asking.js";
+import { ask } from "./api.js";
 import { card, fill, h, say, show, table } from "./dom.js";
 import { count, number, plural, seconds } from "./format.js";
 

@@ -14,24 +14,24 @@ from time import perf_counter
 
 import torch
 
+from tlt.engine.admission import check_requests, never_started, queued
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.native.batch import Batch, Row, Verdict
-from tlt.engine.native.history import History
-from tlt.engine.native.network import Network, Piece
-from tlt.engine.native.noise import Noise
-from tlt.engine.native.slots import Slots
+from tlt.engine.native.gumbel_noise import Noise
+from tlt.engine.native.policy_forward import Network, Piece
+from tlt.engine.native.policy_weights import Weights
+from tlt.engine.native.prompt_prefill import CHUNK, PLACES, Staging
+from tlt.engine.native.running_batch import Batch, Row, Verdict
+from tlt.engine.native.slot_storage import Slots
 from tlt.engine.native.speculation import Round, Speculation, longest
-from tlt.engine.native.staging import CHUNK, PLACES, Staging
-from tlt.engine.native.weights import Weights
-from tlt.engine.requests import check_requests, never_started, queued
-from tlt.engine.stopping import completes_stop_string
+from tlt.engine.native.token_origins import History
+from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError
-from tlt.messages import StrategyTally
-from tlt.models.decoder import EMBEDDING, Decoder, mismatch
-from tlt.models.drafter import Drafter, DrafterConfig, misfit
-from tlt.policies.strategy import StrategyPolicy
+from tlt.ids import DrafterVersion, PolicyVersion, StopReason
+from tlt.models.decoder_spec import EMBEDDING, Decoder, mismatch
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, misfit
+from tlt.policies.speculation.strategy_policy import StrategyPolicy
+from tlt.protocol.records import StrategyTally
 from tlt.strategies import Draft, Off, Strategy, guesses
-from tlt.types import DrafterVersion, PolicyVersion, StopReason
 
 
 class NativeEngine:

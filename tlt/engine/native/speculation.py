@@ -10,19 +10,19 @@ from time import perf_counter, thread_time
 
 import torch
 
-from tlt.engine.native.batch import Ahead, Batch, Row, Verdict
-from tlt.engine.native.checks import TOLD, Checks
-from tlt.engine.native.drafting import Drafting
-from tlt.engine.native.lookup import Lookup
-from tlt.engine.native.slots import Slots
-from tlt.engine.native.weights import Weights
+from tlt.engine.native.drafter_proposer import Drafting
+from tlt.engine.native.ngram_probe import TOLD, Checks
+from tlt.engine.native.ngram_proposer import Lookup
+from tlt.engine.native.policy_weights import Weights
+from tlt.engine.native.running_batch import Ahead, Batch, Row, Verdict
+from tlt.engine.native.slot_storage import Slots
 from tlt.errors import ConfigError
-from tlt.messages import StrategyTally
-from tlt.models.drafter import Drafter, DrafterConfig, new_drafter
-from tlt.policies.strategy import Choice, StrategyPolicy
-from tlt.policies.strategy_tallies import Tallies
+from tlt.ids import DrafterVersion
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
+from tlt.policies.speculation.strategy_policy import Choice, StrategyPolicy
+from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.protocol.records import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
-from tlt.types import DrafterVersion
 
 
 class Speculation:

@@ -15,16 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tlt.engine.admission import check_requests, never_started, queued
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.requests import check_requests, never_started, queued
-from tlt.engine.sglang.places import Places
-from tlt.engine.sglang.server import Part, Server
-from tlt.engine.sglang.tap import Name, Tap
-from tlt.engine.stopping import completes_stop_string
+from tlt.engine.sglang.hidden_state_tap import Name, Tap
+from tlt.engine.sglang.sglang_client import Part, Server
+from tlt.engine.sglang.tap_slots import Places
+from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
-from tlt.messages import BatchSpan, DrafterSpan, OriginSpan, PolicySpan, StrategyTally
-from tlt.models.decoder import DecoderConfig, mismatch
-from tlt.types import PolicyVersion
+from tlt.ids import PolicyVersion
+from tlt.models.decoder_spec import DecoderConfig, mismatch
+from tlt.protocol.records import StrategyTally
+from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 
 # how long `step` waits where nothing ends: the rank looks for commands in between
 _WAIT_SECONDS = 0.02

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from tlt.engine.sglang.cpu import mode
-from tlt.engine.sglang.process import SchedulerProcess
-from tlt.engine.sglang.surroundings import restored
+from tlt.engine.sglang.cpu import cpu_mode
+from tlt.engine.sglang.global_state import restored
+from tlt.engine.sglang.scheduler_process import SchedulerProcess
 from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"
@@ -88,14 +88,14 @@ def start(options: Options, log: Path) -> Launched:
     """
     check_version()
     on_cpu = options.device.type == "cpu"
-    variables = _VARIABLES | (mode.environment() if on_cpu else {})
+    variables = _VARIABLES | (cpu_mode.environment() if on_cpu else {})
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     scheduler = SchedulerProcess(options.device.type, {**variables, **options.environment}, log)
     try:
         with restored(variables):
             if on_cpu:
-                mode.enter()
-            from tlt.engine.sglang.host import HostedEngine
+                cpu_mode.enter()
+            from tlt.engine.sglang.hosted_engine import HostedEngine
 
             engine = HostedEngine(scheduler, **_arguments(options))
     except BaseException as error:
@@ -106,7 +106,7 @@ def start(options: Options, log: Path) -> Launched:
             raise RankError(f"SGLang cannot be started here: {error}") from error
         raise ConfigError(f"engine sglang: SGLang refuses {options.model}: {error}") from error
     finally:
-        mode.leave()
+        cpu_mode.leave()
     return Launched(engine, scheduler)
 
 
@@ -147,7 +147,7 @@ def _arguments(options: Options) -> dict[str, Any]:
             "return_aux_hidden_state_layer_ids": [layer - 1 for layer in options.captured],
         }
     if options.device.type == "cpu":
-        arguments |= mode.arguments()
+        arguments |= cpu_mode.arguments()
     if (drafts := options.drafts) is not None:
         arguments |= {
             "speculative_algorithm": drafts.algorithm,

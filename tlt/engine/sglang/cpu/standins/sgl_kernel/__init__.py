@@ -5,22 +5,22 @@ from typing import Any
 
 import torch
 
-from tlt.engine.sglang.cpu import attention, chains, places
-from tlt.engine.sglang.cpu.missing import MissingOp, missing
+from tlt.engine.sglang.cpu import draft_verify, kv_locations, kv_pool_attention
+from tlt.engine.sglang.cpu.missing_ops import MissingOp, missing
 
-assign_draft_cache_locs_contiguous_cpu = places.assign_draft_cache_locs_contiguous
-assign_extend_cache_locs_cpu = places.assign_extend_cache_locs
-assign_req_to_token_pool_cpu = places.assign_req_to_token_pool
-build_draft_decode_metadata_cpu = places.build_draft_decode_metadata
-build_tree_kernel_efficient_cpu = chains.build_tree_kernel_efficient
-copy_all_layer_kv_cache_cpu = places.copy_all_layer_kv_cache
-fill_bonus_tokens_cpu = chains.fill_bonus_tokens
-verify_tree_greedy_cpu = chains.verify_tree_greedy
+assign_draft_cache_locs_contiguous_cpu = kv_locations.assign_draft_cache_locs_contiguous
+assign_extend_cache_locs_cpu = kv_locations.assign_extend_cache_locs
+assign_req_to_token_pool_cpu = kv_locations.assign_req_to_token_pool
+build_draft_decode_metadata_cpu = kv_locations.build_draft_decode_metadata
+build_tree_kernel_efficient_cpu = draft_verify.build_tree_kernel_efficient
+copy_all_layer_kv_cache_cpu = kv_locations.copy_all_layer_kv_cache
+fill_bonus_tokens_cpu = draft_verify.fill_bonus_tokens
+verify_tree_greedy_cpu = draft_verify.verify_tree_greedy
 
 
 class _Ops:
-    decode_attention_cpu = staticmethod(attention.decode_attention)
-    extend_attention_cpu = staticmethod(attention.extend_attention)
+    decode_attention_cpu = staticmethod(kv_pool_attention.decode_attention)
+    extend_attention_cpu = staticmethod(kv_pool_attention.extend_attention)
 
     def __getattr__(self, name: str) -> Any:
         raise MissingOp(f"torch.ops.sgl_kernel.{name} has no CPU stand-in")

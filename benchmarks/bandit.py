@@ -1,0 +1,69 @@
+"""The baseline: an epsilon-greedy bandit that knows nothing but the tokens per second it saw.
+
+Each bucket of running batch sizes has a window of recent rounds for each arm and compares their
+medians. It shares nothing between arms or buckets, so an arm is tried in each of them first.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from tlt.policies.speculation.strategy_policy import Choice, bucket_of
+from tlt.strategies import Strategy
+
+
+class BucketBandit:
+    def __init__(self, epsilon: float = 0.05, window: int = 16) -> None:
+        self._epsilon = epsilon
+        self._window = window
+        self._offered: list[Strategy] = []
+        self._seen: dict[tuple[int, Strategy], deque[float]] = {}
+
+    def offer(self, arms: Sequence[Strategy]) -> None:
+        if not arms:
+            raise ValueError("a policy needs at least one strategy to choose")
+        self._offered = list(arms)
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        arms = self._offered
+        if len(arms) == 1:
+            return Choice(arms[0], self._speed(batch, arms[0]) or 0.0, "only")
+        speeds = [self._speed(batch, arm) for arm in arms]
+        if None in speeds:
+            return Choice(arms[speeds.index(None)], 0.0, "explore")
+        known = [speed for speed in speeds if speed is not None]
+        best = known.index(max(known))
+        if random < self._epsilon:
+            index = int(random / self._epsilon * len(arms))
+            return Choice(arms[index], known[index], "best" if index == best else "explore")
+        return Choice(arms[best], known[best], "best")
+
+    def observe(
+        self,
+        strategy: Strategy,
+        batch: int,
+        context: int,
+        seconds: float,
+        drafting: float,
+        reached: Sequence[int],
+        accepted: Sequence[int],
+        width: int | None = None,
+    ) -> None:
+        if seconds > 0.0:
+            window = self._seen.setdefault((bucket_of(batch), strategy), deque(maxlen=self._window))
+            window.append((batch + sum(accepted)) / batch / seconds)
+
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """It knows speeds alone."""
+
+    def drafter_swapped(self) -> None:
+        """The window forgets by itself."""
+
+    def weights_swapped(self) -> None:
+        """The window forgets by itself."""
+
+    def _speed(self, batch: int, arm: Strategy) -> float | None:
+        window = self._seen.get((bucket_of(batch), arm))
+        return None if window is None else batch * median(window)

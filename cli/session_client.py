@@ -1,0 +1,86 @@
+"""A session seen from a command: its jobs and its workers, over Redis alone."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import redis.exceptions
+
+from cli.session_control import find_session
+from tlt.config import SessionSpec
+from tlt.errors import ConfigError, NoSession, StoreError
+from tlt.ids import JobId, WorkerId
+from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.store.job_records import Jobs
+from tlt.store.journal import FILE_NAME
+from tlt.store.redis_connection import GONE, Connection, connect, shown
+from tlt.store.redis_keys import Keys
+
+_PATIENCE_SECONDS = 5.0
+_Result = TypeVar("_Result")
+
+
+class Client:
+    def __init__(self, session: SessionSpec, connection: Connection) -> None:
+        self.session = session
+        self.jobs = Jobs(connection, session)
+        self._connection = connection
+        self._keys = Keys(session.name)
+
+    async def job(self, name: str) -> JobRecord:
+        record = await self.jobs.get(JobId(name))
+        if record is None:
+            known = ", ".join(record.job for record in await self.jobs.all()) or "none"
+            raise ConfigError(f"there is no job '{name}'; there are: {known}")
+        return record
+
+    async def workers(self) -> dict[WorkerId, Heartbeat]:
+        raw = await self._connection.hgetall(self._keys.heartbeats)
+        beats = {
+            WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
+            for worker, beat in raw.items()
+        }
+        return dict(sorted(beats.items()))
+
+
+async def _answers(connection: Connection) -> None:
+    """A Redis that is just being started again reads its file first."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            await connection.ping()
+            return
+        except GONE:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _Result:
+    """Run an asynchronous use of a session; StoreError where its Redis does not answer."""
+    spec = find_session(session)
+
+    async def run() -> _Result:
+        connection = connect(spec.redis_url, seconds=_PATIENCE_SECONDS)
+        try:
+            await _answers(connection)
+            return await use(Client(spec, connection))
+        except (*GONE, redis.exceptions.RedisError) as error:
+            raise StoreError(f"no Redis answers at {shown(spec.redis_url)}: {error}") from error
+        finally:
+            await connection.aclose()
+
+    return asyncio.run(run())
+
+
+def run_folder(job: str, session: str) -> Path:
+    """Of a job of the session, or of a run whose folder is named."""
+    if (Path(job) / FILE_NAME).exists():
+        return Path(job).resolve()
+    try:
+        return Path(with_client(session, lambda client: client.job(job)).folder)
+    except NoSession as error:
+        raise NoSession(f"{error}; or name a run's folder instead of {job}") from error

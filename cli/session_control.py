@@ -1,0 +1,143 @@
+"""Starting a session in the background, finding one, ending one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tlt.child_process import ends_with_parent
+from tlt.config import SessionSpec
+from tlt.errors import ConfigError, NoSession, TltError
+from tlt.session_files import (
+    READY_FILE,
+    is_up,
+    load_session,
+    read_ready,
+    session_folder,
+    short_folder,
+    write_session,
+)
+
+_START_SECONDS = 240.0
+_STOP_SECONDS = 60.0
+
+
+def find_session(name: str) -> SessionSpec:
+    folder = session_folder(name)
+    if not is_up(folder):
+        raise NoSession(f"no session '{name}' is up: start one with `tlt up`")
+    return load_session(folder)
+
+
+def new_session(
+    name: str,
+    *,
+    workers: int | None,
+    ranks: int,
+    redis_url: str | None,
+    runs: Path,
+    device: str,
+    lease_seconds: float,
+) -> SessionSpec:
+    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        raise ConfigError(f"--session {name}: letters, digits, '-', '_' and '.' only")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: cpu or cuda")
+    if redis_url is not None and not redis_url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"--redis-url {redis_url}: write redis://, rediss:// or unix://")
+    folder = session_folder(name)
+    runs = runs.expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        runs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=runs):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{error.filename or runs}: {error.strerror}") from error
+    short = short_folder(folder)
+    shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    return SessionSpec(
+        name=name,
+        folder=str(folder),
+        runs=str(runs),
+        flight=str(shared / f"{short.name}-blobs"),
+        redis_url=redis_url or f"unix://{short / 'redis.sock'}",
+        workers=workers or max(1, len(os.sched_getaffinity(0)) // ranks),
+        ranks_per_worker=ranks,
+        device="cuda" if device == "cuda" else "cpu",
+        lease_seconds=lease_seconds,
+    )
+
+
+def forget_session(spec: SessionSpec) -> None:
+    """Its jobs and its Redis; runs stay."""
+    folder = Path(spec.folder)
+    if is_up(folder):
+        raise _already_up(spec.name)
+    for part in ("redis", "session", "logs"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+
+
+def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
+    """Start the keeper in the background and wait until it is up; returns its process id."""
+    folder = Path(spec.folder)
+    if is_up(folder):
+        raise _already_up(spec.name)
+    write_session(spec)
+    (folder / READY_FILE).unlink(missing_ok=True)
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    with open(logs / "keeper.out", "ab") as output:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "tlt.actors.session_supervisor", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=ends_with_parent(signal.SIGTERM) if ends_with_us else None,
+            cwd="/",
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        ready = read_ready(folder)
+        if ready is not None and ready.pid == keeper.pid:
+            if ready.error is not None:
+                raise ConfigError(f"the session did not start: {ready.error}")
+            return keeper.pid
+        if keeper.poll() is not None and is_up(folder):
+            raise _already_up(spec.name)
+        if keeper.poll() is not None:
+            raise TltError(f"the session did not start; see {logs}")
+        time.sleep(0.05)
+    keeper.terminate()
+    raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")
+
+
+def _already_up(name: str) -> ConfigError:
+    named = "" if name == "default" else f" --session {name}"
+    return ConfigError(f"session '{name}' is already up; `tlt down{named}` ends it")
+
+
+def stop_session(name: str) -> None:
+    folder = session_folder(name)
+    ready = read_ready(folder)
+    if not is_up(folder) or ready is None:
+        raise NoSession(f"no session '{name}' is up")
+    os.kill(ready.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while is_up(folder) or _runs(ready.pid):
+        if time.monotonic() > deadline:
+            raise TltError(f"session '{name}' (process {ready.pid}) does not end")
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """A zombie that nobody has waited for yet has ended."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

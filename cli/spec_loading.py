@@ -1,0 +1,26 @@
+"""A job's spec as the commands read it: what it names has to be there."""
+
+from pathlib import Path
+
+from tlt.config import JobSpec
+from tlt.errors import ConfigError
+from tlt.loggers.installed_check import refuse_missing
+from tlt.spec_files import load_job_spec
+
+
+def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
+    """The rest is looked at when the job is prepared, which takes a tokenizer."""
+    spec = load_job_spec(path, changes)
+    if not Path(spec.policy.path).is_dir():
+        raise ConfigError(f"{path}: policy.path: {spec.policy.path}: no such folder")
+    for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(f"{path}: data.{key}: {file}: no such file")
+    return spec
+
+
+def load_job(path: Path, changes: list[str] | None) -> JobSpec:
+    """To be submitted: what it names has to be installed, too."""
+    spec = load_runnable(path, changes)
+    refuse_missing(spec.loggers, str(path))
+    return spec

@@ -1,0 +1,125 @@
+"""A worker leaves the others their parts for a moment; it idles when nothing is left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.samples import JOB, SPEC, answer, prompt, rolls
+from tests.waiting import wait_until
+from tlt.actors.cancellation import cancel_all
+from tlt.actors.prompt_intake import PromptIntake
+from tlt.ids import Epoch, Incarnation, Member, WorkerId
+from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
+from tlt.ranks.worker_channel import Decode
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Stream
+
+_WHO = {"worker": WorkerId("w0"), "incarnation": Incarnation(1)}
+# of the prompt that samples answer
+_PROMPT = 4
+
+
+class _Rank:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+
+    def send(self, frame: Any) -> None:
+        assert isinstance(frame, Decode)
+        self.members += [given.member for given in frame.prompts]
+
+
+async def _issue(connection: Connection, keys: Keys, members: int) -> None:
+    queue = Stream(connection, keys.prompts(JOB), Codec[PromptIssued](PromptIssued))
+    async with connection.pipeline(transaction=True) as transaction:
+        for member in range(members):
+            queue.add(transaction, prompt(_PROMPT, member=member))
+        await transaction.execute()
+    await queue.ensure_group(ROLLOUT)
+
+
+class _Worker:
+    """With two ranks of two slots each, in a round that began with so many prompts."""
+
+    def __init__(self, connection: Connection, keys: Keys, polite_seconds: float) -> None:
+        self.ranks = [_Rank(), _Rank()]
+        self.idled: list[StartRollout] = []
+        self.intake = PromptIntake(
+            connection,
+            keys,
+            Incarnation(1),
+            self.ranks,  # type: ignore[arg-type]
+            self.idled.append,
+            polite_seconds,
+        )
+        rollout = msgspec.structs.replace(SPEC.rollout, slots=2)
+        spec = msgspec.structs.replace(SPEC, rollout=rollout)
+        self.intake.open(
+            OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs")  # pyright: ignore
+        )
+
+    @property
+    def given(self) -> list[int]:
+        return sorted(member for rank in self.ranks for member in rank.members)
+
+
+@asynccontextmanager
+async def _worker(
+    connection: Connection, keys: Keys, *, prompts: int, polite_seconds: float
+) -> AsyncIterator[_Worker]:
+    await _issue(connection, keys, prompts)
+    worker = _Worker(connection, keys, polite_seconds)
+    running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
+    try:
+        yield worker
+    finally:
+        await cancel_all(running)
+        await worker.intake.end()
+        await connection.delete(keys.prompts(JOB))
+
+
+async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, polite_seconds=3600.0) as worker:
+        worker.intake.start(rolls(share=2))
+        await wait_until(lambda: len(worker.given) >= 2)
+        # neighbours are spread over the ranks
+        assert [len(rank.members) for rank in worker.ranks] == [1, 1]
+        assert worker.intake.busy == {0, 1}
+        assert worker.intake.finished(answer(0)) is not None
+        assert worker.intake.finished(answer(0)) is None
+        await wait_until(lambda: len(worker.given) >= 3)
+        assert worker.given == [0, 1, 2]
+        # another worker is lost: its part is ours, as far as there are slots
+        worker.intake.start(rolls(share=7))
+        await wait_until(lambda: len(worker.given) >= 5)
+        assert worker.given == [0, 1, 2, 3, 4]
+
+
+async def test_what_others_do_not_take_is_anybodys(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, polite_seconds=0.05) as worker:
+        worker.intake.start(rolls(share=1))
+        await wait_until(lambda: len(worker.given) >= 4)
+        assert worker.given == [0, 1, 2, 3]
+
+
+async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=3, polite_seconds=3600.0) as worker:
+        worker.intake.start(rolls(share=3))
+        await wait_until(lambda: len(worker.given) == 3)
+        for member in range(2):
+            assert worker.intake.finished(answer(member)) is not None
+        # it reads again, finds nothing, and has one in hand
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await wait_until(lambda: worker.idled)
+        assert worker.intake.finished(answer(2)) is not None
+        await wait_until(lambda: worker.idled)
+        assert worker.idled == [rolls(share=3)]
+        assert not worker.intake.busy

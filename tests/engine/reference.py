@@ -1,0 +1,100 @@
+"""What Transformers says about a model, and a few words to drive an engine with."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
+from tlt.ids import Member, PromptIndex, Step
+
+GREEDY = Sampling(temperature=0)
+
+
+@lru_cache
+def transformers_model(folder: Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def greedy_answer(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        out = transformers_model(folder).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+def forced_logits(folder: Path, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+    """[answer, vocabulary]: the logits that each token of the answer was drawn from."""
+    with torch.inference_mode():
+        logits = transformers_model(folder)(torch.tensor([[*prompt, *answer]])).logits[0]
+    return logits[len(prompt) - 1 : -1]
+
+
+def logprobs_of(logits: torch.Tensor, answer: Sequence[int], temperature: float) -> torch.Tensor:
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+def random_prompts(count: int, shortest: int = 1, longest: int = 20) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [tuple(torch.randint(0, 97, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def ask(
+    id: int,
+    prompt: Sequence[int],
+    sampling: Sampling = GREEDY,
+    max_new_tokens: int = 20,
+    stop_tokens: Iterable[int] = (),
+    stop_strings: tuple[str, ...] = (),
+    member: int | None = None,
+    seed: int = 7,
+) -> Request:
+    return Request(
+        id=id,
+        prompt=tuple(prompt),
+        key=NoiseKey(
+            seed=seed,
+            step=Step(3),
+            purpose="train",
+            prompt=PromptIndex(5),
+            member=Member(id if member is None else member),
+        ),
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop_tokens=frozenset(stop_tokens),
+        stop_strings=stop_strings,
+    )
+
+
+def finish(engine: Engine) -> dict[int, Completion]:
+    done: dict[int, Completion] = {}
+    while engine.running:
+        for completion in engine.step():
+            assert completion.id not in done
+            done[completion.id] = completion
+    return done
+
+
+def answers(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion]:
+    engine.submit(requests)
+    return finish(engine)
+
+
+def show(tokens: Sequence[int]) -> str:
+    return "".join(f"<{token}>" for token in tokens)
+
+
+def drain(engine: Engine) -> None:
+    """Whatever a test left behind is cancelled."""
+    engine.cancel(range(100_000))
+    while engine.running or engine.step():
+        pass

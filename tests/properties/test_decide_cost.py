@@ -1,0 +1,170 @@
+"""An event costs what it changes: work per event may grow with groups and workers, not rollouts.
+
+Counted, not timed: the instructions that the interpreter executes in `tlt`, and the entries that
+are copied when a dictionary of the state is rebuilt.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.simulation.incarnation import WorkerIncarnation
+from tests.simulation.specs import small_spec
+from tests.simulation.world import JOB, answer, reward
+from tlt.ids import Attempt, DrafterVersion, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.drafter import gate
+from tlt.policies.job.run_state import Duty, Phase, RunState
+from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
+from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
+from tlt.protocol.records import DrafterEvaluation, WorkerInfo
+from tlt.protocol.refs import DrafterBase
+
+WORKER = WorkerId("w0")
+
+
+def _started(prompts: int, group: int) -> RunState:
+    spec = small_spec(steps=1, prompts=prompts, group=group)
+    info = WorkerInfo(
+        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
+    )
+    event = JobStarted(
+        folder="/runs",
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        train_prompts=prompts,
+        eval_prompts=0,
+        workers=(info,),
+    )
+    return decide(new_run(JOB, spec), event, 0.0)[0]
+
+
+def _finished(prompt: int, member: int) -> RolloutFinished:
+    issued = PromptIssued(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(0),
+        purpose="train",
+        prompt=PromptIndex(prompt),
+        member=Member(member),
+        tokens=(1,),
+    )
+    return answer(WorkerIncarnation(WORKER, Incarnation(1), 1), issued)
+
+
+def _scored(state: RunState, done: RolloutFinished) -> RolloutScored:
+    return RolloutScored(
+        job=JOB,
+        epoch=done.epoch,
+        step=done.step,
+        attempt=done.attempt,
+        purpose=done.purpose,
+        prompt=done.prompt,
+        member=done.member,
+        length=done.length,
+        reward=reward(state.spec, done),
+    )
+
+
+def _idled() -> WorkerIdled:
+    return WorkerIdled(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(0),
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        purpose="train",
+        requeues=0,
+    )
+
+
+def _instructions(work: Callable[[], Any]) -> int:
+    """How many bytecodes it takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("event", [_finished(0, 0), _idled()], ids=["finished", "idled"])
+def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent) -> None:
+    """2048 rollouts in groups of 8, 32 in as large groups: the same work, to a few instructions."""
+    small, large = _started(4, 8), _started(256, 8)
+    few = _instructions(lambda: decide(small, event, 0.0))
+    many = _instructions(lambda: decide(large, event, 0.0))
+    assert 0 < many <= few + 10
+
+
+def _trunk(micro_batches: int) -> DrafterBase:
+    first = DrafterVersion(1)
+    return DrafterBase(
+        version=first, root=first, weights=None, updates=micro_batches, micro_batches=micro_batches
+    )
+
+
+@pytest.mark.parametrize("marks", [0, 40])
+def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
+    """What canaries let expect is found when they are measured, not when somebody asks."""
+    spec = small_spec(steps=9, prompts=4, group=8, train="auto")
+    state = _started(4, 8)
+    drafter_state = state.drafter_state
+    for i in range(marks):
+        evaluation = DrafterEvaluation(used=2.0 + i / 40, trained=2.1 + i / 40, answers=4)
+        drafter_state = gate.noted(drafter_state, evaluation, _trunk(24 * i), Step(0))
+    state = msgspec.structs.replace(
+        state, spec=spec, drafter_state=drafter_state, rolled_seconds=1e3
+    )
+    after, commands = decide(state, _idled(), 0.0)
+    assert after.workers[WORKER].duty is Duty.DRAFT
+    assert [type(command) for command in commands] == [ExplainDrafterDecision, TrainDrafter]
+    assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3000
+
+
+def test_a_large_round_takes_so_many_instructions() -> None:
+    """All of 2048 rollouts, finished and scored, up to the last but one."""
+    state = _started(256, 8)
+    answers = [_finished(prompt, member) for prompt in range(256) for member in range(8)]
+    events: list[RunEvent] = []
+    for done in answers:
+        events += [done, _scored(state, done)]
+
+    def run() -> RunState:
+        now = state
+        for event in events[:-1]:
+            now, _ = decide(now, event, 0.0)
+        return now
+
+    spent = _instructions(run)
+    assert spent < 2500 * len(events)
+    last, _ = decide(run(), events[-1], 0.0)
+    assert last.phase is Phase.LEARNING
+
+
+def test_an_event_copies_one_group_and_the_table_of_groups() -> None:
+    """Whatever else is in the state is the same object before and after."""
+    before = _started(256, 8)
+    after, _ = decide(before, _finished(3, 1), 0.0)
+    assert before.batch is not None
+    assert after.batch is not None
+    changed = [p for p, g in after.batch.groups.items() if g is not before.batch.groups[p]]
+    assert changed == [3]
+    assert after.workers is before.workers
+    assert after.plans is before.plans

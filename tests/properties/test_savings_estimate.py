@@ -1,0 +1,168 @@
+"""What is said to be saved is what was, as surely as is said; a loss is found, no gain lost.
+
+The worlds are the benchmark's; the truth is what their machine takes for as many tokens alone.
+"""
+
+import math
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.decoding_world import Machine, Text, lengths, run
+from tlt.policies.speculation.control_runs import Control
+from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.savings_estimate import Rates, Saved, Spent, loss, saved, spend
+from tlt.policies.speculation.strategy_policy import Choice
+from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.protocol.records import ControlRuns, StrategyTally
+from tlt.strategies import Draft, Strategy
+
+MACHINE = Machine(outliers=0.0)
+
+
+class Telling(Control):
+    """And what it truly saved."""
+
+    def __init__(self, strategy: Strategy, share: float) -> None:
+        super().__init__(Fixed(strategy), share)
+        self.tallies = Tallies()
+        self.truth = self.seconds = 0.0
+        self._chosen: Choice | None = None
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        self._chosen = super().choose(batch, context, random)
+        return self._chosen
+
+    def observe(
+        self,
+        strategy: Strategy,
+        batch: int,
+        context: int,
+        seconds: float,
+        drafting: float,
+        reached: Sequence[int],
+        accepted: Sequence[int],
+        width: int | None = None,
+    ) -> None:
+        super().observe(strategy, batch, context, seconds, drafting, reached, accepted, width)
+        assert self._chosen is not None
+        tokens = batch + sum(accepted)
+        self.tallies.add(self._chosen, None, batch, tokens, seconds, seconds)
+        if self._chosen.why != "control":
+            noise = math.exp(MACHINE.noise**2 / 2)
+            self.truth += tokens / batch * MACHINE.passing(0, batch, context) * noise - seconds
+            self.seconds += seconds
+
+
+def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Saved, float, float]:
+    """And the truth, in shares of the time."""
+    policy = Telling(strategy, 0.15)
+    text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
+    run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
+    found = saved(spend({}, policy.tallies.taken(over=True)))
+    assert found is not None
+    return found, policy.truth, policy.seconds
+
+
+@pytest.mark.parametrize(("strategy", "acceptance"), [(Draft(depth=4), 0.8), (Draft(depth=8), 0.1)])
+def test_the_saving_is_the_truth_on_average_and_within_its_interval(
+    strategy: Strategy, acceptance: float
+) -> None:
+    errors: list[float] = []
+    within = 0
+    for seed in range(8):
+        found, truth, seconds = decoded(strategy, acceptance, seed)
+        total = found.total
+        assert total.low is not None
+        assert total.high is not None
+        within += total.low <= truth <= total.high
+        errors.append((total.seconds - truth) / seconds)
+        assert (truth > 0) == (acceptance > 0.5)
+    assert abs(sum(errors) / len(errors)) < 0.04
+    assert within >= 6
+
+
+def control(bucket: int, seconds: Sequence[float], tokens: int = 32) -> StrategyTally:
+    runs = ControlRuns(
+        count=len(seconds),
+        tokens_squared=len(seconds) * float(tokens) ** 2,
+        seconds_squared=sum(s**2 for s in seconds),
+        product=tokens * sum(seconds),
+    )
+    return _tally(bucket, tokens * len(seconds), sum(seconds), runs)
+
+
+def speculated(bucket: int, tokens: int, seconds: float) -> StrategyTally:
+    return _tally(bucket, tokens, seconds, None)
+
+
+def _tally(bucket: int, tokens: int, seconds: float, runs: ControlRuns | None) -> StrategyTally:
+    return StrategyTally(
+        strategy=Draft(depth=2),
+        bucket=bucket,
+        drafter=None,
+        control=runs,
+        rounds=1,
+        tried=0,
+        rows=1,
+        tokens=tokens,
+        seconds=seconds,
+        expected=0.0,
+    )
+
+
+@settings(max_examples=60)
+@given(speedup=st.floats(0.3, 3.0), seed=st.integers(0, 1000), runs=st.integers(1, 40))
+def test_it_is_given_up_where_it_is_slower_beyond_doubt(
+    speedup: float, seed: int, runs: int
+) -> None:
+    dice = Random(seed)
+    seconds = [dice.gauss(1.0, 0.05) for _ in range(runs)]
+    lost = loss(spend({}, [control(4, seconds), speculated(4, 32_000, 1000.0 / speedup)]))
+    if runs < 8 or speedup > 1.1:
+        assert lost is None
+    elif speedup < 0.9:
+        assert lost is not None
+        assert lost.high is not None
+        assert lost.seconds < lost.high < 0
+
+
+def test_a_bucket_without_runs_borrows_and_is_less_sure() -> None:
+    spending = spend(
+        {}, [control(4, [1.0, 1.1, 0.9]), speculated(4, 320, 5.0), speculated(1, 320, 5.0)]
+    )
+    found = saved(spending)
+    assert found is not None
+    one, four = found.buckets
+    assert (one.measured_at, four.measured_at) == (4, 4)
+    # a round for one row takes between a quarter as long as for four, and as long
+    assert four.plain == pytest.approx(1 / 32)
+    assert one.plain == pytest.approx(2 / 32)
+    assert one.saved.low is not None
+    assert four.saved.low is not None
+    assert one.saved.seconds - one.saved.low > 3 * (four.saved.seconds - four.saved.low)
+
+
+def test_one_run_says_nothing_of_how_sure_it_is() -> None:
+    found = saved(spend({}, [control(2, [1.0]), speculated(2, 64, 1.0)]))
+    assert found is not None
+    assert found.total.seconds == pytest.approx(1.0)
+    assert (found.total.low, found.total.high) == (None, None)
+    assert found.control_cost == pytest.approx(0.5)
+    assert saved(spend({}, [speculated(2, 64, 1.0)])) is None
+    assert not Rates({})
+
+
+@given(parts=st.lists(st.tuples(st.sampled_from([1, 4]), st.floats(0.1, 2.0)), max_size=12))
+def test_sums_do_not_depend_on_who_told_what_when(parts: list[tuple[int, float]]) -> None:
+    tallies = [control(bucket, [seconds]) for bucket, seconds in parts]
+    at_once, one_by_one = spend({}, tallies), dict[int, Spent]()
+    for told in reversed(tallies):
+        one_by_one = spend(one_by_one, [told])
+    assert at_once.keys() == one_by_one.keys()
+    for bucket, spent in at_once.items():
+        assert spent.runs == one_by_one[bucket].runs
+        assert spent.seconds_squared == pytest.approx(one_by_one[bucket].seconds_squared)

@@ -1,0 +1,153 @@
+"""Few slots, many requests: whoever gets a slot finds nothing of whoever had it before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+
+from tests.engine.conftest import save_model
+from tests.engine.drafter_models import policy_states
+from tests.engine.reference import answers, ask, finish, greedy_answer, random_prompts
+from tlt.engine.base import Completion, Request, Sampling
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.engine_factory import start_server
+from tlt.ids import PolicyVersion
+from tlt.models.config_json import read_config
+from tlt.models.model_folder import load_decoder
+
+STUCK_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # an end of its own, which no request asks for
+    return save_model(tmp_path_factory.mktemp("policy"), seed=1, eos_token_id=list(range(40)))
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    server, tap = start_server(
+        policy,
+        slots=2,
+        max_context=128,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=PolicyVersion(0),
+        folder=tmp_path_factory.mktemp("sglang"),
+        stuck_seconds=STUCK_SECONDS,
+        captured=(1, 2, 3),
+    )
+    engine = SglangEngine(
+        server, read_config(policy), tap, str, slots=2, max_context=128, version=PolicyVersion(0)
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _first_weights(engine: SglangEngine, policy: Path) -> None:
+    engine.swap_weights(PolicyVersion(0), load_decoder(policy).weights)
+
+
+def right(engine: SglangEngine, policy: Path, request: Request, done: Completion) -> bool:
+    text = torch.tensor([[*request.prompt, *done.tokens][:-1]])
+    expected, _ = policy_states(policy, text)
+    states = engine.states(done.id)
+    if states.shape != expected[0].shape:
+        return False
+    error = (states - expected[0]).norm(dim=-1) / expected[0].norm(dim=-1)
+    return bool((error < 1e-5).all())
+
+
+def test_states_are_ones_own_in_a_slot_that_others_had(engine: SglangEngine, policy: Path) -> None:
+    prompts = random_prompts(10, shortest=2)
+    requests = {i: ask(i, prompts[i // 3], Sampling(), 3 + (7 * i) % 30) for i in range(30)}
+    engine.submit(list(requests.values()))
+    ended = 0
+    while engine.running:
+        done = engine.step()
+        for completion in done:
+            assert right(engine, policy, requests[completion.id], completion)
+            assert all(span.size <= 2 for span in completion.batches)
+        ended += len(done)
+        # of those just admitted nothing is known, least of all what lay in their slots
+        for id, request in requests.items():
+            try:
+                known = len(engine.states(id))
+            except KeyError:
+                continue
+            assert known <= len(request.prompt) + request.max_new_tokens - 1
+    assert ended == 30
+
+
+def test_states_after_a_swap_are_the_new_policys(
+    engine: SglangEngine, policy: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path, seed=2)
+    prompt = random_prompts(1, shortest=12)[0]
+    answers(engine, [ask(0, prompt, max_new_tokens=4)])
+    engine.swap_weights(PolicyVersion(1), load_decoder(other).weights)
+    requests = {i: ask(i, prompt, Sampling(), 4) for i in range(1, 7)}
+    engine.submit(list(requests.values()))
+    seen = 0
+    while engine.running:
+        for completion in engine.step():
+            assert right(engine, other, requests[completion.id], completion)
+            seen += 1
+    assert seen == 6
+
+
+def test_who_waits_at_a_swap_begins_with_the_new_policy(
+    engine: SglangEngine, policy: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path, seed=2)
+    first, second = random_prompts(2, shortest=12)
+    answers(engine, [ask(0, second, max_new_tokens=2)])
+    engine.submit([ask(i, first, max_new_tokens=90) for i in (1, 2)])
+    engine.submit([ask(i, second, max_new_tokens=8) for i in (3, 4, 5)])
+    engine.step()
+    engine.swap_weights(PolicyVersion(1), load_decoder(other).weights)
+    done = finish(engine)
+    for i in (3, 4, 5):
+        assert [(span.version, span.tokens) for span in done[i].policies] == [(1, 8)]
+        assert done[i].tokens == greedy_answer(other, second, 8)
+
+
+def test_cancelling_the_queued_and_the_running_together(engine: SglangEngine, policy: Path) -> None:
+    engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(random_prompts(9))])
+    engine.step()
+    engine.cancel([0, 8])
+    assert {c.id: c.stop for c in engine.step()} == {0: "cancelled", 8: "cancelled"}
+    # some have just been admitted and not been sent yet
+    engine.cancel(range(9))
+    assert {c.stop for c in engine.step()} == {"cancelled"}
+    assert engine.running == 0
+
+
+def test_only_what_a_request_names_ends_it(engine: SglangEngine, policy: Path) -> None:
+    prompts = random_prompts(6)
+    done = answers(
+        engine, [ask(i, p, stop_tokens=[96], max_new_tokens=30) for i, p in enumerate(prompts)]
+    )
+    for i, prompt in enumerate(prompts):
+        whole = greedy_answer_of(policy, prompt)
+        end = whole.index(96) + 1 if 96 in whole else len(whole)
+        assert done[i].tokens == whole[:end]
+
+
+def greedy_answer_of(policy: Path, prompt: tuple[int, ...]) -> list[int]:
+    """Past the ends that the model's own configuration names."""
+    tokens = list(prompt)
+    for _ in range(30):
+        _, logits = policy_states(policy, torch.tensor([tokens]))
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_idle_time_is_no_stall(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(engine, [ask(0, [5, 6], max_new_tokens=2)])
+    late = monotonic() + 2 * STUCK_SECONDS
+    monkeypatch.setattr("tlt.engine.sglang.engine.monotonic", lambda: late)
+    assert len(answers(engine, [ask(1, [5, 6, 7], max_new_tokens=40)])[1].tokens) == 40

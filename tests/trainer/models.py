@@ -1,0 +1,137 @@
+"""Tiny random models and samples; everything is keyed by a seed, so that processes agree."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from tlt.config import AlgorithmSpec
+from tlt.trainer.kernels.c_kernels import kernels
+from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.samples import LearnSample, Minibatch
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(kernels() is None, reason="no C compiler")
+PATHS = ["padded", "packed", pytest.param("native", marks=needs_compiler)]
+VOCABULARY = 24
+
+
+def save_llama(folder: Path, seed: int = 0, **changes: Any) -> str:
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        # large enough for log-probs that differ clearly
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig(**settings | changes)).save_pretrained(folder)
+    return str(folder)
+
+
+def save_mistral(folder: Path) -> str:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=VOCABULARY,
+        sliding_window=4,
+        tie_word_embeddings=True,
+        initializer_range=0.5,
+    )
+    MistralForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def save_family(folder: Path, family: str, **changes: Any) -> str:
+    """A tiny model of any family of Transformers."""
+    settings: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **settings | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def spec(**changes: Any) -> AlgorithmSpec:
+    settings: dict[str, Any] = {
+        "steps": 10,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "learning_rate": 1e-2,
+        "microbatch_tokens": 64,
+        "precision": "float32",
+    }
+    return AlgorithmSpec(**settings | changes)
+
+
+def learner(folder: str, **changes: Any) -> PolicyLearner:
+    return PolicyLearner(folder, spec(**changes), None, CPU)
+
+
+def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[LearnSample]:
+    dice = random.Random(seed)
+    made: list[LearnSample] = []
+    for _ in range(count):
+        length = dice.randint(1, 20)
+        made.append(
+            LearnSample(
+                prompt=tuple(dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 6))),
+                completion=tuple(dice.randrange(VOCABULARY) for _ in range(length)),
+                logprobs=tuple(-3.0 + dice.random() for _ in range(length)),
+                temperature=temperature,
+                advantage=dice.choice([-1.5, -0.5, 0.7, 1.2]),
+            )
+        )
+    return made
+
+
+def whole(chosen: list[LearnSample]) -> Minibatch:
+    """A minibatch all of which lies on one rank."""
+    return share(chosen, chosen)
+
+
+def share(mine: list[LearnSample], everybody: list[LearnSample]) -> Minibatch:
+    return Minibatch(
+        samples=mine,
+        total_tokens=sum(len(sample.completion) for sample in everybody),
+        total_sequences=len(everybody),
+    )
+
+
+def never_interrupt() -> None:
+    """The `between` of a test that counts nothing."""
+
+
+def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

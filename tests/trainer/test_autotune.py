@@ -1,0 +1,226 @@
+"""Which attention is taken: measured once, forced by the spec, refused where it would be wrong."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
+
+from tests.trainer.models import (
+    CPU,
+    PATHS,
+    VOCABULARY,
+    needs_compiler,
+    save_family,
+    save_mistral,
+    spec,
+)
+from tlt.errors import ConfigError
+from tlt.trainer.kernels.c_kernels import Kernels, kernels
+from tlt.trainer.policy import autotune, layer_probe
+from tlt.trainer.policy.dummy_samples import typical_samples
+from tlt.trainer.policy.layer_probe import Probe, decoder_layers
+from tlt.trainer.policy.micro_batches import pad
+from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.packed_attention import NATIVE, PACKED
+
+NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
+_build: Callable[[], Kernels | None] = kernels.__wrapped__
+
+
+def attention_of(folder: str, **changes: Any) -> tuple[str, bool]:
+    model = load_model(folder, CPU)
+    packed = autotune.set_attention(model, spec(**changes), 64, bfloat16=False)
+    return str(model.config._attn_implementation), packed
+
+
+@pytest.mark.parametrize("wanted", PATHS)
+def test_the_spec_decides(model_dir: str, wanted: str):
+    with capture_logs() as logs:
+        assert attention_of(model_dir, attention=wanted) == (NAMES[wanted], wanted != "padded")
+    assert logs == []
+
+
+def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "_chosen", {})
+    with capture_logs() as logs:
+        first, second = attention_of(model_dir), attention_of(model_dir)
+    assert first == second
+    (entry,) = logs
+    assert NAMES[entry["attention"]] == first[0]
+    kinds = {"padded", "packed"} | ({"native"} if kernels() else set())
+    assert entry["measured"].keys() == kinds
+    assert all(seconds > 0 for seconds in entry["measured"].values())
+
+
+def test_the_fastest_is_taken_and_a_draw_stays_as_it_was(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    seconds = {"padded": 1.0, "packed": 0.99, "native": 0.98}
+    monkeypatch.setattr(autotune, "_seconds", lambda *arguments: seconds[arguments[-1]])
+    monkeypatch.setattr(autotune, "_chosen", {})
+    assert attention_of(model_dir) == ("sdpa", False)
+    seconds["packed"] = 0.5
+    monkeypatch.setattr(autotune, "_chosen", {})
+    assert attention_of(model_dir) == (PACKED, True)
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "/nowhere/cc",
+        "false",
+        "cc -Dlogf=expf",
+        "cc '",
+        "cc -fvisibility=hidden",
+        "sh -c 'exec sleep 60'",
+    ],
+)
+def test_without_a_sound_compiler_the_rest_goes_on(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch, compiler: str
+):
+    monkeypatch.setenv("CC", compiler)
+    if "sleep" in compiler:
+        monkeypatch.setattr("tlt.kernels.c_build._PATIENCE", 0.2)
+    with capture_logs() as logs:
+        assert _build() is None
+    assert len(logs) == 1
+    monkeypatch.setattr(autotune, "kernels", lambda: None)
+    monkeypatch.setattr(autotune, "_chosen", {})
+    assert attention_of(model_dir)[0] in ("sdpa", PACKED)
+    with pytest.raises(ConfigError, match="C compiler"):
+        attention_of(model_dir, attention="native")
+
+
+@needs_compiler
+def test_a_built_kernel_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert _build() is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+def test_without_a_folder_to_build_in_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with capture_logs() as logs:
+        assert _build() is None
+    assert len(logs) == 1
+
+
+@needs_compiler
+def test_a_file_that_stays_while_it_is_mapped_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.unlink", busy)
+    assert _build() is not None
+
+
+@needs_compiler
+def test_kernels_can_be_built_where_there_are_no_gradients():
+    with torch.inference_mode():
+        assert _build() is not None
+
+
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+NEO = {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fitting"),
+    [
+        # values narrower than keys
+        ("youtu", MLA, {"padded", "packed"}),
+        ("deepseek_v3", MLA | {"first_k_dense_replace": 2}, {"padded", "packed"}),
+        # calls `view` on what attention gives it
+        ("jetmoe", {}, {"padded", "packed", "native"}),
+        # attend in a way of their own, which random weights hardly show
+        ("gpt_neo", NEO, {"padded"}),
+        ("codegen", GPT, {"padded"}),
+    ],
+)
+def test_a_model_gets_what_fits_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    changes: dict[str, Any],
+    fitting: set[str],
+):
+    folder = save_family(tmp_path, family, **changes)
+    fitting &= {"padded", "packed"} | ({"native"} if kernels() else set())
+    monkeypatch.setattr(autotune, "_chosen", {})
+    with capture_logs() as logs:
+        attention_of(folder)
+    (entry,) = logs
+    assert entry["measured"].keys() == fitting
+    for kind in {"packed", "native"} - fitting:
+        with pytest.raises(ConfigError, match=r"does not fit|C compiler"):
+            attention_of(folder, attention=kind)
+
+
+def test_a_model_whose_rows_have_a_limit_stays_padded(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    honest = LlamaAttention.forward
+
+    def limited(attention: Any, *, hidden_states: torch.Tensor, **options: Any) -> Any:
+        if hidden_states.shape[1] > 64:
+            raise RuntimeError("longer than what it has a mask for")
+        return honest(attention, hidden_states=hidden_states, **options)
+
+    monkeypatch.setattr(LlamaAttention, "forward", limited)
+    assert attention_of(model_dir, attention="packed", microbatch_tokens=64)[1]
+    with pytest.raises(ConfigError, match="does not fit llama"):
+        attention_of(model_dir, attention="packed", microbatch_tokens=128)
+
+
+def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "_chosen", {})
+    with capture_logs() as logs:
+        for tokens in (64, 512, 64):
+            attention_of(model_dir, microbatch_tokens=tokens)
+    assert len(logs) == 2
+
+
+def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
+    model = load_model(model_dir, CPU)
+    reached: list[LlamaDecoderLayer] = list(model.model.layers)
+    strange = LlamaDecoderLayer(model.config, 0)
+    model._modules = {"vision": strange, **model._modules}
+    assert decoder_layers(model) == [strange, *reached]
+    batch = pad(typical_samples([5, 4], VOCABULARY), CPU)
+    assert Probe(model, batch.tokens, None).seconds(bfloat16=False) > 0
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(NotImplementedError, match="none of the model's layers"):
+        Probe(model, batch.tokens, None)
+
+
+def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):
+    waits: list[None] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
+    assert layer_probe._clock(torch.device("cuda")) == pytest.approx(time.perf_counter(), abs=10)
+    assert len(waits) == 1
+    assert layer_probe._clock(CPU) == pytest.approx(time.thread_time(), abs=10)
+    assert len(waits) == 1
+
+
+def test_a_model_with_a_window_stays_padded(tmp_path: Path):
+    folder = save_mistral(tmp_path)
+    assert attention_of(folder) == ("sdpa", False)
+    with pytest.raises(ConfigError, match="does not fit mistral"):
+        attention_of(folder, attention="packed")

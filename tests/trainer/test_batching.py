@@ -1,0 +1,67 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.models import CPU, samples
+from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.samples import LearnSample
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(0, 30),
+    budget=st.integers(1, 300),
+    seed=st.integers(0, 99),
+    packed=st.booleans(),
+)
+def test_every_completion_token_is_scored_once_within_the_budget(
+    count: int, budget: int, seed: int, packed: bool
+):
+    chosen = samples(count, seed)
+    batches = microbatches(chosen, budget, CPU, packed)
+    assert sum(batch.samples for batch in batches) == count
+    assert all(batch.samples == 1 or batch.tokens.numel() <= budget for batch in batches)
+    scored = sorted(token for batch in batches for token in batch.targets.tolist())
+    assert scored == sorted(token for sample in chosen for token in sample.completion)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_position_is_the_one_before_its_target(packed: bool):
+    for batch in microbatches(samples(12), 1, CPU, packed):
+        known = batch.tokens.flatten()[batch.positions[1:]]
+        torch.testing.assert_close(known, batch.targets[:-1])
+
+
+def test_a_pack_has_no_padding_and_knows_where_samples_begin():
+    chosen = samples(12)
+    (batch,) = microbatches(chosen, 10_000, CPU, packed=True)
+    assert batch.bounds is not None
+    fed = sorted((sample.length - 1 for sample in chosen), reverse=True)
+    assert batch.bounds.diff().tolist() == fed
+    assert batch.tokens.shape == (1, sum(fed))
+    starts = batch.tokens[0][batch.bounds[:-1]].tolist()
+    assert sorted(starts) == sorted(sample.prompt[0] for sample in chosen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"prompt": ()}, "at least one prompt token"),
+        ({"completion": (), "logprobs": ()}, "at least one prompt token"),
+        ({"logprobs": (-1.0,)}, "one log-prob for each"),
+        ({"temperature": 0.0}, "greedy"),
+    ],
+)
+def test_a_sample_that_cannot_be_learned_from_is_refused(
+    changes: dict[str, object], complaint: str
+):
+    sound: dict[str, object] = {
+        "prompt": (1,),
+        "completion": (2, 3),
+        "logprobs": (-1.0, -1.0),
+        "temperature": 1.0,
+        "advantage": 1.0,
+    }
+    with pytest.raises(ValueError, match=complaint):
+        LearnSample(**(sound | changes))  # pyright: ignore[reportArgumentType]

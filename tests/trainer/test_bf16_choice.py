@@ -1,0 +1,77 @@
+"""bfloat16 by a word, or where a measurement on the model speaks for it."""
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from transformers import PreTrainedModel
+
+from tests.trainer.models import CPU, VOCABULARY, spec
+from tlt.trainer.policy import bf16_choice
+from tlt.trainer.policy.bf16_choice import gradient_cosine, takes_bfloat16
+from tlt.trainer.policy.dummy_samples import typical_samples
+from tlt.trainer.policy.layer_probe import Probe
+from tlt.trainer.policy.micro_batches import pad
+from tlt.trainer.policy.model_loading import load_model
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: str) -> PreTrainedModel:
+    return load_model(model_dir, CPU)
+
+
+@pytest.fixture
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+
+
+def test_a_word_is_enough(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bf16_choice, "_pays", None)
+    assert takes_bfloat16(model, spec(precision="bfloat16"), None)
+    assert not takes_bfloat16(model, spec(precision="float32"), None)
+
+
+def test_without_units_for_it_nothing_is_measured(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    with capture_logs() as logs:
+        assert not takes_bfloat16(model, spec(precision="auto"), None)
+    assert logs == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cosine", "taken"),
+    [(0.5, 0.9995, True), (0.5, 0.994, False), (2.0, 1.0, False), (0.5, float("nan"), False)],
+)
+@pytest.mark.usefixtures("units")
+def test_it_has_to_be_faster_and_to_point_the_same_way(
+    model: PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    cosine: float,
+    taken: bool,
+):
+    monkeypatch.setattr(Probe, "seconds", lambda _, bfloat16: seconds if bfloat16 else 1.0)
+    monkeypatch.setattr(bf16_choice, "gradient_cosine", lambda *_: cosine)
+    with capture_logs() as logs:
+        assert takes_bfloat16(model, spec(precision="auto"), 40) is taken
+    assert [entry["precision"] for entry in logs] == ["bfloat16" if taken else "float32"]
+
+
+@pytest.mark.usefixtures("units")
+def test_the_demos_model_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
+    """Its gradient on a real step has a cosine of 0.994, and the measurement says about that."""
+    monkeypatch.setattr(Probe, "seconds", lambda _, bfloat16: 0.5 if bfloat16 else 1.0)
+    demo = load_model("examples/tiny_reasoner/model", CPU)
+    with capture_logs() as logs:
+        assert not takes_bfloat16(demo, spec(precision="auto"), None)
+    assert 0.98 < logs[0]["cosine"] < 0.998
+
+
+def test_the_cosine_is_that_of_the_gradients(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
+    batch = pad(typical_samples([20, 12], VOCABULARY), CPU)
+    assert 0.9 < gradient_cosine(model, batch) < 1.0
+    monkeypatch.setattr(bf16_choice, "_gradient", lambda *_: [torch.ones(2), torch.ones(3)])
+    assert gradient_cosine(model, batch) == pytest.approx(1.0)

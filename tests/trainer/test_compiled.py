@@ -1,0 +1,131 @@
+"""Compiled layers learn the same; a compiler that fails costs a line in the log."""
+
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch._dynamo.utils import counters
+
+from tests.trainer.models import CPU, learner, needs_compiler, never_interrupt, samples, spec, whole
+from tlt.trainer.policy.compile_layers import compile_layers, worth_compiling
+from tlt.trainer.policy.layer_probe import Probe, decoder_layers
+from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.policy_learner import PolicyLearner
+
+
+@pytest.fixture(autouse=True)
+def forget_graphs() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_compiled_layers_give_the_same_update(fresh_dir: str):
+    parts = [whole(samples(11))]
+    plain = learner(fresh_dir, compile=False)
+    before = {name: tensor.clone() for name, tensor in plain.weights().items()}
+    expected = plain.update(0, parts, None, never_interrupt)
+    graphs: list[int] = []
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        yield
+        graphs.append(counters["stats"]["unique_graphs"])
+
+    learns = PolicyLearner(fresh_dir, spec(compile=True, attention="native"), None, CPU, busy)
+    with capture_logs() as logs, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        metrics = learns.update(0, parts, None, never_interrupt)
+    assert [entry["event"] for entry in logs] == ["layers compiled"]
+    assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+    # as a whole: Adam moves a weight whose gradient is nearly nothing by as much as any other
+    for name, tensor in plain.weights().items():
+        moved = (tensor - before[name]).norm()
+        assert (learns.weights()[name] - tensor).norm() <= 1e-2 * moved
+    learns.update(1, [whole(samples(7, seed=1))], None, never_interrupt)
+    # all that updates need was compiled before the first one
+    assert graphs == [counters["stats"]["unique_graphs"]]
+    assert graphs[0] > 0
+
+
+def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such compiler\nat all")
+
+    honest = torch.nn.Module.compile
+
+    def compile_with_it(layer: torch.nn.Module, **options: bool) -> None:
+        honest(layer, backend=broken, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_with_it)
+    learns = learner(fresh_dir, compile=True)
+    with capture_logs() as logs:
+        learns.update(0, [whole(samples(4))], None, never_interrupt)
+        learns.update(1, [whole(samples(4))], None, never_interrupt)
+    events = [entry for entry in logs if entry["event"] == "layers stay as they are"]
+    assert len(events) == 1
+    assert "no such compiler" in events[0]["reason"]
+
+
+def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> float:
+        raise RuntimeError("out of memory")
+
+    learns = learner(fresh_dir, compile=True, attention="padded")
+    monkeypatch.setattr(Probe, "seconds", broken)
+    with capture_logs() as logs:
+        learns.update(0, [whole(samples(4))], None, never_interrupt)
+    (entry,) = logs
+    assert entry["reason"] == "out of memory"
+
+
+def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    seen: list[str] = []
+
+    @contextmanager
+    def busy() -> Iterator[None]:
+        seen.append("busy")
+        yield
+        seen.append("over")
+
+    monkeypatch.setattr(
+        "tlt.trainer.policy.policy_learner.compile_layers", lambda *_: seen.append("compiling")
+    )
+    learns = PolicyLearner(fresh_dir, spec(compile=True), None, CPU, busy)
+    learns.update(0, [whole(samples(3))], None, lambda: seen.append("between"))
+    assert seen == ["busy", "compiling", "over", "between"]
+
+
+def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    said = [1.0, 2.0]
+    monkeypatch.setattr(Probe, "seconds", lambda *_: said.pop(0))
+    model = load_model(fresh_dir, CPU)
+    (batch,) = microbatches(samples(4), 1000, CPU, packed=False)
+    assert not compile_layers(model, batch, bfloat16=False, forced=False)
+    assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
+    said += [1.0, 2.0]
+    assert compile_layers(model, batch, bfloat16=False, forced=True)
+
+
+def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    def never(*_: object) -> bool:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("tlt.trainer.policy.policy_learner.compile_layers", never)
+    for wanted in ("auto", False):
+        learns = learner(fresh_dir, compile=wanted)
+        for step in range(2):
+            learns.update(step, [whole(samples(3))], None, never_interrupt)
+
+
+def test_compiling_has_to_pay_within_the_job():
+    assert not worth_compiling(spec(steps=1000), 0, last_update_seconds=0.0)
+    assert not worth_compiling(spec(steps=8), 1, last_update_seconds=10.0)
+    assert worth_compiling(spec(steps=1000), 1, last_update_seconds=10.0)
+    assert not worth_compiling(spec(steps=1000), 990, last_update_seconds=10.0)

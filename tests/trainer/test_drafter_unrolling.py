@@ -1,0 +1,72 @@
+"""Training computes what decoding would, whatever lies beside it in the batch."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.trainer.drafters import LAYOUTS, decoded, drafter, ends, samples, whole
+from tests.trainer.models import CPU, needs_compiler
+from tlt.trainer.drafter.micro_batches import Window, batch
+from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.unrolled_chains import unrolled
+from tlt.trainer.kernels.c_kernels import kernels
+
+STEPS = 4
+# the drafter turns its queries and keys in float32
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_step_of_every_chain_is_what_decoding_computes(layout: str):
+    made, chosen = drafter(layout), samples(layout, 3)
+    with torch.no_grad():
+        found = list(unrolled(made, whole(chosen, STEPS), ends().embedding, None))
+        first = 0
+        for sample in chosen:
+            for row in range(sample.rows):
+                for step, readout in enumerate(decoded(made, sample, row, STEPS)):
+                    torch.testing.assert_close(found[step][first + row], readout, **CLOSE)
+            first += sample.rows
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_windows_compute_what_the_whole_does(layout: str):
+    made = drafter(layout)
+    sample = max(samples(layout, 9), key=lambda sample: sample.rows)
+    cuts = [0, 5, 6, 13, sample.rows]
+    with torch.no_grad():
+        expected = torch.stack(list(unrolled(made, whole([sample], 3), ends().embedding, None)))
+        for first, last in pairwise(cuts):
+            window = batch([sample], [Window(sample=0, first=first, last=last)], 3, CPU)
+            found = torch.stack(list(unrolled(made, window, ends().embedding, None)))
+            live = (torch.arange(first, last) + torch.arange(3)[:, None]) < sample.rows
+            torch.testing.assert_close(found[live], expected[:, first:last][live], **CLOSE)
+
+
+def test_the_last_position_of_all_can_be_learned_from():
+    made = drafter("eagle")
+    length = made.config.max_positions
+    states = torch.zeros(length - 1, 1, made.config.hidden, dtype=torch.float64)
+    sample = DraftSample(tokens=[1] * length, prompt=1, states=states)
+    *_, last = unrolled(made, whole([sample], 8), ends().embedding, None)
+    assert last.isfinite().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_kernel_computes_the_same_there_and_back(layout: str):
+    found: list[list[torch.Tensor]] = []
+    made = drafter(layout, torch.float32)
+    together = whole(samples(layout, 4, dtype=torch.float32), STEPS)
+    for native in (kernels(), None):
+        readouts = torch.stack(
+            list(unrolled(made, together, ends(torch.float32).embedding, native))
+        )
+        slopes = torch.autograd.grad(
+            (readouts * torch.linspace(-1, 1, readouts.numel()).view_as(readouts)).sum(),
+            [parameter for parameter in made.parameters() if parameter.requires_grad],
+        )
+        found.append([readouts, *slopes])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,98 @@
+"""A micro-batch that a look gives up was never begun, wherever the look was."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.interrupts import giving_up
+from tests.trainer.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
+from tests.trainer.models import CPU, copies
+from tlt.interrupt import Interrupted
+from tlt.trainer.drafter import interruptible_matmul
+from tlt.trainer.drafter.drafter_learner import DrafterLearner
+from tlt.trainer.drafter.interruptible_matmul import product
+from tlt.trainer.drafter.micro_batches import DraftBatch, Window, batch
+from tlt.trainer.policy import logprobs
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _everything_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK", 2 * VOCABULARY * 7)
+    monkeypatch.setattr(interruptible_matmul, "STRETCH", 2000)
+
+
+def window() -> DraftBatch:
+    """Of a sample, so that others of its rows lie before it."""
+    sample = max(samples("eagle3", 9, dtype=torch.float32), key=lambda sample: sample.rows)
+    return batch([sample], [Window(sample=0, first=9, last=sample.rows)], STEPS, CPU)
+
+
+def several(layout: str) -> DraftBatch:
+    return whole(samples(layout, 2, dtype=torch.float32), STEPS)
+
+
+CASES: dict[str, Callable[[], tuple[DrafterLearner, DraftBatch]]] = {
+    **{
+        layout: lambda layout=layout: (learner(layout, torch.float32), several(layout))
+        for layout in LAYOUTS
+    },
+    "own head": lambda: (learner("eagle3", torch.float32, own_head=12), several("eagle3")),
+    "window": lambda: (learner("eagle3", torch.float32), window()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
+    steady, lesson = CASES[case]()
+    steady.learn(lesson)
+    interrupted, _ = CASES[case]()
+    interrupted.learn(lesson)
+    before = copies(steady.state())
+    expected = steady.learn(lesson)
+    given_up = 0
+    # one case is enough for all
+    stride = 1 if case == "eagle" else 5
+    for check in giving_up(stride):
+        try:
+            found = interrupted.learn(lesson, check)
+            break
+        except Interrupted:
+            given_up += 1
+        for name, tensor in interrupted.state().items():
+            assert torch.equal(tensor, before[name]), (given_up, name)
+    # on the way there, on the way back and in the step
+    assert given_up * stride > 100
+    assert found == expected
+    after = interrupted.state()
+    for name, tensor in steady.state().items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_nobody_is_asked_once_a_lesson_is_over():
+    asked = 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+
+    learns, lesson = CASES["eagle"]()
+    learns.learn(lesson, check)
+    once = asked
+    learns.learn(lesson)
+    learns.drafter()
+    assert asked == once
+
+
+def test_a_product_in_parts_is_the_product():
+    left, right = torch.randn(2, 30, 30, generator=torch.Generator().manual_seed(0))
+    asked = 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+
+    torch.testing.assert_close(product(left, right.T, check), left @ right.T)
+    assert asked == 15

@@ -1,0 +1,109 @@
+"""The loss by itself, on numbers that can be checked by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.models import CPU, spec
+from tlt.trainer.policy.losses import objective
+from tlt.trainer.policy.micro_batches import Microbatch, microbatches
+from tlt.trainer.policy.samples import LearnSample, Minibatch
+from tlt.trainer.policy.update_metrics import TokenFigures
+
+
+def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.0) -> Microbatch:
+    made = [
+        LearnSample(
+            prompt=(1,),
+            completion=(2,) * length,
+            logprobs=(behaviour,) * length,
+            temperature=1.0,
+            advantage=advantage,
+        )
+        for advantage, length in zip(advantages, lengths, strict=True)
+    ]
+    (batch,) = microbatches(made, 10_000, CPU, packed=False)
+    return batch
+
+
+def loss_of(
+    batch: Microbatch,
+    ratios: list[float],
+    old: float = -1.0,
+    reference: Tensor | None = None,
+    totals: tuple[int, int] | None = None,
+    **changes: Any,
+) -> tuple[float, Tensor, TokenFigures]:
+    """The loss, its gradient by each token's log-prob, and the figures."""
+    before = torch.full((len(ratios),), old)
+    current = (before + torch.tensor(ratios).log()).requires_grad_()
+    tokens, sequences = totals or (len(ratios), batch.samples)
+    minibatch = Minibatch(samples=(), total_tokens=tokens, total_sequences=sequences)
+    loss, figures = objective(spec(**changes), batch, minibatch, current, before, reference)
+    (slope,) = torch.autograd.grad(loss, current)
+    return loss.item(), slope, figures
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "value", "moves"),
+    [
+        (1.0, 1.1, 1.1, True),
+        (1.0, 1.29, 1.28, False),
+        (1.0, 0.5, 0.5, True),
+        (-1.0, 0.79, -0.8, False),
+        (-1.0, 0.81, -0.81, True),
+        (-1.0, 3.0, -3.0, True),
+    ],
+)
+def test_each_bound_clips_on_its_own_side(
+    advantage: float, ratio: float, value: float, moves: bool
+):
+    batch = batch_of([advantage], [1])
+    loss, slope, figures = loss_of(batch, [ratio], clip_low=0.2, clip_high=0.28)
+    assert loss == pytest.approx(-value, rel=1e-5)
+    assert bool(slope[0] != 0) is moves
+    assert bool(figures.clipped_high[0]) is (advantage > 0 and ratio > 1.28)
+    assert bool(figures.clipped_low[0]) is (advantage < 0 and ratio < 0.8)
+
+
+def test_token_averaging_divides_by_the_tokens_of_all_ranks():
+    batch = batch_of([1.0, 1.0], [3, 1])
+    _, slope, _ = loss_of(batch, [1.0] * 4, totals=(40, 7), averaging="token")
+    torch.testing.assert_close(slope, torch.full((4,), -1 / 40))
+
+
+def test_sequence_averaging_gives_every_answer_the_same_weight():
+    batch = batch_of([1.0, 1.0], [3, 1])
+    _, slope, _ = loss_of(batch, [1.0] * 4, totals=(40, 7), averaging="sequence")
+    torch.testing.assert_close(slope, -torch.tensor([1 / 21, 1 / 21, 1 / 21, 1 / 7]))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "weight"), [(-1.5, math.exp(0.5)), (-3.0, 2.0), (-0.5, math.exp(-0.5))]
+)
+def test_the_importance_weight_is_cut_from_above_only(behaviour: float, weight: float):
+    batch = batch_of([1.0], [1], behaviour)
+    loss, slope, figures = loss_of(batch, [1.0], importance_cap=2.0)
+    assert loss == pytest.approx(-weight, rel=1e-5)
+    assert slope.item() == pytest.approx(-weight, rel=1e-5)
+    assert bool(figures.importance_truncated[0]) is (weight == 2.0)
+
+
+def test_an_unlikely_draw_overflows_nothing():
+    batch = batch_of([1.0], [1], behaviour=-1000.0)
+    loss, _, figures = loss_of(batch, [1.0])
+    assert loss == pytest.approx(-2.0)
+    assert torch.isfinite(figures.sampling_kl).all()
+
+
+def test_the_penalty_is_k3_and_takes_no_importance_weight():
+    batch = batch_of([0.0], [1], behaviour=-3.0)
+    loss, slope, figures = loss_of(batch, [1.0], reference=torch.tensor([-1.7]), kl_coefficient=0.5)
+    expected = math.exp(-0.7) + 0.7 - 1
+    assert figures.reference_kl is not None
+    assert figures.reference_kl.item() == pytest.approx(expected, rel=1e-5)
+    assert loss == pytest.approx(0.5 * expected, rel=1e-5)
+    assert slope.item() == pytest.approx(0.5 * (1 - math.exp(-0.7)), rel=1e-5)

@@ -1,0 +1,193 @@
+"""Invariant: whatever is wrong with a job's model, data or reward is one line that refuses it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from examples.tiny_reasoner import task
+from tests.samples import SPEC
+from tests.waiting import wait_until
+from tlt.actors.job_preparer import SPEC_FILE, Preparer
+from tlt.config import JobSpec, PolicySpec
+from tlt.dataset import Prepared, PrepareEnded, Prompts, prompts_file
+from tlt.ids import JobId, PromptIndex
+from tlt.job_preparation import outcome
+from tlt.protocol.events import JobPrepared, JobRefused
+
+MODEL = Path(task.__file__).parent / "model"
+JOB = JobId("job-1")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    for name, terms in (("train", 3), ("eval", 5)):
+        problems = [(12, 34)] * terms
+        task.write_rows(problems, tmp_path / f"{name}.jsonl")
+    (tmp_path / "noisy.py").write_text(
+        'print(\'{"error": "printed"}\')\ndef reward(**_):\n    return 1\n'
+    )
+    replace = msgspec.structs.replace
+    return replace(
+        SPEC,
+        policy=PolicySpec(path=str(MODEL)),
+        data=replace(
+            SPEC.data,
+            train=str(tmp_path / "train.jsonl"),
+            eval=str(tmp_path / "eval.jsonl"),
+            eval_limit=2,
+        ),
+        reward=replace(SPEC.reward, kind="function", function=f"{tmp_path / 'noisy.py'}:reward"),
+    )
+
+
+def prepared_in(folder: Path, spec: JobSpec) -> Prepared:
+    """What a fork of the process does."""
+    (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
+    return outcome(folder)
+
+
+def test_good_job_is_prepared(spec: JobSpec, tmp_path: Path) -> None:
+    assert prepared_in(tmp_path, spec) == Prepared(train_prompts=3, eval_prompts=2)
+    prompts = Prompts(prompts_file(tmp_path, "train"))
+    assert len(prompts) == 3
+    first = prompts[PromptIndex(0)]
+    assert (first.answer, first.row["prompt"]) == ("46", "12+34=")
+    assert first.tokens
+    prompts.close()
+
+
+@pytest.fixture
+async def preparer() -> AsyncGenerator[Preparer]:
+    made = Preparer()
+    yield made
+    await made.close()
+
+
+async def test_folder_that_cannot_be_written(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    assert await preparer.prepare(JOB, spec, folder) == JobRefused(
+        job=JOB, error=f"{folder}: cannot be written: Not a directory"
+    )
+
+
+async def test_process_that_ends_without_an_answer(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os, sys\nprint('first\\nlast', file=sys.stderr, flush=True)\nos._exit(4)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
+        job=JOB, error="preparing ended with 4: last"
+    )
+
+
+async def test_what_is_no_answer_is_not_taken_for_one(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "sitecustomize.py"
+    site.write_text("print('hello', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
+        job=JOB, error="preparing ended with -9: it said what is no answer"
+    )
+    site.unlink()
+    heard = await preparer.prepare(JOB, spec, tmp_path / "run")
+    assert isinstance(heard, JobPrepared)
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (
+            Prepared(train_prompts=3, eval_prompts=2),
+            JobPrepared(job=JOB, train_prompts=3, eval_prompts=2),
+        ),
+        (Prepared(error="why"), JobRefused(job=JOB, error="why")),
+    ],
+)
+async def test_what_the_process_says_is_the_outcome(
+    said: Prepared,
+    heard: JobPrepared | JobRefused,
+    preparer: Preparer,
+    spec: JobSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = msgspec.json.encode(PrepareEnded(code=0, prepared=said, last_line="")).decode()
+    code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == heard
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "line"),
+    [
+        ("policy", {"path": "/nowhere"}, "/nowhere"),
+        ("policy", {"max_context": 4}, "train.jsonl:1: the prompt has 7 tokens, which leaves no"),
+        ("data", {"train": "/nowhere.jsonl"}, "/nowhere.jsonl: no such file"),
+        ("data", {"answer_key": "solution"}, "train.jsonl:1: no key 'solution' (data.answer_key)"),
+        ("reward", {"function": "no.such:name"}, "reward.function: no.such cannot be imported"),
+        ("reward", {"kind": "regex", "pattern": "("}, "reward.pattern: '(': missing )"),
+    ],
+)
+def test_wrong_job_is_refused_in_one_line(
+    section: str,
+    changes: dict[str, Any],
+    line: str,
+    spec: JobSpec,
+    tmp_path: Path,
+) -> None:
+    replace = msgspec.structs.replace
+    wrong = replace(spec, **{section: replace(getattr(spec, section), **changes)})
+    prepared = prepared_in(tmp_path, wrong)
+    assert prepared.error is not None
+    assert line in prepared.error
+    assert "\n" not in prepared.error
+
+
+async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path
+) -> None:
+    def with_code(name: str, code: str) -> JobSpec:
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"{code}\ndef reward(**_):\n    return 1\n")
+        reward = msgspec.structs.replace(spec.reward, function=f"{file}:reward")
+        return msgspec.structs.replace(spec, reward=reward)
+
+    started = tmp_path / "started"
+    speaks = (
+        "import builtins, os\nprint('{}', flush=True)\nos.system('echo {}')\n"
+        "assert not hasattr(builtins, 'left')\nbuiltins.left = 1"
+    )
+    ends = "import os\nprint('printed\\nlast', flush=True)\nos._exit(3)"
+    never = (
+        f"import os, time\nfile = open({str(started)!r}, 'w')\n"
+        "file.write(f'{os.getpid()}.')\nfile.close()\ntime.sleep(1e6)"
+    )
+    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
+    await preparer.start()
+    process = preparer._process
+    assert process is not None
+
+    folder = tmp_path / "run"
+    for _ in range(2):
+        assert await preparer.prepare(JOB, with_code("speaks", speaks), folder) == good
+    refused = JobRefused(job=JOB, error="preparing ended with 3: last")
+    assert await preparer.prepare(JOB, with_code("ends", ends), folder) == refused
+    assert await preparer.prepare(JOB, spec, folder) == good
+    assert preparer._process is process
+
+    hangs = asyncio.create_task(preparer.prepare(JOB, with_code("never", never), folder))
+    await wait_until(lambda: started.exists() and started.read_text().endswith("."))
+    hangs.cancel()
+    await wait_until(lambda: not Path(f"/proc/{started.read_text()[:-1]}").exists())
+    assert await preparer.prepare(JOB, spec, folder) == good
+    assert preparer._process is not process

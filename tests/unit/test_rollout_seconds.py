@@ -1,0 +1,98 @@
+"""How long a round's answers take, for what a drafter may save of those to come."""
+
+import msgspec
+
+from tests.samples import JOB, SPEC, started, tally, worker_info
+from tlt.ids import Attempt, Epoch, Incarnation, Member, Purpose, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import DecodingReported, RolloutDropped, WorkerJoined, WorkerLost
+
+W0 = WorkerId("w0")
+_WORKERS = (W0, WorkerId("w1"))
+
+
+def _rolling() -> RunState:
+    """Its ranks start for a minute before they decode."""
+    algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
+    spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
+    begun = started(spec, dict.fromkeys(_WORKERS, 2))
+    return decide(new_run(JOB, spec), begun, 100.0)[0]
+
+
+def _told(
+    state: RunState, worker: int, rank: int, serial: int, step: int = 0, purpose: Purpose = "train"
+) -> RunState:
+    """Three seconds of decoding."""
+    chosen = DecodingReported(
+        job=JOB,
+        worker=_WORKERS[worker],
+        incarnation=state.newest[_WORKERS[worker]],
+        rank=rank,
+        serial=serial,
+        step=Step(step),
+        purpose=purpose,
+        tallies=(tally(10, 1.0), tally(20, 2.0, bucket=2)),
+    )
+    return decide(state, chosen, 160.0)[0]
+
+
+def _closed(state: RunState) -> RunState:
+    """Its answers are all dropped, eight seconds later."""
+    opened = state.batch
+    assert opened is not None
+    for prompt, group in opened.groups.items():
+        for member in range(len(group.members)):
+            dropped = RolloutDropped(
+                job=JOB,
+                epoch=Epoch(1),
+                step=opened.step,
+                attempt=Attempt(0),
+                purpose="train",
+                prompt=prompt,
+                member=Member(member),
+                reason="no text",
+            )
+            state, _ = decide(state, dropped, 168.0)
+    return state
+
+
+def _longest(state: RunState) -> float | None:
+    assert state.batch is not None
+    return state.batch.longest
+
+
+def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:
+    state = _rolling()
+    assert _longest(state) is None
+    for worker, rank, serial in ((0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2)):
+        state = _told(state, worker, rank, serial)
+    assert _longest(state) == 6.0
+    assert _closed(state).rolled_seconds == 6.0
+
+
+def test_where_nobody_tells_it_is_the_time_that_passed() -> None:
+    assert _closed(_rolling()).rolled_seconds == 68.0
+
+
+def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
+    state = _told(_rolling(), 0, 0, 1)
+    state = _told(state, 0, 0, 1)
+    state = _told(state, 0, 0, 2, purpose="eval")
+    state = _told(state, 0, 0, 3, step=1)
+    assert _longest(state) == 3.0
+
+
+def test_a_round_of_short_answers_is_not_taken_for_the_usual() -> None:
+    before = msgspec.structs.replace(_rolling(), rolled_seconds=9.0)
+    assert _closed(_told(before, 0, 0, 1)).rolled_seconds == 6.0
+    assert _closed(before).rolled_seconds == 9.0
+
+
+def test_a_worker_that_comes_back_goes_on_with_the_round() -> None:
+    state = _told(_rolling(), 0, 0, 1)
+    lost = WorkerLost(worker=W0, incarnation=Incarnation(1), reason="gone", returning=True)
+    state, _ = decide(state, lost, 161.0)
+    assert _longest(state) == 3.0
+    state, _ = decide(state, WorkerJoined(info=worker_info(W0, 2, incarnation=2)), 162.0)
+    assert _longest(_told(state, 0, 0, 1)) == 6.0

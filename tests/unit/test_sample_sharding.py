@@ -1,0 +1,68 @@
+"""Each worker's part of a round, by its ranks; who is gone leaves its part to the others."""
+
+import msgspec
+import pytest
+
+from tests.samples import JOB, SPEC, started
+from tlt.config import JobSpec
+from tlt.ids import Attempt, Epoch, Incarnation, Member, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout
+from tlt.protocol.events import RolloutDropped, WorkerLost
+
+_RANKS = {WorkerId("w0"): 1, WorkerId("w1"): 2, WorkerId("w2"): 1}
+_ANSWERS = SPEC.algorithm.prompts_per_step * SPEC.algorithm.group_size
+
+
+def _told(commands: list[RunCommand]) -> dict[WorkerId, int]:
+    return {c.worker: c.share for c in commands if isinstance(c, StartRollout)}
+
+
+def _spec(spread: bool) -> JobSpec:
+    return msgspec.structs.replace(
+        SPEC,
+        algorithm=msgspec.structs.replace(SPEC.algorithm, eval_every=0),
+        rollout=msgspec.structs.replace(SPEC.rollout, spread=spread),
+    )
+
+
+def test_parts_are_even_by_rank_and_make_up_the_round() -> None:
+    _, commands = decide(new_run(JOB, _spec(spread=True)), started(_spec(spread=True), _RANKS), 0.0)
+    assert _told(commands) == {"w0": _ANSWERS // 4, "w1": _ANSWERS // 2, "w2": _ANSWERS // 4}
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_who_is_gone_leaves_its_part_to_the_others(spread: bool) -> None:
+    spec = _spec(spread)
+    state, commands = decide(new_run(JOB, spec), started(spec, _RANKS), 0.0)
+    prompts = next(c.prompts for c in commands if isinstance(c, IssuePrompts))
+    for prompt in prompts[:2]:
+        dropped = RolloutDropped(
+            job=JOB,
+            epoch=Epoch(1),
+            step=Step(0),
+            attempt=Attempt(0),
+            purpose="train",
+            prompt=prompt,
+            member=Member(0),
+            reason="no text",
+        )
+        state, _ = decide(state, dropped, 1.0)
+    lost = WorkerLost(
+        worker=WorkerId("w2"), incarnation=Incarnation(1), reason="gone", returning=True
+    )
+    _, commands = decide(state, lost, 1.0)
+    left = _ANSWERS - 2
+    if spread:
+        assert _told(commands) == {"w0": -(-left // 3), "w1": -(-2 * left // 3)}
+    else:
+        assert _told(commands) == {"w0": left, "w1": left}
+
+
+def test_everybody_has_a_part_of_a_round_of_few() -> None:
+    algorithm = msgspec.structs.replace(
+        SPEC.algorithm, prompts_per_step=1, group_size=2, eval_every=0
+    )
+    spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
+    _, commands = decide(new_run(JOB, spec), started(spec, _RANKS), 0.0)
+    assert _told(commands) == {"w0": 1, "w1": 1, "w2": 1}

@@ -1,0 +1,22 @@
+"""How a worker's incarnation ends, and the tasks that it ran."""
+
+import asyncio
+
+import structlog
+
+_log = structlog.get_logger("worker")
+
+
+class IncarnationEnded(Exception):
+    """This incarnation has ended."""
+
+
+async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
+    """Until they are done: a client's own time-out can swallow a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.2)
+        for task in pending:
+            _log.warning("still there after its cancellation", task=repr(task))

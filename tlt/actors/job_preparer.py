@@ -1,0 +1,94 @@
+"""Preparing a job: in a process of its own, because it loads a tokenizer and runs users' code."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import msgspec
+
+from tlt.child_process import ends_with_parent, last_line
+from tlt.config import JobSpec
+from tlt.dataset import PrepareEnded
+from tlt.ids import JobId
+from tlt.protocol.events import JobPrepared, JobRefused
+
+SPEC_FILE = "spec.json"
+_LONGEST_ANSWER = 2**24
+
+
+class Preparer:
+    """Prepare one job at a time in a long-lived `tlt.job_preparation` process."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Before the first job, which would wait for it."""
+        async with self._turn:
+            with contextlib.suppress(OSError):  # that job is told, if it is still so
+                await self._running()
+
+    async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec)))
+        except OSError as error:
+            return JobRefused(job=job, error=f"{folder}: cannot be written: {error.strerror}")
+        async with self._turn:
+            try:
+                ended = await self._ask(folder)
+            except OSError as error:
+                return JobRefused(job=job, error=f"nothing can be started: {error.strerror}")
+        if ended.prepared is None:
+            error = f"preparing ended with {ended.code}: {ended.last_line}"
+            return JobRefused(job=job, error=error)
+        if ended.prepared.error is not None:
+            return JobRefused(job=job, error=ended.prepared.error)
+        return JobPrepared(
+            job=job,
+            train_prompts=ended.prepared.train_prompts,
+            eval_prompts=ended.prepared.eval_prompts,
+        )
+
+    async def _ask(self, folder: Path) -> PrepareEnded:
+        process = await self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(str(folder)) + b"\n")
+        try:
+            line = await process.stdout.readline()
+            if line:
+                return msgspec.json.decode(line, type=PrepareEnded)
+            last = last_line(await process.stderr.read())
+            return PrepareEnded(code=await process.wait(), prepared=None, last_line=last)
+        except (msgspec.DecodeError, ValueError):
+            await self.close()  # what else it says would be taken for the next job's
+            said = "it said what is no answer"
+            return PrepareEnded(code=process.returncode or 0, prepared=None, last_line=said)
+        except asyncio.CancelledError:  # a user's module may never end its import
+            await self.close()
+            raise
+
+    async def _running(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tlt.job_preparation"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                limit=_LONGEST_ANSWER,
+                preexec_fn=ends_with_parent(signal.SIGKILL),
+            )
+        return self._process
+
+    async def close(self) -> None:
+        """What is being prepared ends with it."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()

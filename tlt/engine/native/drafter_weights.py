@@ -1,0 +1,90 @@
+"""The drafter's weights as its passes need them."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from tlt.engine.native.fused_layer import LayerFiller, Linear, fill_linear, new_layer, new_linear
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.eagle_drafter import Drafter, DrafterConfig
+
+
+class DraftWeights:
+    def __init__(
+        self, drafter: Drafter, policy_head: torch.Tensor, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`policy_head` is read in place: it changes with the policy."""
+        self.config = config = drafter.config
+        self.shape = _shape(config)
+        merging = config.layout == "eagle3"
+        inputs = 2 * config.hidden if merging else config.hidden
+        self.layer = new_layer(self.shape, inputs, dtype, device)
+        weights = drafter.state_dict()
+
+        def weight(name: str) -> torch.Tensor:
+            return weights[name].to(device, torch.promote_types(dtype, torch.float32))
+
+        def own(name: str) -> torch.Tensor:
+            return weights[name].to(device, dtype, copy=True)
+
+        prefix = "midlayer." if merging else "layers.0."
+        entrance = torch.ones(config.hidden, device=device)
+        if merging:
+            norms = [
+                weight(prefix + name + ".weight") for name in ("input_layernorm", "hidden_norm")
+            ]
+            entrance = torch.cat(norms) * config.hidden**0.5
+        LayerFiller(self.shape, self.layer, lambda name: weight(prefix + name)).fill(entrance)
+        self.fc = _linear(weights, "fc", dtype, device)
+        self.norm = own("norm.weight") if merging else None
+        self.head = policy_head if config.own_head is None else own("lm_head.weight")
+        # which tokens the rows of a head of its own stand for
+        self.tokens = None
+        if config.own_head is not None:
+            rows = torch.arange(config.own_head, device=weights["d2t"].device)
+            self.tokens = drafter.tokens(rows).to(device)
+
+    @property
+    def bytes(self) -> int:
+        """Of what is its own, not the policy's."""
+        linears = (self.layer.qkv, self.layer.out, self.layer.gate_up, self.layer.down, self.fc)
+        parts = [part for linear in linears for part in linear]
+        own_head = None if self.config.own_head is None else self.head
+        parts += [self.norm, own_head, self.tokens]
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        if self.norm is not None:
+            x = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps)
+        return F.linear(x, self.head)
+
+
+def _linear(
+    weights: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype, device: torch.device
+) -> Linear:
+    matrix, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    linear = new_linear(len(matrix), matrix.shape[1], bias is not None, dtype, device)
+    fill_linear(linear, matrix, *([] if bias is None else [bias]))
+    return linear
+
+
+def _shape(config: DrafterConfig) -> DecoderConfig:
+    """Its one layer, as a model of one layer."""
+    return DecoderConfig(
+        vocabulary=config.vocabulary,
+        hidden=config.hidden,
+        intermediate=config.intermediate,
+        layers=1,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        rope=config.rope,
+        max_positions=config.max_positions,
+        tied=True,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        head_norms=False,
+    )

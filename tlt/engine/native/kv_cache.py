@@ -1,0 +1,53 @@
+"""A row's keys and values lie in its slot, one entry per position, and are finite everywhere.
+
+Finite, because a masked position still meets the soft-max's zero: zero times NaN is NaN.
+"""
+
+import torch
+
+from tlt.engine.native.decode_attention import Layout
+from tlt.models.decoder_spec import DecoderConfig
+
+
+class Cache:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rows: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._positions = positions
+        self._heads = 2 * config.kv_heads
+        # per position first the keys of all heads, then the values
+        self._data = torch.zeros(
+            config.layers, rows, self._heads, positions, config.head_dim, dtype=dtype, device=device
+        )
+        self.layers = self._data.view(config.layers, -1, config.head_dim).unbind(0)
+        addresses = [layer.data_ptr() for layer in self.layers]
+        self.layout = Layout(addresses, config.kv_heads, positions)
+        self._head_offsets = torch.arange(self._heads, device=device) * positions
+
+    @property
+    def bytes(self) -> int:
+        return self._data.nbytes + self._head_offsets.nbytes
+
+    @property
+    def device(self) -> torch.device:
+        return self._data.device
+
+    def addresses(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where in `layers[i]` the entries of these positions go, head by head."""
+        first = rows * (self._heads * self._positions) + positions
+        return (first[:, None] + self._head_offsets).view(-1)
+
+    def views(
+        self, rows: slice, width: int
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Per layer the keys, and the values, of these rows' first positions."""
+        keys, values = self._data[:, rows, :, :width].chunk(2, dim=2)
+        return keys.unbind(0), values.unbind(0)
+
+    def copy(self, source: int, target: int, positions: int) -> None:
+        self._data[:, target, :, :positions] = self._data[:, source, :, :positions]

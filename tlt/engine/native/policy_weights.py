@@ -1,0 +1,45 @@
+"""The policy's weights as its passes need them; new ones are written in place."""
+
+from collections.abc import Mapping
+
+import torch
+
+from tlt.engine.native.fused_layer import Layer, LayerFiller, new_layer
+from tlt.models.decoder_spec import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
+
+
+class Weights:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        def buffer(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        self._config = config
+        hidden = config.hidden
+        self.layers = [new_layer(config, hidden, dtype, device) for _ in range(config.layers)]
+        self.embedding = buffer(config.vocabulary, hidden)
+        self.norm = buffer(hidden)
+        self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
+
+    def without_memory(self) -> "Weights":
+        """Of the same shapes, to reckon with."""
+        return Weights(self._config, self.embedding.dtype, torch.device("meta"))
+
+    @torch.inference_mode()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for index, layer in enumerate(self.layers):
+            self._load_layer(layer, weights, f"model.layers.{index}.")
+        self.embedding.copy_(weights[EMBEDDING])
+        self.norm.copy_(weights[FINAL_NORM])
+        if not self._config.tied:
+            self.head.copy_(weights[HEAD])
+
+    def _load_layer(self, layer: Layer, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
+        device = self.embedding.device
+        # products of rounded weights are rounded once, when they are stored
+        wide = torch.promote_types(self.embedding.dtype, torch.float32)
+
+        def weight(name: str) -> torch.Tensor:
+            return weights[prefix + name].to(device, wide)
+
+        entrance = weight("input_layernorm.weight") * self._config.hidden**0.5
+        LayerFiller(self._config, layer, weight).fill(entrance)

@@ -1,0 +1,106 @@
+"""The intermediate results of one forward pass: every layer overwrites what the last one left.
+
+The buffers are allocated once, for the largest pass; a smaller one uses their first rows. What all
+layers do is done here, in place.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from tlt.engine.native.fused_layer import Layer, Linear
+from tlt.models.decoder_spec import DecoderConfig
+
+
+class Buffers:
+    def __init__(
+        self, config: DecoderConfig, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        def buffer(width: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(tokens, width, dtype=kind, device=device)
+
+        def floor(width: int) -> torch.Tensor:
+            return torch.tensor((width * config.norm_eps) ** 0.5, dtype=self.wide, device=device)
+
+        # half formats have no complex numbers: rope and norms run in float32 there
+        self.wide = torch.promote_types(dtype, torch.float32)
+        self.floor, self.head_floor = floor(config.hidden), floor(config.head_dim)
+        turned = config.heads + config.kv_heads
+        self.x = buffer(config.hidden)
+        self.normed = buffer(config.hidden)
+        self.length = buffer(1, self.wide)
+        self.qkv = buffer((turned + config.kv_heads) * config.head_dim)
+        self.turn = buffer(turned * config.head_dim // 2, self.wide.to_complex())
+        self.gate_up = buffer(2 * config.intermediate)
+
+    @property
+    def bytes(self) -> int:
+        return sum(
+            b.nbytes for b in (self.x, self.normed, self.length, self.qkv, self.turn, self.gate_up)
+        )
+
+
+class Scratch:
+    """Views of the buffers for one pass over some tokens."""
+
+    def __init__(self, config: DecoderConfig, buffers: Buffers, turn: torch.Tensor) -> None:
+        """`turn` [tokens, pairs of a head] rotates each query and key."""
+        tokens, turned = len(turn), config.heads + config.kv_heads
+        self.x = buffers.x[:tokens]
+        self.normed = buffers.normed[:tokens]
+        self.queries_width = config.heads * config.head_dim
+        self._buffers = buffers
+        self._length = buffers.length[:tokens]
+        self._qkv = buffers.qkv[:tokens]
+        heads = self._qkv.view(tokens, -1, config.head_dim)
+        self._turned = heads[:, :turned]
+        self.queries = heads[:, : config.heads]
+        self._entries = heads[:, config.heads :]
+        self._gate_up = buffers.gate_up[:tokens]
+        self._gate, self._up = self._gate_up.chunk(2, dim=1)
+        self._turn = buffers.turn[:tokens].view(tokens, turned, -1)
+        self._turn.copy_(turn[:, None])
+        half = self._qkv.dtype.itemsize < buffers.wide.itemsize
+        self._pairs = None if half else self._turned.view(self._turn.dtype)
+
+    def project(self, inputs: torch.Tensor, layer: Layer) -> torch.Tensor:
+        """Queries and keys, turned to their positions, and values; the latter two to be cached."""
+        _project(inputs, layer.qkv, self._qkv)
+        if layer.head_norms is not None:
+            heads, wide = self._turned, self._buffers.wide
+            length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=wide)
+            floor = self._buffers.head_floor
+            torch.div(heads, length.hypot_(floor), out=heads).mul_(layer.head_norms)
+        self._rotate()
+        return self._entries.reshape(-1, self._entries.shape[-1])
+
+    def absorb(self, layer: Layer, attended: torch.Tensor) -> None:
+        """What attention found, then the feed-forward part, are added to x."""
+        _add(self.x, attended.reshape(-1, self.queries_width), layer.out)
+        _project(self.normalised(), layer.gate_up, self._gate_up)
+        _add(self.x, F.silu(self._gate, inplace=True).mul_(self._up), layer.down)
+
+    def normalised(self) -> torch.Tensor:
+        """RMSNorm without its constant factors, which the weights hold: x / sqrt(|x|² + floor²)."""
+        length = self._length
+        torch.linalg.vector_norm(self.x, dim=-1, keepdim=True, dtype=length.dtype, out=length)
+        return torch.div(self.x, length.hypot_(self._buffers.floor), out=self.normed)
+
+    def _rotate(self) -> None:
+        if self._pairs is not None:
+            self._pairs.mul_(self._turn)
+        else:
+            pairs = self._turned.to(self._buffers.wide).view(self._turn.dtype)
+            self._turned.copy_(pairs.mul_(self._turn).view(self._buffers.wide))
+
+
+def _project(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
+    if linear.bias is None:
+        torch.mm(x, linear.matrix, out=out)
+    else:
+        torch.addmm(linear.bias, x, linear.matrix, out=out)
+
+
+def _add(x: torch.Tensor, y: torch.Tensor, linear: Linear) -> None:
+    x.addmm_(y, linear.matrix)
+    if linear.bias is not None:
+        x.add_(linear.bias)

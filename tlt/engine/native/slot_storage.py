@@ -1,0 +1,44 @@
+"""All that is kept per row and position; the rows after the slots hold staged prompts."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tlt.engine.native.hidden_states import States
+from tlt.engine.native.kv_cache import Cache
+from tlt.models.decoder_spec import DecoderConfig
+
+
+class Slots:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        rows: int,
+        positions: int,
+        captured: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def table(kind: torch.dtype) -> torch.Tensor:
+            return torch.zeros(rows, positions, dtype=kind, device=device)
+
+        self.positions = positions
+        self.cache = Cache(config, rows, positions, dtype, device)
+        self.states = States(config, captured, rows, positions, dtype, device)
+        self.tokens = table(torch.long)
+        self.logprobs = table(torch.promote_types(dtype, torch.float32))
+
+    @property
+    def bytes(self) -> int:
+        parts = (self.cache.bytes, self.states.bytes, self.tokens.nbytes, self.logprobs.nbytes)
+        return sum(parts)
+
+    def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where in the flat tables of tokens, log-probs and states these are."""
+        return rows * self.positions + positions
+
+    def copy(self, source: int, target: int, positions: int) -> None:
+        self.cache.copy(source, target, positions)
+        self.states.copy(source, target, positions)
+        self.tokens[target, :positions] = self.tokens[source, :positions]
+        self.logprobs[target, :positions] = self.logprobs[source, :positions]

@@ -1,0 +1,22 @@
+"""What SGLang 0.5.23 lacks on a CPU. To be applied in the scheduler's process, before it starts."""
+
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.speculative import eagle_utils as upstream
+
+from tlt.engine.sglang.cpu import draft_verify, top_k_top_p
+
+
+def apply() -> None:
+    # without AMX it falls back to a backend that cannot verify drafts; this one can, given kernels
+    ATTENTION_BACKENDS["torch_native"] = ATTENTION_BACKENDS["intel_amx"]
+    # on a CPU it would take the target's best token at every temperature
+    upstream._verify_uses_greedy = _uses_greedy  # pyright: ignore[reportPrivateUsage]
+    upstream.tree_speculative_sampling_target_only = (
+        draft_verify.tree_speculative_sampling_target_only
+    )
+    upstream.top_k_renorm_prob = top_k_top_p.top_k_renorm_prob
+    upstream.top_p_renorm_prob = top_k_top_p.top_p_renorm_prob
+
+
+def _uses_greedy(*, is_all_greedy: bool, **build: bool) -> bool:
+    return is_all_greedy

@@ -1,0 +1,93 @@
+"""From a model folder to an engine: the tap first, then SGLang with the plugin that fills it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from tlt.engine.sglang import launch, scheduler_plugin
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.hidden_state_tap import Tap, TapShape
+from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.sglang_client import Server
+from tlt.errors import UnsupportedModel
+from tlt.ids import PolicyVersion
+from tlt.models.config_json import read_config
+from tlt.models.drafter_folder import weight_names
+
+# requests that SGLang holds for each that it decodes, so that it never waits for us
+_AHEAD = 2
+
+
+def start_server(
+    model: Path,
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    stuck_seconds: float,
+    captured: Sequence[int] = (),
+    drafts: Drafts | None = None,
+    seed: int = 0,
+    proposals: Path | None = None,
+) -> tuple[Server, Tap]:
+    """`folder` takes the log, and should be in memory: the tap lies there until it is mapped.
+
+    What is captured with a drafter is what that drafter reads, and the last state.
+    """
+    config = read_config(model)
+    if config.mlp_bias:
+        raise UnsupportedModel(f"{model}: SGLang has no biases in the feed-forward part")
+    shape = TapShape(
+        slots=_AHEAD * slots,
+        positions=max_context,
+        layers=len(captured),
+        hidden=config.hidden,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    path = folder / "tap"
+    told = scheduler_plugin.Options(
+        tap=str(path), shape=shape, proposals=None if proposals is None else str(proposals)
+    )
+    tap = Tap.create(path, shape)
+    try:
+        launched = launch.start(
+            launch.Options(
+                model=model,
+                device=device,
+                dtype=dtype,
+                slots=slots,
+                max_context=max_context,
+                version=version,
+                seed=seed,
+                drafts=drafts,
+                states=bool(captured),
+                captured=tuple(layer for layer in captured if layer < config.layers),
+                environment=told.environment(),
+            ),
+            folder / "sglang.log",
+        )
+    finally:
+        path.unlink()
+    own = () if drafts is None else weight_names(drafts.drafter, config.layers)
+    return Server(launched, dtype, own, stuck_seconds), tap
+
+
+def start_engine(
+    model: Path,
+    decode_text: Callable[[Sequence[int]], str],
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    seed: int,
+    stuck_seconds: float,
+) -> SglangEngine:
+    server, tap = start_server(
+        model, slots, max_context, device, dtype, version, folder, stuck_seconds, seed=seed
+    )
+    return SglangEngine(server, read_config(model), tap, decode_text, slots, max_context, version)

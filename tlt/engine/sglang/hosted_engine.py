@@ -1,0 +1,118 @@
+"""SGLang's `Engine` around a scheduler that already runs. Import it only from `launch`.
+
+What upstream starts besides is left out: tokens go in and out, so nothing has to be detokenised;
+and no thread watches the scheduler in order to kill this process when it ends.
+"""
+
+import asyncio
+import signal
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.entrypoints.engine import Engine, SchedulerInitResult
+from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+from tlt.engine.sglang.scheduler_process import SchedulerProcess
+
+# files that upstream makes and leaves behind
+_SOCKETS = (
+    "tokenizer_ipc_name",
+    "scheduler_input_ipc_name",
+    "detokenizer_ipc_name",
+    "rpc_ipc_name",
+    "metrics_ipc_name",
+)
+
+
+class Manager(TokenizerManager):
+    """Speaks with the scheduler, and leaves the signals of this process alone."""
+
+    listening: "asyncio.Task[None] | None" = None
+
+    def auto_create_handle_loop(self) -> None:
+        if self.listening is None:
+            self.event_loop = asyncio.get_running_loop()
+            self.listening = self.event_loop.create_task(self.handle_loop())
+
+    def _calculate_spec_decoding_metrics(self, meta_info: Any, recv_obj: Any, i: int) -> None:
+        """Upstream asks the settings of whichever engine this process started last."""
+
+
+class HostedEngine(Engine):
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, scheduler: SchedulerProcess, **arguments: Any) -> None:
+        # upstream hands these two on to its class methods
+        self.run_scheduler_process_func: Any = scheduler
+        self.init_tokenizer_manager_func = self._open
+        self._manager: Any = None
+        try:
+            super().__init__(custom_sigquit_handler=signal.SIG_IGN, **arguments)
+        except BaseException:
+            self._release()
+            raise
+
+    def _open(self, arguments: ServerArgs, ports: PortArgs) -> tuple[Manager, None]:
+        """Without the templates of a chat."""
+        self.port_args = ports
+        self._manager = Manager(arguments, ports)
+        return self._manager, None
+
+    @classmethod
+    def _launch_scheduler_processes(
+        cls, server_args: Any, port_args: PortArgs, run_scheduler_process_func: Any, **_: Any
+    ) -> tuple[SchedulerInitResult, None]:
+        process: SchedulerProcess = run_scheduler_process_func
+        process.tell(server_args, port_args, server_args.base_gpu_id)
+        infos: list[dict[str, Any]] = []
+        result = SchedulerInitResult(
+            scheduler_infos=infos,
+            all_child_pids=[process.pid],
+            wait_for_ready=lambda: infos.append(process.ready()),
+        )
+        return result, None
+
+    @classmethod
+    def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
+        return [], []
+
+    @staticmethod
+    def _ensure_event_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.new_event_loop()
+
+    def deaf(self) -> str | None:
+        """Why nothing that the scheduler says is heard any more."""
+        listening: asyncio.Task[None] | None = self._manager.listening
+        if listening is None or not listening.done():
+            return None
+        error = listening.exception()
+        where = traceback.extract_tb(error.__traceback__)[-1] if error is not None else None
+        return f"is not listened to: {error!r} at {where}"
+
+    def close(self) -> None:
+        """Once the scheduler has ended."""
+        self.loop.run_until_complete(_cancel(asyncio.all_tasks(self.loop)))
+        self.loop.close()
+        rpc: Any = self.send_to_rpc
+        rpc.context.destroy(linger=0)
+        self._release()
+
+    def shutdown(self) -> None:
+        """Upstream kills all children of this process here, and at its exit."""
+
+    def _release(self) -> None:
+        if self._manager is None:
+            return
+        self._manager.recv_from_detokenizer.context.destroy(linger=0)
+        for name in (getattr(self.port_args, field) for field in _SOCKETS):
+            Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
+        Path(shm_path_for(self.port_args.instance_id)).unlink(missing_ok=True)
+
+
+async def _cancel(tasks: set["asyncio.Task[Any]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

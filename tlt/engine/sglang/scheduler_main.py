@@ -1,0 +1,46 @@
+"""The process of SGLang's scheduler: `python -m tlt.engine.sglang.scheduler_main FD DEVICE`.
+
+It imports SGLang while its rank does the same, then waits to be told what to run. It ends with its
+rank. Whatever goes wrong is said on standard error, which is a file that the rank reads from.
+"""
+
+import gc
+import multiprocessing
+import os
+import sys
+from multiprocessing.connection import Connection
+
+from tlt.engine.sglang.cpu import cpu_mode
+
+
+def main() -> None:
+    # a third of the time of these imports goes into looking for garbage; nor is there any to be
+    # found in them while it decodes
+    gc.disable()
+    channel = Connection(int(sys.argv[1]))
+    on_cpu = sys.argv[2] == "cpu"
+    if on_cpu:
+        cpu_mode.enter()
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    from tlt.engine.sglang import scheduler_plugin
+
+    if on_cpu:
+        from tlt.engine.sglang.cpu import sglang_patches
+
+        sglang_patches.apply()
+    scheduler_plugin.install()
+    gc.freeze()
+    gc.enable()
+    try:
+        authkey, arguments, ports, gpu = channel.recv()
+    except EOFError:
+        return
+    multiprocessing.current_process().authkey = authkey
+    run_scheduler_process(arguments, ports, gpu, 0, 0, None, channel)
+    # it returns only after a failure, which it has logged
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

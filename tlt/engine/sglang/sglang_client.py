@@ -1,0 +1,213 @@
+"""SGLang as we use it: prompts and tokens are ids, every call ends or says why it cannot.
+
+Its own event loop runs only inside `run`; what the scheduler sends meanwhile waits in its socket.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import torch
+
+from tlt.engine.base import Request, Sampling
+from tlt.engine.sglang.hidden_state_tap import Name
+from tlt.engine.sglang.launch import Launched
+from tlt.engine.sglang.weight_checksums import difference
+from tlt.errors import ConfigError, RankError
+from tlt.ids import PolicyVersion, StopReason
+
+_T = TypeVar("_T")
+_Runner = Literal["target", "draft"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """All of an answer so far."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    # none while it goes on
+    stop: StopReason | None
+    # why SGLang gave it up, if it did
+    complaint: str = ""
+
+
+class Server:
+    def __init__(
+        self,
+        launched: Launched,
+        dtype: torch.dtype,
+        drafter_weights: Collection[str],
+        stuck_seconds: float,
+    ) -> None:
+        """What takes longer than `stuck_seconds` without a sign of life hangs."""
+        self._dtype = dtype
+        self._drafter_weights = frozenset(drafter_weights)
+        # how many have been adopted since the start
+        self.drafters = 0
+        self.stuck_seconds = stuck_seconds
+        self._launched = launched
+        self._engine = launched.engine
+        self._manager = launched.engine.tokenizer_manager
+        self._loop: asyncio.AbstractEventLoop = launched.engine.loop
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Until it is done, or the scheduler has died."""
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(self._while_alive(task))
+        finally:
+            task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        """It goes on whenever something runs."""
+        return self._loop.create_task(work)
+
+    async def generate(
+        self, request: Request, name: Name, most: int, streamed: bool
+    ) -> AsyncIterator[Part]:
+        """At most `most` tokens fit behind the prompt."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        asked = GenerateReqInput(
+            rid=name.write(),
+            input_ids=list(request.prompt),
+            sampling_params=_sampling_params(request, most),
+            return_logprob=True,
+            stream=streamed,
+            cache_salt=name.salt,
+        )
+        async for output in self._manager.generate_request(asked, None):
+            yield _part(output)
+
+    async def abort(self, *names: Name) -> None:
+        for name in names:
+            self._manager.abort_request(rid=name.write())
+
+    async def update_policy(
+        self, weights: Mapping[str, torch.Tensor], version: PolicyVersion
+    ) -> None:
+        """Requests that run go on with the new weights over their old cache."""
+        sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
+        async with self._paused():
+            await self._update(sent, "target", str(version))
+            await self._verify(sent, version)
+
+    async def update_drafter(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Its own weights alone: SGLang would write anything else into the policy."""
+        if foreign := weights.keys() - self._drafter_weights:
+            raise ConfigError(f"{min(foreign)} is no weight of the drafter's own")
+        if missing := self._drafter_weights - weights.keys():
+            raise ConfigError(f"the drafter's weight {min(missing)} is missing")
+        async with self._paused():
+            sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
+            await self._update(sent, "draft", None)
+        self.drafters += 1
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncGenerator[None]:
+        """Requests stay where they are. After a failure weights may be mixed: nothing goes on."""
+        from sglang.srt.managers.io_struct import (
+            ContinueGenerationReqInput,
+            PauseGenerationReqInput,
+        )
+
+        await self._manager.pause_generation(PauseGenerationReqInput(mode="in_place"))
+        try:
+            yield
+        except BaseException:
+            self._launched.kill()
+            raise
+        await self._manager.continue_generation(ContinueGenerationReqInput())
+
+    async def _update(
+        self, weights: Mapping[str, torch.Tensor], selector: _Runner, version: str | None
+    ) -> None:
+        from sglang.srt.managers.io_struct import (
+            BeginWeightUpdateReqInput,
+            EndWeightUpdateReqInput,
+            UpdateWeightsFromTensorReqInput,
+        )
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        manager = self._manager
+        serialize: Any = MultiprocessingSerializer.serialize
+        await manager.begin_weight_update(BeginWeightUpdateReqInput(selector=selector), None)
+        success, message, *_ = await manager.update_weights_from_tensor(
+            UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[serialize(list(weights.items()))],
+                selector=selector,
+                flush_cache=False,
+                weight_version=version,
+            ),
+            None,
+        )
+        await manager.end_weight_update(EndWeightUpdateReqInput(), None)
+        if not success:
+            raise RankError(f"SGLang refused the weights: {message}")
+
+    def close(self) -> None:
+        self._launched.close()
+
+    async def _verify(self, sent: Mapping[str, torch.Tensor], version: PolicyVersion) -> None:
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
+        from sglang.srt.managers.mm_utils import tensor_hash
+
+        success, message, ranks, _ = await self._manager.check_weights(
+            CheckWeightsReqInput(action="checksum", selector="target")
+        )
+        if not success or not ranks:
+            raise RankError(f"SGLang cannot tell what weights it holds: {message}")
+        on_cpu = self._launched.engine.server_args.device == "cpu"
+        wrong = difference(
+            sent, ranks[0]["checksums"], lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu
+        )
+        if wrong is not None:
+            raise RankError(f"after policy version {version} SGLang holds another {wrong}")
+
+    async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
+        deadline = monotonic() + self.stuck_seconds
+        while not task.done():
+            await asyncio.wait([task], timeout=min(1.0, self.stuck_seconds))
+            if (how := self._launched.died()) is not None:
+                raise RankError(f"SGLang's scheduler {how}")
+            if not task.done() and monotonic() > deadline:
+                raise self.stuck()
+        return task.result()
+
+    def stuck(self) -> RankError:
+        said = self._launched.last_lines()
+        return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {said}")
+
+
+def _sampling_params(request: Request, most: int) -> dict[str, Any]:
+    sampling: Sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "max_new_tokens": min(request.max_new_tokens, most),
+        # `ignore_eos` makes it ignore all stop tokens
+        "ignore_eos": not request.stop_tokens,
+        "stop_token_ids": sorted(request.stop_tokens),
+    }
+
+
+def _part(output: dict[str, Any]) -> Part:
+    meta = output["meta_info"]
+    return Part(
+        tokens=list(output["output_ids"]),
+        logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
+        stop=_stop(meta["finish_reason"]),
+        complaint=str((meta["finish_reason"] or {}).get("message", "")),
+    )
+
+
+def _stop(reason: dict[str, Any] | None) -> StopReason | None:
+    if reason is None:
+        return None
+    kinds: dict[str, StopReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
+    return kinds[reason["type"]]

@@ -1,0 +1,130 @@
+"""Validate a job's model, data and reward, and tokenise its prompts, before the job starts.
+
+Runs as a process of its own (`python -m tlt.job_preparation`) that receives run folders. For each
+it reads spec.json, writes the tokenised prompts beside it, and reports how many there are or what is
+wrong. Its imports take seconds, so it stays up and forks for each folder; the end of the fork
+undoes whatever users' code did to the interpreter.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, NoReturn
+
+import msgspec
+
+from tlt.child_process import ends_with_parent, last_line
+from tlt.config import JobSpec
+from tlt.dataset import Prepared, PrepareEnded, Prompt, Prompts, prompts_file, rows
+from tlt.errors import ConfigError, DataError, TltError
+from tlt.loggers.installed_check import refuse_missing
+from tlt.models.config_json import read_config
+from tlt.models.drafter_folder import default_layers
+from tlt.models.tokenizer import Tokenizer
+from tlt.rewards.verifiers import load_verifier
+
+
+def prepare(folder: Path) -> Prepared:
+    spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
+    policy = read_config(Path(spec.policy.path))
+    positions = policy.max_positions
+    limit = min(positions, spec.policy.max_context or positions)
+    drafter = spec.drafter
+    if drafter.train != "off" and drafter.path is None and drafter.layout == "eagle3":
+        default_layers(policy.layers)
+    if spec.speculation.longest >= limit:
+        raise ConfigError(
+            f"speculation guesses {spec.speculation.longest} tokens at once, "
+            f"in a context of {limit}"
+        )
+    tokenizer = Tokenizer(spec.policy.path)
+    load_verifier(spec.reward)
+    refuse_missing(spec.loggers, "spec")
+    train = _tokenised(Path(spec.data.train), spec, tokenizer, limit, None)
+    train_prompts = Prompts.write(prompts_file(folder, "train"), train)
+    eval_prompts = 0
+    if spec.data.eval is not None:
+        held_out = _tokenised(Path(spec.data.eval), spec, tokenizer, limit, spec.data.eval_limit)
+        eval_prompts = Prompts.write(prompts_file(folder, "eval"), held_out)
+    return Prepared(train_prompts=train_prompts, eval_prompts=eval_prompts)
+
+
+def _tokenised(
+    path: Path, spec: JobSpec, tokenizer: Tokenizer, limit: int, most: int | None
+) -> Iterator[Prompt]:
+    for number, (place, row) in enumerate(rows(path, spec.data)):
+        if most is not None and number >= most:
+            return
+        tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place)
+        if not tokens:
+            raise DataError(f"{place}: the prompt has no tokens")
+        if len(tokens) >= limit:
+            raise DataError(
+                f"{place}: the prompt has {len(tokens)} tokens, which leaves no room in a "
+                f"context of {limit}"
+            )
+        key = spec.data.answer_key
+        yield Prompt(tokens=tokens, row=row, answer=None if key is None else row[key])
+
+
+def main() -> None:
+    """Reads a folder a line, as JSON, and answers with a line each."""
+    gc.freeze()  # a fork that looks for garbage would copy all that was imported
+    while line := sys.stdin.buffer.readline():
+        folder = Path(msgspec.json.decode(line, type=str))
+        with TemporaryFile() as said, TemporaryFile() as complaint:
+            server, child = os.getpid(), os.fork()
+            if child == 0:
+                _as_child(server, said, complaint, folder)
+            _, status = os.waitpid(child, 0)
+            ended = PrepareEnded(
+                code=os.waitstatus_to_exitcode(status),
+                prepared=_prepared(_read(said)),
+                last_line=last_line(_read(complaint)),
+            )
+        sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _as_child(server: int, said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
+    ends_with_parent(signal.SIGKILL)()
+    if os.getppid() != server:
+        os._exit(1)  # it ended before that
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    for stream in (sys.stdout, sys.stderr):  # importing a user's module may print
+        os.dup2(complaint.fileno(), stream.fileno())
+    with contextlib.redirect_stdout(sys.stderr):  # in order
+        said.write(msgspec.json.encode(outcome(folder)))
+        said.flush()
+    os._exit(0)  # to take all apart that was imported takes a second
+
+
+def outcome(folder: Path) -> Prepared:
+    try:
+        return prepare(folder)
+    except TltError as error:
+        return Prepared(error=str(error))
+    except OSError as error:
+        return Prepared(error=f"{error.filename or folder}: {error.strerror}")
+
+
+def _prepared(said: bytes) -> Prepared | None:
+    try:
+        return msgspec.json.decode(said, type=Prepared)
+    except msgspec.DecodeError:
+        return None
+
+
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+if __name__ == "__main__":
+    main()

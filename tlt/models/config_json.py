@@ -1,0 +1,184 @@
+"""config.json says all that decides what a decoder computes, or the folder is refused.
+
+A refusal is one line: the folder, what was found there, what we run.
+"""
+
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from tlt.errors import ConfigError, UnsupportedModel
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.rope import LinearRope, Llama3Rope, PlainRope, Rope, YarnRope, yarn_scale
+
+_T = TypeVar("_T")
+
+
+class _RopeFile(msgspec.Struct):
+    rope_theta: float | None = None
+    rope_type: str | None = None
+    type: str | None = None
+    partial_rotary_factor: float | None = None
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+class _ConfigFile(msgspec.Struct):
+    """config.json, with Transformers' defaults; rope as version 5 writes it and as 4 did."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int | None = None
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float | None = None
+    rope_scaling: _RopeFile | None = None
+    rope_parameters: _RopeFile | None = None
+    partial_rotary_factor: float | None = None
+    use_sliding_window: bool = False
+    quantization_config: dict[str, object] | None = None
+
+
+class _Architecture(msgspec.Struct):
+    architectures: list[str] | None = None
+
+
+class _Family(NamedTuple):
+    """What its code fixes and config.json doesn't say."""
+
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    mlp_bias: bool | None = None
+    head_norms: bool = False
+    head_dim: int | None = None
+    positions: int = 32768
+    windows: bool = True
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(positions=2048, windows=False),
+    "Qwen2ForCausalLM": _Family(qkv_bias=True, out_bias=False, mlp_bias=False),
+    "Qwen3ForCausalLM": _Family(mlp_bias=False, head_norms=True, head_dim=128),
+}
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such model folder")
+    path = folder / "config.json"
+    # The family first: another one's config.json may lack what ours must have.
+    architectures = read_json(path, _Architecture).architectures
+    if architectures is None or len(architectures) != 1 or architectures[0] not in _FAMILIES:
+        raise unsupported(folder, f"architectures is {architectures}")
+    family = _FAMILIES[architectures[0]]
+    file = read_json(path, _ConfigFile)
+    positions = file.max_position_embeddings or family.positions
+    rope = _rope(folder, file, positions)
+    refusals = {
+        f"the activation '{file.hidden_act}'": file.hidden_act != "silu",
+        "quantised weights": file.quantization_config is not None,
+        "a sliding window": file.use_sliding_window and family.windows,
+    }
+    if found := [what for what, present in refusals.items() if present]:
+        raise unsupported(folder, f"it has {' and '.join(found)}")
+    heads, kv_heads = file.num_attention_heads, file.num_key_value_heads
+    config = DecoderConfig(
+        vocabulary=file.vocab_size,
+        hidden=file.hidden_size,
+        intermediate=file.intermediate_size,
+        layers=file.num_hidden_layers,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=file.head_dim or family.head_dim or file.hidden_size // heads,
+        norm_eps=file.rms_norm_eps,
+        rope=rope,
+        max_positions=positions,
+        tied=file.tie_word_embeddings,
+        qkv_bias=_either(family.qkv_bias, file.attention_bias),
+        out_bias=_either(family.out_bias, file.attention_bias),
+        mlp_bias=_either(family.mlp_bias, file.mlp_bias),
+        head_norms=family.head_norms,
+    )
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        raise unsupported(
+            folder,
+            f"{config.heads} heads over {config.kv_heads} key-value heads of {config.head_dim}",
+        )
+    return config
+
+
+def unsupported(folder: Path, found: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{folder}: {found}; we run {', '.join(_FAMILIES)}, with the rope settings default, "
+        "linear, llama3 and yarn, without sliding windows, unquantised"
+    )
+
+
+def read_json(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _either(fixed: bool | None, stated: bool) -> bool:
+    return stated if fixed is None else fixed
+
+
+def _rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
+    found = file.rope_parameters or file.rope_scaling or _RopeFile()
+    theta = found.rope_theta or file.rope_theta or 10_000.0
+    kind = found.rope_type or found.type or "default"
+    partial = found.partial_rotary_factor or file.partial_rotary_factor or 1.0
+    if partial != 1.0:
+        raise unsupported(folder, f"it has a rope over {partial} of each head")
+    original = found.original_max_position_embeddings or positions
+    match kind, found.factor:
+        case "default", _:
+            return PlainRope(theta=theta)
+        case "linear", float(factor):
+            return LinearRope(theta=theta, factor=factor)
+        case "llama3", float(factor):
+            low, high = found.low_freq_factor, found.high_freq_factor
+            if low is None or high is None:
+                raise unsupported(folder, "its rope of type 'llama3' lacks a frequency factor")
+            return Llama3Rope(
+                theta=theta, factor=factor, low=low, high=high, original_positions=original
+            )
+        case "yarn", factor:
+            factor = factor or positions / original
+            scale = found.attention_factor
+            return YarnRope(
+                theta=theta,
+                factor=factor,
+                original_positions=original,
+                fast=found.beta_fast or 32,
+                slow=found.beta_slow or 1,
+                truncate=found.truncate,
+                scale=yarn_scale(factor, found.mscale, found.mscale_all_dim)
+                if scale is None
+                else scale,
+            )
+        case "linear" | "llama3", None:
+            raise unsupported(folder, f"its rope of type '{kind}' lacks a factor")
+        case _:
+            raise unsupported(folder, f"it has a rope of type '{kind}'")

@@ -1,0 +1,249 @@
+"""One decoder layer that guesses the policy's next tokens, in the two layouts that SGLang loads.
+
+A guess for what follows token i+1 is made from that token's embedding and a feature of position i:
+of the policy's own states where they are known, of the drafter's last guess where they aren't yet.
+Parameters bear the names of the checkpoint files; embedding and, mostly, head are the policy's.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tlt.ids import Digest
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.rope import Rope, rotations
+
+# queries [..., heads, tokens, width], keys and values with fewer heads -> as the queries
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    # `eagle` reads the policy's last state, after its final norm; `eagle3` some of its layers'
+    layout: Literal["eagle", "eagle3"]
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Rope
+    max_positions: int
+    vocabulary: int
+    # eagle3 only: at which layers' entrances the states are taken
+    captured: tuple[int, ...] = ()
+    # eagle3 only: the rows of a head of its own; None where it uses the policy's
+    own_head: int | None = None
+
+
+def architecture(config: DrafterConfig) -> Digest:
+    """Drafters of equal ones can take each other's place."""
+    return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
+
+
+class Guess(NamedTuple):
+    # to multiply with the head
+    readout: Tensor
+    # stands for the policy's feature in the next step
+    feature: Tensor
+
+
+class Eagle(nn.Module):
+    """Reads the policy's last state, after its final norm."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden, config.hidden)
+        # the one layer there is
+        self.layers = nn.ModuleList([_Layer(config, inputs=config.hidden)])
+        self._turns = _Turns(config)
+
+    def feature(self, states: Tensor) -> Tensor:
+        """From the policy's states [..., 1, hidden]."""
+        return states.flatten(-2)
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Guess:
+        """Token i+1's embedding meets position i's feature, and turns with position i."""
+        merged = self.fc(torch.cat([embeddings, features], dim=-1))
+        out = self.layers[0](merged, merged, self._turns(positions), attend)
+        return Guess(out, out)
+
+    def head(self, policy_head: Tensor) -> Tensor:
+        """What its readout is multiplied with."""
+        return policy_head
+
+    def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
+        return F.linear(readout, policy_head)
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        """Which tokens rows of the logits stand for."""
+        return rows
+
+
+class Eagle3(nn.Module):
+    """Reads the policy's states at some of its layers' entrances."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.captured) * config.hidden, config.hidden, bias=False)
+        self.midlayer = _MergingLayer(config)
+        self.norm = _norm(config)
+        self.lm_head: nn.Linear | None = None
+        if config.own_head is not None:
+            self.lm_head = nn.Linear(config.hidden, config.own_head, bias=False)
+            # its rows stand for these tokens of the policy: their numbers, less their own
+            self.register_buffer("d2t", torch.zeros(config.own_head, dtype=torch.long))
+        self._turns = _Turns(config)
+
+    def feature(self, states: Tensor) -> Tensor:
+        """From the policy's states [..., captured layers, hidden]."""
+        return self.fc(states.flatten(-2))
+
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Guess:
+        """Token i+1's embedding meets position i's feature, and turns with position i."""
+        out = self.midlayer.merge(embeddings, features, self._turns(positions), attend)
+        return Guess(self.norm(out), out)
+
+    def head(self, policy_head: Tensor) -> Tensor:
+        """What its readout is multiplied with."""
+        return policy_head if self.lm_head is None else self.lm_head.weight
+
+    def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
+        return F.linear(readout, self.head(policy_head))
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        if self.lm_head is None:
+            return rows
+        return rows + self.get_buffer("d2t")[rows]
+
+
+Drafter = Eagle | Eagle3
+
+
+def new_drafter(config: DrafterConfig) -> Drafter:
+    return Eagle(config) if config.layout == "eagle" else Eagle3(config)
+
+
+def misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
+    """In a few words, what keeps a drafter from guessing for this policy."""
+    config = drafter.config
+    if (complaint := _misshape(config, policy)) is not None:
+        return complaint
+    for name, weight in drafter.state_dict().items():
+        if not weight.isfinite().all():
+            return f"{name} {list(weight.shape)} holds what is not a number"
+    if config.own_head is not None:
+        rows = torch.arange(config.own_head, device=drafter.get_buffer("d2t").device)
+        tokens = drafter.tokens(rows)
+        if tokens.min() < 0 or tokens.max() >= config.vocabulary:
+            return f"d2t [{config.own_head}] names tokens beyond the vocabulary"
+    return None
+
+
+def _misshape(config: DrafterConfig, policy: DecoderConfig) -> str | None:
+    for name in ("vocabulary", "hidden"):
+        own, needed = getattr(config, name), getattr(policy, name)
+        if own != needed:
+            return f"its {name} is {own}, the policy's {needed}"
+    if config.heads % config.kv_heads:
+        return f"its {config.heads} heads cannot share {config.kv_heads} keys"
+    if config.head_dim % 2:
+        return f"its heads are {config.head_dim} wide, an odd number"
+    if config.rope.theta != policy.rope.theta:
+        return f"its rope theta is {config.rope.theta:g}, the policy's {policy.rope.theta:g}"
+    layers = config.captured
+    if config.layout == "eagle" and layers != (policy.layers,):
+        return f"it reads layers {list(layers)}, and EAGLE's reads what follows the last one"
+    if len(set(layers)) < len(layers) or not all(0 <= n <= policy.layers for n in layers):
+        return f"it reads layers {list(layers)} of {policy.layers}"
+    return None
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: DrafterConfig, inputs: int) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config, inputs)
+        self.post_attention_layernorm = _norm(config)
+        self.mlp = _FeedForward(config)
+
+    def forward(self, inputs: Tensor, residual: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+        residual = residual + self.self_attn(inputs, turn, attend)
+        return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+class _MergingLayer(_Layer):
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config, inputs=2 * config.hidden)
+        self.input_layernorm = _norm(config)
+        self.hidden_norm = _norm(config)
+
+    def merge(self, embeddings: Tensor, features: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+        merged = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
+        return self(merged, features, turn, attend)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: DrafterConfig, inputs: int) -> None:
+        super().__init__()
+        self._dim = config.head_dim
+        queries, pairs = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(inputs, queries, bias=False)
+        self.k_proj = nn.Linear(inputs, pairs, bias=False)
+        self.v_proj = nn.Linear(inputs, pairs, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden, bias=False)
+
+    def forward(self, inputs: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+        q, k, v = (
+            projection(inputs).unflatten(-1, (-1, self._dim)).transpose(-3, -2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attended = attend(_turned(q, turn), _turned(k, turn), v)
+        return self.o_proj(attended.transpose(-3, -2).flatten(-2))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
+        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
+        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Turns:
+    """What a position turns queries and keys by; no part of the checkpoint."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        self._config = config
+        self._table = torch.empty(0)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        config = self._config
+        # published drafters name fewer positions than the answers that they are trained on have
+        needed = int(positions.max()) + 1 if positions.numel() else 0
+        if len(self._table) < needed or self._table.device != positions.device:
+            rows = max(config.max_positions, needed)
+            self._table = rotations(config.rope, config.head_dim, rows, positions.device)
+        return self._table[positions]
+
+
+def _norm(config: DrafterConfig) -> nn.RMSNorm:
+    return nn.RMSNorm(config.hidden, eps=config.norm_eps)
+
+
+def _turned(heads: Tensor, turn: Tensor) -> Tensor:
+    """Heads [..., heads, tokens, width] hold the two halves of their pairs one after the other."""
+    pairs = torch.complex(*heads.to(turn.real.dtype).chunk(2, dim=-1)) * turn[..., None, :, :]
+    return torch.cat([pairs.real, pairs.imag], dim=-1).to(heads.dtype)

@@ -1,0 +1,56 @@
+"""A model folder is either read whole and exactly as Transformers would compute it, or refused."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tlt.errors import ConfigError, UnsupportedModel
+from tlt.models.config_json import read_config, read_json, unsupported
+from tlt.models.decoder_spec import Decoder, mismatch, weight_shapes
+
+_FORMATS = {"F64", "F32", "F16", "BF16"}
+# A buffer that old checkpoints carry along; it follows from rope_theta.
+_DERIVED = "rotary_emb.inv_freq"
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    config = read_config(folder)
+    weights: dict[str, torch.Tensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    wanted = weight_shapes(config)
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    if name.endswith(_DERIVED):
+                        continue
+                    stored = tensors.get_slice(name)
+                    shapes[name] = tuple(stored.get_shape())
+                    if stored.get_dtype() not in _FORMATS:
+                        raise unsupported(folder, f"{name} is stored as {stored.get_dtype()}")
+                    if name in wanted:
+                        weights[name] = tensors.get_tensor(name).to(dtype)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file}: cannot be read as safetensors: {error}") from error
+    if (complaint := mismatch(config, shapes)) is not None:
+        raise UnsupportedModel(f"{folder}: {complaint}")
+    return Decoder(config=config, weights=weights)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ConfigError(f"{folder}: holds neither {single.name} nor {index.name}")
+    names = sorted(set(read_json(index, _Index).weight_map.values()))
+    for name in names:
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: {index.name} names {name}, which is missing")
+    return [folder / name for name in names]

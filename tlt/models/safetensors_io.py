@@ -1,0 +1,45 @@
+"""Named tensors in safetensors files, which is all that ever leaves a rank as a blob."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tlt.blobs import Blobs
+from tlt.errors import BlobError, BlobLost
+from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.protocol.refs import BlobRef
+
+
+def read_weights(
+    blobs: Blobs, ref: BlobRef, check: CheckInterrupt = never_interrupt
+) -> dict[str, torch.Tensor]:
+    """Mapped, not copied; only what has the checksum that is its name."""
+    path = blobs.verified(ref, check)
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise BlobLost(f"{path}: let go of while it was read") from error
+    except SafetensorError as error:
+        raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
+
+
+def put_weights(
+    blobs: Blobs,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    commit: bool,
+    check: CheckInterrupt = never_interrupt,
+) -> BlobRef:
+    return blobs.put_file(lambda file: write_weights(file, tensors), commit=commit, check=check)
+
+
+def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """With the metadata that Transformers insists on."""
+    dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(dense, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise BlobError(f"{file}: cannot be written: {error}") from error

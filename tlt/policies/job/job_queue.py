@@ -1,0 +1,173 @@
+"""Jobs and workers of a session: one job runs at a time, in the order of submission."""
+
+from typing import assert_never
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.ids import Incarnation, JobId, JobStatus, WorkerId
+from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
+from tlt.protocol.events import (
+    JobCancelRequested,
+    JobEnded,
+    JobPrepared,
+    JobRefused,
+    JobSubmitted,
+    SessionEvent,
+    SessionResumed,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.protocol.records import WorkerInfo
+
+STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
+    "queued": frozenset({"preparing", "cancelled"}),
+    "preparing": frozenset({"running", "failed", "cancelled"}),
+    "running": frozenset({"done", "failed", "cancelled"}),
+    "done": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    spec: JobSpec
+    folder: str
+    status: JobStatus = "queued"
+
+
+class SessionState(msgspec.Struct, frozen=True, kw_only=True):
+    # those that have not ended, in order
+    jobs: dict[JobId, Job] = {}
+    # jobs that were submitted, whatever became of them
+    seen: frozenset[JobId] = frozenset()
+    workers: dict[WorkerId, WorkerInfo] = {}
+    newest: dict[WorkerId, Incarnation] = {}
+
+    @property
+    def current(self) -> JobId | None:
+        """The job that is being prepared or runs."""
+        return next((j for j, job in self.jobs.items() if job.status != "queued"), None)
+
+
+Decision = tuple[SessionState, list[SessionCommand]]
+
+
+def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
+    match event:
+        case JobSubmitted():
+            return _submit(state, event)
+        case JobCancelRequested():
+            return _cancel(state, event.job)
+        case JobPrepared():
+            return _start(state, event)
+        case JobRefused():
+            if _status(state, event.job) != "preparing":
+                return state, []
+            return _finish(state, event.job, "failed", event.error)
+        case JobEnded():
+            if _status(state, event.job) != "running":
+                return state, []
+            return _finish(state, event.job, event.status, event.error)
+        case SessionResumed():
+            # What a dead coordinator had begun to prepare is prepared again.
+            again = [
+                PrepareJob(job=job, spec=entry.spec, folder=entry.folder)
+                for job, entry in state.jobs.items()
+                if entry.status == "preparing"
+            ]
+            return state, list(again)
+        case WorkerJoined():
+            return _join(state, event.info), []
+        case WorkerLost():
+            return _lose(state, event), []
+        case _:
+            assert_never(event)
+
+
+def _status(state: SessionState, job: JobId) -> JobStatus | None:
+    entry = state.jobs.get(job)
+    return None if entry is None else entry.status
+
+
+def _submit(state: SessionState, event: JobSubmitted) -> Decision:
+    if event.job in state.seen:
+        return state, []
+    state = msgspec.structs.replace(
+        state,
+        jobs={**state.jobs, event.job: Job(spec=event.spec, folder=event.folder)},
+        seen=state.seen | {event.job},
+    )
+    return _next(state, [])
+
+
+def _start(state: SessionState, event: JobPrepared) -> Decision:
+    if _status(state, event.job) != "preparing":
+        return state, []
+    state, recorded = _record(state, event.job, "running", None)
+    start = StartJob(
+        job=event.job,
+        spec=state.jobs[event.job].spec,
+        folder=state.jobs[event.job].folder,
+        train_prompts=event.train_prompts,
+        eval_prompts=event.eval_prompts,
+        workers=tuple(state.workers.values()),
+    )
+    return state, [recorded, start]
+
+
+def _cancel(state: SessionState, job: JobId) -> Decision:
+    status = _status(state, job)
+    if status is None:
+        return state, []
+    if status == "running":
+        return state, [CancelJob(job=job)]
+    return _finish(state, job, "cancelled", None)
+
+
+def _finish(state: SessionState, job: JobId, status: JobStatus, error: str | None) -> Decision:
+    state, recorded = _record(state, job, status, error)
+    jobs = {other: entry for other, entry in state.jobs.items() if other != job}
+    return _next(msgspec.structs.replace(state, jobs=jobs), [recorded])
+
+
+def _next(state: SessionState, commands: list[SessionCommand]) -> Decision:
+    if state.current is not None or not state.jobs:
+        return state, commands
+    job, entry = next(iter(state.jobs.items()))
+    state, recorded = _record(state, job, "preparing", None)
+    return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
+
+
+def _record(
+    state: SessionState, job: JobId, status: JobStatus, error: str | None
+) -> tuple[SessionState, RecordStatus]:
+    entry = state.jobs[job]
+    if status not in STATUSES[entry.status]:
+        raise AssertionError(f"{job} cannot go from {entry.status} to {status}")
+    jobs = {**state.jobs, job: msgspec.structs.replace(entry, status=status)}
+    return (
+        msgspec.structs.replace(state, jobs=jobs),
+        RecordStatus(job=job, status=status, error=error),
+    )
+
+
+def _join(state: SessionState, info: WorkerInfo) -> SessionState:
+    if info.incarnation <= state.newest.get(info.worker, -1):
+        return state
+    return msgspec.structs.replace(
+        state,
+        workers={**state.workers, info.worker: info},
+        newest={**state.newest, info.worker: info.incarnation},
+    )
+
+
+def _lose(state: SessionState, event: WorkerLost) -> SessionState:
+    known = state.workers.get(event.worker)
+    newest = max(event.incarnation, state.newest.get(event.worker, Incarnation(-1)))
+    workers = state.workers
+    if known is not None and known.incarnation <= event.incarnation:
+        workers = {worker: info for worker, info in workers.items() if worker != event.worker}
+    return msgspec.structs.replace(
+        state, workers=workers, newest={**state.newest, event.worker: newest}
+    )

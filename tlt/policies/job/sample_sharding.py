@@ -1,0 +1,57 @@
+"""Who learns from which sample: every sample once, ranks evenly loaded, the same for a same key."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tlt.ids import Member, PromptIndex
+from tlt.policies.keyed_random import mix
+from tlt.protocol.refs import MinibatchShare, SampleRef
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    prompt: PromptIndex
+    member: Member
+    advantage: float
+    length: int
+
+
+def shares(
+    samples: Sequence[Sample], workers: Sequence[int], minibatches: int, *key: int
+) -> list[tuple[MinibatchShare, ...]]:
+    """For each worker (given its number of ranks): its share of every minibatch."""
+    order = sorted(samples, key=lambda s: mix(*key, s.prompt, s.member))
+    count = max(1, min(minibatches, len(order)))
+    world = sum(workers)
+    per_worker: list[list[MinibatchShare]] = [[] for _ in workers]
+    for index in range(count):
+        batch = order[index::count]
+        ranks = _balanced(batch, world)
+        first = 0
+        for worker, size in enumerate(workers):
+            per_worker[worker].append(
+                MinibatchShare(
+                    ranks=tuple(
+                        tuple(
+                            SampleRef(prompt=s.prompt, member=s.member, advantage=s.advantage)
+                            for s in rank
+                        )
+                        for rank in ranks[first : first + size]
+                    ),
+                    total_tokens=sum(s.length for s in batch),
+                    total_sequences=len(batch),
+                )
+            )
+            first += size
+    return [tuple(share) for share in per_worker]
+
+
+def _balanced(batch: Sequence[Sample], world: int) -> list[list[Sample]]:
+    """Longest first, each to the rank with the least so far."""
+    ranks: list[list[Sample]] = [[] for _ in range(world)]
+    loads = [0] * world
+    for sample in sorted(batch, key=lambda s: (-s.length, s.prompt, s.member)):
+        lightest = loads.index(min(loads))
+        ranks[lightest].append(sample)
+        loads[lightest] += sample.length
+    return ranks

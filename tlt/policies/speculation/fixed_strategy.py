@@ -1,0 +1,42 @@
+"""Always the same strategy, wherever it is on offer."""
+
+from collections.abc import Sequence
+
+from tlt.policies.speculation.strategy_policy import Choice
+from tlt.strategies import Off, Strategy
+
+
+class Fixed:
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._choice: Strategy = Off()
+
+    def offer(self, arms: Sequence[Strategy]) -> None:
+        self._choice = self._strategy if self._strategy in arms else Off()
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        return Choice(self._choice, 0.0, "only")
+
+    def observe(
+        self,
+        strategy: Strategy,
+        batch: int,
+        context: int,
+        seconds: float,
+        drafting: float,
+        reached: Sequence[int],
+        accepted: Sequence[int],
+        width: int | None = None,
+    ) -> None:
+        pass
+
+    def checked(
+        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        pass
+
+    def drafter_swapped(self) -> None:
+        pass
+
+    def weights_swapped(self) -> None:
+        pass

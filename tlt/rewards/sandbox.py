@@ -1,0 +1,101 @@
+"""Scores answers in a process of its own, within a time limit; never raises for what it judges."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tlt.child_process import ends_with_parent
+from tlt.config import RewardSpec
+from tlt.errors import ConfigError
+from tlt.rewards.sandbox_process import LENGTH, Question, Verdict
+
+_START_SECONDS = 60.0
+_verdict = msgspec.json.Decoder(Verdict)
+
+
+class Judge:
+    """Start it from a thread that lives as long as it should: its process dies with that thread."""
+
+    def __init__(self, spec: RewardSpec, log: Path) -> None:
+        self._spec = spec
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def score(self, completion: str, answer: Any, row: dict[str, Any]) -> Verdict:
+        """The reward, or the configured fallback with the reason."""
+        try:
+            if self._process is None:
+                await self.start()
+            verdict = await self._ask(
+                Question(completion=completion, answer=answer, row=row),
+                self._spec.timeout_seconds,
+            )
+        except TimeoutError:
+            self.stop()
+            error = f"no answer within {self._spec.timeout_seconds:g} s"
+            return Verdict(reward=self._spec.on_error, error=error)
+        except (asyncio.IncompleteReadError, ConnectionError, ConfigError) as error:
+            self.stop()
+            complaint = "the reward's process ended"
+            if isinstance(error, ConfigError):
+                complaint = str(error)
+            return Verdict(reward=self._spec.on_error, error=complaint)
+        except asyncio.CancelledError:
+            self.stop()  # its answer would pass for that to the next question
+            raise
+        if verdict.error is not None:
+            return msgspec.structs.replace(verdict, reward=self._spec.on_error)
+        return verdict
+
+    async def start(self) -> None:
+        """ConfigError where the verifier cannot be had."""
+        ours, theirs = socket.socketpair()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, open(self._log, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tlt.rewards.sandbox_process", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=ends_with_parent(signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            first = await self._ask(self._spec, _START_SECONDS)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            self.stop()
+            raise ConfigError(f"the reward's process did not start, see {self._log}") from error
+        if first.fatal:
+            self.stop()
+            raise ConfigError(first.error or "the reward cannot be had")
+
+    def stop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what the user's code started, too
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5)
+        self._process = self._reader = self._writer = None
+
+    async def _ask(self, question: Question | RewardSpec, seconds: float) -> Verdict:
+        assert self._reader is not None
+        assert self._writer is not None
+        body = msgspec.json.encode(question)
+        self._writer.write(LENGTH.pack(len(body)) + body)
+        async with asyncio.timeout(seconds):
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            return _verdict.decode(await self._reader.readexactly(length))

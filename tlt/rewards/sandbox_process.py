@@ -1,0 +1,74 @@
+"""Run users' reward code in a process that may be killed.
+
+Started as `python -m tlt.rewards.sandbox_process FD`.
+
+One question in, one answer out; an exception is an answer. In JSON: a row was read from it, and
+its integers may be longer than MessagePack's.
+"""
+
+import math
+import socket
+import struct
+import sys
+from typing import Any
+
+import msgspec
+
+from tlt.config import RewardSpec
+from tlt.errors import ConfigError
+from tlt.rewards.verifiers import Verifier, load_verifier
+
+LENGTH = struct.Struct("<Q")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    completion: str
+    answer: Any
+    row: dict[str, Any]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    reward: float = 0.0
+    error: str | None = None
+    # the verifier itself cannot be had: no answer will ever be scored
+    fatal: bool = False
+
+
+def judge(verifier: Verifier, question: Question) -> Verdict:
+    try:
+        reward = float(verifier(question.completion, question.answer, question.row))
+    except Exception as error:  # whatever the user's code raises
+        return Verdict(error=" ".join(f"{type(error).__name__}: {error}".split()))
+    if not math.isfinite(reward):
+        return Verdict(error=f"the reward is {reward}")
+    return Verdict(reward=reward)
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    stream = link.makefile("rwb")
+    decoder = msgspec.json.Decoder(Question)
+    spec = msgspec.json.decode(_read(stream), type=RewardSpec)
+    try:
+        verifier = load_verifier(spec)
+    except ConfigError as error:
+        _write(stream, Verdict(error=str(error), fatal=True))
+        return
+    _write(stream, Verdict())
+    while body := _read(stream):
+        _write(stream, judge(verifier, decoder.decode(body)))
+
+
+def _read(stream: Any) -> bytes:
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+
+
+def _write(stream: Any, verdict: Verdict) -> None:
+    body = msgspec.json.encode(verdict)
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Jobs as users see them: submitted, listed, cancelled. What is acknowledged here is durable."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from tlt.config import JobSpec, SessionSpec
+from tlt.errors import ConfigError
+from tlt.ids import JobId
+from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.records import JobRecord
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
+from tlt.store.redis_stream import Stream
+
+_events = Codec[AnyEvent](AnyEvent)
+ENDED = frozenset({"done", "failed", "cancelled"})
+
+
+def new_record(job: JobId, spec: JobSpec, folder: str) -> JobRecord:
+    return JobRecord(
+        job=job,
+        status="queued",
+        error=None,
+        submitted=time.time(),
+        folder=folder,
+        spec=spec,
+    )
+
+
+class Jobs:
+    def __init__(self, connection: Connection, session: SessionSpec) -> None:
+        self._connection = connection
+        self._keys = Keys(session.name)
+        self._runs = session.runs
+        self._events = Stream(connection, self._keys.events, _events)
+
+    async def submit(self, spec: JobSpec) -> JobRecord:
+        record = await self._new_folder(spec)
+        async with self._connection.pipeline(transaction=True) as transaction:
+            transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
+            self._events.add(
+                transaction, JobSubmitted(job=record.job, spec=spec, folder=record.folder)
+            )
+            await transaction.execute()
+        return record
+
+    async def _new_folder(self, spec: JobSpec) -> JobRecord:
+        """A name whose folder is nobody's yet: sessions may share the folder of runs."""
+        while True:
+            number = await self._connection.incr(self._keys.job_numbers)
+            record = new_record(
+                JobId(f"{spec.name}-{number}"),
+                spec,
+                str(Path(self._runs) / f"{spec.name}-{number}"),
+            )
+            try:
+                os.makedirs(record.folder)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise ConfigError(f"{record.folder}: {error.strerror}") from error
+            return record
+
+    async def get(self, job: JobId) -> JobRecord | None:
+        raw = await self._connection.hget(self._keys.jobs, job)
+        return None if raw is None else msgspec.json.decode(raw, type=JobRecord)
+
+    async def all(self) -> list[JobRecord]:
+        """In the order of submission."""
+        raw = await self._connection.hvals(self._keys.jobs)
+        records = [msgspec.json.decode(record, type=JobRecord) for record in raw]
+        return sorted(records, key=lambda record: record.submitted)
+
+    async def readable(self) -> tuple[list[JobRecord], str | None]:
+        """As `all`, less those that cannot be read, and what is wrong with one of them."""
+        records: list[JobRecord] = []
+        odd: str | None = None
+        for name, raw in (await self._connection.hgetall(self._keys.jobs)).items():
+            try:
+                records.append(msgspec.json.decode(raw, type=JobRecord))
+            except ValueError as error:  # msgspec's own, or text that is not UTF-8
+                odd = f"the job {name.decode(errors='replace')}: {error}"
+        return sorted(records, key=lambda record: record.submitted), odd
+
+    async def cancel(self, job: JobId) -> None:
+        async with self._connection.pipeline(transaction=True) as transaction:
+            self._events.add(transaction, JobCancelRequested(job=job))
+            await transaction.execute()

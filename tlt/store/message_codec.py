@@ -1,0 +1,33 @@
+"""Messages on the wire: MessagePack with the schema's version beside it; nothing is pickled."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tlt.errors import StoreError
+from tlt.protocol.refs import SCHEMA_VERSION
+
+_Message = TypeVar("_Message")
+Fields = dict[bytes, bytes]
+
+
+class Codec(Generic[_Message]):
+    def __init__(self, kind: "type[_Message] | object") -> None:
+        self._decoder: msgspec.msgpack.Decoder[_Message] = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def encode(self, message: _Message) -> Fields:
+        return {b"v": b"%d" % SCHEMA_VERSION, b"m": self._encoder.encode(message)}
+
+    def decode(self, fields: Mapping[bytes, bytes]) -> _Message:
+        version = fields.get(b"v", b"none")
+        if version != b"%d" % SCHEMA_VERSION:
+            raise StoreError(
+                f"an entry of schema {version.decode(errors='replace')}, "
+                f"this program speaks {SCHEMA_VERSION}"
+            )
+        try:
+            return self._decoder.decode(fields[b"m"])
+        except (KeyError, ValueError) as error:  # msgspec's own, or text that is not UTF-8
+            raise StoreError(f"an entry that cannot be read: {error}") from error

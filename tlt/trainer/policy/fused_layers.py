@@ -1,0 +1,129 @@
+"""A layer's norms and gates in one pass each way instead of ten; what they compute stays the same.
+
+A module is taken by its looks, whatever its model, and only if it then gives what it gave before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from tlt.trainer.kernels.c_kernels import Kernels
+
+_Forward = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Fused:
+    """In the place of a module's own `forward`, under which others may have put something, too."""
+
+    run: _Forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, inverse = kernels.norm(x, weight, eps)
+        ctx.kernels = kernels
+        ctx.save_for_backward(x, weight, inverse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        (slope,) = slopes
+        return None, *ctx.kernels.norm_backward(slope.contiguous(), *ctx.saved_tensors), None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.kernels = kernels
+        ctx.save_for_backward(gate, up)
+        return kernels.gated(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        (slope,) = slopes
+        return None, *ctx.kernels.gated_backward(slope.contiguous(), *ctx.saved_tensors)
+
+
+def fuse(model: nn.Module, kernels: Kernels) -> None:
+    for module in model.modules():
+        if "forward" in module.__dict__:
+            continue
+        fused = _norm(module, kernels) or _gated(module, kernels)
+        if fused is not None and _same(module, fused):
+            module.forward = _Fused(fused)
+
+
+def unfuse(model: nn.Module) -> dict[nn.Module, _Forward]:
+    """What was fused, for `restore`."""
+    fused = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), _Fused)]
+    return {module: module.__dict__.pop("forward") for module in fused}
+
+
+def restore(fused: dict[nn.Module, _Forward]) -> None:
+    for module, forward in fused.items():
+        module.forward = forward
+
+
+def _norm(module: nn.Module, kernels: Kernels) -> _Forward | None:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or weight is None or eps is None:
+        return None
+    plain = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        fits = x.dtype == weight.dtype == torch.float32
+        return _Norm.apply(kernels, x, weight, eps) if fits else plain(x)  # pyright: ignore
+
+    return forward
+
+
+def _gated(module: nn.Module, kernels: Kernels) -> _Forward | None:
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    gate_proj, up_proj, down_proj = parts
+    act: Any = getattr(module, "act_fn", functional.silu)
+    if not all(isinstance(part, nn.Linear) for part in parts) or not _is_silu(act):
+        return None
+    assert gate_proj is not None
+    assert up_proj is not None
+    assert down_proj is not None
+
+    def forward(x: Tensor) -> Tensor:
+        gate, up = gate_proj(x), up_proj(x)
+        fits = gate.dtype == up.dtype == torch.float32
+        mixed = _Gated.apply(kernels, gate, up) if fits else act(gate) * up  # pyright: ignore
+        return down_proj(mixed)
+
+    return forward
+
+
+def _is_silu(act: Any) -> bool:
+    """Small weights would not tell: near zero all gates are straight lines."""
+    grid = torch.linspace(-8, 8, 99)
+    with torch.no_grad():
+        return act is not None and torch.allclose(act(grid), functional.silu(grid), atol=1e-6)
+
+
+def _same(module: nn.Module, fused: _Forward) -> bool:
+    parameter = next(module.parameters())
+    dice = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(4, parameter.shape[-1], generator=dice)
+    with torch.no_grad():
+        before = module(x)
+        scale = before.abs().max().item()
+        # what is zero whatever goes in shows nothing
+        return scale > 0 and torch.allclose(fused(x), before, rtol=1e-4, atol=1e-5 * scale)

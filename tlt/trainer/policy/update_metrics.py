@@ -1,0 +1,97 @@
+"""Every rank returns the same UpdateMetrics: sums are reduced over the group, then divided."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from tlt.protocol.records import UpdateMetrics
+from tlt.trainer.collectives import reduce_sum
+
+_SUMS = (
+    "loss",
+    "entropy",
+    "clipped_low",
+    "clipped_high",
+    "sampling_kl",
+    "reference_kl",
+    "importance_truncated",
+    "compared",
+    "tokens",
+    "samples",
+)
+# of the tokens whose old log-probs the learner computed
+_COMPARED = ("sampling_kl", "importance_truncated", "compared")
+
+# what is told instead of a number that is infinite, or none
+_HUGE = 1e300
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenFigures:
+    """One entry per completion token of a micro-batch."""
+
+    clipped_low: Tensor
+    clipped_high: Tensor
+    sampling_kl: Tensor
+    reference_kl: Tensor | None
+    importance_truncated: Tensor
+
+
+class Tally:
+    """Adds up on the device, so that reading a figure doesn't stall every micro-batch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self._norms: list[float] = []
+
+    def add(
+        self, loss: Tensor, entropy: Tensor, figures: TokenFigures, samples: int, compared: bool
+    ) -> None:
+        """`compared`: the old log-probs are our own, so their distance to the sampler's counts."""
+        drift = figures.reference_kl
+        sums = (
+            loss.detach(),
+            entropy.sum(),
+            figures.clipped_low.sum(),
+            figures.clipped_high.sum(),
+            figures.sampling_kl.sum(),
+            loss.new_zeros(()) if drift is None else drift.detach().sum(),
+            figures.importance_truncated.sum(),
+            loss.new_tensor(entropy.numel() if compared else 0),
+            loss.new_tensor(entropy.numel()),
+            loss.new_tensor(samples),
+        )
+        self._sums += torch.stack([value.double() for value in sums])
+
+    def compare(self, sampling_kl: Tensor, truncated: Tensor) -> None:
+        """Tokens at which we have only looked."""
+        found = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
+        for name, value in zip(_COMPARED, found, strict=True):
+            self._sums[_SUMS.index(name)] += value
+
+    def stepped(self, norm: float) -> None:
+        self._norms.append(norm)
+
+    def metrics(
+        self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
+    ) -> UpdateMetrics:
+        reduce_sum(self._sums, group)
+        finite = self._sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
+        sums = dict(zip(_SUMS, finite.tolist(), strict=True))
+        tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
+        compared = max(1.0, sums["compared"])
+        return UpdateMetrics(
+            loss=sums["loss"] / steps,
+            gradient_norm=sum(self._norms) / steps,
+            learning_rate=learning_rate if self._norms else 0.0,
+            entropy=sums["entropy"] / tokens,
+            clipped_low=sums["clipped_low"] / tokens,
+            clipped_high=sums["clipped_high"] / tokens,
+            sampling_kl=sums["sampling_kl"] / compared,
+            reference_kl=sums["reference_kl"] / tokens if has_reference else None,
+            importance_truncated=sums["importance_truncated"] / compared,
+            tokens=round(sums["tokens"]),
+            samples=round(sums["samples"]),
+        )

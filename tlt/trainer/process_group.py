@@ -1,0 +1,63 @@
+"""A process is in at most one group; groups are formed anew under a new name and never repaired.
+
+Every collective of a group has the deadline that it was joined with.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    ProcessGroup,
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from tlt.trainer.collectives import translated
+
+
+def serve(host: str) -> tuple[TCPStore, int]:
+    """A rendezvous on a free port; it lives as long as the store that is returned."""
+    with translated(f"serving a rendezvous on {host}"):
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return store, store.port
+
+
+def join(
+    rendezvous: str,
+    name: str,
+    rank: int,
+    world: int,
+    timeout_seconds: float,
+    device: torch.device,
+) -> ProcessGroup | None:
+    """Returns when all `world` members are there. One alone needs no group: None."""
+    leave()
+    if world == 1:
+        return None
+    host, _, port = rendezvous.rpartition(":")
+    deadline = timedelta(seconds=timeout_seconds)
+    if device.type == "cuda":
+        # Without it NCCL's watchdog ends the process instead of letting the collective raise.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    with translated(f"joining the group {name} at {rendezvous}"):
+        store = TCPStore(host, int(port), wait_for_workers=False, timeout=deadline)
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=world,
+            timeout=deadline,
+            device_id=device if device.type == "cuda" else None,
+        )
+    return dist.group.WORLD
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # A join that failed was counted, and the count is part of the keys in the store: members with
+    # different pasts would wait for each other under different names.
+    c10d._world.group_count = 0  # pyright: ignore[reportPrivateUsage]
