@@ -90,6 +90,14 @@ def test_up_with_its_socket_in_use(alone: Live) -> None:
     assert "redis.sock" in complaint
 
 
+def test_up_refuses_a_session_of_an_older_version(alone: Live) -> None:
+    journal = alone.home / "tlt" / "sessions" / "default" / "session" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"seq":0,"at":1.0,"event":{"type":"SessionResumed"},"commands":"00"}\n')
+    complaint = one_line(alone.tlt("up", code=2))
+    assert f"{journal}: written by TLT with journal schema 1" in complaint
+
+
 def _with(path: str, value: Any) -> Change:
     section, _, key = path.partition(".")
     return lambda raw: {**raw, section: {**raw[section], key: value}}

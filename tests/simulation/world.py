@@ -75,7 +75,14 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.records import ControlRuns, StrategyTally, WorkerInfo
-from tlt.protocol.refs import Checkpoint, DrafterRef, MinibatchShare, PolicyRef, Tensor
+from tlt.protocol.refs import (
+    SCHEMA_VERSION,
+    Checkpoint,
+    DrafterRef,
+    MinibatchShare,
+    PolicyRef,
+    Tensor,
+)
 from tlt.store.journal import JournalEntry, digest
 from tlt.strategies import Draft, Off
 
@@ -261,7 +268,13 @@ class World:
         now = _SECONDS * len(self.journal)
         after, commands = self.decide(before, event, now)
         self.state = after
-        entry = JournalEntry(seq=len(self.journal), at=now, event=event, commands=digest(commands))
+        entry = JournalEntry(
+            seq=len(self.journal),
+            schema=SCHEMA_VERSION,
+            at=now,
+            event=event,
+            commands=digest(commands),
+        )
         self.journal.append(_writer.encode(entry))
         self.delivered.append(event)
         if isinstance(event, SessionResumed):

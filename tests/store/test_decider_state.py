@@ -1,4 +1,4 @@
-"""Invariant: snapshot plus journal give the state that the decisions led to, whoever reads them."""
+"""Invariant: snapshot and journal give the state that the decisions led to."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,154 +23,155 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.records import WorkerInfo
-from tlt.store import decider_state as book_module
-from tlt.store.decider_state import DeciderState, replay
+from tlt.store.decider_state import SNAPSHOT_FILE, DeciderState, Snapshot, replay
 from tlt.store.journal import FILE_NAME, START, Position
 
-SessionBook = DeciderState[SessionState]
+Decider = DeciderState[SessionState]
+SNAPSHOT_ENTRIES = 7
 
 
-def _events(turns: int) -> list[AnyEvent]:
-    """Jobs that come, run, end and are cancelled, among workers that come and go."""
+def _events(jobs: int) -> list[AnyEvent]:
+    """Return the events of jobs that run, end and are cancelled while workers join and die."""
     events: list[AnyEvent] = [SessionResumed(epoch=Epoch(1), blobs_kept=False)]
-    for turn in range(turns):
-        job, worker = JobId(f"job-{turn}"), WorkerId(f"worker-{turn % 3}")
+    for number in range(jobs):
+        job, worker = JobId(f"job-{number}"), WorkerId(f"worker-{number % 3}")
         info = WorkerInfo(
-            worker=worker, incarnation=Incarnation(turn), ranks=1, host="h", rendezvous="h:1"
+            worker=worker, incarnation=Incarnation(number), ranks=1, host="h", rendezvous="h:1"
         )
         events += [
             WorkerJoined(info=info),
             JobSubmitted(job=job, spec=SPEC, folder="/runs"),
-            JobPrepared(job=job, train_prompts=8, eval_prompts=turn),
-            JobCancelRequested(job=JobId(f"job-{turn - 1}")),
+            JobPrepared(job=job, train_prompts=8, eval_prompts=number),
+            JobCancelRequested(job=JobId(f"job-{number - 1}")),
             JobEnded(job=job, status="done", error=None)
-            if turn % 3
+            if number % 3
             else WorkerLost(
-                worker=worker, incarnation=Incarnation(turn), reason="gone", returning=False
+                worker=worker, incarnation=Incarnation(number), reason="dead", returning=False
             ),
         ]
     return events
 
 
-def _open(folder: Path, committed: Position) -> SessionBook:
-    return DeciderState(folder, committed, SessionState(), decide)
+def _open(folder: Path, committed: Position) -> Decider:
+    return DeciderState(folder, committed, SessionState(), decide, SNAPSHOT_ENTRIES)
 
 
-def _consume(book: SessionBook, events: Sequence[AnyEvent], batch: int = 3) -> Position:
+def _consume(decider: Decider, events: Sequence[AnyEvent], batch: int = 3) -> Position:
     for start in range(0, len(events), batch):
         for number, event in enumerate(events[start : start + batch], start):
-            book.decide(event, float(number))
-        book.write()
-        book.snapshot_if_due()
-    return book.journal.position
+            decider.decide(event, float(number))
+        decider.write()
+        decider.snapshot_if_due()
+    return decider.journal.position
 
 
-def _straight(events: Sequence[AnyEvent]) -> SessionState:
+def _state_after(events: Sequence[AnyEvent]) -> SessionState:
     state = SessionState()
     for number, event in enumerate(events):
         state, _ = decide(state, event, float(number))  # pyright: ignore[reportArgumentType]
     return state
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(book_module, "_SNAPSHOT_EVERY", 7)
-    return 7
+def _assert_rebuilds(folder: Path, committed: Position, events: Sequence[AnyEvent]) -> None:
+    decider = _open(folder, committed)
+    assert decider.state == _state_after(events)
+    decider.close()
 
 
-def test_rebuilt_state_is_the_straight_one(tmp_path: Path, few: int) -> None:
+def test_rebuilds_the_state_that_decisions_led_to(tmp_path: Path) -> None:
     events = _events(12)
     committed = START
     for start in range(0, len(events), 11):
-        book = _open(tmp_path, committed)
-        assert book.state == _straight(events[:start])
+        decider = _open(tmp_path, committed)
+        assert decider.state == _state_after(events[:start])
         for number, event in enumerate(events[start : start + 11], start):
-            book.decide(event, float(number))
-        committed = book.write()
-        book.snapshot_if_due()
-        book.close()
-    book = _open(tmp_path, committed)
-    assert book.state == _straight(events)
-    assert book.state.jobs
-    assert book.state.workers
-    book.close()
+            decider.decide(event, float(number))
+        committed = decider.write()
+        decider.snapshot_if_due()
+        decider.close()
+    decider = _open(tmp_path, committed)
+    assert decider.state == _state_after(events)
+    assert decider.state.jobs
+    assert decider.state.workers
+    decider.close()
     state, position = replay(tmp_path / FILE_NAME, SessionState(), decide)
-    assert (state, position) == (_straight(events), committed)
+    assert (state, position) == (_state_after(events), committed)
 
 
-def test_snapshot_spares_reading_what_came_before(tmp_path: Path, few: int) -> None:
+def test_reads_no_entries_before_the_snapshot(tmp_path: Path) -> None:
     events = _events(8)
-    book = _open(tmp_path, START)
-    committed = _consume(book, events)
-    book.close()
-    snapshot = tmp_path / "snapshot.msgpack"
-    at = _snapshot_position(snapshot)
-    assert committed.entries - few <= at.entries <= committed.entries
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events)
+    decider.close()
+    at = _snapshot(tmp_path).position
+    assert committed.entries - SNAPSHOT_ENTRIES <= at.entries <= committed.entries
     path = tmp_path / FILE_NAME
     path.write_bytes(b"#" * at.bytes + path.read_bytes()[at.bytes :])
-    book = _open(tmp_path, committed)
-    assert book.state == _straight(events)
-    book.close()
+    _assert_rebuilds(tmp_path, committed, events)
 
 
-def test_no_snapshot_before_it_is_due(tmp_path: Path, few: int) -> None:
-    book = _open(tmp_path, START)
-    _consume(book, _events(3)[: few - 1])
-    assert not (tmp_path / "snapshot.msgpack").exists()
-    _consume(book, _events(3)[few - 1 : few])
-    assert _snapshot_position(tmp_path / "snapshot.msgpack") == book.journal.position
-    book.close()
+def test_writes_no_snapshot_before_it_is_due(tmp_path: Path) -> None:
+    events = _events(3)
+    decider = _open(tmp_path, START)
+    _consume(decider, events[: SNAPSHOT_ENTRIES - 1])
+    assert not (tmp_path / SNAPSHOT_FILE).exists()
+    _consume(decider, events[SNAPSHOT_ENTRIES - 1 : SNAPSHOT_ENTRIES])
+    assert _snapshot(tmp_path).position == decider.journal.position
+    decider.close()
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"\x81", b"\xc0"])
-def test_spoilt_snapshot_costs_a_replay(spoilt: bytes, tmp_path: Path, few: int) -> None:
+@pytest.mark.parametrize("damaged", [b"", b"\x81", b"\xc0"])
+def test_replays_the_journal_if_the_snapshot_is_damaged(damaged: bytes, tmp_path: Path) -> None:
     events = _events(8)
-    book = _open(tmp_path, START)
-    committed = _consume(book, events)
-    book.close()
-    (tmp_path / "snapshot.msgpack").write_bytes(spoilt)
-    book = _open(tmp_path, committed)
-    assert book.state == _straight(events)
-    book.close()
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events)
+    decider.close()
+    (tmp_path / SNAPSHOT_FILE).write_bytes(damaged)
+    _assert_rebuilds(tmp_path, committed, events)
 
 
-def test_snapshot_ahead_of_what_was_committed_is_not_used(tmp_path: Path, few: int) -> None:
+def test_replays_the_journal_if_the_snapshot_has_another_schema(tmp_path: Path) -> None:
     events = _events(8)
-    book = _open(tmp_path, START)
-    earlier = _consume(book, events[:5])
-    _consume(book, events[5:])
-    book.close()
-    book = _open(tmp_path, earlier)
-    assert book.state == _straight(events[:5])
-    book.close()
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events)
+    decider.close()
+    wrong = msgspec.Raw(msgspec.msgpack.encode(SessionState()))
+    older = msgspec.structs.replace(_snapshot(tmp_path), schema=1, state=wrong)
+    (tmp_path / SNAPSHOT_FILE).write_bytes(msgspec.msgpack.encode(older))
+    _assert_rebuilds(tmp_path, committed, events)
 
 
-def test_snapshot_that_cannot_be_written_stops_nobody(tmp_path: Path, few: int) -> None:
+def test_ignores_a_snapshot_ahead_of_the_committed_position(tmp_path: Path) -> None:
+    events = _events(8)
+    decider = _open(tmp_path, START)
+    earlier = _consume(decider, events[:5])
+    _consume(decider, events[5:])
+    decider.close()
+    _assert_rebuilds(tmp_path, earlier, events[:5])
+
+
+def test_goes_on_if_a_snapshot_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / ".snapshot-unfinished").mkdir()
     events = _events(8)
-    book = _open(tmp_path, START)
-    committed = _consume(book, events)
-    book.close()
-    book = _open(tmp_path, committed)
-    assert book.state == _straight(events)
-    book.close()
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events)
+    decider.close()
+    _assert_rebuilds(tmp_path, committed, events)
 
 
-def test_what_was_decided_and_not_written_is_forgotten(tmp_path: Path) -> None:
+def test_forgets_decisions_that_were_not_written(tmp_path: Path) -> None:
     events = _events(2)
-    book = _open(tmp_path, START)
-    committed = _consume(book, events[:4])
-    book.decide(events[4], 4.0)
-    book.close()
-    book = _open(tmp_path, committed)
-    assert book.state == _straight(events[:4])
-    book.close()
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events[:4])
+    decider.decide(events[4], 4.0)
+    decider.close()
+    _assert_rebuilds(tmp_path, committed, events[:4])
 
 
-def test_changed_commands_are_noticed(tmp_path: Path) -> None:
-    book = _open(tmp_path, START)
-    committed = _consume(book, _events(2))
-    book.close()
+def test_refuses_a_journal_whose_commands_have_changed(tmp_path: Path) -> None:
+    decider = DeciderState(tmp_path, START, SessionState(), decide)
+    committed = _consume(decider, _events(2))
+    decider.close()
 
     def other(
         state: SessionState, event: SessionEvent, now: float
@@ -182,14 +183,14 @@ def test_changed_commands_are_noticed(tmp_path: Path) -> None:
         DeciderState(tmp_path, committed, SessionState(), other)
 
 
-def test_journal_that_ends_elsewhere_is_noticed(tmp_path: Path) -> None:
-    book = _open(tmp_path, START)
-    committed = _consume(book, _events(2))
-    book.close()
+def test_refuses_a_journal_that_ends_elsewhere(tmp_path: Path) -> None:
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, _events(2))
+    decider.close()
     wrong = msgspec.structs.replace(committed, entries=committed.entries + 1)
     with pytest.raises(JournalError, match=r"read, .* were committed"):
         _open(tmp_path, wrong)
 
 
-def _snapshot_position(file: Path) -> Position:
-    return msgspec.msgpack.decode(file.read_bytes(), type=book_module.Snapshot).position
+def _snapshot(folder: Path) -> Snapshot:
+    return msgspec.msgpack.decode((folder / SNAPSHOT_FILE).read_bytes(), type=Snapshot)

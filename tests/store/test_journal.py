@@ -11,7 +11,16 @@ from tlt.errors import JournalError
 from tlt.ids import JobId
 from tlt.protocol.commands import Command, PrepareJob
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
-from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follow, read
+from tlt.store.journal import (
+    FILE_NAME,
+    START,
+    Journal,
+    Position,
+    check_schema,
+    digest,
+    follow,
+    read,
+)
 
 EVENTS: list[AnyEvent] = [
     JobSubmitted(job=JOB, spec=SPEC, folder="/runs"),
@@ -30,7 +39,7 @@ def _write(folder: Path, count: int = 3) -> Position:
     return journal.position
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_reads_what_was_appended(tmp_path: Path) -> None:
     position = _write(tmp_path / "run")
     path = tmp_path / "run" / FILE_NAME
     entries = list(read(path))
@@ -43,7 +52,7 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     assert [entry.seq for entry in read(path, followed[0][1])] == [1, 2]
 
 
-def test_a_batch_is_numbered_on(tmp_path: Path) -> None:
+def test_numbers_a_batch_after_the_last_entry(tmp_path: Path) -> None:
     position = _write(tmp_path)
     journal = Journal(tmp_path, position)
     journal.append([(9.0, event, []) for event in EVENTS])
@@ -51,7 +60,7 @@ def test_a_batch_is_numbered_on(tmp_path: Path) -> None:
     assert [entry.seq for entry in read(tmp_path / FILE_NAME)] == list(range(6))
 
 
-def test_torn_last_line_is_no_entry(tmp_path: Path) -> None:
+def test_ignores_a_torn_last_line(tmp_path: Path) -> None:
     _write(tmp_path)
     path = tmp_path / FILE_NAME
     whole = path.read_bytes()
@@ -61,7 +70,7 @@ def test_torn_last_line_is_no_entry(tmp_path: Path) -> None:
         assert [entry.seq for entry in read(path)] == [0, 1]
 
 
-def test_what_was_not_committed_is_cut_off(tmp_path: Path) -> None:
+def test_cuts_off_entries_that_were_not_committed(tmp_path: Path) -> None:
     _write(tmp_path)
     path = tmp_path / FILE_NAME
     committed = next(follow(path))[1]
@@ -72,7 +81,7 @@ def test_what_was_not_committed_is_cut_off(tmp_path: Path) -> None:
     assert [(entry.seq, entry.event) for entry in read(path)] == [(0, EVENTS[0]), (1, EVENTS[2])]
 
 
-def test_shrunken_file(tmp_path: Path) -> None:
+def test_refuses_a_file_shorter_than_committed(tmp_path: Path) -> None:
     position = _write(tmp_path)
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-1])
@@ -81,7 +90,7 @@ def test_shrunken_file(tmp_path: Path) -> None:
         Journal(tmp_path, position)
 
 
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JournalError) as error:
         Journal(tmp_path / "file" / "run", START)
@@ -89,7 +98,7 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert str(error.value) == f"{path}: cannot be written: Not a directory"
 
 
-def test_journal_that_is_not_there(tmp_path: Path) -> None:
+def test_names_a_missing_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="there is no journal"):
         list(read(tmp_path / FILE_NAME))
 
@@ -97,19 +106,39 @@ def test_journal_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        (b"{}\n", "entry 3 cannot be read"),
+        (b'{"schema":2}\n', "entry 3 cannot be read"),
         (b"\n", "entry 3 cannot be read"),
-        (b'{"seq":3,"at":1,"event":"\xff"}\n', "entry 3 cannot be read"),
+        (b"{}\n", "written by TLT with journal schema 1; this version reads schema 2"),
+        (b'{"seq":3,"schema":2,"at":1,"event":"\xff"}\n', "entry 3 cannot be read"),
         (None, "entry 0 stands where 3 should"),
     ],
 )
-def test_spoilt_line_is_named(line: bytes | None, complaint: str, tmp_path: Path) -> None:
+def test_names_a_damaged_line(line: bytes | None, complaint: str, tmp_path: Path) -> None:
     _write(tmp_path)
     path = tmp_path / FILE_NAME
     whole = path.read_bytes()
     path.write_bytes(whole + (line or whole.partition(b"\n")[0] + b"\n"))
     with pytest.raises(JournalError, match=complaint):
         list(read(path))
+
+
+@pytest.mark.parametrize("version", [b"", b'"schema":1,', b'"schema":3,'])
+@pytest.mark.parametrize("event", [b'{"type":"JobCancelRequested","job":"a"}', b'{"type":"Gone"}'])
+def test_refuses_a_journal_of_another_schema(version: bytes, event: bytes, tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b'{"seq":0,%b"at":1.0,"event":%b,"commands":"00"}\n' % (version, event))
+    found = 3 if b"3" in version else 1
+    for refuse in (lambda: list(read(path)), lambda: check_schema(tmp_path)):
+        with pytest.raises(JournalError) as error:
+            refuse()
+        assert str(error.value) == (
+            f"{path}: written by TLT with journal schema {found}; this version reads schema 2: "
+            "finish or export that run with the older version"
+        )
+
+
+def test_accepts_a_folder_without_a_journal(tmp_path: Path) -> None:
+    check_schema(tmp_path)
 
 
 FULL_DISK = """
@@ -135,7 +164,7 @@ assert [(entry.seq, entry.at) for entry in read(journal.path)] == [(0, 0.0), (1,
 """
 
 
-def test_full_disk_leaves_nothing_torn(tmp_path: Path) -> None:
+def test_leaves_no_torn_entry_on_a_full_disk(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
     )

@@ -343,7 +343,7 @@ class Coordinator:
             Caused(command, ended, by_session=True)
             for command in self.session.decide(ended, time.time())
         ]
-        run.abandon()
+        run.journal.close()
         self.job = None
         serve_run(None)
         return kept

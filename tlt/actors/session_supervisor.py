@@ -24,6 +24,7 @@ from tlt.json_logs import write_logs_to
 from tlt.protocol.records import Heartbeat
 from tlt.session_files import Ready, load_session, short_folder, write_ready
 from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.journal import check_schema
 from tlt.store.redis_connection import check, connect
 from tlt.store.redis_keys import Keys
 
@@ -44,6 +45,7 @@ class SessionSupervisor:
         self._actors: list[Any] = []
 
     def start(self) -> None:
+        check_schema(self.folder / "session")
         self.short.mkdir(mode=0o700, exist_ok=True)
         if self.spec.redis_url.startswith("unix://") and self._owns_redis():
             self.redis = EmbeddedRedis(self.folder / "redis", self.short / "redis.sock")

@@ -12,7 +12,7 @@ from tlt.ids import (
     WorkerId,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):

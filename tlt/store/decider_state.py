@@ -1,6 +1,6 @@
-"""A decider's state and the journal it can be rebuilt from: a snapshot, then the entries after it.
+"""The state of a decider is rebuilt from its journal: a snapshot, then the entries after it.
 
-What was decided but not committed is forgotten with the process that decided it.
+Decisions that were not committed are lost with the process that made them.
 """
 
 import contextlib
@@ -14,29 +14,38 @@ import msgspec
 from tlt.errors import JournalError
 from tlt.protocol.commands import Command
 from tlt.protocol.events import AnyEvent
+from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follow
 
 _State = TypeVar("_State")
-_SNAPSHOT_EVERY = 2000
+SNAPSHOT_FILE = "snapshot.msgpack"
+_SNAPSHOT_ENTRIES = 2000
 
 Decide = Callable[[_State, Any, float], tuple[_State, Sequence[Command]]]
 
 
 class Snapshot(msgspec.Struct, frozen=True):
+    schema: int
     position: Position
     state: msgspec.Raw
 
 
 class DeciderState(Generic[_State]):
     def __init__(
-        self, folder: Path, committed: Position, blank: _State, decide: Decide[_State]
+        self,
+        folder: Path,
+        committed: Position,
+        initial: _State,
+        decide: Decide[_State],
+        snapshot_entries: int = _SNAPSHOT_ENTRIES,
     ) -> None:
         self.folder = folder
         self.journal = Journal(folder, committed)
         self._decide = decide
+        self._snapshot_entries = snapshot_entries
         self._pending: list[tuple[float, AnyEvent, Sequence[Command]]] = []
         try:
-            self.state, self._snapshot_at = _rebuild(folder, committed, blank, decide)
+            self.state, self._snapshot_at = _rebuild(folder, committed, initial, decide)
         except BaseException:
             self.journal.close()
             raise
@@ -47,27 +56,23 @@ class DeciderState(Generic[_State]):
         return commands
 
     def write(self) -> Position:
-        """To the file, so that a transaction can name how far it reaches."""
+        """Append the pending decisions to the file and return the end of the last one."""
         self.journal.append(self._pending)
         self._pending.clear()
         return self.journal.position
 
     def snapshot_if_due(self) -> None:
         """Call it after the commit: a snapshot must never be ahead of what is committed."""
-        if self.journal.position.entries - self._snapshot_at < _SNAPSHOT_EVERY:
+        if self.journal.position.entries - self._snapshot_at < self._snapshot_entries:
             return
         self._snapshot_at = self.journal.position.entries
         state = msgspec.Raw(msgspec.msgpack.encode(self.state))
-        snapshot = msgspec.msgpack.encode(Snapshot(self.journal.position, state))
+        snapshot = Snapshot(SCHEMA_VERSION, self.journal.position, state)
         unfinished = self.folder / ".snapshot-unfinished"
-        # It saves time only, the journal holds everything: on a full disk there is none.
+        # A snapshot only saves time, the journal holds everything: a full disk is no failure.
         with contextlib.suppress(OSError):
-            unfinished.write_bytes(snapshot)
-            os.replace(unfinished, _snapshot_file(self.folder))
-
-    def abandon(self) -> None:
-        """Nothing can be written there."""
-        self.journal.close()
+            unfinished.write_bytes(msgspec.msgpack.encode(snapshot))
+            os.replace(unfinished, self.folder / SNAPSHOT_FILE)
 
     def close(self) -> None:
         self.journal.sync()
@@ -75,10 +80,10 @@ class DeciderState(Generic[_State]):
 
 
 def replay(
-    path: Path, blank: _State, decide: Decide[_State], start: Position = START
+    path: Path, initial: _State, decide: Decide[_State], start: Position = START
 ) -> tuple[_State, Position]:
-    """Decide every entry again; the commands must be those of the first time."""
-    state, position = blank, start
+    """Decide every entry again and check that the commands are those of the first time."""
+    state, position = initial, start
     for entry, after in follow(path, start):
         state, commands = decide(state, entry.event, entry.at)
         if digest(commands) != entry.commands:
@@ -88,20 +93,17 @@ def replay(
 
 
 def _rebuild(
-    folder: Path, committed: Position, blank: _State, decide: Decide[_State]
+    folder: Path, committed: Position, initial: _State, decide: Decide[_State]
 ) -> tuple[_State, int]:
-    state, start = blank, START
-    # One that is missing, torn or of another version costs time: the whole journal is replayed.
+    state, start = initial, START
+    # A snapshot that is missing, torn or of another schema costs a replay of the whole journal.
     with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-        snapshot = msgspec.msgpack.decode(_snapshot_file(folder).read_bytes(), type=Snapshot)
-        if snapshot.position.entries <= committed.entries:
-            state = msgspec.msgpack.decode(snapshot.state, type=type(blank))
+        snapshot = msgspec.msgpack.decode((folder / SNAPSHOT_FILE).read_bytes(), type=Snapshot)
+        ahead = snapshot.position.entries > committed.entries
+        if snapshot.schema == SCHEMA_VERSION and not ahead:
+            state = msgspec.msgpack.decode(snapshot.state, type=type(initial))
             start = snapshot.position
     state, position = replay(folder / FILE_NAME, state, decide, start)
     if position != committed:
         raise JournalError(f"{folder / FILE_NAME}: {position} read, {committed} were committed")
     return state, start.entries
-
-
-def _snapshot_file(folder: Path) -> Path:
-    return folder / "snapshot.msgpack"

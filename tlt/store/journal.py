@@ -1,8 +1,8 @@
-"""The journal: one writer, every event in the order in which `decide` consumed it.
+"""The journal: one writer appends every event in the order in which `decide` consumed it.
 
-A line holds the event, what else `decide` was given, and a digest of the commands that came
-out. A torn last line is no entry. Lines beyond what the store names as committed were never
-decided: a successor cuts them off and decides again.
+A line holds the schema's version, the event, the time that `decide` was given, and a digest of
+the commands that came out. A torn last line is no entry. Lines beyond the position that the store
+names as committed were never decided: the next writer cuts them off and decides again.
 """
 
 import hashlib
@@ -17,19 +17,27 @@ from tlt.errors import JournalError
 from tlt.ids import Digest
 from tlt.protocol.commands import Command
 from tlt.protocol.events import AnyEvent
+from tlt.protocol.refs import SCHEMA_VERSION
 
 FILE_NAME = "journal.jsonl"
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
+    schema: int
     at: float
     event: AnyEvent
     commands: Digest
 
 
+class _Header(msgspec.Struct):
+    """The part of a line that every schema has; schema 1 didn't write its number."""
+
+    schema: int = 1
+
+
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """After so many entries and bytes."""
+    """The end of an entry: how many entries and bytes lie before it."""
 
     entries: int = 0
     bytes: int = 0
@@ -39,6 +47,7 @@ START = Position()
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(JournalEntry)
+_headers = msgspec.json.Decoder(_Header)
 _commands = msgspec.msgpack.Encoder()
 
 
@@ -66,6 +75,7 @@ class Journal:
         for offset, (at, event, commands) in enumerate(entries):
             entry = JournalEntry(
                 seq=self.position.entries + offset,
+                schema=SCHEMA_VERSION,
                 at=at,
                 event=event,
                 commands=digest(commands),
@@ -98,13 +108,13 @@ class Journal:
 
 
 def read(path: Path, start: Position = START) -> Iterator[JournalEntry]:
-    """The whole entries after a position."""
+    """Return the whole entries after a position."""
     for entry, _ in follow(path, start):
         yield entry
 
 
 def follow(path: Path, start: Position = START) -> Iterator[tuple[JournalEntry, Position]]:
-    """Entries and the position after each, up to where the file ends now."""
+    """Return entries, each with the position after it, up to the present end of the file."""
     position = start
     try:
         with open(path, "rb") as file:
@@ -119,11 +129,35 @@ def follow(path: Path, start: Position = START) -> Iterator[tuple[JournalEntry, 
         raise JournalError(f"{path}: there is no journal") from error
 
 
+def check_schema(folder: Path) -> None:
+    """Raise JournalError if the journal in a folder begins with an entry that can't be read."""
+    path = folder / FILE_NAME
+    if path.exists():
+        next(follow(path), None)
+
+
 def _decode(path: Path, line: bytes, position: Position) -> JournalEntry:
     try:
         entry = _decoder.decode(line)
     except ValueError as error:  # msgspec's own, or text that is not UTF-8
+        _check_version(path, _schema_of(line))
         raise JournalError(f"{path}: entry {position.entries} cannot be read: {error}") from error
+    _check_version(path, entry.schema)
     if entry.seq != position.entries:
         raise JournalError(f"{path}: entry {entry.seq} stands where {position.entries} should")
     return entry
+
+
+def _schema_of(line: bytes) -> int:
+    try:
+        return _headers.decode(line).schema
+    except ValueError:  # the line is damaged, whatever its schema
+        return SCHEMA_VERSION
+
+
+def _check_version(path: Path, schema: int) -> None:
+    if schema != SCHEMA_VERSION:
+        raise JournalError(
+            f"{path}: written by TLT with journal schema {schema}; this version reads schema "
+            f"{SCHEMA_VERSION}: finish or export that run with the older version"
+        )

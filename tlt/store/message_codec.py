@@ -24,10 +24,11 @@ class Codec(Generic[_Message]):
         version = fields.get(b"v", b"none")
         if version != b"%d" % SCHEMA_VERSION:
             raise StoreError(
-                f"an entry of schema {version.decode(errors='replace')}, "
-                f"this program speaks {SCHEMA_VERSION}"
+                f"the entry was written by TLT with message schema "
+                f"{version.decode(errors='replace')}; this version reads schema {SCHEMA_VERSION}: "
+                "finish that session with the version that wrote it"
             )
         try:
             return self._decoder.decode(fields[b"m"])
         except (KeyError, ValueError) as error:  # msgspec's own, or text that is not UTF-8
-            raise StoreError(f"an entry that cannot be read: {error}") from error
+            raise StoreError(f"the entry cannot be read: {error}") from error
