@@ -224,7 +224,7 @@ class _Faulted:
         return [name for name, known in self._state().workers.items() if known.duty is duty]
 
     def _members(self) -> list[WorkerId]:
-        training = self._doing(Duty.DRAFT)
+        training = self._doing(Duty.DRAFTER_TRAINING)
         return training if len(training) == _MEMBERS else []
 
     def _await_next_step(self) -> None:

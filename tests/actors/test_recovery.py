@@ -167,7 +167,7 @@ async def test_answers_that_were_written_count_though_their_workers_are_gone(
     assert await second.consumer.stream.held_by("coordinator", "coordinator") == []
     await _end(second)
     assert _unfinished(state) == {5, 6, 7}
-    assert (state.workers, state.returning, state.losses, left) == ({}, frozenset(), 0, [])
+    assert (state.workers, state.returning_workers, state.losses, left) == ({}, frozenset(), 0, [])
 
 
 def test_who_beats_under_a_later_number_or_none_yet_is_another_life() -> None:
@@ -191,11 +191,11 @@ def test_who_was_to_return_to_a_session_that_ended_is_not_awaited() -> None:
     lost = WorkerLost(worker=W1, incarnation=Incarnation(5), reason="a rank died", returning=True)
     for event in (WorkerJoined(info=_info(W1, 5)), lost):
         run, _ = decider.decide(run, event, 0.0)
-    assert run.returning == {W1}
+    assert run.returning_workers == {W1}
     assert gone({}, run, {W1: _beat(6)}) == []
     (event,) = gone({}, run, {})
     run, _ = decider.decide(run, event, 0.0)
-    assert (run.returning, run.losses) == (frozenset(), 1)
+    assert (run.returning_workers, run.losses) == (frozenset(), 1)
 
 
 def test_an_answer_that_was_lost_with_the_shared_memory_is_dropped(tmp_path: Path) -> None:

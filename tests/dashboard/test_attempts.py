@@ -50,7 +50,7 @@ def test_lives_of_a_worker_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
     lives = attempts.lives()
     reasons = {e.event.reason for e in entries if isinstance(e.event, WorkerLost)}
-    for worker in ledger.state.newest:
+    for worker in ledger.state.newest_incarnations:
         own = sorted((life for life in lives if life.worker == worker), key=lambda e: e.incarnation)
         for one, following in pairwise(own):
             assert one.ended is not None

@@ -98,9 +98,9 @@ def _until(world: World, reached: Phase | Duty, chooser: Random) -> bool:
 @settings(max_examples=max(5, _EXAMPLES // 20))
 def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> None:
     chooser = Random(seed)
-    train = "always" if duty in (Duty.DRAFT, Duty.PREEMPTING) else "off"
+    train = "always" if duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING) else "off"
     world = World(small_spec(steps=3, eval_every=1, train=train, seed=seed % 7), [1, 2, 1])
-    if duty is Duty.LEAVING and _until(world, Duty.LEARN, chooser):
+    if duty is Duty.LEAVING and _until(world, Duty.POLICY_UPDATE, chooser):
         world.do(Move("crash", (chooser.choice(list(world.lives.values())),)))
     if _until(world, duty, chooser):
         having = [worker for worker, known in world.state.workers.items() if known.duty is duty]
@@ -119,7 +119,7 @@ _FAULTS = {
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-@pytest.mark.parametrize("phase", [Phase.ROLLING, Phase.EVALUATING, Phase.LEARNING])
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.EVALUATING, Phase.POLICY_UPDATE])
 @given(seed=seeds, checkpoint_every=st.integers(1, 4), further=st.integers(0, 12))
 @settings(max_examples=max(5, _EXAMPLES // 20))
 def test_a_new_coordinator_goes_on(
@@ -183,7 +183,7 @@ def test_speculation_that_costs_more_is_given_up(speedup: float) -> None:
             if Move("tell", (life,)) in world.moves():
                 world.tell(life)
         step(world, chooser, faults=0.0, overtaking=0.0)
-    assert world.state.speculates == (speedup > 1.0)
+    assert world.state.speculation_allowed == (speedup > 1.0)
     world.crash(world.lives[WorkerId("w0")])
     while not world.ended:
         step(world, chooser, faults=0.0, overtaking=0.0)
@@ -217,7 +217,7 @@ def test_a_worker_that_fails_to_come_back_is_not_awaited() -> None:
     """It was lost on its way to an update; the others go on without it."""
     world = World(small_spec(steps=1), [1, 1])
     chooser = Random(0)
-    assert _until(world, Phase.LEARNING, chooser)
+    assert _until(world, Phase.POLICY_UPDATE, chooser)
     world.crash(world.lives[WorkerId("w0")])
     for turn in range(100):
         if turn % 10 == 0:

@@ -130,10 +130,10 @@ def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
         evaluation = DrafterEvaluation(used=2.0 + i / 40, trained=2.1 + i / 40, answers=4)
         drafter_state = gate.noted(drafter_state, evaluation, _trunk(24 * i), Step(0))
     state = msgspec.structs.replace(
-        state, spec=spec, drafter_state=drafter_state, rolled_seconds=1e3
+        state, spec=spec, drafter_state=drafter_state, rollout_seconds=1e3
     )
     after, commands = decide(state, _idled(), 0.0)
-    assert after.workers[WORKER].duty is Duty.DRAFT
+    assert after.workers[WORKER].duty is Duty.DRAFTER_TRAINING
     assert [type(command) for command in commands] == [ExplainDrafterDecision, TrainDrafter]
     assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3000
 
@@ -155,7 +155,7 @@ def test_a_large_round_takes_so_many_instructions() -> None:
     spent = _instructions(run)
     assert spent < 2500 * len(events)
     last, _ = decide(run(), events[-1], 0.0)
-    assert last.phase is Phase.LEARNING
+    assert last.phase is Phase.POLICY_UPDATE
 
 
 def test_an_event_copies_one_group_and_the_table_of_groups() -> None:

@@ -205,11 +205,11 @@ def test_who_lacks_what_is_returned_to_trains_no_more() -> None:
     used = world.adopt(quality=2.0)
     # the round stays open for as long as nobody scores
     world.go(lambda: second.training_session is not None, *(set(_WORK) - {"score"}))
-    assert world.state.workers[_DECODES].duty is Duty.DRAFT
+    assert world.state.workers[_DECODES].duty is Duty.DRAFTER_TRAINING
     lost = DrafterCommitFailed(job=world.state.job, version=used.version, error="full")
     world.say(world.pupil, lost)
     world.go(lambda: world.state.drafter_state.used is None, "deliver", but=_DECODES)
-    assert world.state.workers[_DECODES].duty is Duty.PREEMPTING
+    assert world.state.workers[_DECODES].duty is Duty.STOPPING
     finish(world)
 
 
@@ -316,7 +316,7 @@ def test_who_is_needed_stops_first() -> None:
     world = Classroom().open_school()
     world.crash(world.lives[_DECODES])
     world.settle()
-    assert world.state.workers[WorkerId("w0")].duty is Duty.PREEMPTING
+    assert world.state.workers[WorkerId("w0")].duty is Duty.STOPPING
     assert world.pupil.assignment is None
     world.go(lambda: world.pupil.assignment is not None, "dismiss", "deliver", "obey")
     finish(world)
@@ -489,7 +489,7 @@ def test_what_was_replaced_spoils_nothing() -> None:
     world.settle()
     assert world.state.drafter_state.base == base
     # it has been told of that one, and goes on with it
-    assert world.state.workers[WorkerId("w0")].duty is Duty.DRAFT
+    assert world.state.workers[WorkerId("w0")].duty is Duty.DRAFTER_TRAINING
     assert world.pupil.training_session is not None
     assert world.pupil.training_session.base == base
     finish(world)
@@ -535,7 +535,7 @@ def test_that_it_found_nothing_to_do_counts_once() -> None:
 def _bought(ranks: tuple[int, ...] = (1, 1), **spec: Any) -> Classroom:
     """Everybody trains."""
     world = Classroom(ranks, train="auto", steps=12, **spec)
-    world.go(lambda: world.state.phase is Phase.DRAFTING, *_WORK)
+    world.go(lambda: world.state.phase is Phase.RESERVED_TRAINING, *_WORK)
     world.settle()
     assert all(life.training_session is not None for life in world.lives.values())
     return world
@@ -558,7 +558,7 @@ def test_what_turns_out_not_to_pay_is_not_bought_any_longer() -> None:
     world = _bought(merge_every=1)
     bought = world.state.drafter_state.bought
     world.school.quality = 1.0
-    world.go(lambda: world.state.phase is Phase.LEARNING, *_WORK, *_SCHOOL)
+    world.go(lambda: world.state.phase is Phase.POLICY_UPDATE, *_WORK, *_SCHOOL)
     assert world.state.drafter_state.bought > bought / 2
     finish(world)
 
@@ -605,14 +605,14 @@ def test_bought_seconds_end_though_everything_learned_is_lost(fault: str) -> Non
 def test_bought_seconds_end_though_nobody_merges() -> None:
     world = _bought((2, 1), merge_every=1)
     for _ in range(4000):
-        if world.state.phase is not Phase.DRAFTING:
+        if world.state.phase is not Phase.RESERVED_TRAINING:
             break
         for move in world.moves():
             if move.kind != "merge" and move in world.moves():
                 world.do(move)
         for life in list(world.lives.values()):
             life.merge = None
-    assert world.state.phase is not Phase.DRAFTING
+    assert world.state.phase is not Phase.RESERVED_TRAINING
     finish(world)
 
 

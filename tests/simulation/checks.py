@@ -48,9 +48,9 @@ DutyCommand = StartRollout | UpdatePolicy | ReplaceRanks
 
 _TOLD: dict[type[RunCommand], Duty] = {
     StartRollout: Duty.ROLLOUT,
-    TrainDrafter: Duty.DRAFT,
-    StopDrafterTraining: Duty.PREEMPTING,
-    UpdatePolicy: Duty.LEARN,
+    TrainDrafter: Duty.DRAFTER_TRAINING,
+    StopDrafterTraining: Duty.STOPPING,
+    UpdatePolicy: Duty.POLICY_UPDATE,
     ReplaceRanks: Duty.LEAVING,
 }
 
@@ -157,14 +157,14 @@ class Checks:
         assert after.step >= before.step
         assert after.epoch >= before.epoch
         assert after.target >= after.version
-        for worker, incarnation in before.newest.items():
-            assert after.newest[worker] >= incarnation
+        for worker, incarnation in before.newest_incarnations.items():
+            assert after.newest_incarnations[worker] >= incarnation
 
     def _check_duties(self, before: RunState, after: RunState) -> None:
         """A life's duty goes the ways of the table; within one decision it may go two of them."""
         for worker, now in after.workers.items():
             old = before.workers.get(worker)
-            assert now.info.incarnation <= after.newest[worker]
+            assert now.info.incarnation <= after.newest_incarnations[worker]
             if old is None or old.info.incarnation != now.info.incarnation:
                 continue
             reachable = {old.duty} | DUTIES[old.duty]
@@ -176,10 +176,12 @@ class Checks:
 
     def _check_abandoned(self, before: RunState, after: RunState) -> None:
         """A collective that lost a member before its version was out: nobody goes on with it."""
-        learning = {k.info.incarnation for k in before.workers.values() if k.duty is Duty.LEARN}
+        learning = {
+            k.info.incarnation for k in before.workers.values() if k.duty is Duty.POLICY_UPDATE
+        }
         alive = {k.info.incarnation: k for k in after.workers.values()}
         published = after.policy.version == after.target
-        if after.phase is Phase.LEARNING and not published and not learning <= alive.keys():
+        if after.phase is Phase.POLICY_UPDATE and not published and not learning <= alive.keys():
             assert all(alive[i].duty is Duty.LEAVING for i in learning & alive.keys())
 
     def _check_commands(self, after: RunState, commands: Sequence[RunCommand]) -> None:
@@ -191,7 +193,7 @@ class Checks:
                 self._told[command.incarnation] = _TOLD[type(command)]
         for command in commands:
             if isinstance(command, ToWorker):
-                assert command.incarnation == after.newest[command.worker]
+                assert command.incarnation == after.newest_incarnations[command.worker]
         if after.phase is not Phase.ENDED:
             for known in after.workers.values():
                 if known.duty is not Duty.IDLE:
@@ -203,7 +205,7 @@ class Checks:
     def _check_learn(self, after: RunState, learns: list[UpdatePolicy]) -> None:
         """One attempt: the same world for all, every sample of the plan on exactly one rank."""
         first = learns[0]
-        assert not after.returning
+        assert not after.returning_workers
         assert meeting(first) not in self.meetings
         self.meetings.add(meeting(first))
         assert {c.worker for c in learns} == set(after.workers)
@@ -278,7 +280,7 @@ class Checks:
         worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
         if worker is None or incarnation is None:
             return
-        if incarnation < before.newest.get(worker, -1):
+        if incarnation < before.newest_incarnations.get(worker, -1):
             assert after == before
             assert not commands
 
@@ -291,11 +293,11 @@ class Checks:
             assert self._world.speedup < 1.0
             assert given_up[0].low < given_up[0].saved < given_up[0].high < 0.0
             self._given_up = True
-        assert after.speculates != self._given_up
+        assert after.speculation_allowed != self._given_up
         if self._given_up and after.phase is not Phase.ENDED:
             assert self._plain >= {k.info.incarnation for k in after.workers.values()}
-        if after.speculates and self._world.speedup < 1.0:
-            assert sum(spent.runs for spent in after.spending.values()) < 12
+        if after.speculation_allowed and self._world.speedup < 1.0:
+            assert sum(spent.runs for spent in after.decode_costs.values()) < 12
 
     def _check_training(
         self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
@@ -336,12 +338,12 @@ class Checks:
                     assert command.deltas == after.drafter_state.deltas
                     assert not self.versions or command.version > self.versions[-1]
                     self.versions.append(command.version)
-                    assert self._told[command.incarnation] is Duty.DRAFT
+                    assert self._told[command.incarnation] is Duty.DRAFTER_TRAINING
                 case ReleaseBlobs() | DiscardBlobs():
                     self.lets_go(command)
                 case _:
                     pass
-        self.bought += before.phase is not after.phase and after.phase is Phase.DRAFTING
+        self.bought += before.phase is not after.phase and after.phase is Phase.RESERVED_TRAINING
         drafter_state = after.drafter_state
         alive = {
             f"{known.info.incarnation}.{rank}"
@@ -350,9 +352,10 @@ class Checks:
         }
         assert drafter_state.handed_in.keys() <= alive
         assert len(drafter_state.marks) <= MOST_MARKS
-        if after.phase is Phase.DRAFTING:
+        if after.phase is Phase.RESERVED_TRAINING:
             assert any(
-                known.duty in (Duty.DRAFT, Duty.PREEMPTING) for known in after.workers.values()
+                known.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
+                for known in after.workers.values()
             )
 
     def _check_refused(
@@ -369,7 +372,9 @@ class Checks:
         if used == NAMED and everybody <= without:
             return
         trains = {
-            known.info.incarnation for known in after.workers.values() if known.duty is Duty.DRAFT
+            known.info.incarnation
+            for known in after.workers.values()
+            if known.duty is Duty.DRAFTER_TRAINING
         }
         assert not trains & without
         for command in commands:
@@ -428,7 +433,7 @@ class Checks:
         state = self._world.state
         if state.phase is Phase.ENDED:
             return False
-        used = [state.policy, *([] if state.previous is None else [state.previous])]
+        used = [state.policy, *([] if state.previous_policy is None else [state.previous_policy])]
         return any(p.weights == weights for p in used) or weights in _schooling_blobs(state)
 
     def lets_go(self, command: ReleaseBlobs | DiscardBlobs) -> None:
@@ -448,7 +453,7 @@ class Checks:
         """Rollouts that an update needs are kept."""
         known = self._world.state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
-        assert not current or known.duty is not Duty.LEARN or self._world.ended
+        assert not current or known.duty is not Duty.POLICY_UPDATE or self._world.ended
 
     def trunk_gone(self, life: WorkerIncarnation, base: DrafterBase) -> None:
         """Only a trunk that is out of date, or lost, cannot be read."""

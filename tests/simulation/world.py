@@ -733,13 +733,13 @@ class World:
 
     def summary(self) -> str:
         state = self.state
-        duties = {w: (k.duty.value, k.trained) for w, k in state.workers.items()}
+        duties = {w: (k.duty.value, k.trainer_version) for w, k in state.workers.items()}
         unsettled = None if state.batch is None else state.batch.unsettled
         kinds = Counter(type(event).__name__ for event in self.delivered[-30:])
         return (
             f"{state.phase}, step {state.step}, version {state.version} of {state.target}, "
-            f"policy {state.policy.version}, attempt {state.learn_attempt}, plans "
-            f"{list(state.plans)}, workers {duties}, returning {set(state.returning)}, "
+            f"policy {state.policy.version}, attempt {state.update_attempt}, plans "
+            f"{list(state.plans)}, workers {duties}, returning {set(state.returning_workers)}, "
             f"unsettled {unsettled}, pending {self.pending}, lately {dict(kinds)}"
         )
 

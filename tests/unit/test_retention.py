@@ -43,7 +43,7 @@ def _turn(**changes: Any) -> Turn:
         train_prompts=8,
         eval_prompts=0,
         policy=_policy("policy"),
-        previous=_policy("previous"),
+        previous_policy=_policy("previous"),
         best=Best(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
         checkpoint=Checkpoint(
             version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")

@@ -27,7 +27,7 @@ def _told(
     chosen = DecodingReported(
         job=JOB,
         worker=_WORKERS[worker],
-        incarnation=state.newest[_WORKERS[worker]],
+        incarnation=state.newest_incarnations[_WORKERS[worker]],
         rank=rank,
         serial=serial,
         step=Step(step),
@@ -68,11 +68,11 @@ def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:
     for worker, rank, serial in ((0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2)):
         state = _told(state, worker, rank, serial)
     assert _longest(state) == 6.0
-    assert _closed(state).rolled_seconds == 6.0
+    assert _closed(state).rollout_seconds == 6.0
 
 
 def test_where_nobody_tells_it_is_the_time_that_passed() -> None:
-    assert _closed(_rolling()).rolled_seconds == 68.0
+    assert _closed(_rolling()).rollout_seconds == 68.0
 
 
 def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
@@ -84,9 +84,9 @@ def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
 
 
 def test_a_round_of_short_answers_is_not_taken_for_the_usual() -> None:
-    before = msgspec.structs.replace(_rolling(), rolled_seconds=9.0)
-    assert _closed(_told(before, 0, 0, 1)).rolled_seconds == 6.0
-    assert _closed(before).rolled_seconds == 9.0
+    before = msgspec.structs.replace(_rolling(), rollout_seconds=9.0)
+    assert _closed(_told(before, 0, 0, 1)).rollout_seconds == 6.0
+    assert _closed(before).rollout_seconds == 9.0
 
 
 def test_a_worker_that_comes_back_goes_on_with_the_round() -> None:

@@ -66,7 +66,11 @@ def gone(
         if _is_over(beats.get(worker), info.incarnation)
     }
     if run is not None:
-        lives |= {worker: run.newest[worker] for worker in run.returning if worker not in beats}
+        lives |= {
+            worker: run.newest_incarnations[worker]
+            for worker in run.returning_workers
+            if worker not in beats
+        }
     return [
         WorkerLost(
             worker=worker,

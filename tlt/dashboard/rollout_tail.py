@@ -146,7 +146,7 @@ class Tail:
         return TailView(
             now=None if self._round is None else self._round.curve(),
             before=None if self._before is None else self._before.curve(),
-            seconds=now - state.round_began if open_ else 0.0,
+            seconds=now - state.batch_opened_at if open_ else 0.0,
             lengths=Histogram(width=_width(room), counts=(0,) * _BINS)
             if self._round is None
             else self._round.histogram(),

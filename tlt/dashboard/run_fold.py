@@ -171,7 +171,7 @@ class Run:
 
     def _watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
-            case DecodingReported() if after.spending is not before.spending:
+            case DecodingReported() if after.decode_costs is not before.decode_costs:
                 self.ways.add(event, at)
                 self.pace.add(at, sum(tally.tokens for tally in event.tallies))
             case RolloutFinished() if not self.spec.speculation.arms:

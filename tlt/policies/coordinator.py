@@ -188,8 +188,8 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
     scheduler.blobs_lost(turn)
     if not policy_versions.blobs_lost(turn):
         return
-    if state.phase is not Phase.LEARNING:
-        turn.enter(Phase.LEARNING)
+    if state.phase is not Phase.POLICY_UPDATE:
+        turn.enter(Phase.POLICY_UPDATE)
         scheduler.preempt_all(turn)
     policy_versions.abandon(turn, "the published weights were lost")
     _learn(turn)
@@ -201,7 +201,7 @@ def _resume(turn: Turn, event: SessionResumed) -> None:
 def _open_step(turn: Turn) -> None:
     state = turn.state
     prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
-    turn.enter(Phase.ROLLING)
+    turn.enter(Phase.ROLLOUT)
     scheduler.hold_out(turn, prompts)
     _open_round(turn, "train", prompts, state.spec.algorithm.group_size)
 
@@ -217,7 +217,7 @@ def _open_round(
 ) -> None:
     state = turn.state
     opened = rollout_batch.open_round(state.step, purpose, prompts, members)
-    turn.set(batch=opened, round_began=turn.now)
+    turn.set(batch=opened, batch_opened_at=turn.now)
     turn.tell(
         IssuePrompts(
             job=state.job,
@@ -283,7 +283,7 @@ def _settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped)
         turn.tell(
             KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
         )
-    if after.settled and state.phase in (Phase.ROLLING, Phase.EVALUATING):
+    if after.settled and state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
         _close_round(turn)
     elif isinstance(event, RolloutFinished) and event.purpose == "train":
         scheduler.look_again(turn)
@@ -313,25 +313,25 @@ def _close_round(turn: Turn) -> None:
     turn.set(
         plans={**state.plans, state.version: plan},
         target=PolicyVersion(state.version + 1),
-        rolled_seconds=_pace(state, state.batch, turn.now),
+        rollout_seconds=_pace(state, state.batch, turn.now),
     )
     scheduler.answered(turn, state.batch)
     if scheduler.buy(turn):
-        turn.enter(Phase.DRAFTING)
+        turn.enter(Phase.RESERVED_TRAINING)
     else:
         _enter_learning(turn)
 
 
 def _pace(state: RunState, done: RolloutBatch, now: float) -> float:
     """Of this round and those before: some prompts take three times as long as others."""
-    longest, before = done.longest, state.rolled_seconds
+    longest, before = done.longest, state.rollout_seconds
     if longest is None:
-        return before or now - state.round_began
+        return before or now - state.batch_opened_at
     return 0.5 * (before + longest) if before else longest
 
 
 def _enter_learning(turn: Turn) -> None:
-    turn.enter(Phase.LEARNING)
+    turn.enter(Phase.POLICY_UPDATE)
     scheduler.preempt_all(turn)
     _learn(turn)
 
@@ -342,9 +342,9 @@ def _preempted(turn: Turn, event: DrafterTrainingStopped) -> None:
     if known is None or not scheduler.preempted(turn, event):
         return
     opened = turn.state.batch
-    if turn.state.phase not in (Phase.ROLLING, Phase.EVALUATING) or opened is None:
+    if turn.state.phase not in (Phase.ROLLOUT, Phase.EVALUATING) or opened is None:
         _learn_if_due(turn)
-    elif known.looked != (opened.step, opened.purpose, opened.requeues):
+    elif known.drained_batch != (opened.step, opened.purpose, opened.requeues):
         _roll(turn, event.worker)
     elif merges:
         # only because it did not: others may, or itself
@@ -376,9 +376,9 @@ def _idle(turn: Turn, event: WorkerIdled) -> None:
     if looked != (state.batch.step, state.batch.purpose, state.batch.requeues):
         return
     if state.workers[event.worker].duty is Duty.ROLLOUT:
-        turn.assign(event.worker, Duty.IDLE, looked=looked)
+        turn.assign(event.worker, Duty.IDLE, drained_batch=looked)
         # while a lost update is made again, it is needed for that
-        if state.phase in (Phase.ROLLING, Phase.EVALUATING):
+        if state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
             scheduler.begin_if_worth(turn, event.worker)
 
 
@@ -388,20 +388,22 @@ def _idle(turn: Turn, event: WorkerIdled) -> None:
 def _weigh(turn: Turn, event: DecodingReported) -> None:
     """What it saves is added up; where it costs more, nobody speculates any longer."""
     state = turn.state
-    if not state.speculates or not _is_current(state, event):
+    if not state.speculation_allowed or not _is_current(state, event):
         return
     worker = state.workers[event.worker]
-    if event.serial <= worker.tallied.get(event.rank, 0):
+    if event.serial <= worker.reported_serials.get(event.rank, 0):
         return
-    heard = msgspec.structs.replace(worker, tallied={**worker.tallied, event.rank: event.serial})
-    spending = savings_estimate.spend(state.spending, event.tallies)
-    turn.set(workers={**state.workers, event.worker: heard}, spending=spending)
+    heard = msgspec.structs.replace(
+        worker, reported_serials={**worker.reported_serials, event.rank: event.serial}
+    )
+    spending = savings_estimate.spend(state.decode_costs, event.tallies)
+    turn.set(workers={**state.workers, event.worker: heard}, decode_costs=spending)
     if state.batch is not None:
         turn.set(batch=rollout_batch.told(state.batch, event))
     scheduler.asked(turn, event.tallies)
     lost = savings_estimate.loss(spending)
     if lost is not None and lost.low is not None and lost.high is not None:
-        turn.set(speculates=False)
+        turn.set(speculation_allowed=False)
         turn.tell(
             GiveUpSpeculation(job=state.job, saved=lost.seconds, low=lost.low, high=lost.high)
         )
@@ -419,19 +421,19 @@ def _stop_speculation(turn: Turn, info: WorkerInfo) -> None:
 
 def _join(turn: Turn, info: WorkerInfo) -> None:
     state = turn.state
-    if info.incarnation <= state.newest.get(info.worker, -1):
+    if info.incarnation <= state.newest_incarnations.get(info.worker, -1):
         return
     known = state.workers.get(info.worker)
     if known is not None:
         _drop_worker(turn, known.info)
         if _too_many_losses(turn, known, f"{info.worker} started again"):
             return
-    elif info.worker in state.newest:
-        _requeue(turn, state.newest[info.worker])
+    elif info.worker in state.newest_incarnations:
+        _requeue(turn, state.newest_incarnations[info.worker])
     turn.set(
-        newest={**state.newest, info.worker: info.incarnation},
+        newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
         workers={**turn.state.workers, info.worker: WorkerState(info=info)},
-        returning=turn.state.returning - {info.worker},
+        returning_workers=turn.state.returning_workers - {info.worker},
     )
     turn.tell(
         OpenJob(
@@ -443,9 +445,9 @@ def _join(turn: Turn, info: WorkerInfo) -> None:
             folder=state.folder,
         )
     )
-    if not state.speculates:
+    if not state.speculation_allowed:
         _stop_speculation(turn, info)
-    if turn.state.phase in (Phase.ROLLING, Phase.EVALUATING):
+    if turn.state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
         _roll(turn, info.worker)
     else:
         _learn_if_due(turn)
@@ -454,22 +456,22 @@ def _join(turn: Turn, info: WorkerInfo) -> None:
 
 def _lose(turn: Turn, event: WorkerLost) -> None:
     state = turn.state
-    newest = state.newest.get(event.worker)
+    newest = state.newest_incarnations.get(event.worker)
     if newest is not None and event.incarnation < newest:
         return
-    turn.set(newest={**state.newest, event.worker: event.incarnation})
+    turn.set(newest_incarnations={**state.newest_incarnations, event.worker: event.incarnation})
     known = state.workers.get(event.worker)
     if known is None:
         never_joined = newest != event.incarnation
         if never_joined and newest is not None:
             _requeue(turn, newest)
         if never_joined or not event.returning:
-            turn.set(returning=turn.state.returning - {event.worker})
+            turn.set(returning_workers=turn.state.returning_workers - {event.worker})
             _learn_if_due(turn)
         return
     _drop_worker(turn, known.info)
     if event.returning:
-        turn.set(returning=turn.state.returning | {event.worker})
+        turn.set(returning_workers=turn.state.returning_workers | {event.worker})
     if event.with_session or not _too_many_losses(turn, known, event.reason):
         _learn_if_due(turn)
 
@@ -496,7 +498,7 @@ def _drop_worker(turn: Turn, info: WorkerInfo) -> None:
     turn.set(workers={k: v for k, v in state.workers.items() if k != info.worker})
     scheduler.lost(turn, known)
     _requeue(turn, info.incarnation)
-    if state.phase is Phase.LEARNING and known.duty is Duty.LEARN:
+    if state.phase is Phase.POLICY_UPDATE and known.duty is Duty.POLICY_UPDATE:
         policy_versions.abandon(turn, f"{info.worker} was lost during the update")
 
 
@@ -511,7 +513,7 @@ def _requeue(turn: Turn, incarnation: Incarnation) -> None:
         return
     again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)
     turn.set(batch=again)
-    if state.phase in (Phase.ROLLING, Phase.EVALUATING):
+    if state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
         _roll_everybody(turn)
 
 
@@ -519,9 +521,9 @@ def _requeue(turn: Turn, incarnation: Incarnation) -> None:
 
 
 def _learn_if_due(turn: Turn) -> None:
-    if turn.state.phase is Phase.DRAFTING and not scheduler.is_trained(turn.state):
+    if turn.state.phase is Phase.RESERVED_TRAINING and not scheduler.is_trained(turn.state):
         _enter_learning(turn)
-    elif turn.state.phase is Phase.LEARNING:
+    elif turn.state.phase is Phase.POLICY_UPDATE:
         _learn(turn)
 
 
@@ -533,7 +535,7 @@ def _learn(turn: Turn) -> None:
 def _after_update(turn: Turn) -> None:
     state = turn.state
     if state.batch is not None:
-        turn.enter(Phase.ROLLING if state.batch.purpose == "train" else Phase.EVALUATING)
+        turn.enter(Phase.ROLLOUT if state.batch.purpose == "train" else Phase.EVALUATING)
         if state.batch.settled:
             _close_round(turn)
         else:

@@ -10,7 +10,7 @@ from tlt.errors import BlobError
 from tlt.interrupt import CheckInterrupt
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.safetensors_io import read_weights
-from tlt.policies.drafter.gate import CANARY_DEPTH
+from tlt.policies.drafter.gate import EVALUATION_DEPTH
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.records import DrafterEvaluation
@@ -102,8 +102,8 @@ def measured(
     rollouts = [_rollout(answer, len(ends.head)) for answer in answers]
 
     def length(drafter: Drafter) -> float:
-        found = accept_lengths(drafter, ends, rollouts, (CANARY_DEPTH,), budget, check)
-        return max(found.noise[CANARY_DEPTH], found.plain[CANARY_DEPTH])
+        found = accept_lengths(drafter, ends, rollouts, (EVALUATION_DEPTH,), budget, check)
+        return max(found.noise[EVALUATION_DEPTH], found.plain[EVALUATION_DEPTH])
 
     return DrafterEvaluation(
         used=None if used is None else length(used),

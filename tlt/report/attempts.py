@@ -54,7 +54,7 @@ class Attempts:
                 self._end(self._heard, "its coordinator ended")
                 kept = "the coordinator was started again"
                 self._begin(after, at, kept if event.blobs_kept else "the session came up again")
-            case WorkerJoined() if after.newest is not before.newest:
+            case WorkerJoined() if after.newest_incarnations is not before.newest_incarnations:
                 self._lose(event.info.worker, at, "fresh ranks took its place")
                 self._join(event.info, at)
             case WorkerLost():

@@ -96,24 +96,24 @@ class Drafted:
 
     def pass_time(self, state: RunState, passed: float) -> None:
         for worker in state.workers.values():
-            trains = worker.duty in (Duty.DRAFT, Duty.PREEMPTING)
+            trains = worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
             spent = passed * worker.info.ranks
-            if state.phase is Phase.DRAFTING:
+            if state.phase is Phase.RESERVED_TRAINING:
                 self._bought += spent
             elif trains:
                 self._idle_used += spent
-            elif worker.duty is Duty.IDLE and state.phase in (Phase.ROLLING, Phase.EVALUATING):
+            elif worker.duty is Duty.IDLE and state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
                 self._idle_left += spent
 
     def watch(self, before: RunState, event: AnyEvent, after: RunState) -> None:
         """Only what changed something counts."""
         match event:
             case DrafterDeltaReady() if after.drafter_state is not before.drafter_state:
-                bought = before.phase is Phase.DRAFTING
+                bought = before.phase is Phase.RESERVED_TRAINING
                 self._learned(event, bought, void=event.delta.base < after.drafter_state.base.root)
             case DrafterTrainingStopped() if after.workers is not before.workers:
                 self._dropped += event.dropped_seconds
-                if before.workers[event.worker].duty is Duty.PREEMPTING:
+                if before.workers[event.worker].duty is Duty.STOPPING:
                     self._latencies.append((event.seconds, event.typical_seconds))
             case DrafterMerged() if after.drafter_state is not before.drafter_state:
                 self._trained(event, after)

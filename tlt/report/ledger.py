@@ -135,8 +135,8 @@ class Ledger:
             joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(since),
-            saved=savings_estimate.saved(state.spending),
-            gave_up=not state.speculates,
+            saved=savings_estimate.saved(state.decode_costs),
+            gave_up=not state.speculation_allowed,
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
             by_drafter=self._accepted.by_drafter(),
@@ -151,7 +151,7 @@ class Ledger:
         )
 
     def _accounts(self, since: Step) -> tuple[StepAccount, ...]:
-        rates = savings_estimate.Rates(self._state.spending)
+        rates = savings_estimate.Rates(self._state.decode_costs)
         found: list[StepAccount] = []
         for step, time in self._wall.steps(since):
             in_all, critical = self._savings.of(step, rates)
@@ -193,7 +193,7 @@ class Ledger:
                 self._accepted.follow(event.origins, event.drafters)
                 if event.purpose == "train":
                     self._savings.finishes(event.step, event.worker)
-            case DecodingReported() if after.spending is not before.spending:
+            case DecodingReported() if after.decode_costs is not before.decode_costs:
                 self._savings.add(event, self._now)
                 self._accepted.add(event.tallies)
             case PolicyUpdateFinished() if (worker := after.workers.get(event.worker)) is not None:
@@ -272,7 +272,7 @@ def _spends_otherwise(before: RunState, after: RunState) -> bool:
     if (
         after.phase is not before.phase
         or after.step != before.step
-        or after.newest is not before.newest
+        or after.newest_incarnations is not before.newest_incarnations
         or (after.batch is None) is not (before.batch is None)
     ):
         return True

@@ -17,7 +17,7 @@ FIRST = Step(0)
 def duty_of(state: RunState, worker: WorkerState | None) -> str:
     if worker is None:
         return AWAY
-    if worker.duty is Duty.IDLE and state.phase is Phase.LEARNING:
+    if worker.duty is Duty.IDLE and state.phase is Phase.POLICY_UPDATE:
         return WAITING
     return worker.duty.value
 
@@ -29,7 +29,7 @@ class StepTime:
         self.workers: dict[WorkerId, defaultdict[str, float]] = {}
 
     def pass_time(self, state: RunState, passed: float) -> None:
-        for worker in state.newest:
+        for worker in state.newest_incarnations:
             duties = self.workers.get(worker)
             if duties is None:
                 duties = self.workers[worker] = defaultdict(float)

@@ -117,7 +117,11 @@ class Spans:
             self._open_phase(after)
         if isinstance(event, PolicyPublished) and after.version > before.version:
             closed += self._publish(after)
-        if opens or after.workers is not before.workers or after.newest is not before.newest:
+        if (
+            opens
+            or after.workers is not before.workers
+            or after.newest_incarnations is not before.newest_incarnations
+        ):
             closed += self._follow_duties({} if opens else before.workers, after)
         if isinstance(event, DrafterMerged) and after.drafter_state is not before.drafter_state:
             closed.append(self._merged(event))
@@ -164,7 +168,7 @@ class Spans:
         if self._publishing is not None:
             yield self._publishing.closed(self._now)
         self._publishing = None
-        if state.phase is Phase.LEARNING:
+        if state.phase is Phase.POLICY_UPDATE:
             self._publishing = self._begin(PUBLISHING, self._phase)
             self._publishing.attributes = {"policy": state.version}
 
@@ -192,7 +196,7 @@ class Spans:
     def _follow_duties(
         self, was: Mapping[WorkerId, WorkerState], state: RunState
     ) -> Iterator[Span]:
-        for worker in state.newest:
+        for worker in state.newest_incarnations:
             known = state.workers.get(worker)
             if known is not None and was.get(worker) is known:
                 continue

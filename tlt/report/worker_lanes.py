@@ -97,7 +97,10 @@ class Lanes:
         commands: Sequence[Command],
         at: float,
     ) -> None:
-        known = after.workers is before.workers and after.newest is before.newest
+        known = (
+            after.workers is before.workers
+            and after.newest_incarnations is before.newest_incarnations
+        )
         if not known or after.phase is not before.phase:
             self._follow_duties(before, after, at)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
@@ -185,7 +188,7 @@ class Lanes:
 
     def _note_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
-            case DecodingReported() if after.spending is not before.spending:
+            case DecodingReported() if after.decode_costs is not before.decode_costs:
                 rounds = sum(tally.rounds for tally in event.tallies)
                 if rounds:
                     rows = sum(tally.rows for tally in event.tallies)

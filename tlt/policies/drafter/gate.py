@@ -38,7 +38,7 @@ _PURCHASES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # of the steps to come, those that are looked at
 _PLACES = 16
 # guesses in a row, as canaries count accept lengths
-CANARY_DEPTH = 6
+EVALUATION_DEPTH = 6
 # of accept length, before one drafter counts as better than another
 _BETTER = 1.01
 _WORSE = 0.9
@@ -209,7 +209,7 @@ def reckoned(drafter_state: DrafterTrainingState) -> DrafterTrainingState:
     """By what was overheard lately, and by the most that it has ever been."""
     if drafter_state.marks or drafter_state.used is not None:
         return drafter_state
-    length = accept_length(drafter_state.lately, CANARY_DEPTH)
+    length = accept_length(drafter_state.lately, EVALUATION_DEPTH)
     if length is None:
         return drafter_state
     best = max(length, drafter_state.began or 1.0)

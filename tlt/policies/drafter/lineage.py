@@ -150,7 +150,7 @@ def _adopt(turn: Turn, drafter: DrafterRef, evaluation: DrafterEvaluation) -> No
     if is_known(drafter_state.heard):
         change(turn, before=last, heard_before=_as_of_now(drafter_state, evaluation))
     if drafter_state.undrafted is None:
-        change(turn, undrafted=speedup_model.without(turn.state.spec, turn.state.spending))
+        change(turn, undrafted=speedup_model.without(turn.state.spec, turn.state.decode_costs))
     change(turn, used=drafter, last=last, heard={})
     if last is not None and last.weights != drafter.weights:
         release(turn, (last.weights,))

@@ -25,7 +25,7 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.records import StrategyTally
 
-_TRAINS = (Duty.DRAFT, Duty.PREEMPTING)
+_TRAINS = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
 # deltas of each rank of a member that was asked to merge, before it is not expected to any more
 _PATIENCE = 16
 
@@ -37,7 +37,7 @@ def is_trained(state: RunState) -> bool:
 
 def _is_wanted(state: RunState) -> bool:
     """Nobody asks a drafter once speculation was given up."""
-    return state.spec.drafter.train != "off" and state.speculates
+    return state.spec.drafter.train != "off" and state.speculation_allowed
 
 
 def is_merging(state: RunState, worker: WorkerId) -> bool:
@@ -84,7 +84,7 @@ def answered(turn: Turn, answers: RolloutBatch) -> None:
 def look_again(turn: Turn) -> None:
     """There is another answer to learn from: who is idle for want of one may begin."""
     state = turn.state
-    if not _is_wanted(state) or state.phase not in (Phase.ROLLING, Phase.EVALUATING):
+    if not _is_wanted(state) or state.phase not in (Phase.ROLLOUT, Phase.EVALUATING):
         return
     idle = [
         worker
@@ -102,7 +102,7 @@ def _begin(turn: Turn, worker: WorkerId) -> None:
     drafter_state = turn.state.drafter_state
     training_session = drafter_state.micro_batches + 1
     turn.set(drafter_state=msgspec.structs.replace(drafter_state, micro_batches=training_session))
-    turn.assign(worker, Duty.DRAFT, training_session=training_session)
+    turn.assign(worker, Duty.DRAFTER_TRAINING, training_session=training_session)
     begun = turn.state.workers[worker]
     _tell_trunk(turn, begun)
     if (
@@ -143,15 +143,15 @@ def _tell_trunk(turn: Turn, worker: WorkerState) -> None:
 def _tell_members(turn: Turn) -> None:
     stop_who_lacks(turn)
     for worker in turn.state.workers.values():
-        if worker.duty is Duty.DRAFT:
+        if worker.duty is Duty.DRAFTER_TRAINING:
             _tell_trunk(turn, worker)
 
 
 def preempt(turn: Turn, worker: WorkerId) -> None:
     current = turn.state.workers[worker]
-    if current.duty is not Duty.DRAFT:
+    if current.duty is not Duty.DRAFTER_TRAINING:
         return
-    turn.assign(worker, Duty.PREEMPTING)
+    turn.assign(worker, Duty.STOPPING)
     turn.tell(
         StopDrafterTraining(
             worker=worker,
@@ -205,7 +205,7 @@ def learned(turn: Turn, event: DrafterDeltaReady) -> None:
     if delta.number <= drafter_state.handed_in.get(delta.member, -1):
         lineage.release(turn, (delta.blob,))  # it came late, or again
         return
-    idle = state.phase is not Phase.DRAFTING
+    idle = state.phase is not Phase.RESERVED_TRAINING
     lineage.change(
         turn,
         handed_in={**drafter_state.handed_in, delta.member: delta.number},
@@ -216,7 +216,7 @@ def learned(turn: Turn, event: DrafterDeltaReady) -> None:
         bought=max(0.0, drafter_state.bought - event.seconds - event.reading_seconds),
     )
     lineage.collect(turn, delta)
-    if worker.duty is Duty.DRAFT:
+    if worker.duty is Duty.DRAFTER_TRAINING:
         _merge_if_due(turn, worker)
 
 
@@ -226,7 +226,7 @@ def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
     if drafter_state.merging is not None:
         _wait(turn, drafter_state.merging, worker)
         return
-    last = state.phase is Phase.DRAFTING and drafter_state.bought <= 0.0
+    last = state.phase is Phase.RESERVED_TRAINING and drafter_state.bought <= 0.0
     if last and not drafter_state.deltas:
         preempt_all(turn)
     elif last or lineage.is_due(state):
@@ -284,9 +284,9 @@ def stop_who_lacks(turn: Turn) -> None:
 def _go_on(turn: Turn) -> None:
     """With the new trunk, if it is still worth it."""
     state = turn.state
-    members = [w for w in state.workers.values() if w.duty is Duty.DRAFT]
+    members = [w for w in state.workers.values() if w.duty is Duty.DRAFTER_TRAINING]
     ahead = _ahead(turn)
-    if state.phase is Phase.DRAFTING:
+    if state.phase is Phase.RESERVED_TRAINING:
         still = gate.purchase(state.spec, state.drafter_state, ahead, state.step)
         worth = state.drafter_state.bought > 0.0 and still.worth
     else:
@@ -295,7 +295,7 @@ def _go_on(turn: Turn) -> None:
         if not worth and members:
             lineage.explain(turn, "rest", verdict)
     for worker in members:
-        if worth and state.speculates:
+        if worth and state.speculation_allowed:
             _tell_trunk(turn, worker)
         else:
             preempt(turn, worker.info.worker)
@@ -332,7 +332,8 @@ def buy(turn: Turn) -> bool:
     members = [
         worker
         for worker, known in state.workers.items()
-        if known.duty in (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFT) and not lineage.lacks(state, known)
+        if known.duty in (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING)
+        and not lineage.lacks(state, known)
     ]
     if not verdict.worth or not members:
         return False
@@ -340,7 +341,7 @@ def buy(turn: Turn) -> bool:
     ranks = sum(state.workers[worker].info.ranks for worker in members)
     lineage.change(turn, bought=verdict.cost * ranks)
     for worker in members:
-        if state.workers[worker].duty is not Duty.DRAFT:
+        if state.workers[worker].duty is not Duty.DRAFTER_TRAINING:
             _begin(turn, worker)
     return True
 
@@ -351,13 +352,15 @@ def buy(turn: Turn) -> bool:
 def _ahead(turn: Turn) -> gate.TrainingOutlook:
     state = turn.state
     members = sum(worker.info.ranks for worker in state.workers.values())
-    rolled = state.rolled_seconds
+    rolled = state.rollout_seconds
     if not rolled and state.batch is not None:
         # the first round has taken so long at least
-        rolled = state.batch.longest or turn.now - state.round_began
+        rolled = state.batch.longest or turn.now - state.batch_opened_at
     opened = state.phase is not Phase.EVALUATING
     steps = state.spec.algorithm.steps - state.step - opened
-    undrafted = state.drafter_state.undrafted or speedup_model.without(state.spec, state.spending)
+    undrafted = state.drafter_state.undrafted or speedup_model.without(
+        state.spec, state.decode_costs
+    )
     most = gate.to_learn(state.drafter_state)
     idle = gate.taught_idly(state.drafter_state, state.step + 1)
     return gate.outlook(steps, rolled, members, undrafted, most, idle)

@@ -9,7 +9,7 @@ def needed(state: RunState) -> set[BlobRef]:
     """Equal bytes are one blob: it stays for as long as any of these names it."""
     drafter_state = state.drafter_state
     drafters = (drafter_state.used, drafter_state.last, drafter_state.before, drafter_state.base)
-    refs = (state.policy, state.previous, *drafters)
+    refs = (state.policy, state.previous_policy, *drafters)
     found = {ref.weights for ref in refs if ref is not None}
     if state.best is not None:
         found.add(state.best.weights)

@@ -42,7 +42,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     # jobs that were submitted, whatever became of them
     seen: frozenset[JobId] = frozenset()
     workers: dict[WorkerId, WorkerInfo] = {}
-    newest: dict[WorkerId, Incarnation] = {}
+    newest_incarnations: dict[WorkerId, Incarnation] = {}
 
     @property
     def current(self) -> JobId | None:
@@ -153,21 +153,23 @@ def _record(
 
 
 def _join(state: SessionState, info: WorkerInfo) -> SessionState:
-    if info.incarnation <= state.newest.get(info.worker, -1):
+    if info.incarnation <= state.newest_incarnations.get(info.worker, -1):
         return state
     return msgspec.structs.replace(
         state,
         workers={**state.workers, info.worker: info},
-        newest={**state.newest, info.worker: info.incarnation},
+        newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
     )
 
 
 def _lose(state: SessionState, event: WorkerLost) -> SessionState:
     known = state.workers.get(event.worker)
-    newest = max(event.incarnation, state.newest.get(event.worker, Incarnation(-1)))
+    newest = max(event.incarnation, state.newest_incarnations.get(event.worker, Incarnation(-1)))
     workers = state.workers
     if known is not None and known.incarnation <= event.incarnation:
         workers = {worker: info for worker, info in workers.items() if worker != event.worker}
     return msgspec.structs.replace(
-        state, workers=workers, newest={**state.newest, event.worker: newest}
+        state,
+        workers=workers,
+        newest_incarnations={**state.newest_incarnations, event.worker: newest},
     )

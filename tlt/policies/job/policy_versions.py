@@ -18,13 +18,13 @@ def proceed(turn: Turn) -> bool:
     True where none is left to make: the version is out, and everybody is free.
     """
     state = turn.state
-    busy = (Duty.LEARN, Duty.LEAVING, Duty.DRAFT, Duty.PREEMPTING)
+    busy = (Duty.POLICY_UPDATE, Duty.LEAVING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
     waiting = any(worker.duty in busy for worker in state.workers.values())
-    if waiting or state.returning or not state.workers:
+    if waiting or state.returning_workers or not state.workers:
         return False
     if _is_published(state):
         return True
-    newest = max(worker.trained for worker in state.workers.values())
+    newest = max(worker.trainer_version for worker in state.workers.values())
     if newest >= state.target:
         return False  # trained, and about to be published
     restore = None
@@ -35,14 +35,14 @@ def proceed(turn: Turn) -> bool:
         job=state.job,
         epoch=state.epoch,
         spec=state.spec,
-        attempt=state.learn_attempt,
+        attempt=state.update_attempt,
         version=newest,
         plan=state.plans[newest],
-        workers=[(w.info, w.trained) for w in state.workers.values()],
+        workers=[(w.info, w.trainer_version) for w in state.workers.values()],
         restore=restore,
     )
     for command in commands:
-        turn.assign(command.worker, Duty.LEARN)
+        turn.assign(command.worker, Duty.POLICY_UPDATE)
         turn.tell(command)
     return False
 
@@ -50,19 +50,19 @@ def proceed(turn: Turn) -> bool:
 def learned(turn: Turn, event: PolicyUpdateFinished) -> bool:
     """Whether the worker, whose incarnation is not over, is free again."""
     worker = turn.state.workers[event.worker]
-    if event.attempt != turn.state.learn_attempt:
+    if event.attempt != turn.state.update_attempt:
         return False
-    if worker.duty is not Duty.LEARN or event.version <= worker.trained:
+    if worker.duty is not Duty.POLICY_UPDATE or event.version <= worker.trainer_version:
         return False
-    turn.assign(event.worker, Duty.IDLE, trained=event.version)
+    turn.assign(event.worker, Duty.IDLE, trainer_version=event.version)
     return True
 
 
 def published(turn: Turn, event: PolicyPublished) -> bool:
     """Whether it is the version that was awaited."""
     state = turn.state
-    awaited = state.phase is Phase.LEARNING and not _is_published(state)
-    current = event.attempt == state.learn_attempt and event.policy.version == state.target
+    awaited = state.phase is Phase.POLICY_UPDATE and not _is_published(state)
+    current = event.attempt == state.update_attempt and event.policy.version == state.target
     if awaited and current:
         _adopt(turn, event.policy)
         return True
@@ -75,7 +75,7 @@ def published(turn: Turn, event: PolicyPublished) -> bool:
 
 def checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
     state, saved = turn.state, event.checkpoint
-    if event.attempt != state.learn_attempt:
+    if event.attempt != state.update_attempt:
         return
     if state.checkpoint is not None and saved.version <= state.checkpoint.version:
         return
@@ -102,13 +102,13 @@ def abandon(turn: Turn, reason: str) -> None:
     if _is_published(turn.state):
         return
     for worker, known in state.workers.items():
-        ahead = known.trained > _restart_version(state)
-        if known.duty is Duty.LEARN or (known.duty is not Duty.LEAVING and ahead):
+        ahead = known.trainer_version > _restart_version(state)
+        if known.duty is Duty.POLICY_UPDATE or (known.duty is not Duty.LEAVING and ahead):
             turn.assign(worker, Duty.LEAVING)
             turn.tell(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
             )
-    turn.set(learn_attempt=state.learn_attempt + 1)
+    turn.set(update_attempt=state.update_attempt + 1)
 
 
 def blobs_lost(turn: Turn) -> bool:
@@ -122,8 +122,8 @@ def blobs_lost(turn: Turn) -> bool:
         if saved is not None:
             kept = PolicyRef(version=saved.version, weights=saved.weights)
         # a checkpoint may have been heard of, and the policy in it not yet
-        turn.set(policy=kept, previous=None, version=max(state.version, kept.version))
-        for policy in (state.policy, state.previous):
+        turn.set(policy=kept, previous_policy=None, version=max(state.version, kept.version))
+        for policy in (state.policy, state.previous_policy):
             if policy is not None and policy.weights is not None:
                 blob_retention.discard(turn, policy.weights)  # those of an older checkpoint
     return not _is_published(turn.state)
@@ -132,11 +132,11 @@ def blobs_lost(turn: Turn) -> bool:
 def end(turn: Turn) -> None:
     """Of a job that has ended: what was in flight is let go."""
     state = turn.state
-    for policy in (state.policy, state.previous):
+    for policy in (state.policy, state.previous_policy):
         _release(turn, policy)
-    if state.previous is not None:
-        turn.set(previous=None)
-        blob_retention.discard(turn, state.previous.weights)
+    if state.previous_policy is not None:
+        turn.set(previous_policy=None)
+        blob_retention.discard(turn, state.previous_policy.weights)
 
 
 def _is_published(state: RunState) -> bool:
@@ -151,12 +151,12 @@ def _restart_version(state: RunState) -> PolicyVersion:
 def _adopt(turn: Turn, policy: PolicyRef) -> None:
     state = turn.state
     if policy.version > state.version:
-        turn.set(previous=state.policy)
+        turn.set(previous_policy=state.policy)
     turn.set(policy=policy, version=policy.version)
-    if policy.version > state.version and state.previous is not None:
-        _release(turn, state.previous)
+    if policy.version > state.version and state.previous_policy is not None:
+        _release(turn, state.previous_policy)
         # it was in a checkpoint, and there is a newer one
-        blob_retention.discard(turn, state.previous.weights)
+        blob_retention.discard(turn, state.previous_policy.weights)
 
 
 def _release(turn: Turn, policy: PolicyRef | None) -> None:
@@ -169,6 +169,6 @@ def _release(turn: Turn, policy: PolicyRef | None) -> None:
         return
     used = [] if saved is None else [saved.weights]
     if state.phase is not Phase.ENDED:
-        used += [ref.weights for ref in (state.policy, state.previous) if ref is not None]
+        used += [ref.weights for ref in (state.policy, state.previous_policy) if ref is not None]
     if policy.weights not in used:
         turn.tell(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))

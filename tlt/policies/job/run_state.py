@@ -21,10 +21,10 @@ from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
 class Phase(StrEnum):
     STARTING = "starting"
     EVALUATING = "evaluating"
-    ROLLING = "rolling"
+    ROLLOUT = "rolling"
     # seconds that are not idle, bought for the drafter because they are saved many times over
-    DRAFTING = "drafting"
-    LEARNING = "learning"
+    RESERVED_TRAINING = "drafting"
+    POLICY_UPDATE = "learning"
     ENDED = "ended"
 
 
@@ -32,32 +32,34 @@ class Duty(StrEnum):
     IDLE = "idle"
     ROLLOUT = "rollout"
     # trains the drafter
-    DRAFT = "draft"
+    DRAFTER_TRAINING = "draft"
     # was told to stop training it
-    PREEMPTING = "preempting"
-    LEARN = "learn"
+    STOPPING = "preempting"
+    POLICY_UPDATE = "learn"
     # told to start fresh ranks; takes no duty until it has joined again
     LEAVING = "leaving"
 
 
 PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
-    Phase.EVALUATING: frozenset({Phase.ROLLING, Phase.LEARNING, Phase.ENDED}),
-    Phase.ROLLING: frozenset({Phase.DRAFTING, Phase.LEARNING, Phase.ENDED}),
-    Phase.DRAFTING: frozenset({Phase.LEARNING, Phase.ENDED}),
+    Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
+    Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE, Phase.ENDED}),
+    Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE, Phase.ENDED}),
+    Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE, Phase.ENDED}),
     # back to the round in hand, where an update only restored what a lost session had published
-    Phase.LEARNING: frozenset({Phase.EVALUATING, Phase.ROLLING, Phase.ENDED}),
+    Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 
 DUTIES: dict[Duty, frozenset[Duty]] = {
-    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFT, Duty.LEARN, Duty.LEAVING}),
+    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}),
     # a round ends with the last score, which may overtake the last worker's WorkerIdled
-    Duty.ROLLOUT: frozenset({Duty.IDLE, Duty.ROLLOUT, Duty.DRAFT, Duty.LEARN, Duty.LEAVING}),
+    Duty.ROLLOUT: frozenset(
+        {Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}
+    ),
     # never straight to another duty: it says first that it has stopped
-    Duty.DRAFT: frozenset({Duty.IDLE, Duty.PREEMPTING, Duty.LEAVING}),
-    Duty.PREEMPTING: frozenset({Duty.IDLE, Duty.LEAVING}),
-    Duty.LEARN: frozenset({Duty.IDLE, Duty.LEAVING}),
+    Duty.DRAFTER_TRAINING: frozenset({Duty.IDLE, Duty.STOPPING, Duty.LEAVING}),
+    Duty.STOPPING: frozenset({Duty.IDLE, Duty.LEAVING}),
+    Duty.POLICY_UPDATE: frozenset({Duty.IDLE, Duty.LEAVING}),
     Duty.LEAVING: frozenset(),
 }
 
@@ -66,13 +68,13 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     info: WorkerInfo
     duty: Duty = Duty.IDLE
     # the version that this worker's trainer holds; fresh ranks hold the initial one
-    trained: PolicyVersion = PolicyVersion(0)
+    trainer_version: PolicyVersion = PolicyVersion(0)
     # step, purpose and requeues of the round in which it last found the queue drained
-    looked: tuple[Step, Purpose, int] | None = None
+    drained_batch: tuple[Step, Purpose, int] | None = None
     # the drafter's lesson that it takes part in, or last did
     training_session: int = 0
     # the last tallies that were heard of each of its ranks
-    tallied: dict[int, int] = {}
+    reported_serials: dict[int, int] = {}
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,25 +98,25 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     target: PolicyVersion = PolicyVersion(0)
     policy: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
     # the one before: a slow worker may still be reading it
-    previous: PolicyRef | None = None
+    previous_policy: PolicyRef | None = None
     workers: dict[WorkerId, WorkerState] = {}
     # the newest incarnation that was heard of, alive or not: older ones never come back
-    newest: dict[WorkerId, Incarnation] = {}
-    returning: frozenset[WorkerId] = frozenset()
+    newest_incarnations: dict[WorkerId, Incarnation] = {}
+    returning_workers: frozenset[WorkerId] = frozenset()
     losses: int = 0
     batch: RolloutBatch | None = None
     # what took the policy from a version to the next, kept until a checkpoint is past it
     plans: dict[PolicyVersion, Plan] = {}
-    learn_attempt: int = 0
+    update_attempt: int = 0
     checkpoint: Checkpoint | None = None
     best: Best | None = None
     drafter_state: DrafterTrainingState = DrafterTrainingState()
     # when the round in hand was opened, and how long rounds of answers decode lately
-    round_began: float = 0.0
-    rolled_seconds: float = 0.0
+    batch_opened_at: float = 0.0
+    rollout_seconds: float = 0.0
     # what decoding took, by bucket of batch sizes, for as long as anybody speculates
-    spending: dict[int, Spent] = {}
-    speculates: bool = True
+    decode_costs: dict[int, Spent] = {}
+    speculation_allowed: bool = True
 
 
 class Turn:
