@@ -1,0 +1,62 @@
+"""Fail on docstrings that begin with a lone relative word, and on a README that is too long.
+
+`python docs/check_prose.py [PATH ...]` checks the given files and folders; without arguments it
+checks all Python of the repository, and README.md.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("tlt", "cli", "examples", "benchmarks", "tests", "docs")
+README_WORDS = 700
+# fmt: off
+RELATIVE = frozenset((
+    "of", "whether", "who", "whom", "whose", "what", "which", "that", "how", "when", "where", "why",
+    "and", "by", "as", "with", "without", "from", "for", "to", "in", "until", "so", "because", "if",
+))
+# fmt: on
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def docstring_complaints(path: Path) -> Iterator[str]:
+    """Name every docstring of a file that begins with one of the relative words."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, Documented):
+            continue
+        text = ast.get_docstring(node)
+        first = re.match(r"[A-Za-z]+", text or "")
+        if first is not None and first[0].lower() in RELATIVE:
+            name = getattr(node, "name", "the module")
+            line = node.body[0].lineno
+            yield f"{path}:{line}: {name}: a docstring doesn't begin with '{first[0]}'"
+
+
+def count_words(markdown: str) -> int:
+    """Count the words of a page outside code fences, drawings and the targets of links."""
+    text = re.sub(r"^```.*?^```", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return sum(bool(re.search(r"\w", word)) for word in text.split())
+
+
+def main(arguments: list[str]) -> int:
+    paths = [Path(name) for name in arguments or FOLDERS]
+    complaints = [line for path in python_files(paths) for line in docstring_complaints(path)]
+    if not arguments:
+        words = count_words((ROOT / "README.md").read_text())
+        if words > README_WORDS:
+            complaints.append(f"README.md: {words} words; at most {README_WORDS}")
+    print("\n".join(complaints), end="\n" if complaints else "")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
