@@ -19,7 +19,7 @@ class BucketBandit:
         self._offered: list[Strategy] = []
         self._seen: dict[tuple[int, Strategy], deque[float]] = {}
 
-    def offer(self, arms: Sequence[Strategy]) -> None:
+    def set_strategies(self, arms: Sequence[Strategy]) -> None:
         if not arms:
             raise ValueError("a policy needs at least one strategy to choose")
         self._offered = list(arms)
@@ -53,15 +53,15 @@ class BucketBandit:
             window = self._seen.setdefault((bucket_of(batch), strategy), deque(maxlen=self._window))
             window.append((batch + sum(accepted)) / batch / seconds)
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """It knows speeds alone."""
 
-    def drafter_swapped(self) -> None:
+    def handle_drafter_swap(self) -> None:
         """The window forgets by itself."""
 
-    def weights_swapped(self) -> None:
+    def handle_weight_swap(self) -> None:
         """The window forgets by itself."""
 
     def _speed(self, batch: int, arm: Strategy) -> float | None:

@@ -24,10 +24,10 @@ from cli.journal_follow import folded
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_factory import start_server
-from tlt.engine.sglang.hidden_state_tap import Name
-from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.engine_startup import start_client
+from tlt.engine.sglang.hidden_state_tap import RequestName
 from tlt.engine.sglang.scheduler_plugin import Proposal
+from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter
@@ -122,10 +122,10 @@ def _native(folder: Path, drafter: Drafter, requests: Sequence[Request]) -> floa
         captured=tuple(drafter.config.captured),
         arms=(chain,),
     )
-    engine.adopt(DrafterVersion(0), drafter)
-    engine.decode_with(chain)
+    engine.adopt_drafter(DrafterVersion(0), drafter)
+    engine.set_strategy(chain)
     _answer(engine, requests)
-    tallies = [tally for tally in engine.tallies() if tally.strategy == chain]
+    tallies = [tally for tally in engine.take_strategy_tallies() if tally.strategy == chain]
     return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)
 
 
@@ -133,7 +133,7 @@ def _sglang(folder: Path, requests: Sequence[Request]) -> float:
     config = read_config(folder / "policy")
     drafter = load_drafter(folder / "drafter", config.layers)
     trace = folder / "proposals"
-    server, tap = start_server(
+    server, tap = start_client(
         folder / "policy",
         slots=_SLOTS,
         max_context=_CONTEXT,
@@ -143,7 +143,7 @@ def _sglang(folder: Path, requests: Sequence[Request]) -> float:
         folder=folder,
         stuck_seconds=60,
         captured=(*drafter.config.captured,),
-        drafts=Drafts(
+        drafts=DrafterOptions(
             algorithm="EAGLE" if drafter.config.layout == "eagle" else "EAGLE3",
             drafter=folder / "drafter",
             steps=_DEPTH,
@@ -154,10 +154,10 @@ def _sglang(folder: Path, requests: Sequence[Request]) -> float:
     lengths = _answer(engine, requests)
     server.close()
     made = [msgspec.json.decode(line, type=Proposal) for line in trace.read_bytes().splitlines()]
-    first = min(Name.read(proposal.name).serial for proposal in made)
+    first = min(RequestName.read(proposal.name).serial for proposal in made)
     passes = 0
     for proposal in made:
-        request = Name.read(proposal.name).serial - first
+        request = RequestName.read(proposal.name).serial - first
         # some are made ahead of an end that was not known yet
         passes += proposal.seen < len(requests[request].prompt) + lengths[request]
     # an answer's first token comes from the prompt's pass

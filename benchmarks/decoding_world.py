@@ -174,7 +174,7 @@ class _Job:
         for rollout in self._rollouts:
             left, self._behind, self._started = list(rollout), 0, len(rollout)
             if policy is not None:
-                policy.weights_swapped()
+                policy.handle_weight_swap()
             while left:
                 self._happen(policy)
                 left = self._round(policy, left)
@@ -190,11 +190,11 @@ class _Job:
         if len(arms) != len(self._arms):
             self._arms = arms
             if policy is not None:
-                policy.offer(arms)
+                policy.set_strategies(arms)
         if self._swaps and self._done >= self._swaps[0]:
             self._swaps.pop(0)
             if policy is not None:
-                policy.drafter_swapped()
+                policy.handle_drafter_swap()
 
     def _round(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
         outcome, done = self.outcome, self._done
@@ -224,7 +224,7 @@ class _Job:
             if outcome.rounds % _CHECK_ROUNDS == 0 and not isinstance(strategy, Ngram):
                 would = self._text.rates(_CHECKED, done, ended)
                 seen, right, _, _ = self._accept(would, left[:_CHECK_ROWS])
-                policy.checked(_CHECKED, batch, seen, right)
+                policy.observe_probe(_CHECKED, batch, seen, right)
         outcome.tokens += tokens
         outcome.rounds += 1
         outcome.seconds += passing + drafting

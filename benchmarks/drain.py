@@ -113,7 +113,7 @@ def _drain(
     began = cpu_seconds(device)
     while made.running:
         if isinstance(way, dict):
-            made.decode_with(_for_batch(way, made.running))
+            made.set_strategy(_for_batch(way, made.running))
         made.step()
     return cpu_seconds(device) - began
 

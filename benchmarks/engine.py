@@ -27,7 +27,7 @@ from benchmarks.result import Claim, write_result
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.decode_attention import CompiledWindows
+from tlt.engine.native.decode_attention_kernels import CompiledWindowAttention
 from tlt.ids import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
@@ -111,7 +111,7 @@ def _against_torch(device: torch.device) -> dict[int, float]:
     found: dict[int, float] = {}
     for batch in _BARS:
         engines = [_engine(batch, _PROMPT + _ANSWER, device)]
-        with patch("tlt.engine.native.cache_attention.compiled", lambda *shape: None):
+        with patch("tlt.engine.native.kv_cache_attention.find_kernel", lambda *shape: None):
             engines.append(_engine(batch, _PROMPT + _ANSWER, device))
         ratios: list[float] = []
         for attempt in range(-1, _PAIRS):
@@ -176,13 +176,13 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
 
 @contextmanager
 def _named(name: str) -> Generator[None]:
-    attended = CompiledWindows.attended
+    attended = CompiledWindowAttention.attended
 
-    def recorded(windows: CompiledWindows, layer: int) -> torch.Tensor:
+    def recorded(windows: CompiledWindowAttention, layer: int) -> torch.Tensor:
         with record_function(name):
             return attended(windows, layer)
 
-    with patch.object(CompiledWindows, "attended", recorded):
+    with patch.object(CompiledWindowAttention, "attended", recorded):
         yield
 
 

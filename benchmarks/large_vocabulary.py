@@ -99,13 +99,13 @@ def main() -> None:
     claims.append(
         Claim(
             name="speculation.large_vocab_memory",
-            value=taken / engine.memory,
+            value=taken / engine.memory_bytes,
             unit="of what is stated",
             bar=_MEMORY,
             less_is_better=True,
         )
     )
-    details["memory_stated_bytes"] = engine.memory
+    details["memory_stated_bytes"] = engine.memory_bytes
     details["memory_taken_bytes"] = taken
     write_result("large_vocabulary", claims, details, time.monotonic() - began, arguments.out)
 
@@ -148,7 +148,7 @@ def _engine(decoder: Decoder, drafter: Drafter) -> NativeEngine:
         captured=(_SHAPE.layers,),
         arms=[strategy for strategy, _ in _WAYS.values()],
     )
-    engine.adopt(DrafterVersion(1), drafter)
+    engine.adopt_drafter(DrafterVersion(1), drafter)
     return engine
 
 
@@ -156,7 +156,7 @@ def _measured(
     engine: NativeEngine, strategy: Strategy, sampling: Sampling, batch: int
 ) -> dict[str, float]:
     """Medians over steps; the first two, which prefill and fill up, are left out."""
-    engine.decode_with(strategy)
+    engine.set_strategy(strategy)
     asked = [request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))]
     engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in asked])
     steps: list[tuple[float, dict[str, float]]] = []

@@ -158,15 +158,15 @@ def _answers(made: NativeEngine, part: Part) -> dict[int, Completion]:
     dice, version = random.Random(part.name), 1
     drafters = _drafters() if part.way is None else []
     if part.way is not None:
-        made.decode_with(part.way)
+        made.set_strategy(part.way)
     made.submit(part.requests)
     done: dict[int, Completion] = {}
     while made.running:
         if part.way is None:
-            made.decode_with(dice.choice(ARMS))
+            made.set_strategy(dice.choice(ARMS))
             if dice.random() < _SWAPPED:
                 version += 1
-                made.adopt(DrafterVersion(version), dice.choice(drafters))
+                made.adopt_drafter(DrafterVersion(version), dice.choice(drafters))
         done |= {completion.id: completion for completion in made.step()}
     return done
 

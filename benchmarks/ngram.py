@@ -27,7 +27,7 @@ from benchmarks.ngram_speeds import speeds
 from benchmarks.result import Claim, write_result
 from tlt.dataset import rows
 from tlt.engine.native import NativeEngine
-from tlt.engine.ngram import Ngrams
+from tlt.engine.ngram import NgramIndex
 from tlt.ids import PolicyVersion
 from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
@@ -168,7 +168,7 @@ def _replayed(source: str, groups: Sequence[_Group], count: int) -> _Steps:
     return steps
 
 
-def _situations(source: str, group: _Group) -> Iterator[tuple[Ngrams, list[list[int]]]]:
+def _situations(source: str, group: _Group) -> Iterator[tuple[NgramIndex, list[list[int]]]]:
     """What is indexed when these answers begin together."""
     alone = [[answer] for answer in group.answers]
     match source:
@@ -185,15 +185,15 @@ def _situations(source: str, group: _Group) -> Iterator[tuple[Ngrams, list[list[
             yield _holding(group, group.earlier), group.answers
 
 
-def _holding(group: _Group, answers: Sequence[Sequence[int]]) -> Ngrams:
-    index = Ngrams(_BUDGET)
+def _holding(group: _Group, answers: Sequence[Sequence[int]]) -> NgramIndex:
+    index = NgramIndex(_BUDGET)
     for answer in answers:
         index.add(group.index, group.prompt, answer)
     return index
 
 
 def _replay(
-    index: Ngrams,
+    index: NgramIndex,
     answers: Sequence[tuple[_Group, list[int]]],
     count: int,
     steps: _Steps,
@@ -239,7 +239,7 @@ def _by_member(groups: Sequence[_Group]) -> list[tuple[_Group, list[int]]]:
 
 
 def _queue(answers: Sequence[tuple[_Group, list[int]]], count: int) -> dict[str, float]:
-    steps, index = _Steps(), Ngrams(_BUDGET)
+    steps, index = _Steps(), NgramIndex(_BUDGET)
     _replay(index, answers, count, steps)
     return {
         "accept_length": round(steps.accept_length, 2),

@@ -20,7 +20,7 @@ import torch
 from benchmarks.engine import MODEL, random_prompts, request
 from benchmarks.result import Claim, write_result
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.engine_startup import start_client
 from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import default_layers
@@ -68,7 +68,7 @@ def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine,
     began = time.perf_counter()
     config, version = read_config(MODEL), PolicyVersion(0)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        server, tap = start_server(
+        server, tap = start_client(
             MODEL,
             slots=_SLOTS,
             max_context=_CONTEXT,

@@ -93,26 +93,26 @@ def engine(
         captured=tuple(captured),
         arms=arms,
     )
-    made.adopt(DrafterVersion(0), drafter)
+    made.adopt_drafter(DrafterVersion(0), drafter)
     return made
 
 
 def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy, seed: int = 0) -> None:
     if isinstance(way, msgspec.Struct):
-        made.decode_with(way)
+        made.set_strategy(way)
     else:
-        made.let_choose(way, seed=seed)
+        made.set_strategy_policy(way, seed=seed)
 
 
 def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:
     """Tokens that a pass of the policy yields, in answers to held-out prompts."""
     chain = Draft(depth=depth, noise=True)
     made = engine(_SLOTS, arms=(chain,), drafter=drafter)
-    made.decode_with(chain)
+    made.set_strategy(chain)
     made.submit(Requests().take(answers))
     while made.running:
         made.step()
-    tallies = [tally for tally in made.tallies() if tally.strategy == chain]
+    tallies = [tally for tally in made.take_strategy_tallies() if tally.strategy == chain]
     made.close()
     return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)
 

@@ -138,7 +138,7 @@ class _Lane:
         return Window(self.tokens - before, cpu_seconds(self._device) - began)
 
     def _look(self) -> None:
-        self.tokens += sum(tally.tokens for tally in self._engine.tallies())
+        self.tokens += sum(tally.tokens for tally in self._engine.take_strategy_tallies())
 
     def _step(self) -> int:
         """Returns how many answers ended."""

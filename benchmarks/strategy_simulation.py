@@ -20,7 +20,7 @@ from benchmarks.bandit import BucketBandit
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Rows, Text, lengths, run
 from benchmarks.result import Claim, write_result
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.strategies import Off, Strategy
 
@@ -152,7 +152,7 @@ def _share(make: Callable[[], StrategyPolicy], world: World, rollouts: list[Rows
 
 def _fixed(world: World, rollouts: list[Rows]) -> dict[str, float]:
     return {
-        _name(arm): run(Fixed(arm), world.machine, world.text, rollouts, _SEEDS[0]).share
+        _name(arm): run(FixedPolicy(arm), world.machine, world.text, rollouts, _SEEDS[0]).share
         for arm in ARMS
     }
 

@@ -13,7 +13,7 @@ from cli.output import console, print_json, say
 from cli.session_client import run_folder
 from cli.session_commands import SessionName
 from tlt.ids import WorkerId
-from tlt.policies.speculation.savings_estimate import Saved, Saving
+from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.records import Joules
 from tlt.report import Acceptance, Snapshot
 
@@ -64,7 +64,7 @@ def speculation_line(snapshot: Snapshot) -> str:
     )
 
 
-def interval(saving: Saving | None) -> str:
+def interval(saving: SavingsInterval | None) -> str:
     if saving is None:
         return ""
     if saving.low is None or saving.high is None:
@@ -127,7 +127,7 @@ def _rollouts(snapshot: Snapshot) -> Table:
     return table
 
 
-def _saved(saved: Saved) -> Table:
+def _saved(saved: Savings) -> Table:
     table = _table(
         *("batch up to", "tokens", "seconds", "ms a token", "without", "control runs", "saved")
     )

@@ -17,7 +17,7 @@ from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import natural
 from tlt.human_format import seconds
 from tlt.ids import WorkerId
-from tlt.policies.speculation.savings_estimate import Saving
+from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report.drafter_training import Measured
 from tlt.report.worker_lanes import OVER
 
@@ -224,7 +224,7 @@ def _measured(sections: Sections) -> Sequence[Measured]:
     return () if account is None else account.measured
 
 
-def _saved(saving: Saving) -> str:
+def _saved(saving: SavingsInterval) -> str:
     if saving.low is None or saving.high is None:
         return f"{saving.seconds:.1f} s (not yet sure)"
     return f"{saving.seconds:.1f} s ({saving.low:.1f} to {saving.high:.1f})"

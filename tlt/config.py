@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from tlt.ids import JobId
-from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # Each row of a batch verifies that many at once, needed or not
@@ -185,8 +185,8 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
             "mode static needs a strategy, and only that does: "
             "{type: draft, depth: 4} or {type: ngram, tokens: 8}",
         )
-        most = max(map(guesses, self.arms), default=0)
-        least = min((guesses(a) for a in self.arms if a != Off()), default=1)
+        most = max(map(max_drafts, self.arms), default=0)
+        least = min((max_drafts(a) for a in self.arms if a != Off()), default=1)
         _require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
         _require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
         _require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
@@ -208,7 +208,7 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
 
     @property
     def longest(self) -> int:
-        return max(map(guesses, self.arms), default=0)
+        return max(map(max_drafts, self.arms), default=0)
 
 
 class DrafterSpec(Section, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Strategy = Off | Ngram | Draft
 
 
-def guesses(strategy: Strategy) -> int:
+def max_drafts(strategy: Strategy) -> int:
     """How many tokens it guesses at once, at most."""
     match strategy:
         case Off():

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.engine_startup import start_client
 from tlt.engine.sglang.hidden_state_tap import Tap
-from tlt.engine.sglang.sglang_client import Server
+from tlt.engine.sglang.sglang_client import SglangClient
 from tlt.ids import PolicyVersion
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.model_folder import load_decoder
@@ -21,7 +21,7 @@ _MOST = 3
 class Servers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._started: dict[tuple[Path, torch.dtype], tuple[Server, Tap]] = {}
+        self._started: dict[tuple[Path, torch.dtype], tuple[SglangClient, Tap]] = {}
 
     def engine(
         self,
@@ -44,11 +44,13 @@ class Servers:
         for server, _ in self._started.values():
             server.close()
 
-    def _start(self, model: Path, dtype: torch.dtype, config: DecoderConfig) -> tuple[Server, Tap]:
+    def _start(
+        self, model: Path, dtype: torch.dtype, config: DecoderConfig
+    ) -> tuple[SglangClient, Tap]:
         if len(self._started) == _MOST:
             oldest, _ = self._started.pop(next(iter(self._started)))
             oldest.close()
-        self._started[model, dtype] = started = start_server(
+        self._started[model, dtype] = started = start_client(
             model,
             slots=_SLOTS,
             max_context=min(_CONTEXT, config.max_positions),

@@ -10,8 +10,14 @@ import torch
 
 from tests.engine.reference import answers, ask, show
 from tlt.engine.base import Sampling
-from tlt.engine.native import NativeEngine, decode_attention
-from tlt.engine.native.decode_attention import CompiledWindows, Kernel, Layout, compiled, one_by_one
+from tlt.engine.native import NativeEngine, decode_attention_kernels
+from tlt.engine.native.decode_attention_kernels import (
+    AttentionKernel,
+    CacheLayout,
+    CompiledWindowAttention,
+    find_kernel,
+    reference_attention,
+)
 from tlt.ids import PolicyVersion
 from tlt.models.model_folder import load_decoder
 
@@ -20,12 +26,12 @@ _CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
-def kernel(request: pytest.FixtureRequest) -> Kernel:
-    if decode_attention.kernel() is None:
+def kernel(request: pytest.FixtureRequest) -> AttentionKernel:
+    if decode_attention_kernels.kernel() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", f"cc {request.param}")
-        found = decode_attention.kernel.__wrapped__()
+        found = decode_attention_kernels.kernel.__wrapped__()
     if found is None and os.uname().machine != "x86_64":
         pytest.skip("flags of another processor")
     assert found is not None
@@ -37,10 +43,10 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def attended(
-    kernel: Kernel, queries: torch.Tensor, entries: torch.Tensor, positions: torch.Tensor
+    kernel: AttentionKernel, queries: torch.Tensor, entries: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    layout = Layout([0, entries.data_ptr()], entries.shape[1] // 2, entries.shape[2])
-    return CompiledWindows(kernel, layout, queries, positions, _SCALE).attended(1).clone()
+    layout = CacheLayout([0, entries.data_ptr()], entries.shape[1] // 2, entries.shape[2])
+    return CompiledWindowAttention(kernel, layout, queries, positions, _SCALE).attended(1).clone()
 
 
 @pytest.mark.parametrize("width", [4, 24, 32, 80, 256])
@@ -48,7 +54,7 @@ def attended(
     ("members", "kv_heads", "window"), [(1, 2, 1), (2, 1, 4), (3, 2, 3), (7, 2, 8)]
 )
 def test_it_is_what_each_query_by_itself_gives(
-    kernel: Kernel, width: int, members: int, kv_heads: int, window: int
+    kernel: AttentionKernel, width: int, members: int, kv_heads: int, window: int
 ) -> None:
     lasts = [0, 7, 8, 99]
     # a new row's window begins before its first position, and holds that again and again
@@ -57,13 +63,15 @@ def test_it_is_what_each_query_by_itself_gives(
     )
     entries = drawn(len(lasts), 2 * kv_heads, _CAPACITY, width)
     queries = drawn(positions.numel(), kv_heads * members + 2, width)[:, : kv_heads * members]
-    right = one_by_one(queries.double(), entries.double(), positions, _SCALE)
+    right = reference_attention(queries.double(), entries.double(), positions, _SCALE)
     found = attended(kernel, queries, entries, positions)
     assert (found - right).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("width", [12, 32])
-def test_a_query_comes_out_the_same_whatever_is_beside_it(kernel: Kernel, width: int) -> None:
+def test_a_query_comes_out_the_same_whatever_is_beside_it(
+    kernel: AttentionKernel, width: int
+) -> None:
     rows, window = 5, 9
     lasts = torch.tensor([8, 20, 57, 58, 99])
     positions = lasts[:, None] - window + 1 + torch.arange(window)
@@ -76,7 +84,7 @@ def test_a_query_comes_out_the_same_whatever_is_beside_it(kernel: Kernel, width:
             assert torch.equal(alone, together[row, :count])
 
 
-def test_what_lies_beyond_a_position_is_not_seen(kernel: Kernel) -> None:
+def test_what_lies_beyond_a_position_is_not_seen(kernel: AttentionKernel) -> None:
     positions = torch.tensor([[40, 41, 42]])
     entries, queries = drawn(1, 2, _CAPACITY, 32), drawn(3, 2, 32)
     before = attended(kernel, queries, entries, positions)
@@ -89,15 +97,15 @@ def test_what_lies_beyond_a_position_is_not_seen(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e4])
-def test_scores_may_be_large_or_vanish(kernel: Kernel, size: float) -> None:
+def test_scores_may_be_large_or_vanish(kernel: AttentionKernel, size: float) -> None:
     positions = torch.tensor([[99], [50]])
     entries, queries = drawn(2, 2, _CAPACITY, 16), size * drawn(2, 2, 16)
     found = attended(kernel, queries, entries, positions)
-    right = one_by_one(queries.double(), entries.double(), positions, _SCALE)
+    right = reference_attention(queries.double(), entries.double(), positions, _SCALE)
     assert (found - right).abs().max() < 1e-4
 
 
-def test_no_number_stays_none(kernel: Kernel) -> None:
+def test_no_number_stays_none(kernel: AttentionKernel) -> None:
     positions = torch.tensor([[9], [9]])
     entries, queries = drawn(2, 2, _CAPACITY, 16), drawn(2, 1, 16)
     queries[0, 0, 3] = math.nan
@@ -107,17 +115,17 @@ def test_no_number_stays_none(kernel: Kernel) -> None:
 
 
 def test_torch_does_what_it_is_not_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decode_attention.kernel()
+    found = decode_attention_kernels.kernel()
     if found is None:
         pytest.skip("no C compiler")
-    assert compiled(32, 8, torch.float32, _CPU) is found
-    assert compiled(30, 8, torch.float32, _CPU) is None
-    assert compiled(512, 8, torch.float32, _CPU) is None
-    assert compiled(32, 7, torch.float32, _CPU) is None
-    assert compiled(32, 8, torch.float64, _CPU) is None
-    assert compiled(32, 8, torch.float32, torch.device("meta")) is None
+    assert find_kernel(32, 8, torch.float32, _CPU) is found
+    assert find_kernel(30, 8, torch.float32, _CPU) is None
+    assert find_kernel(512, 8, torch.float32, _CPU) is None
+    assert find_kernel(32, 7, torch.float32, _CPU) is None
+    assert find_kernel(32, 8, torch.float64, _CPU) is None
+    assert find_kernel(32, 8, torch.float32, torch.device("meta")) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert compiled(32, 8, torch.float32, _CPU) is None
+    assert find_kernel(32, 8, torch.float32, _CPU) is None
 
 
 def test_answers_are_the_same_without_a_compiler(
@@ -129,5 +137,5 @@ def test_answers_are_the_same_without_a_compiler(
         return [done.tokens for _, done in sorted(answers(engine, asked).items())]
 
     with_it = written()
-    monkeypatch.setattr(decode_attention, "kernel", lambda: None)
+    monkeypatch.setattr(decode_attention_kernels, "kernel", lambda: None)
     assert written() == with_it

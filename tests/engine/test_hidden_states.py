@@ -49,14 +49,14 @@ def test_states_follow_a_request_through_every_slot(make_engine: MakeEngine, fol
         for completion in done:
             request = requests[completion.id]
             text = [*request.prompt, *completion.tokens]
-            states = engine.states(completion.id)
+            states = engine.hidden_states(completion.id)
             assert states.shape == (len(text) - 1, len(LAYERS), 64)
             assert near(states, states_of(folder, text[:-1]))
             earlier = seen.pop(completion.id, states[:0])
             assert torch.equal(states[: len(earlier)], earlier)
         for request in requests:
             try:
-                seen[request.id] = engine.states(request.id).clone()
+                seen[request.id] = engine.hidden_states(request.id).clone()
                 partial += request.id not in {c.id for c in done}
             except KeyError:
                 pass
@@ -68,10 +68,10 @@ def test_states_are_gone_with_the_next_step(make_engine: MakeEngine, folder: Pat
     engine.submit([ask(0, [5, 6, 7], max_new_tokens=1)])
     while not engine.step():
         pass
-    assert len(engine.states(0)) == 3
+    assert len(engine.hidden_states(0)) == 3
     engine.step()
     with pytest.raises(KeyError):
-        engine.states(0)
+        engine.hidden_states(0)
 
 
 @pytest.mark.needs("token_identical")
@@ -83,9 +83,9 @@ def test_a_cancelled_request_has_none(make_engine: MakeEngine, folder: Path) -> 
         engine.step()
     engine.cancel([0])
     assert [c.id for c in engine.step()] == [0]
-    assert len(engine.states(1)) == 2
+    assert len(engine.hidden_states(1)) == 2
     with pytest.raises(KeyError):
-        engine.states(0)
+        engine.hidden_states(0)
 
 
 def test_a_long_prompt_is_cached_in_chunks(make_engine: MakeEngine, long_folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_long_prompt_is_cached_in_chunks(make_engine: MakeEngine, long_folder:
         pass
     answer = greedy_answer(long_folder, LONG, 6)
     assert done[0].tokens == answer
-    assert near(engine.states(0), states_of(long_folder, [*LONG, *answer[:-1]]))
+    assert near(engine.hidden_states(0), states_of(long_folder, [*LONG, *answer[:-1]]))
 
 
 @pytest.mark.needs("token_identical")
@@ -110,4 +110,4 @@ def test_others_decode_beside_a_long_prompt(make_engine: MakeEngine, long_folder
     assert [c.id for c in done] == [1]
     # a prompt of 1,700 tokens takes more than one step, and the other gained a token in each
     assert steps > 6
-    assert len(engine.states(0)) == 3 + steps
+    assert len(engine.hidden_states(0)) == 3 + steps

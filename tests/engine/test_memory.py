@@ -44,16 +44,16 @@ def fill(slots, context):
         PolicyVersion(0), (1, 2, 3), arms, ngram_bytes=4 << 20,
     )
     if arms:
-        said = engine.memory + engine.memory_of(drafter.config)
-        engine.adopt(DrafterVersion(1), drafter)
-        assert engine.memory == said
+        said = engine.memory_bytes + engine.drafter_memory_bytes(drafter.config)
+        engine.adopt_drafter(DrafterVersion(1), drafter)
+        assert engine.memory_bytes == said
     for arm in (Off(), *arms):
         engine.submit([ask(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)])
-        engine.decode_with(Off() if isinstance(arm, Draft) else arm)
+        engine.set_strategy(Off() if isinstance(arm, Draft) else arm)
         # a drafter makes all that it lacks, so the last tokens are enough to fill its cache
         for step in range(context - 20):
             engine.step()
-        engine.decode_with(arm)
+        engine.set_strategy(arm)
         while engine.running:
             engine.step()
     return engine
@@ -64,7 +64,7 @@ arms = [ARMS[name] for name in sys.argv[2:]]
 small = fill(2, 64)  # what a first engine of any size costs
 before = resident()
 engine = fill(64, 1024)
-print(engine.memory, resident() - before)
+print(engine.memory_bytes, resident() - before)
 """
 
 
@@ -90,9 +90,9 @@ def test_what_a_drafter_adds_is_known_before(
         load_decoder(folder), show, 4, 128, torch.device("cpu"), PolicyVersion(0), (1, 2, 3), ARMS
     )
     config = msgspec.structs.replace(drafter_models.config(layout), own_head=own_head)
-    said = engine.memory + engine.memory_of(config)
-    engine.adopt(DrafterVersion(1), new_drafter(config))
-    assert engine.memory == said
+    said = engine.memory_bytes + engine.drafter_memory_bytes(config)
+    engine.adopt_drafter(DrafterVersion(1), new_drafter(config))
+    assert engine.memory_bytes == said
 
 
 def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
@@ -107,21 +107,23 @@ def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
         arms=ARMS,
         ngram_bytes=budget,
     )
-    engine.decode_with(Ngram(tokens=4))
-    said, held = engine.memory, list[int]()
+    engine.set_strategy(Ngram(tokens=4))
+    said, held = engine.memory_bytes, list[int]()
     tracemalloc.start()
     for first in range(0, 160, 40):
         asked = [ask(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 40)]
         assert len(answers(engine, asked)) == 40
         held.append(allocated_by_index())
     tracemalloc.stop()
-    assert engine.memory == said
+    assert engine.memory_bytes == said
     # all answers would take twice as much
     assert 0.8 * budget < held[-1] <= max(held) < 1.1 * budget
 
 
 def allocated_by_index() -> int:
-    trace = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/ngrams/*")])
+    trace = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/engine/ngram/*")]
+    )
     return sum(statistic.size for statistic in trace.statistics("filename"))
 
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.engine.native.gumbel_noise import Noise, key_word
-from tlt.engine.native.length_buckets import cheapest_segments
-from tlt.engine.native.run_length import Timeline
+from tlt.engine.native.attention_segments import cheapest_segments
+from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
+from tlt.engine.native.run_length_series import RunLengthSeries
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.ids import Member, PromptIndex, Step
 
@@ -40,7 +40,9 @@ def test_every_part_of_a_key_counts() -> None:
 
 def test_noise_is_gumbel_out_to_the_tail() -> None:
     keys = torch.tensor([word(member=m) for m in range(32)])
-    draws = [Noise(4096, torch.device("cpu")).gumbel(keys, torch.full((32,), p)) for p in range(32)]
+    draws = [
+        GumbelNoise(4096, torch.device("cpu")).gumbel(keys, torch.full((32,), p)) for p in range(32)
+    ]
     noise = torch.cat(draws).double().flatten()
     assert noise.isfinite().all()
     assert abs(noise.mean() - 0.5772157) < 0.005
@@ -52,7 +54,7 @@ def test_noise_is_gumbel_out_to_the_tail() -> None:
 
 def test_noise_is_independent_between_neighbours() -> None:
     keys = torch.tensor([word(member=m) for m in range(64)])
-    noise = Noise(512, torch.device("cpu"))
+    noise = GumbelNoise(512, torch.device("cpu"))
     here, there = (noise.gumbel(keys, torch.full((64,), p)) for p in (10, 11))
     for one, other in (
         (here, there),
@@ -93,7 +95,7 @@ def test_a_stop_string_behind_a_character_that_the_window_cuts() -> None:
 
 def test_a_timeline_tells_any_stretch() -> None:
     values = [1, 1, 2, 2, 2, 1, 3, 3]
-    timeline = Timeline[int]()
+    timeline = RunLengthSeries[int]()
     for step, value in enumerate(values):
         timeline.record(step, value)
     for oldest in range(len(values)):

@@ -8,7 +8,7 @@ import torch
 from tests.engine.conftest import MakeEngine
 from tests.engine.reference import answers, ask, forced_logits, random_prompts
 from tlt.engine.base import Request, Sampling
-from tlt.engine.native.gumbel_noise import Noise, key_word
+from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 
 pytestmark = pytest.mark.needs("token_identical")
 
@@ -51,6 +51,6 @@ def gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[
     fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     logits = forced_logits(folder, request.prompt, one[: fork + 1])[fork]
     key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
-    noise = Noise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
+    noise = GumbelNoise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
     best = (logits + noise).topk(2).values
     return (best[0] - best[1]).item()

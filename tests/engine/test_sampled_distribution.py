@@ -17,7 +17,7 @@ from tests.engine.chi_square import hardest_to_see, p_value, power
 from tests.engine.conftest import MakeEngine
 from tests.engine.reference import answers, ask, forced_logits, logprobs_of
 from tlt.engine.base import Engine, Sampling
-from tlt.engine.native.gumbel_noise import Noise
+from tlt.engine.native.gumbel_noise import GumbelNoise
 
 PROMPT = (3, 14, 15, 92, 65)
 
@@ -73,12 +73,12 @@ def test_a_small_bias_is_seen(
     fair = first_token(folder, 1.0)
     biased = hardest_to_see(fair, variation)
     assert (biased - fair).abs().sum() / 2 == pytest.approx(variation, rel=0.05)
-    plain = Noise.gumbel
+    plain = GumbelNoise.gumbel
 
-    def loaded(self: Noise, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def loaded(self: GumbelNoise, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return plain(self, keys, positions) + (biased / fair).log()
 
-    monkeypatch.setattr(Noise, "gumbel", loaded)
+    monkeypatch.setattr(GumbelNoise, "gumbel", loaded)
     counts = drawn(make_engine(folder, slots=64), Sampling(), draws)
     assert p_value(counts, biased) > significance
     assert p_value(counts, fair) < significance

@@ -14,9 +14,9 @@ from tests.engine.chi_square import p_value, power
 from tests.engine.reference import answers, ask, forced_logits, logprobs_of, random_prompts, show
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
-from tlt.engine.native import NativeEngine, decode_attention
-from tlt.engine.native.running_batch import Verdict
-from tlt.engine.native.speculation import judged
+from tlt.engine.native import NativeEngine, decode_attention_kernels
+from tlt.engine.native.running_batch import StepOutcome
+from tlt.engine.native.speculation_controller import count_drafts
 from tlt.errors import ConfigError
 from tlt.ids import DrafterVersion, PolicyVersion
 from tlt.models.eagle_drafter import Drafter, new_drafter
@@ -50,9 +50,9 @@ def engine(
     layers = range(1, model.config.layers + 1)
     device, version = torch.device("cpu"), PolicyVersion(0)
     made = NativeEngine(model, show, slots, 128, device, version, layers, ARMS)
-    made.adopt(FIRST, drafter)
+    made.adopt_drafter(FIRST, drafter)
     if strategy is not None:
-        made.decode_with(strategy)
+        made.set_strategy(strategy)
     return made
 
 
@@ -124,7 +124,7 @@ def test_a_drafter_proposes_the_same_without_a_compiler(
         return {i: (done.tokens, done.origins) for i, done in answers(made, asked).items()}
 
     with_it = written()
-    monkeypatch.setattr(decode_attention, "kernel", lambda: None)
+    monkeypatch.setattr(decode_attention_kernels, "kernel", lambda: None)
     assert written() == with_it
 
 
@@ -148,9 +148,9 @@ def switching(
     done: dict[int, Completion] = {}
     made.submit(asked)
     while made.running:
-        made.decode_with(dice.choice(ARMS))
+        made.set_strategy(dice.choice(ARMS))
         if dice.random() < 0.1:
-            made.adopt(DrafterVersion(dice.randrange(9)), dice.choice(drafters))
+            made.adopt_drafter(DrafterVersion(dice.randrange(9)), dice.choice(drafters))
         done |= {completion.id: completion for completion in made.step()}
     return done
 
@@ -261,7 +261,7 @@ def test_what_was_answered_elsewhere_is_copied_too(policy: Path, eagle: Drafter)
     asked = [ask(0, prompt, Sampling(), 40)]
     plain = answers(engine(policy, eagle), asked)
     made = engine(policy, eagle, Ngram(tokens=5))
-    made.overhear(prompt, plain[0].tokens)
+    made.index_answer(prompt, plain[0].tokens)
     done = answers(made, asked)
     assert same(done, plain)
     assert accept_length(done) > 3
@@ -332,7 +332,7 @@ class Listening(AdaptivePolicy):
 def test_what_is_not_even_proposed_counts_as_refused(policy: Path, eagle: Drafter) -> None:
     made = engine(policy, eagle)
     policy_ = Listening(Ngram(tokens=5))
-    made.let_choose(policy_, 0)
+    made.set_strategy_policy(policy_, 0)
     (done,) = answers(made, [ask(0, (3, 1, 4), Sampling(), 12)]).values()
     kept = sum(sum(accepted) for _, accepted in policy_.told)
     assert kept >= sum(span.tokens for span in done.origins if span.origin == "accepted")
@@ -367,7 +367,7 @@ def test_a_drafter_that_does_not_fit_is_refused(
     made = engine(policy, eagle, Draft(depth=3))
     config = msgspec.structs.replace(drafter_models.config("eagle"), **change)
     with pytest.raises(ConfigError, match=complaint):
-        made.adopt(DrafterVersion(2), new_drafter(config))
+        made.adopt_drafter(DrafterVersion(2), new_drafter(config))
     asked = requests(8)
     assert same(answers(made, asked), answers(engine(policy, eagle), asked))
 
@@ -377,7 +377,7 @@ def test_a_drafter_with_a_nan_is_refused(policy: Path, eagle: Drafter) -> None:
     with torch.no_grad():
         broken.fc.weight[3, 4] = torch.nan
     with pytest.raises(ConfigError, match=r"fc.weight \[64, 128\] holds what is not a number"):
-        engine(policy, eagle).adopt(DrafterVersion(2), broken)
+        engine(policy, eagle).adopt_drafter(DrafterVersion(2), broken)
 
 
 def test_more_guesses_than_there_is_room_for_are_refused(policy: Path, eagle: Drafter) -> None:
@@ -389,8 +389,8 @@ def test_more_guesses_than_there_is_room_for_are_refused(policy: Path, eagle: Dr
 
 def test_beyond_an_answers_end_there_is_nothing_to_agree_with() -> None:
     """Rows: refused at the third; ended by a draft; ended by the policy's own token; all passed."""
-    verdict = Verdict(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
-    assert judged(verdict) == ([3, 2, 3, 7], [2, 2, 2, 6])
+    verdict = StepOutcome(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
+    assert count_drafts(verdict) == ([3, 2, 3, 7], [2, 2, 2, 6])
 
 
 def test_a_way_that_the_engine_was_not_made_for_is_refused(policy: Path, eagle: Drafter) -> None:
@@ -398,4 +398,4 @@ def test_a_way_that_the_engine_was_not_made_for_is_refused(policy: Path, eagle: 
     device, version = torch.device("cpu"), PolicyVersion(0)
     made = NativeEngine(model, show, 4, 128, device, version, (), (Draft(depth=6),))
     with pytest.raises(ConfigError, match="n-grams are not among the ways"):
-        made.decode_with(Ngram(tokens=4))
+        made.set_strategy(Ngram(tokens=4))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.policies.speculation.control_runs import RUN_ROUNDS, Control
+from tlt.policies.speculation.control_runs import RUN_STEPS, ControlRunPolicy
 from tlt.policies.speculation.strategy_policy import Choice, bucket_of
 from tlt.strategies import Draft, Off, Strategy
 
@@ -22,7 +22,7 @@ class Listening:
         self.numbers: list[float] = []
         self.seen: list[Strategy] = []
 
-    def offer(self, arms: Any) -> None: ...
+    def set_strategies(self, arms: Any) -> None: ...
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         self.numbers.append(random)
@@ -31,15 +31,15 @@ class Listening:
     def observe(self, strategy: Strategy, *round: Any) -> None:
         self.seen.append(strategy)
 
-    def checked(self, *_: Any) -> None: ...
+    def observe_probe(self, *_: Any) -> None: ...
 
-    def drafter_swapped(self) -> None: ...
+    def handle_drafter_swap(self) -> None: ...
 
-    def weights_swapped(self) -> None: ...
+    def handle_weight_swap(self) -> None: ...
 
 
 def decode(
-    control: Control, batches: list[int], seconds: dict[int, float], seed: int
+    control: ControlRunPolicy, batches: list[int], seconds: dict[int, float], seed: int
 ) -> list[bool]:
     """Which of the rounds were plain."""
     dice, plain = Random(seed), list[bool]()
@@ -75,12 +75,12 @@ def test_no_more_than_the_share_and_a_run_for_each_bucket(
     some = st.one_of(st.floats(1e-4, 1.0), st.sampled_from([0.0, 1e9]))
     seconds = {batch: data.draw(some) for batch in sorted(set(batches))}
     policy = Listening()
-    plain = decode(Control(policy, share), batches, seconds, seed)
+    plain = decode(ControlRunPolicy(policy, share), batches, seconds, seed)
     buckets = len({bucket_of(batch) for batch in batches})
-    assert sum(plain) <= share * len(plain) + RUN_ROUNDS * buckets
+    assert sum(plain) <= share * len(plain) + RUN_STEPS * buckets
     *whole, _ = [*runs(plain), (0, 0)]
     ended = [(at, rounds) for at, rounds in whole if at + rounds < len(plain)]
-    assert all(rounds % RUN_ROUNDS == 0 for _, rounds in ended)
+    assert all(rounds % RUN_STEPS == 0 for _, rounds in ended)
     assert all(0.0 <= number < 1.0 for number in policy.numbers)
     assert [strategy == Off() for strategy in policy.seen] == plain
 
@@ -91,7 +91,7 @@ def test_buckets_are_met_in_proportion_to_their_time(seed: int) -> None:
     stays = {64: 40, 32: 60, 12: 100, 6: 200, 3: 400, 1: 800}
     seconds = {batch: 0.001 * (2 + batch) for batch in stays}
     rollout = [batch for batch, rounds in stays.items() for _ in range(rounds)]
-    plain = decode(Control(Listening(), 0.04), rollout * 60, seconds, seed)
+    plain = decode(ControlRunPolicy(Listening(), 0.04), rollout * 60, seconds, seed)
     assert sum(plain) / len(plain) == pytest.approx(0.04, rel=0.15)
     begun = Counter((rollout * 60)[at] for at, _ in runs(plain))
     total = sum(stays[batch] * seconds[batch] for batch in stays)
@@ -106,7 +106,7 @@ def test_no_place_in_a_bucket_is_more_likely_than_another() -> None:
     seconds = {batch: 0.01 if batch % 2 else 0.1 for batch in rollout}
     met: defaultdict[int, int] = defaultdict(int)
     for seed in range(40):
-        plain = decode(Control(Listening(), 0.1), rollout * 20, seconds, seed)
+        plain = decode(ControlRunPolicy(Listening(), 0.1), rollout * 20, seconds, seed)
         for batch, is_plain in zip(rollout * 20, plain, strict=True):
             met[batch] += is_plain
     mean = sum(met.values()) / len(met)
@@ -115,7 +115,7 @@ def test_no_place_in_a_bucket_is_more_likely_than_another() -> None:
 
 def test_what_the_policy_is_given_is_as_random_as_ever() -> None:
     policy = Listening()
-    decode(Control(policy, 0.3), [4] * 20_000, {4: 0.01}, 0)
+    decode(ControlRunPolicy(policy, 0.3), [4] * 20_000, {4: 0.01}, 0)
     tenths = Counter(int(10 * number) for number in policy.numbers)
     assert all(
         tenths[tenth] == pytest.approx(len(policy.numbers) / 10, rel=0.1) for tenth in range(10)
@@ -123,14 +123,14 @@ def test_what_the_policy_is_given_is_as_random_as_ever() -> None:
 
 
 def test_a_run_ends_with_its_rollout() -> None:
-    control = Control(Listening(), 0.4)
+    control = ControlRunPolicy(Listening(), 0.4)
     while control.choose(2, 100, 0.0).why != "control":
         pass
-    control.weights_swapped()
+    control.handle_weight_swap()
     assert control.choose(2, 100, 1.0 - 1e-9).why == "best"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -0.1])
 def test_shares_that_leave_nothing_to_compare_are_refused(share: float) -> None:
     with pytest.raises(ValueError, match="below a half"):
-        Control(Listening(), share)
+        ControlRunPolicy(Listening(), share)

@@ -17,7 +17,7 @@ from tlt.policies.drafter import gate, speedup_model
 from tlt.policies.drafter.data_selection import Candidate, drawn, held_out, is_held_out, least_worth
 from tlt.policies.drafter.learning_curve import MOST_MARKS, Mark, curve, going_on, lifted
 from tlt.policies.drafter.training_state import DrafterTrainingState
-from tlt.policies.speculation.savings_estimate import spend
+from tlt.policies.speculation.savings_estimate import add_tallies
 from tlt.protocol.records import ControlRuns, DrafterEvaluation, StrategyTally
 from tlt.protocol.refs import DrafterBase
 from tlt.strategies import Draft, Ngram, Off
@@ -180,7 +180,7 @@ def test_a_drafter_is_bought_for_what_it_gains_over_ngrams() -> None:
     """Where these are right as often as a drafter would be, it is worth nothing."""
     spec, bought = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
-        spending = spend({}, [_guessed(1000, 1.0 / faster), _plain(20, 1000, 1.0)])
+        spending = add_tallies({}, [_guessed(1000, 1.0 / faster), _plain(20, 1000, 1.0)])
         ahead = gate.outlook(29, 6.0, 2, speedup_model.without(spec, spending))
         bought.append(gate.purchase(spec, DrafterTrainingState(), ahead, _START).saved)
     assert bought == sorted(bought, reverse=True)
@@ -234,17 +234,18 @@ def test_what_ngrams_come_to_is_known_where_it_was_measured() -> None:
     """A tail of single answers has no control run: nobody knows what it would take without them."""
     spec = small_spec(steps=30, train="auto")
     measured = [_guessed(1000, 0.5), _plain(20, 1000, 1.0)]
-    found = speedup_model.without(spec, spend({}, measured))
+    found = speedup_model.without(spec, add_tallies({}, measured))
     assert found == pytest.approx(2.0, rel=0.05)
     tail = tally(1000, 9.0, strategy=Ngram(tokens=4), bucket=32)
-    assert speedup_model.without(spec, spend({}, [*measured, tail])) == found
+    assert speedup_model.without(spec, add_tallies({}, [*measured, tail])) == found
     usual = speedup_model.without(spec, {})
-    assert speedup_model.without(spec, spend({}, [tail])) == usual
+    assert speedup_model.without(spec, add_tallies({}, [tail])) == usual
     assert (
-        speedup_model.without(spec, spend({}, [_guessed(1000, 0.5), _plain(1, 1000, 1.0)])) < found
+        speedup_model.without(spec, add_tallies({}, [_guessed(1000, 0.5), _plain(1, 1000, 1.0)]))
+        < found
     )
     # a drafter that decodes beside them takes what they are worse at
-    assert speedup_model.without(_named(steps=30), spend({}, measured)) == usual
+    assert speedup_model.without(_named(steps=30), add_tallies({}, measured)) == usual
 
 
 def _guessed(tokens: int, seconds: float) -> StrategyTally:
@@ -271,7 +272,7 @@ def _plain(runs: int, tokens: int, seconds: float) -> StrategyTally:
 def test_the_pace_of_ngrams_is_a_number(
     tokens: int, seconds: float, plain: float, runs: int
 ) -> None:
-    spending = spend({}, [_guessed(tokens, seconds), _plain(runs, 100, plain)])
+    spending = add_tallies({}, [_guessed(tokens, seconds), _plain(runs, 100, plain)])
     assert 1.0 <= speedup_model.without(small_spec(train="auto"), spending) < math.inf
 
 

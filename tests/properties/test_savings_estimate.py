@@ -12,23 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decoding_world import Machine, Text, lengths, run
-from tlt.policies.speculation.control_runs import Control
-from tlt.policies.speculation.fixed_strategy import Fixed
-from tlt.policies.speculation.savings_estimate import Rates, Saved, Spent, loss, saved, spend
+from tlt.policies.speculation.control_runs import ControlRunPolicy
+from tlt.policies.speculation.fixed_strategy import FixedPolicy
+from tlt.policies.speculation.savings_estimate import (
+    DecodeCost,
+    PlainRates,
+    Savings,
+    add_tallies,
+    estimate_loss,
+    estimate_savings,
+)
 from tlt.policies.speculation.strategy_policy import Choice
-from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Strategy
 
 MACHINE = Machine(outliers=0.0)
 
 
-class Telling(Control):
+class Telling(ControlRunPolicy):
     """And what it truly saved."""
 
     def __init__(self, strategy: Strategy, share: float) -> None:
-        super().__init__(Fixed(strategy), share)
-        self.tallies = Tallies()
+        super().__init__(FixedPolicy(strategy), share)
+        self.tallies = TallyCollector()
         self.truth = self.seconds = 0.0
         self._chosen: Choice | None = None
 
@@ -57,12 +64,12 @@ class Telling(Control):
             self.seconds += seconds
 
 
-def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Saved, float, float]:
+def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, float, float]:
     """And the truth, in shares of the time."""
     policy = Telling(strategy, 0.15)
     text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
     run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
-    found = saved(spend({}, policy.tallies.taken(over=True)))
+    found = estimate_savings(add_tallies({}, policy.tallies.taken(over=True)))
     assert found is not None
     return found, policy.truth, policy.seconds
 
@@ -105,8 +112,8 @@ def _tally(bucket: int, tokens: int, seconds: float, runs: ControlRuns | None) -
         bucket=bucket,
         drafter=None,
         control=runs,
-        rounds=1,
-        tried=0,
+        steps=1,
+        explored=0,
         rows=1,
         tokens=tokens,
         seconds=seconds,
@@ -121,7 +128,9 @@ def test_it_is_given_up_where_it_is_slower_beyond_doubt(
 ) -> None:
     dice = Random(seed)
     seconds = [dice.gauss(1.0, 0.05) for _ in range(runs)]
-    lost = loss(spend({}, [control(4, seconds), speculated(4, 32_000, 1000.0 / speedup)]))
+    lost = estimate_loss(
+        add_tallies({}, [control(4, seconds), speculated(4, 32_000, 1000.0 / speedup)])
+    )
     if runs < 8 or speedup > 1.1:
         assert lost is None
     elif speedup < 0.9:
@@ -131,10 +140,10 @@ def test_it_is_given_up_where_it_is_slower_beyond_doubt(
 
 
 def test_a_bucket_without_runs_borrows_and_is_less_sure() -> None:
-    spending = spend(
+    spending = add_tallies(
         {}, [control(4, [1.0, 1.1, 0.9]), speculated(4, 320, 5.0), speculated(1, 320, 5.0)]
     )
-    found = saved(spending)
+    found = estimate_savings(spending)
     assert found is not None
     one, four = found.buckets
     assert (one.measured_at, four.measured_at) == (4, 4)
@@ -147,21 +156,21 @@ def test_a_bucket_without_runs_borrows_and_is_less_sure() -> None:
 
 
 def test_one_run_says_nothing_of_how_sure_it_is() -> None:
-    found = saved(spend({}, [control(2, [1.0]), speculated(2, 64, 1.0)]))
+    found = estimate_savings(add_tallies({}, [control(2, [1.0]), speculated(2, 64, 1.0)]))
     assert found is not None
     assert found.total.seconds == pytest.approx(1.0)
     assert (found.total.low, found.total.high) == (None, None)
     assert found.control_cost == pytest.approx(0.5)
-    assert saved(spend({}, [speculated(2, 64, 1.0)])) is None
-    assert not Rates({})
+    assert estimate_savings(add_tallies({}, [speculated(2, 64, 1.0)])) is None
+    assert not PlainRates({})
 
 
 @given(parts=st.lists(st.tuples(st.sampled_from([1, 4]), st.floats(0.1, 2.0)), max_size=12))
 def test_sums_do_not_depend_on_who_told_what_when(parts: list[tuple[int, float]]) -> None:
     tallies = [control(bucket, [seconds]) for bucket, seconds in parts]
-    at_once, one_by_one = spend({}, tallies), dict[int, Spent]()
+    at_once, one_by_one = add_tallies({}, tallies), dict[int, DecodeCost]()
     for told in reversed(tallies):
-        one_by_one = spend(one_by_one, [told])
+        one_by_one = add_tallies(one_by_one, [told])
     assert at_once.keys() == one_by_one.keys()
     for bucket, spent in at_once.items():
         assert spent.runs == one_by_one[bucket].runs

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from benchmarks.bandit import BucketBandit
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
-from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
 _SECONDS = st.one_of(st.floats(1e-5, 10.0), st.sampled_from([0.0, 1e-12, 1e9]))
@@ -41,7 +41,7 @@ def test_predictions_are_of_use_whatever_was_seen(
 ) -> None:
     policy = make()
     offered = data.draw(st.lists(st.sampled_from(ARMS), min_size=1, unique=True))
-    policy.offer(offered)
+    policy.set_strategies(offered)
     for _ in range(data.draw(st.integers(0, 30))):
         batch = data.draw(_BATCHES)
         context = data.draw(st.integers(0, 100_000))
@@ -50,7 +50,7 @@ def test_predictions_are_of_use_whatever_was_seen(
         assert math.isfinite(choice.predicted)
         assert choice.predicted >= 0.0
         chain = [batch]
-        for _ in range(guesses(choice.strategy)):
+        for _ in range(max_drafts(choice.strategy)):
             chain.append(data.draw(st.integers(0, chain[-1])))
         seconds = data.draw(_SECONDS)
         drafting = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
@@ -58,11 +58,11 @@ def test_predictions_are_of_use_whatever_was_seen(
         happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "check"]))
         if happened == "check":
             seen = [batch, *sorted(data.draw(st.tuples(*[st.integers(0, batch)] * 8)))[::-1]]
-            policy.checked(Ngram(tokens=8), batch, seen[:-1], seen[1:])
+            policy.observe_probe(Ngram(tokens=8), batch, seen[:-1], seen[1:])
         elif happened == "drafter":
-            policy.drafter_swapped()
+            policy.handle_drafter_swap()
         elif happened == "weights":
-            policy.weights_swapped()
+            policy.handle_weight_swap()
     if isinstance(policy, AdaptivePolicy):
         for batch in (1, 7, 64):
             speeds = policy.predicted(batch, 100 * batch)
@@ -95,7 +95,7 @@ def test_it_returns_to_off_when_nothing_pays_any_more(batch: int, seed: int) -> 
 
     text = Text(drafter=fails, ngram=_always(0.01))
     outcome = run(AdaptivePolicy(), Machine(), text, [[1500] * batch], seed)
-    off = run(Fixed(Off()), Machine(), text, [[1500] * batch], seed)
+    off = run(FixedPolicy(Off()), Machine(), text, [[1500] * batch], seed)
     assert _late_loss(outcome, 0.7) < _late_loss(off, 0.7) + 0.08
 
 
@@ -115,7 +115,7 @@ def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
 
 
 class _Deaf(AdaptivePolicy):
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         pass

@@ -413,7 +413,7 @@ def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
     assert rank._job is not None
     while rank._job.rollout.engine.running:
         rank._job.rollout.step()
-    tallies = draft._engine.tallies()
+    tallies = draft._engine.take_strategy_tallies()
     assert tallies
     assert not any(isinstance(tally.strategy, Draft) for tally in tallies)
 

@@ -22,11 +22,11 @@ from tests.engine.reference import (
 from tests.engine.test_sampled_distribution import TRIALS
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_factory import start_server
-from tlt.engine.sglang.hidden_state_tap import Name, Tap
-from tlt.engine.sglang.launch import Drafts
+from tlt.engine.sglang.engine_startup import start_client
+from tlt.engine.sglang.hidden_state_tap import RequestName, Tap
 from tlt.engine.sglang.scheduler_plugin import Proposal
-from tlt.engine.sglang.sglang_client import Server
+from tlt.engine.sglang.sglang_client import SglangClient
+from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.errors import ConfigError
 from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
@@ -39,7 +39,7 @@ STEPS = 3
 class Speculating(NamedTuple):
     policy: Path
     drafter: Drafter
-    server: Server
+    server: SglangClient
     tap: Tap
     trace: Path
 
@@ -62,7 +62,7 @@ def started(
     policy = drafter_models.predictable_policy(folder / "policy")
     drafter = drafter_models.random_drafter(request.param, seed=2)
     save_drafter(drafter, folder / "drafter")
-    server, tap = start_server(
+    server, tap = start_client(
         policy,
         slots=32,
         max_context=128,
@@ -72,7 +72,7 @@ def started(
         folder=folder,
         stuck_seconds=60,
         captured=drafter_models.captured(request.param),
-        drafts=Drafts(
+        drafts=DrafterOptions(
             algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
             drafter=folder / "drafter",
             steps=STEPS,
@@ -107,7 +107,7 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
     done = answers(speculating.engine(), asked)
     made = speculating.proposals()[before:]
     # requests got their serial numbers in the order in which they were asked
-    serials = [Name.read(proposal.name).serial for proposal in made]
+    serials = [RequestName.read(proposal.name).serial for proposal in made]
     for proposal, serial in zip(made, serials, strict=True):
         id = serial - min(serials)
         text = [*asked[id].prompt, *done[id].tokens][: proposal.seen + 1]
@@ -164,7 +164,7 @@ def test_states_are_the_policys_at_every_position(fitted: Speculating) -> None:
     while engine.running:
         for done in engine.step():
             text = [*asked[done.id].prompt, *done.tokens]
-            states = engine.states(done.id)
+            states = engine.hidden_states(done.id)
             expected, _ = drafter_models.policy_states(fitted.policy, torch.tensor([text[:-1]]))
             expected = expected[0][:, [layer - 1 for layer in layers]]
             assert states.shape == expected.shape

@@ -12,7 +12,7 @@ from tests.engine.drafter_models import policy_states
 from tests.engine.reference import answers, ask, finish, greedy_answer, random_prompts
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_factory import start_server
+from tlt.engine.sglang.engine_startup import start_client
 from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.model_folder import load_decoder
@@ -28,7 +28,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    server, tap = start_server(
+    server, tap = start_client(
         policy,
         slots=2,
         max_context=128,
@@ -54,7 +54,7 @@ def _first_weights(engine: SglangEngine, policy: Path) -> None:
 def right(engine: SglangEngine, policy: Path, request: Request, done: Completion) -> bool:
     text = torch.tensor([[*request.prompt, *done.tokens][:-1]])
     expected, _ = policy_states(policy, text)
-    states = engine.states(done.id)
+    states = engine.hidden_states(done.id)
     if states.shape != expected[0].shape:
         return False
     error = (states - expected[0]).norm(dim=-1) / expected[0].norm(dim=-1)
@@ -75,7 +75,7 @@ def test_states_are_ones_own_in_a_slot_that_others_had(engine: SglangEngine, pol
         # of those just admitted nothing is known, least of all what lay in their slots
         for id, request in requests.items():
             try:
-                known = len(engine.states(id))
+                known = len(engine.hidden_states(id))
             except KeyError:
                 continue
             assert known <= len(request.prompt) + request.max_new_tokens - 1

@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.reference import ask, random_prompts
-from tlt.engine.sglang.engine_factory import start_engine
+from tlt.engine.sglang.engine_startup import start_engine
 from tlt.errors import ConfigError, RankError
 from tlt.ids import PolicyVersion
 from tlt.models.model_folder import load_decoder

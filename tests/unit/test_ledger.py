@@ -6,7 +6,7 @@ from tests.samples import JOB, tally
 from tests.simulation.specs import small_spec
 from tlt.ids import DrafterVersion, Incarnation, Step, WorkerId
 from tlt.policies.coordinator import new_run
-from tlt.policies.speculation.savings_estimate import Rates, spend
+from tlt.policies.speculation.savings_estimate import PlainRates, add_tallies
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.records import ControlRuns
 from tlt.protocol.refs import DrafterSpan, OriginSpan
@@ -34,7 +34,7 @@ def test_only_the_last_to_finish_saves_of_the_tail() -> None:
     """A plain token takes a second. Together they save 60 s, then one waits 50 s less."""
     runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
     plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
-    rates = Rates(spend({}, [plain]))
+    rates = PlainRates(add_tallies({}, [plain]))
     savings = Savings()
     savings.opens(new_run(JOB, small_spec()))
     savings._steps[Step(0)].ranks = 3
@@ -65,7 +65,7 @@ def test_what_was_decoded_around_the_moment_when_somebody_ran_out_is_divided() -
     # heard at that moment: all of it lies before
     savings.add(chosen(W0, 12, 2.0), 3.0)
     savings.finishes(Step(0), W1)
-    in_all, critical = savings.of(Step(0), Rates(spend({}, [plain])))
+    in_all, critical = savings.of(Step(0), PlainRates(add_tallies({}, [plain])))
     assert in_all is not None
     assert critical is not None
     assert in_all.seconds == pytest.approx(50 + 10)

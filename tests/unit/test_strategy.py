@@ -3,23 +3,23 @@
 import pytest
 
 from benchmarks.bandit import BucketBandit
-from tlt.policies.speculation.acceptance_by_batch import ByBatch
-from tlt.policies.speculation.acceptance_model import Acceptance
+from tlt.policies.speculation.acceptance_by_batch_size import AcceptanceByBatchSize
+from tlt.policies.speculation.acceptance_model import AcceptanceModel
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.strategies import Draft, Ngram, Off
 
 
 @pytest.mark.parametrize("policy", [AdaptivePolicy(), BucketBandit()], ids=["adaptive", "bandit"])
 def test_one_arm_is_the_only_choice(policy: AdaptivePolicy | BucketBandit) -> None:
-    policy.offer([Off()])
+    policy.set_strategies([Off()])
     choice = policy.choose(4, 400, 0.0)
     assert (choice.strategy, choice.why) == (Off(), "only")
     with pytest.raises(ValueError, match="at least one"):
-        policy.offer([])
+        policy.set_strategies([])
 
 
 def test_deeper_drafts_take_after_the_shallower() -> None:
-    acceptance = Acceptance(0.5)
+    acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000, 800], [800, 640])
     gains = acceptance.gains(4)
     assert gains[1] == pytest.approx(0.8, abs=0.02)
@@ -28,7 +28,7 @@ def test_deeper_drafts_take_after_the_shallower() -> None:
 
 
 def test_what_faded_is_doubted_and_soon_corrected() -> None:
-    acceptance = Acceptance(0.5)
+    acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000], [100])
     before, sure = acceptance.gains(1)[1], acceptance.doubt(1)
     acceptance.fade(1.0, most=4.0)
@@ -40,20 +40,20 @@ def test_what_faded_is_doubted_and_soon_corrected() -> None:
 
 def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
     policy = AdaptivePolicy()
-    policy.offer([Off(), Ngram(tokens=4)])
+    policy.set_strategies([Off(), Ngram(tokens=4)])
     for _ in range(50):
         policy.observe(Ngram(tokens=4), 8, 800, 0.01, 0.001, [8, 4, 2, 1], [4, 2, 1, 1])
         policy.observe(Off(), 8, 800, 0.008, 0.0, [], [])
     known = policy.predicted(8, 800)
-    policy.offer([Off(), Draft(depth=2)])
-    policy.offer([Off(), Ngram(tokens=4)])
+    policy.set_strategies([Off(), Draft(depth=2)])
+    policy.set_strategies([Off(), Ngram(tokens=4)])
     assert policy.predicted(8, 800) == known
     assert known[Off()] == pytest.approx(1000, rel=0.1)
     assert known[Ngram(tokens=4)] == pytest.approx(1600, rel=0.1)
 
 
 def test_what_was_not_seen_takes_after_what_was() -> None:
-    one, other = Acceptance(0.6), Acceptance(0.6)
+    one, other = AcceptanceModel(0.6), AcceptanceModel(0.6)
     one.take_after(other)
     before = other.gains(2)[2]
     one.observe([1000, 900], [900, 810])
@@ -66,7 +66,7 @@ def test_what_was_not_seen_takes_after_what_was() -> None:
 
 
 def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> None:
-    acceptances = ByBatch(0.6, memory=100.0)
+    acceptances = AcceptanceByBatchSize(0.6, memory=100.0)
 
     def first(batch: int) -> float:
         return acceptances.gains(batch, 1)[1]

@@ -4,7 +4,7 @@ from random import Random
 
 from tlt.ids import DrafterVersion
 from tlt.policies.speculation.strategy_policy import Choice
-from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Off
 
@@ -18,7 +18,7 @@ def controlled(tallies: tuple[StrategyTally, ...]) -> dict[int, ControlRuns]:
 
 
 def test_a_run_is_told_once_it_is_over() -> None:
-    tallies = Tallies()
+    tallies = TallyCollector()
     tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
     for _ in range(3):
         tallies.add(CONTROL, None, 4, 4, 0.125, 0.125)
@@ -30,11 +30,11 @@ def test_a_run_is_told_once_it_is_over() -> None:
 
 
 def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
-    tallies = Tallies()
+    tallies = TallyCollector()
     for rows in (6, 5, 4, 4, 3):
         tallies.add(CONTROL, None, rows, rows, 1.0, 1.0)
     told = tallies.taken(over=True)
-    assert {tally.bucket: (tally.rounds, tally.tokens) for tally in told} == {
+    assert {tally.bucket: (tally.steps, tally.tokens) for tally in told} == {
         8: (2, 11),
         4: (3, 11),
     }
@@ -43,7 +43,7 @@ def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
 
 
 def test_nothing_is_lost_or_told_twice() -> None:
-    dice, tallies = Random(0), Tallies()
+    dice, tallies = Random(0), TallyCollector()
     told: list[StrategyTally] = []
     rounds = rows = tokens = 0
     for _ in range(2000):
@@ -55,7 +55,7 @@ def test_nothing_is_lost_or_told_twice() -> None:
         if dice.random() < 0.1:
             told += tallies.taken(over=False)
     told += tallies.taken(over=True)
-    assert sum(tally.rounds for tally in told) == rounds
+    assert sum(tally.steps for tally in told) == rounds
     assert sum(tally.rows for tally in told) == rows
     assert sum(tally.tokens for tally in told) == tokens
     assert sum(tally.seconds for tally in told) == rounds / 2

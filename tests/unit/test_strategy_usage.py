@@ -15,7 +15,7 @@ def said(*tallies: object) -> DecodingReported:
 
 def test_predicted_and_seen_by_rows_and_way() -> None:
     ways = Ways()
-    ways.add(said(tally(30, 1.0, expected=28.0, rounds=10), tally(30, 2.0, expected=62.0)), 1.0)
+    ways.add(said(tally(30, 1.0, expected=28.0, steps=10), tally(30, 2.0, expected=62.0)), 1.0)
     control = ControlRuns(count=1, tokens_squared=1.0, seconds_squared=1.0, product=1.0)
     plain = tally(10, 1.0, strategy=Off(), drafter=None, control=control)
     ways.add(said(plain, tally(8, 1.0, strategy=Ngram(tokens=4), expected=9.0)), 2.0)

@@ -11,7 +11,7 @@ from tlt.dashboard.row_deltas import Growing
 from tlt.dashboard.run_fold import Loss, Run
 from tlt.dashboard.step_times import StepTime
 from tlt.ids import WorkerId
-from tlt.policies.speculation.savings_estimate import Saved
+from tlt.policies.speculation.savings_estimate import Savings
 from tlt.report import (
     Acceptance,
     Attempt,
@@ -69,7 +69,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     positions: tuple[float, ...]
     # the newest drafters', the oldest of them first
     by_drafter: tuple[Positions, ...]
-    saved: Saved | None
+    saved: Savings | None
 
 
 class Learning(Growing, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tlt.ids import Step
-from tlt.policies.speculation.savings_estimate import Saving
+from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report import StepAccount
 from tlt.report.time_by_duty import summed
 
@@ -19,8 +19,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # of all workers, by duty
     duties: dict[str, float]
-    saved: Saving | None
-    critical: Saving | None
+    saved: SavingsInterval | None
+    critical: SavingsInterval | None
 
 
 class StepTimes:
@@ -55,10 +55,10 @@ def _step_time(account: StepAccount) -> StepTime:
     )
 
 
-def _rounded(saving: Saving | None) -> Saving | None:
+def _rounded(saving: SavingsInterval | None) -> SavingsInterval | None:
     if saving is None:
         return None
-    return Saving(
+    return SavingsInterval(
         seconds=round(saving.seconds, 3),
         low=None if saving.low is None else round(saving.low, 3),
         high=None if saving.high is None else round(saving.high, 3),

@@ -97,7 +97,7 @@ class Engine(Protocol):
 
     def step(self) -> list[Completion]: ...
 
-    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """What was answered elsewhere: who guesses may guess from it."""
         ...
 
@@ -105,15 +105,15 @@ class Engine(Protocol):
         """From the next step on, nothing is guessed."""
         ...
 
-    def tallies(self) -> tuple[StrategyTally, ...]:
+    def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         """How it decoded since it was last asked."""
         ...
 
-    def growing(self, id: int) -> list[int] | None:
+    def partial_answer(self, id: int) -> list[int] | None:
         """The tokens of an answer that is being written, if it has any yet."""
         ...
 
-    def states(self, id: int) -> torch.Tensor:
+    def hidden_states(self, id: int) -> torch.Tensor:
         """[positions, captured layers, hidden] of a request that decodes or has just ended.
 
         One entry for each of its tokens, from the prompt's first on, but the newest: that one was

@@ -25,7 +25,7 @@ _PATIENCE = 60.0
 _Built = TypeVar("_Built")
 
 
-def built(
+def build_kernels(
     sources: Sequence[Path],
     wrapped: Callable[[ctypes.CDLL], _Built],
     agrees: Callable[[_Built], bool],

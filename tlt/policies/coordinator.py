@@ -396,12 +396,12 @@ def _weigh(turn: Turn, event: DecodingReported) -> None:
     heard = msgspec.structs.replace(
         worker, reported_serials={**worker.reported_serials, event.rank: event.serial}
     )
-    spending = savings_estimate.spend(state.decode_costs, event.tallies)
+    spending = savings_estimate.add_tallies(state.decode_costs, event.tallies)
     turn.set(workers={**state.workers, event.worker: heard}, decode_costs=spending)
     if state.batch is not None:
         turn.set(batch=rollout_batch.told(state.batch, event))
     scheduler.asked(turn, event.tallies)
-    lost = savings_estimate.loss(spending)
+    lost = savings_estimate.estimate_loss(spending)
     if lost is not None and lost.low is not None and lost.high is not None:
         turn.set(speculation_allowed=False)
         turn.tell(

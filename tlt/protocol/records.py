@@ -16,23 +16,23 @@ class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class StrategyTally(Value, frozen=True, kw_only=True):
-    """What decoding in one way came to, over some rounds of one bucket of batch sizes."""
+    """Add up the decode steps with one strategy at batch sizes of one bucket."""
 
     strategy: Strategy
-    # the largest batch size in it
+    # the largest batch size of the bucket
     bucket: int
-    # that was asked
+    # the version that proposed, if a drafter did
     drafter: DrafterVersion | None
-    # where nothing was guessed so that others can be compared with it: runs that are over
+    # set for control runs only: those that have ended
     control: ControlRuns | None
-    rounds: int
-    # rounds in which it was tried rather than thought best
-    tried: int
-    # running rows, summed over the rounds
+    steps: int
+    # steps taken to explore the strategy rather than because it was predicted best
+    explored: int
+    # running rows, summed over the steps
     rows: int
     tokens: int
     seconds: float
-    # tokens that were expected of it
+    # tokens predicted for these seconds
     expected: float
 
 

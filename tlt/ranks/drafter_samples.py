@@ -10,7 +10,7 @@ import torch
 
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.gumbel_noise import Noise, key_word
+from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 from tlt.ids import Member, PromptIndex, Step
 from tlt.trainer.drafter.accept_length import Rollout
 from tlt.trainer.drafter.samples import DraftSample
@@ -35,7 +35,7 @@ def answered(
         for done in engine.step():
             prompt = asked[done.id].prompt
             text = Text(id=done.id, tokens=(*prompt, *done.tokens), prompt=len(prompt))
-            yield text, engine.states(done.id).clone()
+            yield text, engine.hidden_states(done.id).clone()
 
 
 def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, torch.Tensor]]:
@@ -44,7 +44,7 @@ def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, to
     engine.submit([_reading(text) for text in known.values()])
     while engine.running:
         for done in engine.step():
-            yield known[done.id], engine.states(done.id).clone()
+            yield known[done.id], engine.hidden_states(done.id).clone()
 
 
 def sample(text: Text, states: torch.Tensor) -> DraftSample:
@@ -53,7 +53,7 @@ def sample(text: Text, states: torch.Tensor) -> DraftSample:
 
 def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) -> Rollout:
     """Of a text that the policy drew with this key, at temperature 1 and unfiltered."""
-    word, noise = key_word(key), Noise(vocabulary, states.device)
+    word, noise = key_word(key), GumbelNoise(vocabulary, states.device)
 
     def gumbel(positions: torch.Tensor) -> torch.Tensor:
         return noise.gumbel(torch.full_like(positions, word), positions)

@@ -101,7 +101,9 @@ class DrafterTrainer:
         self._engine = engine
         self._named = self._used = named
         self._config = drafter_config(load, named)
-        self._ends = PolicyEnds(embedding=engine.ends[0], head=engine.ends[1])
+        self._ends = PolicyEnds(
+            embedding=engine.embedding_and_head[0], head=engine.embedding_and_head[1]
+        )
         with torch.device("meta"):
             parameters = list(new_drafter(self._config).parameters())
         # of a delta: the weights, and their mean
@@ -109,7 +111,7 @@ class DrafterTrainer:
         room = SharedMemoryBudget(engine, self._bytes)
         self._blobs = Blobs(blobs.flight, blobs.committed, leave=room.beside_drafters)
         states = Path(load.flight) / "states"
-        shelf = HiddenStateStore(states, engine.token_states, room.beside_states)
+        shelf = HiddenStateStore(states, engine.token_state_example, room.beside_states)
         self.pool = ReplayBuffer(shelf, load.spec.drafter.megabytes << 20)
         self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
         self._school: School | None = None
@@ -245,7 +247,7 @@ class DrafterTrainer:
         began = time.monotonic()
         for answer in answers:
             if not self.pool.fetch(answer):
-                self.pool.read(answer, self._engine.read(answer.tokens, check))
+                self.pool.read(answer, self._engine.compute_hidden_states(answer.tokens, check))
         self._open.reading += time.monotonic() - began
 
     def _learn(
@@ -439,9 +441,9 @@ class DrafterTrainer:
         """Or why not."""
         if ref is None:
             if self._named is not None:
-                self._engine.adopt(NAMED, self._named)
+                self._engine.adopt_drafter(NAMED, self._named)
             elif self._engine.drafter is not None:
-                self._engine.forget_drafter()
+                self._engine.drop_drafter()
             self._used = self._named
             return None
         if ref.version == self._engine.drafter:
@@ -452,7 +454,7 @@ class DrafterTrainer:
         try:
             weights = read_weights(self._blobs, ref.weights)
             drafter = drafter_of(weights, self._config, self._ends, self._named)
-            self._engine.adopt(ref.version, drafter)
+            self._engine.adopt_drafter(ref.version, drafter)
         except (BlobError, ConfigError) as error:
             return f"{name}: {error}"
         self._used = drafter

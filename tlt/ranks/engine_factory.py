@@ -18,8 +18,8 @@ from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.keyed_random import mix
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.control_runs import Control
-from tlt.policies.speculation.fixed_strategy import Fixed
+from tlt.policies.speculation.control_runs import ControlRunPolicy
+from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.ranks.worker_channel import Load
 from tlt.strategies import Draft
@@ -78,19 +78,19 @@ def _native(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
         ngram_bytes=spec.speculation.ngram_megabytes << 20,
     )
     if drafter is not None:
-        engine.adopt(NAMED, drafter)
+        engine.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
         # ranks that drew the same numbers would all measure in the same rounds
         seed = mix(spec.seed, *load.worker.encode(), load.incarnation, load.rank)
-        engine.let_choose(strategy_policy(spec.speculation), seed)
+        engine.set_strategy_policy(strategy_policy(spec.speculation), seed)
     return Started(engine=engine, drafter=drafter, complaint=complaint)
 
 
 def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:
     fixed = speculation.strategy
-    policy = AdaptivePolicy() if fixed is None else Fixed(fixed)
+    policy = AdaptivePolicy() if fixed is None else FixedPolicy(fixed)
     share = speculation.control_share
-    return Control(policy, share) if share > 0 else policy
+    return ControlRunPolicy(policy, share) if share > 0 else policy
 
 
 def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
@@ -110,11 +110,11 @@ def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
 
 def _sglang(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engine:
     # imported for a job that asks for it alone: it changes the process
-    from tlt.engine.sglang import engine_factory
+    from tlt.engine.sglang import engine_startup
 
     spec = load.spec
     Path(load.flight).mkdir(parents=True, exist_ok=True)
-    return engine_factory.start_engine(
+    return engine_startup.start_engine(
         Path(spec.policy.path),
         tokenizer.decode,
         spec.rollout.slots,

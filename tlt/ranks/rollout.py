@@ -64,7 +64,7 @@ class RolloutDuty:
         """How it decoded lately, if that is worth saying again."""
         if now < self._said + _SECONDS_BETWEEN_REPORTS and self.engine.running:
             return None
-        tallies = self.engine.tallies()
+        tallies = self.engine.take_strategy_tallies()
         if not tallies or not self._spec.speculation.arms:
             return None
         self._said = now
@@ -87,7 +87,7 @@ class RolloutDuty:
         except BlobError:
             return  # its step is over, and with it what held the tokens
         if answer.whole:
-            self.engine.overhear(answer.prompt_tokens, tokens)
+            self.engine.index_answer(answer.prompt_tokens, tokens)
         if self._pool is not None:
             origin = "others" if answer.whole else "running"
             self._pool.add(origin, self._key(answer), answer.prompt_tokens, tokens)
@@ -99,11 +99,11 @@ class RolloutDuty:
         """
         answers: list[PeerAnswer] = []
         for id_, prompt in self._issued.items():
-            tokens = self.engine.growing(id_) if prompt.purpose == "train" else None
+            tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
             if tokens and len(tokens) >= max(_LEAST_GROWN, _GROWN * self._shared.get(id_, 0)):
                 self._shared[id_] = len(tokens)
                 if self._pool is not None:
-                    self._pool.lend(self._key(prompt), self.engine.states(id_))
+                    self._pool.lend(self._key(prompt), self.engine.hidden_states(id_))
                 answers.append(
                     PeerAnswer(
                         job=prompt.job,
@@ -164,7 +164,7 @@ class RolloutDuty:
                 self._key(prompt),
                 prompt.tokens,
                 completion.tokens,
-                lambda: self.engine.states(completion.id),
+                lambda: self.engine.hidden_states(completion.id),
             )
         return RolloutFinished(
             job=prompt.job,

@@ -28,7 +28,7 @@ class Accepted:
             by: _By = "drafter" if isinstance(tally.strategy, Draft) else "ngram"
             key = by, tally.drafter, tally.bucket
             rounds, rows, tokens = self._sums.get(key, (0, 0, 0))
-            self._sums[key] = rounds + tally.rounds, rows + tally.rows, tokens + tally.tokens
+            self._sums[key] = rounds + tally.steps, rows + tally.rows, tokens + tally.tokens
 
     def follow(self, origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan] = ()) -> None:
         """Of one answer: the policy's own token ends each round, or else the answer does."""

@@ -135,7 +135,7 @@ class Ledger:
             joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(since),
-            saved=savings_estimate.saved(state.decode_costs),
+            saved=savings_estimate.estimate_savings(state.decode_costs),
             gave_up=not state.speculation_allowed,
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
@@ -151,7 +151,7 @@ class Ledger:
         )
 
     def _accounts(self, since: Step) -> tuple[StepAccount, ...]:
-        rates = savings_estimate.Rates(self._state.decode_costs)
+        rates = savings_estimate.PlainRates(self._state.decode_costs)
         found: list[StepAccount] = []
         for step, time in self._wall.steps(since):
             in_all, critical = self._savings.of(step, rates)

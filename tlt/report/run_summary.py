@@ -6,7 +6,7 @@ import msgspec
 
 from tlt.ids import DrafterVersion, JobId, JobStatus, PolicyVersion, Step, WorkerId
 from tlt.policies.job.run_state import Phase
-from tlt.policies.speculation.savings_estimate import Saved, Saving
+from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.records import Joules, UpdateMetrics
 from tlt.protocol.refs import BlobRef
 from tlt.report.drafter_training import Drafting
@@ -79,8 +79,8 @@ class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
     joules: Joules | None
     rollout: Rollout | None
     # by speculation: on all ranks together, and of the time until the last answer was there
-    saved: Saving | None
-    critical: Saving | None
+    saved: SavingsInterval | None
+    critical: SavingsInterval | None
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     losses: int
     accounts: tuple[StepAccount, ...]
     # None without a control run
-    saved: Saved | None
+    saved: Savings | None
     # speculation was given up because it cost more than it saved
     gave_up: bool
     acceptance: tuple[Acceptance, ...]

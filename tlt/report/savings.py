@@ -10,10 +10,15 @@ from collections.abc import Mapping
 
 from tlt.ids import Step, WorkerId
 from tlt.policies.job.run_state import RunState
-from tlt.policies.speculation.savings_estimate import Rates, Saving, Spent, spend
+from tlt.policies.speculation.savings_estimate import (
+    DecodeCost,
+    PlainRates,
+    SavingsInterval,
+    add_tallies,
+)
 from tlt.protocol.events import DecodingReported
 
-_Spending = dict[int, Spent]
+_Spending = dict[int, DecodeCost]
 
 
 class _Step:
@@ -36,7 +41,7 @@ class _Step:
     def critical(self) -> _Spending:
         merged = {bucket: _scaled(spent, 1 / self.ranks) for bucket, spent in self.shared.items()}
         for bucket, spent in self.tail().items():
-            merged[bucket] = _sum(merged.get(bucket, Spent()), spent)
+            merged[bucket] = _sum(merged.get(bucket, DecodeCost()), spent)
         return merged
 
     def part_alone(self, spending: _Spending, now: float) -> float:
@@ -70,16 +75,18 @@ class Savings:
 
     def add(self, event: DecodingReported, now: float) -> None:
         step = self._steps.setdefault(event.step, _Step())
-        step.total = spend(step.total, event.tallies)
+        step.total = add_tallies(step.total, event.tallies)
         if event.purpose == "eval":
             return
-        spent = spend({}, event.tallies)
+        spent = add_tallies({}, event.tallies)
         alone = step.part_alone(spent, now)
         _put(step.shared, spent, 1.0 - alone)
         if alone > 0.0:
             _put(step.alone.setdefault((event.worker, event.rank), {}), spent, alone)
 
-    def of(self, step: Step, rates: Rates) -> tuple[Saving | None, Saving | None]:
+    def of(
+        self, step: Step, rates: PlainRates
+    ) -> tuple[SavingsInterval | None, SavingsInterval | None]:
         """In all, and of the wait."""
         known = self._steps.get(step)
         if known is None or not rates:
@@ -87,26 +94,26 @@ class Savings:
         return rates.saving(known.total), rates.saving(known.critical())
 
 
-def _seconds(spending: Mapping[int, Spent]) -> float:
+def _seconds(spending: Mapping[int, DecodeCost]) -> float:
     return sum(spent.seconds + spent.plain_seconds for spent in spending.values())
 
 
-def _put(spending: _Spending, more: Mapping[int, Spent], factor: float) -> None:
+def _put(spending: _Spending, more: Mapping[int, DecodeCost], factor: float) -> None:
     for bucket, spent in more.items():
-        spending[bucket] = _sum(spending.get(bucket, Spent()), _scaled(spent, factor))
+        spending[bucket] = _sum(spending.get(bucket, DecodeCost()), _scaled(spent, factor))
 
 
-def _scaled(spent: Spent, factor: float) -> Spent:
+def _scaled(spent: DecodeCost, factor: float) -> DecodeCost:
     """What a part of it took: runs are not divided."""
-    return Spent(
+    return DecodeCost(
         tokens=spent.tokens * factor,
         seconds=spent.seconds * factor,
         plain_seconds=spent.plain_seconds * factor,
     )
 
 
-def _sum(one: Spent, other: Spent) -> Spent:
-    return Spent(
+def _sum(one: DecodeCost, other: DecodeCost) -> DecodeCost:
+    return DecodeCost(
         tokens=one.tokens + other.tokens,
         seconds=one.seconds + other.seconds,
         plain_seconds=one.plain_seconds + other.plain_seconds,

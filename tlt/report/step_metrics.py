@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from tlt.ids import Step, WorkerId
 from tlt.policies.job.run_state import RunState
-from tlt.policies.speculation.savings_estimate import Saving
+from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.protocol.events import AnyEvent, DrafterDeltaReady
 from tlt.protocol.records import Joules, UpdateMetrics
 from tlt.report.ledger import Ledger
@@ -178,7 +178,7 @@ def _saved(account: StepAccount) -> _Figures:
     return found
 
 
-def _saving(name: str, saving: Saving) -> _Figures:
+def _saving(name: str, saving: SavingsInterval) -> _Figures:
     found = {name: saving.seconds}
     if saving.low is not None and saving.high is not None:
         found |= {f"{name}_low": saving.low, f"{name}_high": saving.high}

@@ -36,8 +36,8 @@ class _Sums:
         self.seconds = self.expected = 0.0
 
     def add(self, tally: StrategyTally) -> None:
-        self.rounds += tally.rounds
-        self.tried += tally.tried
+        self.rounds += tally.steps
+        self.tried += tally.explored
         self.rows += tally.rows
         self.tokens += tally.tokens
         self.seconds += tally.seconds
@@ -69,7 +69,7 @@ class Ways:
         for old in [n for n in self._periods if n <= number - _PERIODS]:
             del self._periods[old]
         if event.tallies:
-            self._last = max(event.tallies, key=lambda tally: tally.rounds).bucket
+            self._last = max(event.tallies, key=lambda tally: tally.steps).bucket
 
     def table(self) -> tuple[Way, ...]:
         sums: dict[_Key, _Sums] = {}

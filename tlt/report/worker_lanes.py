@@ -189,7 +189,7 @@ class Lanes:
     def _note_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
             case DecodingReported() if after.decode_costs is not before.decode_costs:
-                rounds = sum(tally.rounds for tally in event.tallies)
+                rounds = sum(tally.steps for tally in event.tallies)
                 if rounds:
                     rows = sum(tally.rows for tally in event.tallies)
                     self._batch(event.worker, rows / rounds, at)
@@ -241,7 +241,7 @@ class Lanes:
         chosen = [tally for tally in event.tallies if tally.control is None]
         if not chosen:
             return
-        most = max(chosen, key=lambda tally: tally.rounds - tally.tried)
+        most = max(chosen, key=lambda tally: tally.steps - tally.explored)
         name = way(most.strategy)
         if self._ways.get(event.worker) != name:
             self._ways[event.worker] = name

@@ -10,15 +10,15 @@ from functools import partial
 
 import torch
 
-from tlt.engine.native.cache_attention import Attention, Stretch, Stretches
-from tlt.engine.native.decode_attention import Windows
-from tlt.engine.native.drafter_weights import DraftWeights
-from tlt.engine.native.kv_cache import Cache
-from tlt.engine.native.policy_weights import Weights
+from tlt.engine.native.decode_attention_kernels import PassAttention
+from tlt.engine.native.drafter_weights import DrafterWeights
+from tlt.engine.native.kv_cache import KvCache
+from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan, SpanAttention
+from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
+from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK
-from tlt.engine.native.running_batch import Batch
-from tlt.engine.native.scratch_buffers import Buffers, Scratch
-from tlt.engine.native.slot_storage import Slots
+from tlt.engine.native.running_batch import RunningBatch
+from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.rope import rotations
 
@@ -27,19 +27,26 @@ from tlt.models.rope import rotations
 _NARROW = 16
 
 
-class Drafting:
+class DrafterProposer:
     def __init__(
-        self, drafter: Drafter, policy: Weights, slots: Slots, rows: int, longest: int
+        self,
+        drafter: Drafter,
+        policy: PolicyWeights,
+        slots: SlotTensors,
+        rows: int,
+        longest_draft: int,
     ) -> None:
         """For the first `rows` slots, in chains of up to `longest`."""
         dtype, device = policy.embedding.dtype, policy.embedding.device
-        self._weights = DraftWeights(drafter, policy.head, dtype, device)
+        self._weights = DrafterWeights(drafter, policy.head, dtype, device)
         self._policy = policy
         self._slots = slots
         shape, positions = self._weights.shape, slots.positions
-        self._cache = Cache(shape, rows, positions, dtype, device)
-        self._attention = Attention(shape, self._cache, positions, dtype)
-        self._buffers = Buffers(shape, max(rows * max(longest + 1, _NARROW), CHUNK), dtype, device)
+        self._cache = KvCache(shape, rows, positions, dtype, device)
+        self._attention = KvCacheAttention(shape, self._cache, positions, dtype)
+        self._buffers = LayerBuffers(
+            shape, max(rows * max(longest_draft + 1, _NARROW), CHUNK), dtype, device
+        )
         turns = rotations(shape.rope, shape.head_dim, positions, device)
         self._rope = turns.to(self._buffers.wide.to_complex())
         self._columns = slots.states.columns(drafter.config.captured)
@@ -53,7 +60,7 @@ class Drafting:
     def copy(self, source: int, target: int, positions: int) -> None:
         self._cache.copy(source, target, positions)
 
-    def propose(self, batch: Batch, depth: int, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(self, batch: RunningBatch, depth: int, noise: torch.Tensor | None) -> torch.Tensor:
         """Chains [rows, depth] for what follows each row's newest token.
 
         Drawn with this noise [rows, depth or more, vocabulary], or its best guesses without.
@@ -68,7 +75,7 @@ class Drafting:
         return torch.cat(drafts, dim=1)
 
     def _guess(
-        self, batch: Batch, x: torch.Tensor, noise: torch.Tensor | None, ahead: int
+        self, batch: RunningBatch, x: torch.Tensor, noise: torch.Tensor | None, ahead: int
     ) -> torch.Tensor:
         logits = self._weights.logits(x).to(self._buffers.wide)[:, None]
         own = None if noise is None else noise[:, ahead : ahead + 1]
@@ -78,10 +85,10 @@ class Drafting:
             own = own.index_select(-1, self._weights.tokens)
         return self._weights.tokens[batch.sampler.guess(logits, own)]
 
-    def _fill_up(self, batch: Batch) -> None:
+    def _fill_up(self, batch: RunningBatch) -> None:
         """Rows that lack much get it, in passes of a bounded size."""
         lacking = [
-            Stretch(index, row.drafted, place - row.drafted)
+            RowSpan(index, row.drafted, place - row.drafted)
             for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True))
             if place - row.drafted > _NARROW
         ]
@@ -93,7 +100,7 @@ class Drafting:
             for stretch in stretches:
                 batch.rows[stretch.row].drafted = stretch.first + stretch.length
 
-    def _catch_up(self, batch: Batch) -> torch.Tensor:
+    def _catch_up(self, batch: RunningBatch) -> torch.Tensor:
         """What the policy's last states make of each row's newest token: [rows, hidden]."""
         lacking = (p - row.drafted for p, row in zip(batch.places, batch.rows, strict=True))
         window = max(1, *lacking)
@@ -109,7 +116,7 @@ class Drafting:
 
     def _pass(
         self,
-        batch: Batch,
+        batch: RunningBatch,
         tokens: torch.Tensor,
         features: torch.Tensor,
         positions: torch.Tensor,
@@ -120,7 +127,7 @@ class Drafting:
 
     def _window(
         self,
-        batch: Batch,
+        batch: RunningBatch,
         rows: torch.Tensor,
         tokens: torch.Tensor,
         features: torch.Tensor,
@@ -146,10 +153,10 @@ class Drafting:
 
     def _enter(
         self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[Scratch, torch.Tensor]:
+    ) -> tuple[LayerForward, torch.Tensor]:
         """A pass, and what its queries, keys and values are made of."""
         turn = self._rope.index_select(0, positions)
-        scratch = Scratch(self._weights.shape, self._buffers, turn)
+        scratch = LayerForward(self._weights.shape, self._buffers, turn)
         embedded = self._policy.embedding.index_select(0, tokens)
         if self._weights.config.layout == "eagle":
             fc = self._weights.fc
@@ -164,11 +171,11 @@ class Drafting:
 
     def _run(
         self,
-        scratch: Scratch,
+        scratch: LayerForward,
         inputs: torch.Tensor,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        reads: Windows | Stretches,
+        reads: PassAttention | SpanAttention,
     ) -> torch.Tensor:
         layer = self._weights.layer
         entries = scratch.project(inputs, layer)
@@ -180,9 +187,9 @@ class Drafting:
         return self._range[:rows].repeat_interleave(window)
 
 
-def _chunks(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+def _chunks(stretches: Sequence[RowSpan]) -> list[list[RowSpan]]:
     """Of at most CHUNK positions each, cut where necessary."""
-    chunks: list[list[Stretch]] = [[]]
+    chunks: list[list[RowSpan]] = [[]]
     room = CHUNK
     for row, first, length in stretches:
         while length:
@@ -190,6 +197,6 @@ def _chunks(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
                 chunks.append([])
                 room = CHUNK
             taken = min(length, room)
-            chunks[-1].append(Stretch(row, first, taken))
+            chunks[-1].append(RowSpan(row, first, taken))
             first, length, room = first + taken, length - taken, room - taken
     return [chunk for chunk in chunks if chunk]

@@ -5,12 +5,18 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.fused_layer import LayerFiller, Linear, fill_linear, new_layer, new_linear
+from tlt.engine.native.fused_layer_weights import (
+    LayerFiller,
+    Linear,
+    fill_linear,
+    new_layer,
+    new_linear,
+)
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.eagle_drafter import Drafter, DrafterConfig
 
 
-class DraftWeights:
+class DrafterWeights:
     def __init__(
         self, drafter: Drafter, policy_head: torch.Tensor, dtype: torch.dtype, device: torch.device
     ) -> None:

@@ -14,16 +14,16 @@ from time import perf_counter
 
 import torch
 
-from tlt.engine.admission import check_requests, never_started, queued
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.native.gumbel_noise import Noise
-from tlt.engine.native.policy_forward import Network, Piece
-from tlt.engine.native.policy_weights import Weights
-from tlt.engine.native.prompt_prefill import CHUNK, PLACES, Staging
-from tlt.engine.native.running_batch import Batch, Row, Verdict
-from tlt.engine.native.slot_storage import Slots
-from tlt.engine.native.speculation import Round, Speculation, longest
-from tlt.engine.native.token_origins import History
+from tlt.engine.native.gumbel_noise import GumbelNoise
+from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
+from tlt.engine.native.policy_weights import PolicyWeights
+from tlt.engine.native.prompt_prefill import CHUNK, PLACES, PromptPrefiller
+from tlt.engine.native.running_batch import Row, RunningBatch, StepOutcome
+from tlt.engine.native.slot_tensors import SlotTensors
+from tlt.engine.native.speculation_controller import SpeculationController, StepTimer, longest_draft
+from tlt.engine.native.token_origins import TokenOrigins
+from tlt.engine.request_queue import cancelled_before_start, check_requests, order_queue
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.ids import DrafterVersion, PolicyVersion, StopReason
@@ -31,7 +31,7 @@ from tlt.models.decoder_spec import EMBEDDING, Decoder, mismatch
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, misfit
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.protocol.records import StrategyTally
-from tlt.strategies import Draft, Off, Strategy, guesses
+from tlt.strategies import Draft, Off, Strategy, max_drafts
 
 
 class NativeEngine:
@@ -67,15 +67,15 @@ class NativeEngine:
         self._max_context = max_context
         self._device = device
         self._version = version
-        self._weights = Weights(config, dtype, device)
+        self._weights = PolicyWeights(config, dtype, device)
         self._weights.load(model.weights)
         self.policy_bytes = sum(tensor.nbytes for tensor in model.weights.values())
         staged = range(slots, slots + min(slots, PLACES))
-        ahead = longest(arms)
+        ahead = longest_draft(arms)
         # guesses may reach beyond the context: they are not kept there
         positions = max_context + ahead
-        self._slots = Slots(config, staged.stop, positions, captured, dtype, device)
-        self._network = Network(
+        self._slots = SlotTensors(config, staged.stop, positions, captured, dtype, device)
+        self._network = PolicyForward(
             config,
             self._weights,
             self._slots.cache,
@@ -84,19 +84,21 @@ class NativeEngine:
             max(slots * (ahead + 1), CHUNK),
             slots * (ahead + 1),
         )
-        self._speculation = Speculation(arms, self._weights, self._slots, slots, ngram_bytes)
-        self._staging = Staging(self._network, staged)
+        self._speculation = SpeculationController(
+            arms, self._weights, self._slots, slots, ngram_bytes
+        )
+        self._staging = PromptPrefiller(self._network, staged)
         self._staging_due = False
-        self._noise = Noise(config.vocabulary, device, slots * (ahead + 1))
+        self._noise = GumbelNoise(config.vocabulary, device, slots * (ahead + 1))
         self._queue: deque[Request] = deque()
         self._rows: list[Row | None] = []
-        self._batch: Batch | None = None
+        self._batch: RunningBatch | None = None
         self._cancelled: set[int] = set()
         self._ids: set[int] = set()
         # rows that the last step ended: their slots are intact until the next one
         self._ended: dict[int, tuple[int, int]] = {}
         self._step = 0
-        self._history = History()
+        self._history = TokenOrigins()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,12 +115,12 @@ class NativeEngine:
         return self._count
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes of all that is kept beside the weights, an adopted drafter and its own included."""
         parts = (self._slots, self._network, self._speculation, self._noise)
         return sum(part.bytes for part in parts)
 
-    def memory_of(self, drafter: DrafterConfig) -> int:
+    def drafter_memory_bytes(self, drafter: DrafterConfig) -> int:
         """Bytes that adopting the first drafter of this kind will add."""
         return self._speculation.bytes_of(drafter)
 
@@ -130,7 +132,7 @@ class NativeEngine:
         """All of them, or none if one is refused."""
         check_requests(requests, self._ids, self._config.vocabulary, self._max_context)
         self._ids.update(request.id for request in requests)
-        self._queue = queued(self._queue, requests)
+        self._queue = order_queue(self._queue, requests)
         self._staging_due = True
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -143,10 +145,10 @@ class NativeEngine:
         self._weights.load(weights)
         self._version = version
         self._staging.forget()
-        self._speculation.weights_swapped()
+        self._speculation.handle_weight_swap()
         self._staging_due = True
 
-    def adopt(self, version: DrafterVersion, drafter: Drafter) -> None:
+    def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
         """From the next step on, it may be asked."""
         if (complaint := misfit(drafter, self._config)) is not None:
             raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
@@ -158,28 +160,28 @@ class NativeEngine:
         running = [row for row in self._rows if row is not None]
         self._speculation.adopt(version, drafter, running)
 
-    def forget_drafter(self) -> None:
+    def drop_drafter(self) -> None:
         """From the next step on, there is none."""
         self._speculation.forget()
 
-    def decode_with(self, strategy: Strategy) -> None:
+    def set_strategy(self, strategy: Strategy) -> None:
         """From the next step on, always."""
         self._speculation.decode_with(strategy)
 
-    def let_choose(self, policy: StrategyPolicy, seed: int) -> None:
+    def set_strategy_policy(self, policy: StrategyPolicy, seed: int) -> None:
         """From the next step on, it says which of the arms."""
         self._speculation.let(policy, seed)
 
     def stop_speculating(self) -> None:
-        self.decode_with(Off())
+        self.set_strategy(Off())
 
-    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self._speculation.overhear(prompt, tokens)
 
-    def tallies(self) -> tuple[StrategyTally, ...]:
+    def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         return self._speculation.tallies(over=not self.running)
 
-    def states(self, id: int) -> torch.Tensor:
+    def hidden_states(self, id: int) -> torch.Tensor:
         if id in self._ended:
             return self._slots.states.of(*self._ended[id])
         for index, row in enumerate(self._rows):
@@ -196,16 +198,16 @@ class NativeEngine:
         return self._speculation.version
 
     @property
-    def token_states(self) -> torch.Tensor:
+    def token_state_example(self) -> torch.Tensor:
         """What the captured states of one token look like."""
         return self._slots.states.token
 
     @property
-    def ends(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's embedding and head: new weights are written into them."""
         return self._weights.embedding, self._weights.head
 
-    def growing(self, id: int) -> list[int] | None:
+    def partial_answer(self, id: int) -> list[int] | None:
         """The tokens of an answer that is being written, if it has any yet."""
         for index, row in enumerate(self._rows):
             if row is not None and row.request.id == id:
@@ -214,7 +216,9 @@ class NativeEngine:
         return None
 
     @torch.inference_mode()
-    def read(self, tokens: Sequence[int], look: Callable[[], None]) -> torch.Tensor:
+    def compute_hidden_states(
+        self, tokens: Sequence[int], look: Callable[[], None]
+    ) -> torch.Tensor:
         """The states of what somebody wrote, as `states` would give them, while nothing runs.
 
         Between two chunks `look` may raise.
@@ -226,7 +230,7 @@ class NativeEngine:
             raise ConfigError(f"{len(read)} tokens do not fit {self._slots.positions} positions")
         for first in range(0, len(read), CHUNK):
             look()
-            self._network.prefill([Piece(0, first, read[first : first + CHUNK])])
+            self._network.prefill([PrefillChunk(0, first, read[first : first + CHUNK])])
         return self._slots.states.of(0, len(read))
 
     @torch.inference_mode()
@@ -253,7 +257,7 @@ class NativeEngine:
         waiting = [r for r in self._queue if r.id in self._cancelled]
         self._queue = deque(r for r in self._queue if r.id not in self._cancelled)
         self._ids.difference_update(request.id for request in waiting)
-        ended += [never_started(request) for request in waiting]
+        ended += [cancelled_before_start(request) for request in waiting]
         self._cancelled.clear()
         return ended
 
@@ -303,9 +307,9 @@ class NativeEngine:
         if not self._rows:
             return []
         batch = self._batch or self._new_batch()
-        round = Round(batch)
+        round = StepTimer(batch)
         choice = self._speculation.choose(batch)
-        noise = batch.noise(guesses(choice.strategy) + 1)
+        noise = batch.noise(max_drafts(choice.strategy) + 1)
         drafts = self._speculation.guess(choice.strategy, batch, noise)
         round.guessed(drafts)
         window = batch.newest[:, None]
@@ -334,7 +338,9 @@ class NativeEngine:
         self._slots.tokens.view(-1).index_copy_(0, places, tokens.view(-1))
         self._slots.logprobs.view(-1).index_copy_(0, places, logprobs.view(-1))
 
-    def _find_stop_strings(self, batch: Batch, verdict: Verdict, tokens: torch.Tensor) -> None:
+    def _find_stop_strings(
+        self, batch: RunningBatch, verdict: StepOutcome, tokens: torch.Tensor
+    ) -> None:
         for index in batch.watched:
             row = batch.rows[index]
             for count, token in enumerate(tokens[index, : verdict.kept[index]].tolist(), start=1):
@@ -344,14 +350,16 @@ class NativeEngine:
                     verdict.reasons[index] = "stop"
                     break
 
-    def _new_batch(self) -> Batch:
+    def _new_batch(self) -> RunningBatch:
         rows = [row for row in self._rows if row is not None]
         oldest = min(row.first_step for row in rows)
         self._history.forget(oldest)
-        self._batch = Batch(rows, self._step, self._slots.tokens, self._noise, self._slots.logprobs)
+        self._batch = RunningBatch(
+            rows, self._step, self._slots.tokens, self._noise, self._slots.logprobs
+        )
         return self._batch
 
-    def _collect(self, batch: Batch, verdict: Verdict) -> list[Completion]:
+    def _collect(self, batch: RunningBatch, verdict: StepOutcome) -> list[Completion]:
         for index in verdict.reasons:
             row = batch.rows[index]
             row.ends_on_draft = verdict.kept[index] <= verdict.accepted[index]

@@ -23,7 +23,7 @@ def key_word(key: NoiseKey) -> int:
     return _signed(word)
 
 
-class Noise:
+class GumbelNoise:
     """Gumbel noise for a vocabulary."""
 
     def __init__(self, vocabulary: int, device: torch.device, kept: int = 0) -> None:

@@ -5,11 +5,11 @@ Finite, because a masked position still meets the soft-max's zero: zero times Na
 
 import torch
 
-from tlt.engine.native.decode_attention import Layout
+from tlt.engine.native.decode_attention_kernels import CacheLayout
 from tlt.models.decoder_spec import DecoderConfig
 
 
-class Cache:
+class KvCache:
     def __init__(
         self,
         config: DecoderConfig,
@@ -26,7 +26,7 @@ class Cache:
         )
         self.layers = self._data.view(config.layers, -1, config.head_dim).unbind(0)
         addresses = [layer.data_ptr() for layer in self.layers]
-        self.layout = Layout(addresses, config.kv_heads, positions)
+        self.layout = CacheLayout(addresses, config.kv_heads, positions)
         self._head_offsets = torch.arange(self._heads, device=device) * positions
 
     @property

@@ -4,15 +4,15 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from tlt.engine.native.running_batch import Batch, Row
-from tlt.engine.native.slot_storage import Slots
-from tlt.engine.ngram import Ngrams
+from tlt.engine.native.running_batch import Row, RunningBatch
+from tlt.engine.native.slot_tensors import SlotTensors
+from tlt.engine.ngram import NgramIndex
 
 
-class Lookup:
-    def __init__(self, slots: Slots, budget: int) -> None:
+class NgramProposer:
+    def __init__(self, slots: SlotTensors, budget: int) -> None:
         self._slots = slots
-        self._ngrams = Ngrams(budget)
+        self._ngrams = NgramIndex(budget)
         # tokens of each row's answer that the index holds
         self._indexed: dict[int, int] = {}
 
@@ -20,7 +20,7 @@ class Lookup:
     def budget(self) -> int:
         return self._ngrams.budget
 
-    def propose(self, batch: Batch, most: int) -> torch.Tensor | None:
+    def propose(self, batch: RunningBatch, most: int) -> torch.Tensor | None:
         """Drafts [rows, some]; None if nothing has followed these words before."""
         # what its siblings have just written helps a row, too
         self.read(batch)
@@ -32,7 +32,7 @@ class Lookup:
         padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
         return torch.tensor(padded, device=self._slots.tokens.device)
 
-    def read(self, batch: Batch, but: Container[int] = ()) -> None:
+    def read(self, batch: RunningBatch, but: Container[int] = ()) -> None:
         for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
             if row.request.id not in but:
                 self._read(row, index, place)

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.cache_attention import Attention, Stretch, Stretches
-from tlt.engine.native.decode_attention import Windows
-from tlt.engine.native.hidden_states import States
-from tlt.engine.native.kv_cache import Cache
-from tlt.engine.native.length_buckets import Segment
-from tlt.engine.native.policy_weights import Weights
-from tlt.engine.native.scratch_buffers import Buffers, Scratch
+from tlt.engine.native.attention_segments import Segment
+from tlt.engine.native.captured_hidden_states import CapturedStates
+from tlt.engine.native.decode_attention_kernels import PassAttention
+from tlt.engine.native.kv_cache import KvCache
+from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan, SpanAttention
+from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
+from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import rotations
 
 
-class Piece(NamedTuple):
+class PrefillChunk(NamedTuple):
     """Consecutive tokens of one row; what comes before them is cached."""
 
     row: int
@@ -29,13 +29,13 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
 
 
-class Network:
+class PolicyForward:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Weights,
-        cache: Cache,
-        states: States,
+        weights: PolicyWeights,
+        cache: KvCache,
+        states: CapturedStates,
         positions: int,
         most_tokens: int,
         most_decoded: int,
@@ -46,8 +46,8 @@ class Network:
         self._cache = cache
         self._states = states
         dtype, device = weights.embedding.dtype, weights.embedding.device
-        self._attention = Attention(config, cache, positions, dtype)
-        self._buffers = Buffers(config, most_tokens, dtype, device)
+        self._attention = KvCacheAttention(config, cache, positions, dtype)
+        self._buffers = LayerBuffers(config, most_tokens, dtype, device)
         wide = self._buffers.wide
         self._logits = torch.empty(most_decoded, config.vocabulary, dtype=wide, device=device)
         self._rope = rotations(config.rope, config.head_dim, positions, device).to(
@@ -79,11 +79,11 @@ class Network:
         self._states.keep(self._config.layers, places, normed)
         return self._read_out(normed).view(rows, window, -1)
 
-    def prefill(self, pieces: Sequence[Piece]) -> None:
+    def prefill(self, pieces: Sequence[PrefillChunk]) -> None:
         """Cache these tokens, which nothing is drawn from."""
         device = self._range.device
         tokens = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
-        stretches = [Stretch(piece.row, piece.first, len(piece.tokens)) for piece in pieces]
+        stretches = [RowSpan(piece.row, piece.first, len(piece.tokens)) for piece in pieces]
         rows, positions = self._attention.places(stretches)
         scratch = self._scratch(tokens, positions)
         reads = self._attention.stretches(scratch.queries, stretches)
@@ -93,10 +93,10 @@ class Network:
 
     def _run(
         self,
-        scratch: Scratch,
+        scratch: LayerForward,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        reads: Windows | Stretches,
+        reads: PassAttention | SpanAttention,
     ) -> torch.Tensor:
         """Through all layers; where the states of these positions are kept."""
         addresses = self._cache.addresses(rows, positions)
@@ -108,8 +108,8 @@ class Network:
             scratch.absorb(layer, reads.attended(index))
         return places
 
-    def _scratch(self, tokens: torch.Tensor, positions: torch.Tensor) -> Scratch:
-        scratch = Scratch(self._config, self._buffers, self._rope.index_select(0, positions))
+    def _scratch(self, tokens: torch.Tensor, positions: torch.Tensor) -> LayerForward:
+        scratch = LayerForward(self._config, self._buffers, self._rope.index_select(0, positions))
         torch.index_select(self._weights.embedding, 0, tokens, out=scratch.x)
         return scratch
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import torch
 
-from tlt.engine.native.fused_layer import Layer, LayerFiller, new_layer
+from tlt.engine.native.fused_layer_weights import Layer, LayerFiller, new_layer
 from tlt.models.decoder_spec import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
 
 
-class Weights:
+class PolicyWeights:
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         def buffer(*shape: int) -> torch.Tensor:
             return torch.empty(*shape, dtype=dtype, device=device)
@@ -20,9 +20,9 @@ class Weights:
         self.norm = buffer(hidden)
         self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
 
-    def without_memory(self) -> "Weights":
+    def without_memory(self) -> "PolicyWeights":
         """Of the same shapes, to reckon with."""
-        return Weights(self._config, self.embedding.dtype, torch.device("meta"))
+        return PolicyWeights(self._config, self.embedding.dtype, torch.device("meta"))
 
     @torch.inference_mode()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:

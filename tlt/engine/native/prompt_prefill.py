@@ -7,7 +7,7 @@ more than a chunk.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tlt.engine.native.policy_forward import Network, Piece
+from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 
 Prompt = tuple[int, ...]
 
@@ -23,8 +23,8 @@ class _Staged:
     cached: int = 0
 
 
-class Staging:
-    def __init__(self, network: Network, rows: Sequence[int]) -> None:
+class PromptPrefiller:
+    def __init__(self, network: PolicyForward, rows: Sequence[int]) -> None:
         """`rows` of the cache are its own."""
         self._network = network
         self._free = list(rows)
@@ -34,13 +34,13 @@ class Staging:
     def advance(self, waiting: Iterable[Prompt]) -> bool:
         """Cache up to a chunk for the prompts whose turn comes first; is there more to do?"""
         wanted = self._first(waiting)
-        pieces: list[Piece] = []
+        pieces: list[PrefillChunk] = []
         budget = CHUNK
         for prompt in wanted:
             staged = self._staged.get(prompt) or self._place(prompt, wanted)
             tokens = prompt[staged.cached : min(staged.cached + budget, len(prompt) - 1)]
             if tokens:
-                pieces.append(Piece(staged.row, staged.cached, tokens))
+                pieces.append(PrefillChunk(staged.row, staged.cached, tokens))
                 staged.cached += len(tokens)
                 budget -= len(tokens)
         if pieces:

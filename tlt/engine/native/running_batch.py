@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from tlt.engine.base import Request
-from tlt.engine.native.gumbel_noise import Noise
-from tlt.engine.native.length_buckets import Segment, cheapest_segments
+from tlt.engine.native.attention_segments import Segment, cheapest_segments
+from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.token_sampler import Sampler
 from tlt.ids import StopReason
 
@@ -45,13 +45,13 @@ class Row:
             self.gained += tokens
 
 
-class Batch:
+class RunningBatch:
     def __init__(
         self,
         rows: Sequence[Row],
         step: int,
         tokens: torch.Tensor,
-        noise: Noise,
+        noise: GumbelNoise,
         like: torch.Tensor,
     ) -> None:
         """`tokens` [slots, positions] holds everything that is known of the rows."""
@@ -85,8 +85,8 @@ class Batch:
         newest = self.positions[:, None]
         return newest + self._steps[:count] if count > 1 else newest
 
-    def noise(self, most: int) -> "Ahead":
-        return Ahead(self, most)
+    def noise(self, most: int) -> "StepNoise":
+        return StepNoise(self, most)
 
     def segments(self, ahead: int) -> list[Segment]:
         """What to attend to, with so many tokens from the newest on."""
@@ -95,12 +95,12 @@ class Batch:
         segments: list[Segment] = []
         for first, last, _, _ in self._cuts:
             places = self.places[first:last]
-            longest = max(places)
-            width = max(longest + ahead, 1)
-            segments.append(Segment(first, last, width, longest == min(places)))
+            longest_draft = max(places)
+            width = max(longest_draft + ahead, 1)
+            segments.append(Segment(first, last, width, longest_draft == min(places)))
         return segments
 
-    def judge(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> "Verdict":
+    def judge(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> "StepOutcome":
         """A token counts if all drafts before it are what the policy drew."""
         if drafts is None:
             return self._judge_one(tokens[:, 0])
@@ -111,7 +111,7 @@ class Batch:
             stops = (tokens[..., None] == self._stops[:, None]).any(-1)
             stop = (stops.cumsum(1) == 0).sum(1).add_(1)
         accepted, rooms, stopping = torch.stack([agreed, room, stop]).tolist()
-        verdict = Verdict([], accepted, {})
+        verdict = StepOutcome([], accepted, {})
         for index, count in enumerate(accepted):
             kept = min(count + 1, rooms[index], stopping[index])
             verdict.kept.append(kept)
@@ -132,7 +132,7 @@ class Batch:
             self.positions = self.positions + counts
         self.places = [place + count for place, count in zip(self.places, kept, strict=True)]
 
-    def _judge_one(self, tokens: torch.Tensor) -> "Verdict":
+    def _judge_one(self, tokens: torch.Tensor) -> "StepOutcome":
         ended = self.positions + 1 >= self._limits
         if self._stops is not None:
             stopped = (tokens[:, None] == self._stops).any(-1)
@@ -141,13 +141,13 @@ class Batch:
         for index in reasons:
             if int(tokens[index]) in self.rows[index].request.stop_tokens:
                 reasons[index] = "stop"
-        return Verdict([1] * len(self.rows), [0] * len(self.rows), reasons)
+        return StepOutcome([1] * len(self.rows), [0] * len(self.rows), reasons)
 
 
-class Ahead:
+class StepNoise:
     """The noise of the tokens to come, made when it is first asked for."""
 
-    def __init__(self, batch: Batch, most: int) -> None:
+    def __init__(self, batch: RunningBatch, most: int) -> None:
         self._batch = batch
         self._most = most
         self._made: torch.Tensor | None = None
@@ -167,7 +167,7 @@ class Ahead:
         return self._batch.sampler.noise(self._batch.ahead(count) + 1)
 
 
-class Verdict(NamedTuple):
+class StepOutcome(NamedTuple):
     """By row."""
 
     # tokens that it gets

@@ -6,7 +6,7 @@ What holds for a whole step is recorded once for all rows; a row adds which step
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from tlt.engine.native.run_length import Timeline
+from tlt.engine.native.run_length_series import RunLengthSeries
 from tlt.engine.native.running_batch import Row
 from tlt.ids import DrafterVersion, PolicyVersion
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
@@ -14,12 +14,12 @@ from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 T = TypeVar("T")
 
 
-class History:
+class TokenOrigins:
     def __init__(self) -> None:
-        self._versions = Timeline[PolicyVersion]()
-        self._sizes = Timeline[int]()
+        self._versions = RunLengthSeries[PolicyVersion]()
+        self._sizes = RunLengthSeries[int]()
         # whether anything was guessed, and by which drafter
-        self._guesses = Timeline[tuple[bool, DrafterVersion | None]]()
+        self._guesses = RunLengthSeries[tuple[bool, DrafterVersion | None]]()
 
     def record(
         self,
@@ -68,7 +68,7 @@ class History:
             step += steps
 
 
-def _tokens(timeline: Timeline[T], row: Row, end: int) -> Iterator[tuple[T, int]]:
+def _tokens(timeline: RunLengthSeries[T], row: Row, end: int) -> Iterator[tuple[T, int]]:
     """Each stretch of steps, in tokens."""
     gains, taken, step = row.gains, 0, row.first_step
     for value, steps in timeline.spans(row.first_step, end):

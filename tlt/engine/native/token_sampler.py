@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from tlt.engine.base import Request, Sampling
-from tlt.engine.native.gumbel_noise import Noise, block, key_word
+from tlt.engine.native.gumbel_noise import GumbelNoise, block, key_word
 
 
 class Sampler:
-    def __init__(self, requests: Sequence[Request], noise: Noise, like: torch.Tensor) -> None:
+    def __init__(self, requests: Sequence[Request], noise: GumbelNoise, like: torch.Tensor) -> None:
         """`like` gives device and number format of the logits to come."""
         settings = [request.sampling for request in requests]
         temperatures = [s.temperature for s in settings]

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tlt.engine.admission import check_requests, never_started, queued
 from tlt.engine.base import Capabilities, Completion, Request
-from tlt.engine.sglang.hidden_state_tap import Name, Tap
-from tlt.engine.sglang.sglang_client import Part, Server
-from tlt.engine.sglang.tap_slots import Places
+from tlt.engine.request_queue import cancelled_before_start, check_requests, order_queue
+from tlt.engine.sglang.hidden_state_tap import RequestName, Tap
+from tlt.engine.sglang.sglang_client import PartialAnswer, SglangClient
+from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
 from tlt.ids import PolicyVersion
@@ -34,15 +34,15 @@ _WAIT_SECONDS = 0.02
 @dataclass(kw_only=True, eq=False)
 class _Running:
     request: Request
-    name: Name
+    name: RequestName
     began: float
-    task: asyncio.Task[Part]
+    task: asyncio.Task[PartialAnswer]
 
 
 class SglangEngine:
     def __init__(
         self,
-        server: Server,
+        server: SglangClient,
         config: DecoderConfig,
         tap: Tap,
         decode_text: Callable[[Sequence[int]], str],
@@ -61,7 +61,7 @@ class SglangEngine:
         self._queue: deque[Request] = deque()
         self._running: dict[int, _Running] = {}
         self._cancelled: set[int] = set()
-        self._places = Places(len(tap.filled))
+        self._places = TapSlotAllocator(len(tap.filled))
         # of those that the last step returned: slot, and positions fed
         self._ended: dict[int, tuple[int, int]] = {}
         self._moved = (0, monotonic())
@@ -87,7 +87,7 @@ class SglangEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         known = {request.id for request in self._queue} | self._running.keys()
         check_requests(requests, known, self._config.vocabulary, self._max_context)
-        self._queue = queued(self._queue, requests)
+        self._queue = order_queue(self._queue, requests)
 
     def cancel(self, ids: Sequence[int]) -> None:
         known = {request.id for request in self._queue} | self._running.keys()
@@ -109,7 +109,7 @@ class SglangEngine:
         for slot, _ in self._ended.values():
             self._places.give_back(slot)
         self._ended.clear()
-        dropped = [never_started(r) for r in self._queue if r.id in self._cancelled]
+        dropped = [cancelled_before_start(r) for r in self._queue if r.id in self._cancelled]
         self._queue = deque(r for r in self._queue if r.id not in self._cancelled)
         self._cancelled -= {completion.id for completion in dropped}
         self._admit()
@@ -119,20 +119,20 @@ class SglangEngine:
         ended = [running for running in self._running.values() if running.task.done()]
         return dropped + [self._end(running) for running in ended]
 
-    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         """It doesn't guess."""
 
     def stop_speculating(self) -> None:
         """It doesn't guess."""
 
-    def tallies(self) -> tuple[StrategyTally, ...]:
+    def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         return ()
 
-    def growing(self, id: int) -> list[int] | None:
+    def partial_answer(self, id: int) -> list[int] | None:
         """Its tokens come out when they are whole."""
         return None
 
-    def states(self, id: int) -> torch.Tensor:
+    def hidden_states(self, id: int) -> torch.Tensor:
         if id in self._ended:
             slot, fed = self._ended[id]
         else:
@@ -168,7 +168,7 @@ class SglangEngine:
             self._places.give_back(running.name.slot)
             self._queue.appendleft(running.request)
 
-    def _fed(self, name: Name) -> int:
+    def _fed(self, name: RequestName) -> int:
         """How many of its tokens have been through the policy."""
         ours = int(self._tap.holders[name.slot]) == name.serial
         return int(self._tap.filled[name.slot]) if ours else 0
@@ -181,13 +181,13 @@ class SglangEngine:
         else:
             await asyncio.wait(going, timeout=_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _answer(self, request: Request, name: Name) -> Part:
+    async def _answer(self, request: Request, name: RequestName) -> PartialAnswer:
         """SGLang sees no text here, so stop strings are looked for as tokens arrive."""
         if request.id in self._cancelled:
-            return Part(tokens=[], logprobs=[], stop="cancelled")
+            return PartialAnswer(tokens=[], logprobs=[], stop="cancelled")
         streamed = bool(request.stop_strings)
         seen = 0
-        part: Part | None = None
+        part: PartialAnswer | None = None
         async for part in self._server.generate(
             request, name, self._max_context - len(request.prompt), streamed
         ):
@@ -197,7 +197,7 @@ class SglangEngine:
                     part.tokens[:seen], request.stop_strings, self._decode_text
                 ):
                     await self._server.abort(name)
-                    return Part(
+                    return PartialAnswer(
                         tokens=part.tokens[:seen], logprobs=part.logprobs[:seen], stop="stop"
                     )
         if part is None or part.stop is None:
@@ -245,7 +245,7 @@ class SglangEngine:
             raise self._server.stuck()
 
 
-async def _all(tasks: Sequence[asyncio.Task[Part]]) -> None:
+async def _all(tasks: Sequence[asyncio.Task[PartialAnswer]]) -> None:
     await asyncio.wait(tasks)
 
 

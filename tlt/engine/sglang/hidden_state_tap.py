@@ -75,7 +75,7 @@ class Tap:
         return flat.view(sizes)
 
 
-class Name(NamedTuple):
+class RequestName(NamedTuple):
     """What SGLang calls a request."""
 
     slot: int
@@ -89,7 +89,7 @@ class Name(NamedTuple):
         return f"tlt-{self.slot}-{self.salt}-{self.serial}."
 
     @classmethod
-    def read(cls, text: str) -> "Name":
+    def read(cls, text: str) -> "RequestName":
         _, slot, salt, serial = text.rstrip(".").split("-")
         return cls(int(slot), salt, int(serial))
 
@@ -99,7 +99,7 @@ class TapWriter:
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
-        self._names: dict[int, Name] = {}
+        self._names: dict[int, RequestName] = {}
         self._prompts: dict[int, Sequence[int]] = {}
 
     def write(
@@ -113,7 +113,7 @@ class TapWriter:
         version: int,
     ) -> None:
         """`count` tokens of the request were fed, the first at `position`."""
-        named, tap = Name.read(name), self._tap
+        named, tap = RequestName.read(name), self._tap
         slot = named.slot
         if self._names.get(slot) != named:
             self._begin(named, prompt, position)
@@ -124,7 +124,7 @@ class TapWriter:
             tap.states[slot, position:end] = states[: end - position]
         tap.filled[slot] = end
 
-    def _begin(self, name: Name, prompt: Sequence[int], position: int) -> None:
+    def _begin(self, name: RequestName, prompt: Sequence[int], position: int) -> None:
         """What comes before `position` was computed for another request, and is copied."""
         tap, slot = self._tap, name.slot
         source = self._twin(name.salt, prompt, position) if position else None

@@ -13,9 +13,9 @@ import msgspec
 import torch
 
 from tlt.engine.base import Request, Sampling
-from tlt.engine.sglang.hidden_state_tap import Name
-from tlt.engine.sglang.launch import Launched
-from tlt.engine.sglang.weight_checksums import difference
+from tlt.engine.sglang.hidden_state_tap import RequestName
+from tlt.engine.sglang.sglang_launcher import Launched
+from tlt.engine.sglang.weight_checksums import find_mismatch
 from tlt.errors import ConfigError, RankError
 from tlt.ids import PolicyVersion, StopReason
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _Runner = Literal["target", "draft"]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PartialAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """All of an answer so far."""
 
     tokens: list[int]
@@ -34,7 +34,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     complaint: str = ""
 
 
-class Server:
+class SglangClient:
     def __init__(
         self,
         launched: Launched,
@@ -66,8 +66,8 @@ class Server:
         return self._loop.create_task(work)
 
     async def generate(
-        self, request: Request, name: Name, most: int, streamed: bool
-    ) -> AsyncIterator[Part]:
+        self, request: Request, name: RequestName, most: int, streamed: bool
+    ) -> AsyncIterator[PartialAnswer]:
         """At most `most` tokens fit behind the prompt."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -82,7 +82,7 @@ class Server:
         async for output in self._manager.generate_request(asked, None):
             yield _part(output)
 
-    async def abort(self, *names: Name) -> None:
+    async def abort(self, *names: RequestName) -> None:
         for name in names:
             self._manager.abort_request(rid=name.write())
 
@@ -161,7 +161,7 @@ class Server:
         if not success or not ranks:
             raise RankError(f"SGLang cannot tell what weights it holds: {message}")
         on_cpu = self._launched.engine.server_args.device == "cpu"
-        wrong = difference(
+        wrong = find_mismatch(
             sent, ranks[0]["checksums"], lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu
         )
         if wrong is not None:
@@ -196,9 +196,9 @@ def _sampling_params(request: Request, most: int) -> dict[str, Any]:
     }
 
 
-def _part(output: dict[str, Any]) -> Part:
+def _part(output: dict[str, Any]) -> PartialAnswer:
     meta = output["meta_info"]
-    return Part(
+    return PartialAnswer(
         tokens=list(output["output_ids"]),
         logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
         stop=_stop(meta["finish_reason"]),

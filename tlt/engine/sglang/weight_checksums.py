@@ -20,7 +20,7 @@ _VOCABULARY = 64
 _INTERMEDIATE = 32
 
 
-def difference(
+def find_mismatch(
     weights: Mapping[str, torch.Tensor],
     held: Mapping[str, str],
     checksum: Callable[[torch.Tensor], str],

@@ -7,7 +7,7 @@ many of them, what other jobs came to.
 import math
 
 from tlt.config import JobSpec
-from tlt.policies.speculation.savings_estimate import Spending, speedup
+from tlt.policies.speculation.savings_estimate import CostsByBucket, estimate_speedup
 from tlt.strategies import Ngram
 
 # rollouts go as fast as this power of the accept length: drafting and verifying take their time
@@ -21,12 +21,12 @@ def with_drafter(accept_length: float) -> float:
     return accept_length**_GAIN
 
 
-def without(spec: JobSpec, spending: Spending) -> float:
+def without(spec: JobSpec, spending: CostsByBucket) -> float:
     """`spending`: what was decoded before any drafter was adopted."""
     if not any(isinstance(arm, Ngram) for arm in spec.speculation.arms):
         return 1.0
     # where the job names a drafter, n-grams guess only what they are better at
-    measured = speedup(spending) if spec.drafter.path is None else None
+    measured = estimate_speedup(spending) if spec.drafter.path is None else None
     if measured is None:
         return _NGRAMS
     runs = sum(spent.runs for spent in spending.values())

@@ -12,7 +12,7 @@ from tlt.ids import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, Wor
 from tlt.policies.drafter.training_state import DrafterTrainingState
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.update_plan import Plan
-from tlt.policies.speculation.savings_estimate import Spent
+from tlt.policies.speculation.savings_estimate import DecodeCost
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.records import WorkerInfo
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
@@ -115,7 +115,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     batch_opened_at: float = 0.0
     rollout_seconds: float = 0.0
     # what decoding took, by bucket of batch sizes, for as long as anybody speculates
-    decode_costs: dict[int, Spent] = {}
+    decode_costs: dict[int, DecodeCost] = {}
     speculation_allowed: bool = True
 
 

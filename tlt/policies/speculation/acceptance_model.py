@@ -22,7 +22,7 @@ _LIKENESS = 4.0
 _LEAST_WEIGHT = 4.0
 
 
-class Acceptance:
+class AcceptanceModel:
     def __init__(self, first: float, memory: float = _MEMORY_ROWS) -> None:
         """`first`: the guess for depth 1 before anything was seen. `memory` in rows."""
         self._first = first
@@ -31,9 +31,9 @@ class Acceptance:
         self._recent: list[float] = []
         self._weights: list[float] = []
         self._gains: list[float] = [0.0]
-        self._like: Acceptance | None = None
+        self._like: AcceptanceModel | None = None
 
-    def take_after(self, other: "Acceptance") -> None:
+    def take_after(self, other: "AcceptanceModel") -> None:
         """Where only the other was seen yet."""
         self._like, other._like = other, self
 

@@ -12,10 +12,18 @@ from itertools import zip_longest
 from statistics import median
 from typing import assert_never
 
-from tlt.policies.speculation.acceptance_by_batch import ByBatch, Pooled
-from tlt.policies.speculation.cost_model import Correction, DraftingCost, PassCost, pass_seconds
-from tlt.policies.speculation.exploration_budget import Allowance
-from tlt.policies.speculation.strategy_policy import Choice, Why
+from tlt.policies.speculation.acceptance_by_batch_size import (
+    AcceptanceByBatchSize,
+    PooledAcceptance,
+)
+from tlt.policies.speculation.cost_model import (
+    BatchSizeCorrection,
+    PassCost,
+    ProposalCost,
+    pass_seconds,
+)
+from tlt.policies.speculation.exploration_budget import ExplorationBudget
+from tlt.policies.speculation.strategy_policy import Choice, ChoiceReason
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 # rounds for which a decision holds while the batch stays, so that deciding costs next to nothing
@@ -46,21 +54,27 @@ _MEMORY_NGRAM = 100.0
 class _Proposer:
     """One way of drafting: what a token of it costs and how many are accepted."""
 
-    def __init__(self, cost: DraftingCost, acceptance: Pooled | ByBatch) -> None:
+    def __init__(
+        self, cost: ProposalCost, acceptance: PooledAcceptance | AcceptanceByBatchSize
+    ) -> None:
         self.cost = cost
         self.acceptance = acceptance
 
 
 class _Arm:
     def __init__(
-        self, strategy: Strategy, drafted: int, proposer: _Proposer | None, passing: Correction
+        self,
+        strategy: Strategy,
+        drafted: int,
+        proposer: _Proposer | None,
+        passing: BatchSizeCorrection,
     ) -> None:
         self.strategy = strategy
         self.drafted = drafted
         self.proposer = proposer
         # what is particular to it in the cost of the pass and of the drafting
         self.passing = passing
-        self.drafting = Correction()
+        self.drafting = BatchSizeCorrection()
 
     def tokens(self, batch: int) -> float:
         """Of a round and row, as far as is known."""
@@ -101,7 +115,9 @@ class _Stretch:
 
 
 class _Decision:
-    def __init__(self, arm: _Arm, batch: int, speed: float, best_speed: float, why: Why) -> None:
+    def __init__(
+        self, arm: _Arm, batch: int, speed: float, best_speed: float, why: ChoiceReason
+    ) -> None:
         self.choice = Choice(arm.strategy, speed, why)
         self.batch = batch
         self.best_speed = best_speed
@@ -111,23 +127,23 @@ class _Decision:
 
 class AdaptivePolicy:
     def __init__(self) -> None:
-        drafter = DraftingCost(_DRAFTER_STEP)
+        drafter = ProposalCost(_DRAFTER_STEP)
         self._passes = PassCost()
-        ngrams = ByBatch(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
-        noisy, best_guess = Pooled(_FIRST_ACCEPTANCE), Pooled(_FIRST_ACCEPTANCE)
+        ngrams = AcceptanceByBatchSize(_FIRST_ACCEPTANCE_NGRAM, _MEMORY_NGRAM)
+        noisy, best_guess = PooledAcceptance(_FIRST_ACCEPTANCE), PooledAcceptance(_FIRST_ACCEPTANCE)
         noisy.take_after(best_guess)
-        self._ngram = _Proposer(DraftingCost(_LOOKUP_STEP), ngrams)
+        self._ngram = _Proposer(ProposalCost(_LOOKUP_STEP), ngrams)
         self._noisy = _Proposer(drafter, noisy)
         self._best_guess = _Proposer(drafter, best_guess)
         self._arms: dict[Strategy, _Arm] = {}
         self._offered: list[_Arm] = []
         self._decision: _Decision | None = None
         self._stretch: _Stretch | None = None
-        self._last_cost: DraftingCost | None = None
-        self._allowance = Allowance()
+        self._last_cost: ProposalCost | None = None
+        self._allowance = ExplorationBudget()
         self._rounds_to_fade = _FADE_EVERY
 
-    def offer(self, arms: Sequence[Strategy]) -> None:
+    def set_strategies(self, arms: Sequence[Strategy]) -> None:
         if not arms:
             raise ValueError("a policy needs at least one strategy to choose from")
         self._learn()
@@ -164,21 +180,21 @@ class AdaptivePolicy:
             stretch = self._stretch = _Stretch(self._arm(strategy), batch, context)
         stretch.add(seconds, drafting, reached, accepted, width)
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         proposer = self._arm(strategy).proposer
         if proposer is not None:
             proposer.acceptance.observe(batch, reached, accepted)
 
-    def drafter_swapped(self) -> None:
+    def handle_drafter_swap(self) -> None:
         self._learn()
         for proposer in (self._noisy, self._best_guess):
             proposer.acceptance.fade(1.0, most=_OLD_DRAFTER)
         self._allowance.grant()
         self._decision = None
 
-    def weights_swapped(self) -> None:
+    def handle_weight_swap(self) -> None:
         self._learn()
         for proposer in (self._ngram, self._noisy, self._best_guess):
             proposer.acceptance.fade(1.0, most=_OLD_WEIGHTS)
@@ -198,13 +214,13 @@ class AdaptivePolicy:
     def _new_arm(self, strategy: Strategy) -> _Arm:
         match strategy:
             case Off():
-                return _Arm(strategy, 0, None, Correction())
+                return _Arm(strategy, 0, None, BatchSizeCorrection())
             case Ngram(tokens=tokens):
-                return _Arm(strategy, tokens, self._ngram, Correction())
+                return _Arm(strategy, tokens, self._ngram, BatchSizeCorrection())
             case Draft(depth=depth, noise=noise):
                 # how a draft came about makes no difference to the pass over it
                 twin = self._arms.get(Draft(depth=depth, noise=not noise))
-                passing = Correction() if twin is None else twin.passing
+                passing = BatchSizeCorrection() if twin is None else twin.passing
                 return _Arm(strategy, depth, self._noisy if noise else self._best_guess, passing)
             case _:
                 assert_never(strategy)
@@ -226,7 +242,7 @@ class AdaptivePolicy:
     def _speeds(self, batch: int, context: int) -> list[float]:
         place = self._passes.at(batch, context)
         knot, upper = place.knot, place.upper
-        each: dict[DraftingCost, float] = {}
+        each: dict[ProposalCost, float] = {}
         speeds: list[float] = []
         for arm in self._offered:
             seconds = pass_seconds(place, arm.drafted, arm.passing)

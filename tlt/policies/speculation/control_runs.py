@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tlt.policies.speculation.strategy_policy import Choice, StrategyPolicy, bucket_of
 from tlt.strategies import Off, Strategy
 
-RUN_ROUNDS = 32
+RUN_STEPS = 32
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
@@ -28,7 +28,7 @@ class _Bucket:
     seconds: float = 0.0
 
 
-class Control:
+class ControlRunPolicy:
     """Never more than `share` of all rounds, and a run for each bucket."""
 
     def __init__(self, policy: StrategyPolicy, share: float) -> None:
@@ -36,15 +36,15 @@ class Control:
             raise ValueError("a share of the rounds lies above 0 and below a half")
         self._policy = policy
         self._share = share
-        self._stretch = RUN_ROUNDS * (1.0 - share) / share
+        self._stretch = RUN_STEPS * (1.0 - share) / share
         self._buckets: dict[int, _Bucket] = {}
         self._rounds = 0
         self._runs = 0
         self._rounds_left = 0
         self._plain = False
 
-    def offer(self, arms: Sequence[Strategy]) -> None:
-        self._policy.offer(arms)
+    def set_strategies(self, arms: Sequence[Strategy]) -> None:
+        self._policy.set_strategies(arms)
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         self._rounds += 1
@@ -58,7 +58,7 @@ class Control:
                 return self._policy.choose(batch, context, rest)
             bucket.met = True
             self._runs += 1
-            self._rounds_left = RUN_ROUNDS
+            self._rounds_left = RUN_STEPS
         self._rounds_left -= 1
         self._plain = True
         return Choice(Off(), 0.0, "control")
@@ -80,18 +80,18 @@ class Control:
             bucket.rounds += 1
             bucket.seconds += seconds
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        self._policy.checked(strategy, batch, reached, accepted)
+        self._policy.observe_probe(strategy, batch, reached, accepted)
 
-    def drafter_swapped(self) -> None:
-        self._policy.drafter_swapped()
+    def handle_drafter_swap(self) -> None:
+        self._policy.handle_drafter_swap()
 
-    def weights_swapped(self) -> None:
+    def handle_weight_swap(self) -> None:
         """Between two rollouts: what was running has ended."""
         self._rounds_left = 0
-        self._policy.weights_swapped()
+        self._policy.handle_weight_swap()
 
     def _chance(self, bucket: _Bucket) -> float:
         """That a run begins in this round."""
@@ -112,8 +112,8 @@ class Control:
         return bucket.seconds / bucket.rounds * rounds / seconds
 
     def _may_begin(self) -> bool:
-        first_ones = RUN_ROUNDS * (len(self._buckets) - 1)
-        return RUN_ROUNDS * self._runs <= self._share * self._rounds + first_ones
+        first_ones = RUN_STEPS * (len(self._buckets) - 1)
+        return RUN_STEPS * self._runs <= self._share * self._rounds + first_ones
 
     def _bucket(self, name: int) -> _Bucket:
         return self._buckets.setdefault(name, _Bucket(left=self._stretch))

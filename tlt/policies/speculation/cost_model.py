@@ -37,7 +37,7 @@ _SECONDS_LIMITS = (1e-6, 1e4)
 _LOG_LIMITS = (-35.0, 12.0)
 
 
-class Place:
+class BatchPoint:
     """A batch and a context: between which knots, how near to the upper one, and what passes cost.
 
     Seconds without drafts, for each drafted token, and the logarithm of a factor on both.
@@ -53,7 +53,7 @@ class Place:
         self.factor = factor
 
 
-class Correction:
+class BatchSizeCorrection:
     """A factor (its logarithm) along the batch sizes, between knots at the powers of two."""
 
     __slots__ = ("_values", "_variances")
@@ -80,7 +80,7 @@ class Correction:
             variances[index] = max(variances[index] - moved * moved / expected, _LEAST_VARIANCE)
 
 
-class Noise:
+class TimingSpread:
     """How far timings lie from what was expected of them: the median, which outliers don't move."""
 
     __slots__ = ("_spread",)
@@ -108,17 +108,17 @@ class PassCost:
             [_SCALE_VARIANCE + (_PART_VARIANCES[i] if i == j else 0.0) for j in range(_PARTS)]
             for i in range(_PARTS)
         ]
-        self._shared = Correction()
-        self._noise = Noise()
+        self._shared = BatchSizeCorrection()
+        self._noise = TimingSpread()
 
-    def at(self, batch: int, context: int) -> Place:
+    def at(self, batch: int, context: int) -> BatchPoint:
         one, root, row, token, word = self._rates
         base = one + root * math.sqrt(batch) + row * batch + word * context
         each = token * batch + word * _CONTEXT_AGAIN * context
         knot, upper = _position(batch)
-        return Place(knot, upper, base, each, self._shared.at(knot, upper))
+        return BatchPoint(knot, upper, base, each, self._shared.at(knot, upper))
 
-    def doubt(self, batch: int, context: int, drafted: int, own: Correction) -> float:
+    def doubt(self, batch: int, context: int, drafted: int, own: BatchSizeCorrection) -> float:
         """The variance of the logarithm of the seconds, against a pass without drafts."""
         drafting = self._shares(batch, context, drafted)
         apart = list(map(sub, drafting, self._shares(batch, context, 0)))
@@ -126,7 +126,13 @@ class PassCost:
         return max(parts, 0.0) + own.variance(*_position(batch))
 
     def observe(
-        self, batch: int, context: int, drafted: int, own: Correction, seconds: float, rounds: int
+        self,
+        batch: int,
+        context: int,
+        drafted: int,
+        own: BatchSizeCorrection,
+        seconds: float,
+        rounds: int,
     ) -> None:
         """`seconds`: the median of so many rounds."""
         place = self.at(batch, context)
@@ -175,25 +181,25 @@ class PassCost:
             row[index] += _PART_DRIFT
 
 
-class DraftingCost:
+class ProposalCost:
     """A drafted token, as a share of a plain step at the same batch and context."""
 
     def __init__(self, share: float) -> None:
         self._log = math.log(share)
         self._variance = _SCALE_VARIANCE
-        self._shared = Correction()
-        self._noise = Noise()
+        self._shared = BatchSizeCorrection()
+        self._noise = TimingSpread()
 
-    def at(self, place: Place) -> float:
+    def at(self, place: BatchPoint) -> float:
         """Seconds for each token, the arm's own correction aside."""
         factor = place.factor + self._log + self._shared.at(place.knot, place.upper)
         return place.base * math.exp(factor)
 
-    def seconds(self, place: Place, drafted: int, own: Correction) -> float:
+    def seconds(self, place: BatchPoint, drafted: int, own: BatchSizeCorrection) -> float:
         return drafted * self.at(place) * math.exp(own.at(place.knot, place.upper))
 
     def observe(
-        self, place: Place, drafted: int, own: Correction, seconds: float, rounds: int
+        self, place: BatchPoint, drafted: int, own: BatchSizeCorrection, seconds: float, rounds: int
     ) -> None:
         knot, upper = place.knot, place.upper
         error = _log(seconds) - math.log(self.seconds(place, drafted, own))
@@ -213,7 +219,7 @@ class DraftingCost:
         self._noise.learn(error, rounds)
 
 
-def pass_seconds(place: Place, drafted: int, own: Correction) -> float:
+def pass_seconds(place: BatchPoint, drafted: int, own: BatchSizeCorrection) -> float:
     factor = place.factor + own.at(place.knot, place.upper)
     return (place.base + place.each * drafted) * math.exp(factor)
 

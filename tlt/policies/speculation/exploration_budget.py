@@ -6,7 +6,7 @@ _SAVED_ROUNDS = 2.0
 _GRANTED_ROUNDS = 4.0
 
 
-class Allowance:
+class ExplorationBudget:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._grant_due = True

@@ -6,12 +6,12 @@ from tlt.policies.speculation.strategy_policy import Choice
 from tlt.strategies import Off, Strategy
 
 
-class Fixed:
+class FixedPolicy:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._choice: Strategy = Off()
 
-    def offer(self, arms: Sequence[Strategy]) -> None:
+    def set_strategies(self, arms: Sequence[Strategy]) -> None:
         self._choice = self._strategy if self._strategy in arms else Off()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
@@ -30,13 +30,13 @@ class Fixed:
     ) -> None:
         pass
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         pass
 
-    def drafter_swapped(self) -> None:
+    def handle_drafter_swap(self) -> None:
         pass
 
-    def weights_swapped(self) -> None:
+    def handle_weight_swap(self) -> None:
         pass

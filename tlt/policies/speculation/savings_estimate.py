@@ -20,7 +20,7 @@ _Z = 1.959964
 _ENOUGH_RUNS = 8
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
+class DecodeCost(msgspec.Struct, frozen=True, array_like=True):
     """What a bucket's tokens took, with speculation and in control runs."""
 
     tokens: float = 0.0
@@ -34,10 +34,10 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     product: float = 0.0
 
 
-Spending = Mapping[int, Spent]
+CostsByBucket = Mapping[int, DecodeCost]
 
 
-class Saving(msgspec.Struct, frozen=True, kw_only=True):
+class SavingsInterval(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, and between which two they lie in 95 of 100 cases; unknown where no two control runs
     of a bucket can be compared."""
 
@@ -46,7 +46,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
 
 
-class BucketSaving(msgspec.Struct, frozen=True, kw_only=True):
+class BucketSavings(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
     tokens: float
     seconds: float
@@ -55,12 +55,12 @@ class BucketSaving(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     # the bucket whose control runs these are
     measured_at: int
-    saved: Saving
+    saved: SavingsInterval
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    total: Saving
-    buckets: tuple[BucketSaving, ...]
+class Savings(msgspec.Struct, frozen=True, kw_only=True):
+    total: SavingsInterval
+    buckets: tuple[BucketSavings, ...]
     runs: int
     # seconds decoded without speculation, and how many of them it would have saved
     control_seconds: float
@@ -75,10 +75,10 @@ class _Plain(msgspec.Struct, frozen=True):
     variance: float
 
 
-class Rates:
+class PlainRates:
     """What a token takes without speculation, as far as `spending` tells."""
 
-    def __init__(self, spending: Spending) -> None:
+    def __init__(self, spending: CostsByBucket) -> None:
         known = {b: spent for b, spent in spending.items() if spent.plain_tokens > 0}
         runs = sum(spent.runs for spent in known.values())
         self._freedom = runs - len(known)
@@ -102,7 +102,7 @@ class Rates:
         source = self.measured_at(bucket)
         return self._plain[source].seconds * math.sqrt(source / bucket)
 
-    def saving(self, spending: Spending) -> Saving:
+    def saving(self, spending: CostsByBucket) -> SavingsInterval:
         seconds = variance = 0.0
         # what is measured at one bucket errs alike for all that borrow it
         measured: dict[int, float] = {}
@@ -114,30 +114,30 @@ class Rates:
             variance += (plain * math.log(source / bucket)) ** 2 / 12.0
             seconds += plain - spent.seconds
         if self._freedom < 1:
-            return Saving(seconds=seconds, low=None, high=None)
+            return SavingsInterval(seconds=seconds, low=None, high=None)
         variance += sum(plain**2 * self._plain[at].variance for at, plain in measured.items())
         wide = _quantile(self._freedom) * math.sqrt(variance)
-        return Saving(seconds=seconds, low=seconds - wide, high=seconds + wide)
+        return SavingsInterval(seconds=seconds, low=seconds - wide, high=seconds + wide)
 
 
-def spend(spending: Spending, tallies: Iterable[StrategyTally]) -> dict[int, Spent]:
+def add_tallies(spending: CostsByBucket, tallies: Iterable[StrategyTally]) -> dict[int, DecodeCost]:
     """With what was decoded since."""
     after = dict(spending)
     for tally in tallies:
-        before = after.get(tally.bucket, Spent())
+        before = after.get(tally.bucket, DecodeCost())
         after[tally.bucket] = _spend(before, tally)
     return after
 
 
-def saved(spending: Spending) -> Saved | None:
+def estimate_savings(spending: CostsByBucket) -> Savings | None:
     """None before the first control run."""
-    rates = Rates(spending)
+    rates = PlainRates(spending)
     if not rates:
         return None
-    return Saved(
+    return Savings(
         total=rates.saving(spending),
         buckets=tuple(
-            BucketSaving(
+            BucketSavings(
                 bucket=bucket,
                 tokens=spent.tokens,
                 seconds=spent.seconds,
@@ -154,24 +154,24 @@ def saved(spending: Spending) -> Saved | None:
     )
 
 
-def speedup(spending: Spending) -> float | None:
+def estimate_speedup(spending: CostsByBucket) -> float | None:
     """How many times as fast it goes, where that is known: in buckets that have control runs."""
-    rates = Rates(spending)
+    rates = PlainRates(spending)
     known = {bucket: spent for bucket, spent in spending.items() if spent.plain_tokens > 0}
     seconds = math.fsum(spent.seconds for spent in known.values())
     plain = math.fsum(spent.tokens * rates.plain(bucket) for bucket, spent in known.items())
     return plain / seconds if plain > 0.0 and seconds > 0.0 else None
 
 
-def loss(spending: Spending) -> Saving | None:
+def estimate_loss(spending: CostsByBucket) -> SavingsInterval | None:
     """What speculation saves, where that is less than nothing beyond doubt."""
     if sum(spent.runs for spent in spending.values()) < _ENOUGH_RUNS:
         return None
-    saving = Rates(spending).saving(spending)
+    saving = PlainRates(spending).saving(spending)
     return saving if saving.high is not None and saving.high < 0.0 else None
 
 
-def _spend(spent: Spent, tally: StrategyTally) -> Spent:
+def _spend(spent: DecodeCost, tally: StrategyTally) -> DecodeCost:
     replace = msgspec.structs.replace
     runs = tally.control
     if runs is None:
@@ -189,14 +189,14 @@ def _spend(spent: Spent, tally: StrategyTally) -> Spent:
     )
 
 
-def _control_cost(spent: Spent) -> float:
+def _control_cost(spent: DecodeCost) -> float:
     """Where nothing was decoded with speculation, nothing was lost without it."""
     if spent.tokens == 0:
         return 0.0
     return spent.plain_seconds - spent.plain_tokens * spent.seconds / spent.tokens
 
 
-def _spread(known: Iterable[Spent]) -> float:
+def _spread(known: Iterable[DecodeCost]) -> float:
     """The variance of a run's seconds, in shares of what its tokens take on average."""
     squares = expected = 0.0
     for spent in known:

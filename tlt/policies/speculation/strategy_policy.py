@@ -7,14 +7,14 @@ import msgspec
 
 from tlt.strategies import Strategy
 
-Why = Literal["best", "explore", "only", "control"]
+ChoiceReason = Literal["best", "explore", "only", "control"]
 
 
 class Choice(msgspec.Struct, frozen=True):
     strategy: Strategy
     # tokens per second
     predicted: float
-    why: Why
+    why: ChoiceReason
 
 
 def bucket_of(batch: int) -> int:
@@ -26,7 +26,7 @@ class StrategyPolicy(Protocol):
     """`choose`, then `observe` of what was done, once a round. Timings from before any choice may
     be observed, too."""
 
-    def offer(self, arms: Sequence[Strategy]) -> None:
+    def set_strategies(self, arms: Sequence[Strategy]) -> None:
         """What may be chosen from now on; what is known of other strategies is kept."""
         ...
 
@@ -54,12 +54,12 @@ class StrategyPolicy(Protocol):
         """
         ...
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """What it would have come to while another way decoded: counts as `observe` has them."""
         ...
 
-    def drafter_swapped(self) -> None: ...
+    def handle_drafter_swap(self) -> None: ...
 
-    def weights_swapped(self) -> None: ...
+    def handle_weight_swap(self) -> None: ...

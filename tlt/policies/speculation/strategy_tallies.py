@@ -61,7 +61,7 @@ class _Entry:
     runs: _Runs = field(default_factory=_Runs)
 
 
-class Tallies:
+class TallyCollector:
     def __init__(self) -> None:
         self._entries: dict[_Key, _Entry] = {}
         # the control run in hand
@@ -101,8 +101,8 @@ class Tallies:
                 bucket=bucket,
                 drafter=drafter,
                 control=entry.runs.told() if control else None,
-                rounds=entry.sums.rounds,
-                tried=entry.sums.tried,
+                steps=entry.sums.rounds,
+                explored=entry.sums.tried,
                 rows=entry.sums.rows,
                 tokens=entry.sums.tokens,
                 seconds=entry.sums.seconds,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tlt.kernels.c_build import built
+from tlt.kernels.c_build import build_kernels
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("causal_attention.c", "norms_and_gates.c")]
 
@@ -109,7 +109,7 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> tuple[i
 @cache
 def kernels() -> Kernels | None:
     """None, and one line in the log, where they cannot be had."""
-    return built(_SOURCES, Kernels, _agree)
+    return build_kernels(_SOURCES, Kernels, _agree)
 
 
 def _agree(made: Kernels) -> bool:

@@ -3,7 +3,7 @@
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.speculative import eagle_utils as upstream
 
-from tlt.engine.sglang.cpu import draft_verify, top_k_top_p
+from tlt.engine.sglang.cpu import draft_verification, top_k_top_p_filters
 
 
 def apply() -> None:
@@ -12,10 +12,10 @@ def apply() -> None:
     # on a CPU it would take the target's best token at every temperature
     upstream._verify_uses_greedy = _uses_greedy  # pyright: ignore[reportPrivateUsage]
     upstream.tree_speculative_sampling_target_only = (
-        draft_verify.tree_speculative_sampling_target_only
+        draft_verification.tree_speculative_sampling_target_only
     )
-    upstream.top_k_renorm_prob = top_k_top_p.top_k_renorm_prob
-    upstream.top_p_renorm_prob = top_k_top_p.top_p_renorm_prob
+    upstream.top_k_renorm_prob = top_k_top_p_filters.top_k_renorm_prob
+    upstream.top_p_renorm_prob = top_k_top_p_filters.top_p_renorm_prob
 
 
 def _uses_greedy(*, is_all_greedy: bool, **build: bool) -> bool:

@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-from tlt.engine.sglang.cpu import draft_verify, kv_locations, kv_pool_attention
+from tlt.engine.sglang.cpu import draft_verification, kv_pool_attention, kv_pool_locations
 from tlt.engine.sglang.cpu.missing_ops import MissingOp, missing
 
-assign_draft_cache_locs_contiguous_cpu = kv_locations.assign_draft_cache_locs_contiguous
-assign_extend_cache_locs_cpu = kv_locations.assign_extend_cache_locs
-assign_req_to_token_pool_cpu = kv_locations.assign_req_to_token_pool
-build_draft_decode_metadata_cpu = kv_locations.build_draft_decode_metadata
-build_tree_kernel_efficient_cpu = draft_verify.build_tree_kernel_efficient
-copy_all_layer_kv_cache_cpu = kv_locations.copy_all_layer_kv_cache
-fill_bonus_tokens_cpu = draft_verify.fill_bonus_tokens
-verify_tree_greedy_cpu = draft_verify.verify_tree_greedy
+assign_draft_cache_locs_contiguous_cpu = kv_pool_locations.assign_draft_cache_locs_contiguous
+assign_extend_cache_locs_cpu = kv_pool_locations.assign_extend_cache_locs
+assign_req_to_token_pool_cpu = kv_pool_locations.assign_req_to_token_pool
+build_draft_decode_metadata_cpu = kv_pool_locations.build_draft_decode_metadata
+build_tree_kernel_efficient_cpu = draft_verification.build_tree_kernel_efficient
+copy_all_layer_kv_cache_cpu = kv_pool_locations.copy_all_layer_kv_cache
+fill_bonus_tokens_cpu = draft_verification.fill_bonus_tokens
+verify_tree_greedy_cpu = draft_verification.verify_tree_greedy
 
 
 class _Ops:

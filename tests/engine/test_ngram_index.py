@@ -9,8 +9,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.engine.ngram import Ngrams, token_index
-from tlt.engine.ngram.token_index import CONTEXTS, LONGEST
+from tlt.engine.ngram import NgramIndex, group_token_index
+from tlt.engine.ngram.group_token_index import CONTEXTS, LONGEST
 
 PLENTY = 1 << 30
 PROMPT = [7, 8, 9]
@@ -64,10 +64,10 @@ def majority(voices: list[list[int]]) -> list[int]:
 def test_proposals_are_what_a_search_finds(
     events: list[tuple[str, int, list[int]]], count: int
 ) -> None:
-    index, oracle = Ngrams(PLENTY), Oracle(PROMPT)
+    index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
     answers: dict[int, int] = {}
     # strangers in a bucket end a search early only where it is to be quick
-    with patch.object(token_index, "_STEPS", 10**9):
+    with patch.object(group_token_index, "_STEPS", 10**9):
         for event, row, tokens in events:
             if event == "add":
                 index.add("group", PROMPT, tokens)
@@ -87,11 +87,11 @@ def test_proposals_are_what_a_search_finds(
 
 def test_long_histories_find_the_same() -> None:
     dice = random.Random(0)
-    index, oracle = Ngrams(PLENTY), Oracle(PROMPT)
+    index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
     rows = [oracle.begin() for _ in range(5)]
     for row in rows:
         index.begin(row, PROMPT, "group")
-    with patch.object(token_index, "_STEPS", 10**9):
+    with patch.object(group_token_index, "_STEPS", 10**9):
         for _ in range(400):
             row = dice.choice(rows)
             tokens = dice.choices(range(6), k=dice.randrange(8))
@@ -104,7 +104,7 @@ def test_long_histories_find_the_same() -> None:
 def test_tokens_that_came_one_by_one_are_found_like_whole_answers(
     answers: list[list[int]], size: int
 ) -> None:
-    whole, pieces = Ngrams(PLENTY), Ngrams(PLENTY)
+    whole, pieces = NgramIndex(PLENTY), NgramIndex(PLENTY)
     for row, answer in enumerate(answers):
         whole.add("group", PROMPT, answer)
         pieces.begin(row, PROMPT, "group")
@@ -121,7 +121,7 @@ def test_tokens_that_came_one_by_one_are_found_like_whole_answers(
 
 
 def test_siblings_are_seen_while_they_run_and_after() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.begin(1, PROMPT, "group")
     assert index.propose(1, 4) == ([], 0)
@@ -133,7 +133,7 @@ def test_siblings_are_seen_while_they_run_and_after() -> None:
 
 
 def test_answers_from_elsewhere_and_from_before_are_seen() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.add("group", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
     index.extend(0, [10, 11])
@@ -142,21 +142,21 @@ def test_answers_from_elsewhere_and_from_before_are_seen() -> None:
 
 
 def test_what_the_prompt_says_is_said_again() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.begin(0, [1, 2, 3, 4, 5, 6], "group")
     index.extend(0, [2, 3])
     assert index.propose(0, 3) == ([4, 5, 6], 2)
 
 
 def test_other_groups_are_not_seen() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.add("other", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
     assert index.propose(0, 4) == ([], 0)
 
 
 def test_most_voices_win_and_the_newest_of_equals() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     for answer in ([10, 20], [10, 20], [10, 30, 40], [10, 30, 50]):
         index.add("group", PROMPT, answer)
@@ -166,7 +166,7 @@ def test_most_voices_win_and_the_newest_of_equals() -> None:
 
 
 def test_a_row_that_begins_again_is_another() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.extend(0, [1, 2, 3, 1, 2])
     index.end(0)
@@ -180,7 +180,7 @@ def test_a_row_that_begins_again_is_another() -> None:
 
 
 def test_what_is_forgotten_is_gone_and_its_rows_go_on() -> None:
-    index = Ngrams(PLENTY)
+    index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.extend(0, [1, 2, 3, 1, 2])
     index.forget("group")
@@ -199,9 +199,9 @@ def test_what_is_forgotten_is_gone_and_its_rows_go_on() -> None:
 
 
 def test_the_group_that_was_longest_not_written_to_goes_first() -> None:
-    one = Ngrams(PLENTY)
+    one = NgramIndex(PLENTY)
     one.add("only", PROMPT, range(500))
-    index = Ngrams(2 * one.bytes + 4000)
+    index = NgramIndex(2 * one.bytes + 4000)
     index.add("first", PROMPT, range(500))
     index.add("second", PROMPT, range(500))
     index.add("first", PROMPT, [1])
@@ -216,7 +216,7 @@ def test_the_group_that_was_longest_not_written_to_goes_first() -> None:
 
 
 def test_within_the_last_group_the_oldest_answers_go_and_running_rows_stay() -> None:
-    index = Ngrams(40_000)
+    index = NgramIndex(40_000)
     index.begin(0, PROMPT, "group")
     for answer in range(40):
         index.add("group", PROMPT, [1000 * answer + place for place in range(100)])
@@ -231,7 +231,7 @@ def test_within_the_last_group_the_oldest_answers_go_and_running_rows_stay() -> 
 
 
 def test_a_budget_for_nothing_holds_nothing() -> None:
-    index = Ngrams(0)
+    index = NgramIndex(0)
     index.add("group", PROMPT, [1, 2, 3])
     index.begin(0, PROMPT, "group")
     index.extend(0, [1, 2])
@@ -241,7 +241,7 @@ def test_a_budget_for_nothing_holds_nothing() -> None:
 
 
 def test_rows_alone_stay_within_the_budget() -> None:
-    index = Ngrams(60_000)
+    index = NgramIndex(60_000)
     for row in range(8):
         index.begin(row, PROMPT, row % 3)
     for place in range(2000):
@@ -255,7 +255,7 @@ def traced(budget: int, groups: int, answers: int, length: int) -> tuple[int, in
     """Bytes by tracemalloc, and by the index, after so many answers to each group."""
     dice = random.Random(0)
     texts = [[dice.choices(range(50_000), k=length)] * groups for _ in range(answers)]
-    index = Ngrams(budget)
+    index = NgramIndex(budget)
     tracemalloc.start()
     try:
         for to_all in texts:

@@ -10,43 +10,48 @@ from time import perf_counter, thread_time
 
 import torch
 
-from tlt.engine.native.drafter_proposer import Drafting
-from tlt.engine.native.ngram_probe import TOLD, Checks
-from tlt.engine.native.ngram_proposer import Lookup
-from tlt.engine.native.policy_weights import Weights
-from tlt.engine.native.running_batch import Ahead, Batch, Row, Verdict
-from tlt.engine.native.slot_storage import Slots
+from tlt.engine.native.drafter_proposer import DrafterProposer
+from tlt.engine.native.ngram_acceptance_probe import TOLD, NgramAcceptanceProbe
+from tlt.engine.native.ngram_proposer import NgramProposer
+from tlt.engine.native.policy_weights import PolicyWeights
+from tlt.engine.native.running_batch import Row, RunningBatch, StepNoise, StepOutcome
+from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.errors import ConfigError
 from tlt.ids import DrafterVersion
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.policies.speculation.strategy_policy import Choice, StrategyPolicy
-from tlt.policies.speculation.strategy_tallies import Tallies
+from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.records import StrategyTally
-from tlt.strategies import Draft, Ngram, Off, Strategy, guesses
+from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 
-class Speculation:
+class SpeculationController:
     def __init__(
-        self, arms: Sequence[Strategy], weights: Weights, slots: Slots, rows: int, ngram_bytes: int
+        self,
+        arms: Sequence[Strategy],
+        weights: PolicyWeights,
+        slots: SlotTensors,
+        rows: int,
+        ngram_bytes: int,
     ) -> None:
-        self.longest = longest(arms)
+        self.longest = longest_draft(arms)
         self.version: DrafterVersion | None = None
         self._arms = arms
         self._weights = weights
         self._slots = slots
         self._count = rows
-        self._drafting: Drafting | None = None
-        self._lookup: Lookup | None = None
-        self._checks: Checks | None = None
+        self._drafting: DrafterProposer | None = None
+        self._lookup: NgramProposer | None = None
+        self._checks: NgramAcceptanceProbe | None = None
         if ngrams := [arm.tokens for arm in arms if isinstance(arm, Ngram)]:
-            self._lookup = Lookup(slots, ngram_bytes)
-            self._checks = Checks(self._lookup, slots, max(ngrams))
+            self._lookup = NgramProposer(slots, ngram_bytes)
+            self._checks = NgramAcceptanceProbe(self._lookup, slots, max(ngrams))
         self._fixed: Strategy = Off()
         self._policy: StrategyPolicy | None = None
         # rows of the last round
         self._batch = 0
         self._dice = Random(0)
-        self._tallies = Tallies()
+        self._tallies = TallyCollector()
 
     @property
     def bytes(self) -> int:
@@ -61,7 +66,7 @@ class Speculation:
             return self._made(drafter, policy).bytes
 
     def decode_with(self, strategy: Strategy) -> None:
-        least, count = (0 if strategy == Off() else 1), guesses(strategy)
+        least, count = (0 if strategy == Off() else 1), max_drafts(strategy)
         if not least <= count <= self.longest:
             raise ConfigError(f"{count} tokens guessed, where {least} to {self.longest} fit")
         if isinstance(strategy, Ngram) and self._lookup is None:
@@ -80,26 +85,28 @@ class Speculation:
             row.drafted = 0
         self._offer()
         if self._policy is not None:
-            self._policy.drafter_swapped()
+            self._policy.handle_drafter_swap()
 
     def forget(self) -> None:
         """The drafter, if there is one."""
         self._drafting = self.version = None
         self._offer()
         if self._policy is not None:
-            self._policy.drafter_swapped()
+            self._policy.handle_drafter_swap()
 
-    def weights_swapped(self) -> None:
+    def handle_weight_swap(self) -> None:
         self._tell_checks(least=1)
         if self._policy is not None:
-            self._policy.weights_swapped()
+            self._policy.handle_weight_swap()
 
-    def choose(self, batch: Batch) -> Choice:
+    def choose(self, batch: RunningBatch) -> Choice:
         if self._policy is None:
             return Choice(self._fixed, 0.0, "only")
         return self._policy.choose(len(batch.rows), batch.context, self._dice.random())
 
-    def guess(self, strategy: Strategy, batch: Batch, noise: Ahead) -> torch.Tensor | None:
+    def guess(
+        self, strategy: Strategy, batch: RunningBatch, noise: StepNoise
+    ) -> torch.Tensor | None:
         """Drafts [rows, some]; None if nobody knows any."""
         match strategy:
             case Draft(depth=depth, noise=shared) if self._drafting is not None:
@@ -109,7 +116,9 @@ class Speculation:
             case _:
                 return None
 
-    def observe(self, choice: Choice, round: "Round", batch: Batch, verdict: Verdict) -> None:
+    def observe(
+        self, choice: Choice, round: "StepTimer", batch: RunningBatch, verdict: StepOutcome
+    ) -> None:
         """`batch` as it is after the round."""
         work = round.work()
         self._batch = round.rows
@@ -119,9 +128,9 @@ class Speculation:
         self._tallies.add(choice, drafter, round.rows, sum(verdict.kept), seconds, work)
         if self._policy is None:
             return
-        reached, accepted = judged(verdict)
+        reached, accepted = count_drafts(verdict)
         # what was not even proposed is refused
-        depths = range(guesses(choice.strategy))
+        depths = range(max_drafts(choice.strategy))
         self._policy.observe(
             choice.strategy,
             round.rows,
@@ -153,7 +162,7 @@ class Speculation:
         if self._lookup is not None:
             self._lookup.ended(row, index, place)
 
-    def _check(self, choice: Choice, batch: Batch) -> None:
+    def _check(self, choice: Choice, batch: RunningBatch) -> None:
         """Where n-grams decode themselves they are judged by that (and by what was open before);
         what speculation is measured against decodes and does nothing else."""
         if self._checks is None or self._policy is None:
@@ -165,26 +174,28 @@ class Speculation:
     def _tell_checks(self, least: int = TOLD) -> None:
         if self._checks is None or self._policy is None:
             return
-        judged = self._checks.taken(least)
-        if judged is not None:
-            self._policy.checked(Ngram(tokens=len(judged.reached)), self._batch, *judged)
+        count_drafts = self._checks.taken(least)
+        if count_drafts is not None:
+            self._policy.observe_probe(
+                Ngram(tokens=len(count_drafts.reached)), self._batch, *count_drafts
+            )
 
-    def _made(self, drafter: Drafter, policy: Weights) -> Drafting:
-        return Drafting(drafter, policy, self._slots, self._count, max(self.longest, 1))
+    def _made(self, drafter: Drafter, policy: PolicyWeights) -> DrafterProposer:
+        return DrafterProposer(drafter, policy, self._slots, self._count, max(self.longest, 1))
 
     def _offer(self) -> None:
         if self._policy is not None:
-            self._policy.offer(self._offered())
+            self._policy.set_strategies(self._offered())
 
     def _offered(self) -> list[Strategy]:
         drafter = self._drafting is not None
         return [arm for arm in self._arms if drafter or not isinstance(arm, Draft)] or [Off()]
 
 
-class Round:
+class StepTimer:
     """What a round was, as far as its cost goes."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: RunningBatch) -> None:
         # On a CPU, whoever else runs on the machine makes no way of decoding look slow.
         self._clock = thread_time if batch.newest.device.type == "cpu" else perf_counter
         self.began = perf_counter()
@@ -203,7 +214,7 @@ class Round:
         return self._clock() - self._work_began
 
 
-def judged(verdict: Verdict) -> tuple[list[int], list[int]]:
+def count_drafts(verdict: StepOutcome) -> tuple[list[int], list[int]]:
     """By row: drafts that the policy had a say on, and those of them that it drew as well.
 
     Beyond an answer's end there is nothing to agree with.
@@ -212,5 +223,5 @@ def judged(verdict: Verdict) -> tuple[list[int], list[int]]:
     return [min(agreed + 1, kept) for agreed, kept in both], [min(pair) for pair in both]
 
 
-def longest(arms: Sequence[Strategy]) -> int:
-    return max((guesses(arm) for arm in arms), default=0)
+def longest_draft(arms: Sequence[Strategy]) -> int:
+    return max((max_drafts(arm) for arm in arms), default=0)

@@ -7,11 +7,11 @@ layers do is done here, in place.
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.fused_layer import Layer, Linear
+from tlt.engine.native.fused_layer_weights import Layer, Linear
 from tlt.models.decoder_spec import DecoderConfig
 
 
-class Buffers:
+class LayerBuffers:
     def __init__(
         self, config: DecoderConfig, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
@@ -39,10 +39,10 @@ class Buffers:
         )
 
 
-class Scratch:
+class LayerForward:
     """Views of the buffers for one pass over some tokens."""
 
-    def __init__(self, config: DecoderConfig, buffers: Buffers, turn: torch.Tensor) -> None:
+    def __init__(self, config: DecoderConfig, buffers: LayerBuffers, turn: torch.Tensor) -> None:
         """`turn` [tokens, pairs of a head] rotates each query and key."""
         tokens, turned = len(turn), config.heads + config.kv_heads
         self.x = buffers.x[:tokens]

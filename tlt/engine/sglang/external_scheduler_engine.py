@@ -41,7 +41,7 @@ class Manager(TokenizerManager):
         """Upstream asks the settings of whichever engine this process started last."""
 
 
-class HostedEngine(Engine):
+class ExternalSchedulerEngine(Engine):
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, scheduler: SchedulerProcess, **arguments: Any) -> None:

@@ -17,10 +17,10 @@ import torch
 
 from tests.engine.chi_square import p_value
 from tests.engine.conftest import save_model
-from tlt.engine.sglang import launch
-from tlt.engine.sglang.cpu import cpu_mode, draft_verify, top_k_top_p
+from tlt.engine.sglang import sglang_launcher
+from tlt.engine.sglang.cpu import cpu_mode, draft_verification, top_k_top_p_filters
 from tlt.engine.sglang.cpu.kv_pool_attention import decode_attention, extend_attention
-from tlt.engine.sglang.launch import Launched, Options
+from tlt.engine.sglang.sglang_launcher import Launched, Options
 from tlt.errors import ConfigError, RankError
 
 _SLOTS = 4
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     before = _surroundings()
-    launched = launch.start(_options(folder), tmp_path_factory.mktemp("sglang") / "log")
+    launched = sglang_launcher.start(_options(folder), tmp_path_factory.mktemp("sglang") / "log")
     assert _surroundings() == before
     yield launched
     launched.close()
@@ -85,7 +85,7 @@ def test_the_learner_may_compile_beside_it(engine: Launched) -> None:
 def test_a_killed_scheduler_is_reported_and_takes_nobody_along(
     folder: Path, tmp_path: Path
 ) -> None:
-    launched = launch.start(_options(folder), tmp_path / "log")
+    launched = sglang_launcher.start(_options(folder), tmp_path / "log")
     assert launched.died() is None
     os.kill(launched.scheduler, signal.SIGSEGV)
     os.waitid(os.P_PID, launched.scheduler, os.WEXITED | os.WNOWAIT)
@@ -99,13 +99,13 @@ def test_a_scheduler_that_fails_to_start_is_reported_with_its_last_lines(tmp_pat
     broken = save_model(tmp_path / "broken", seed=1)
     (broken / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(RankError, match=r"scheduler ended with 1: .*SafetensorError"):
-        launch.start(_options(broken), tmp_path / "log")
+        sglang_launcher.start(_options(broken), tmp_path / "log")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.24")
     with pytest.raises(ConfigError, match=r"SGLang is 0\.5\.24, and only 0\.5\.23 is supported"):
-        launch.start(_options(tmp_path), tmp_path / "log")
+        sglang_launcher.start(_options(tmp_path), tmp_path / "log")
 
 
 def test_none_is_refused_with_the_way_to_install_it(
@@ -116,7 +116,7 @@ def test_none_is_refused_with_the_way_to_install_it(
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ConfigError, match=r"pip install 'tlt\[sglang\]'"):
-        launch.start(_options(tmp_path), tmp_path / "log")
+        sglang_launcher.start(_options(tmp_path), tmp_path / "log")
 
 
 def test_a_machine_with_a_gpu_has_no_cpu_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def _verified(requests: int, count: int) -> dict[str, torch.Tensor]:
 
 def test_greedy_verification_ends_with_the_first_token_of_the_targets() -> None:
     found = _verified(3, 4)
-    draft_verify.verify_tree_greedy(
+    draft_verification.verify_tree_greedy(
         **found,
         candidates=torch.tensor([[7, 1, 2, 3], [7, 1, 5, 3], [7, 9, 2, 3]]),
         target_predict=torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]]),
@@ -243,7 +243,7 @@ def test_sampled_verification_follows_the_target() -> None:
     rows = torch.rand(3, vocabulary, generator=generator).add(0.05)
     target = (rows / rows.sum(-1, keepdim=True)).expand(requests, 3, vocabulary)
     found = _verified(requests, 3)
-    draft_verify.tree_speculative_sampling_target_only(
+    draft_verification.tree_speculative_sampling_target_only(
         **found,
         candidates=torch.tensor([[0, 2, 4]]).expand(requests, 3),
         uniform_samples=torch.rand(requests, 3, generator=generator),
@@ -268,10 +268,10 @@ def test_sampled_verification_follows_the_target() -> None:
 def test_filters_keep_the_most_likely_tokens() -> None:
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.3, 0.2]])
     assert torch.allclose(
-        top_k_top_p.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
+        top_k_top_p_filters.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )
     assert torch.allclose(
-        top_k_top_p.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
+        top_k_top_p_filters.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from tlt.engine.sglang import launch, scheduler_plugin
+from tlt.engine.sglang import scheduler_plugin, sglang_launcher
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.hidden_state_tap import Tap, TapShape
-from tlt.engine.sglang.launch import Drafts
-from tlt.engine.sglang.sglang_client import Server
+from tlt.engine.sglang.sglang_client import SglangClient
+from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.errors import UnsupportedModel
 from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
@@ -19,7 +19,7 @@ from tlt.models.drafter_folder import weight_names
 _AHEAD = 2
 
 
-def start_server(
+def start_client(
     model: Path,
     slots: int,
     max_context: int,
@@ -29,10 +29,10 @@ def start_server(
     folder: Path,
     stuck_seconds: float,
     captured: Sequence[int] = (),
-    drafts: Drafts | None = None,
+    drafts: DrafterOptions | None = None,
     seed: int = 0,
     proposals: Path | None = None,
-) -> tuple[Server, Tap]:
+) -> tuple[SglangClient, Tap]:
     """`folder` takes the log, and should be in memory: the tap lies there until it is mapped.
 
     What is captured with a drafter is what that drafter reads, and the last state.
@@ -53,8 +53,8 @@ def start_server(
     )
     tap = Tap.create(path, shape)
     try:
-        launched = launch.start(
-            launch.Options(
+        launched = sglang_launcher.start(
+            sglang_launcher.Options(
                 model=model,
                 device=device,
                 dtype=dtype,
@@ -72,7 +72,7 @@ def start_server(
     finally:
         path.unlink()
     own = () if drafts is None else weight_names(drafts.drafter, config.layers)
-    return Server(launched, dtype, own, stuck_seconds), tap
+    return SglangClient(launched, dtype, own, stuck_seconds), tap
 
 
 def start_engine(
@@ -87,7 +87,7 @@ def start_engine(
     seed: int,
     stuck_seconds: float,
 ) -> SglangEngine:
-    server, tap = start_server(
+    server, tap = start_client(
         model, slots, max_context, device, dtype, version, folder, stuck_seconds, seed=seed
     )
     return SglangEngine(server, read_config(model), tap, decode_text, slots, max_context, version)

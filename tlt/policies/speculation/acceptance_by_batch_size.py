@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Final
 
-from tlt.policies.speculation.acceptance_model import Acceptance
+from tlt.policies.speculation.acceptance_model import AcceptanceModel
 from tlt.policies.speculation.strategy_policy import bucket_of
 
 # rows that what was seen with more answers counts for, or with fewer
 _NEIGHBOUR = 8.0
 
 
-class Pooled:
+class PooledAcceptance:
     def __init__(self, first: float) -> None:
-        self._acceptance: Final = Acceptance(first)
+        self._acceptance: Final = AcceptanceModel(first)
 
-    def take_after(self, other: "Pooled") -> None:
+    def take_after(self, other: "PooledAcceptance") -> None:
         self._acceptance.take_after(other._acceptance)
 
     def gains(self, batch: int, depth: int) -> Sequence[float]:
@@ -32,14 +32,14 @@ class Pooled:
         self._acceptance.fade(share, most)
 
 
-class ByBatch:
+class AcceptanceByBatchSize:
     """N-grams guess the better, the fewer answers still run: siblings side by side have little to
     copy from one another, and what still runs when most have ended has a lot."""
 
     def __init__(self, first: float, memory: float) -> None:
         """As `Acceptance` has them."""
-        self._unseen: Final = Acceptance(first, memory)
-        self._buckets: dict[int, Acceptance] = {}
+        self._unseen: Final = AcceptanceModel(first, memory)
+        self._buckets: dict[int, AcceptanceModel] = {}
 
     def gains(self, batch: int, depth: int) -> Sequence[float]:
         bucket = bucket_of(batch)
@@ -59,13 +59,13 @@ class ByBatch:
         for acceptance in self._buckets.values():
             acceptance.fade(share, most)
 
-    def _nearest(self, bucket: int) -> Acceptance:
+    def _nearest(self, bucket: int) -> AcceptanceModel:
         """Of the next larger batches that were seen, or else of the next smaller."""
         larger = [each for each in self._buckets if each > bucket]
         nearest = min(larger) if larger else max(self._buckets, default=None)
         return self._unseen if nearest is None else self._buckets[nearest]
 
-    def _as_nearest(self, bucket: int) -> Acceptance:
+    def _as_nearest(self, bucket: int) -> AcceptanceModel:
         guessed = deepcopy(self._nearest(bucket))
         guessed.fade(1.0, most=_NEIGHBOUR)
         return guessed

@@ -12,13 +12,13 @@ from tests.engine import drafter_models
 from tests.engine.reference import GREEDY, answers, ask, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.native.ngram_proposer import Lookup
-from tlt.engine.ngram import Ngrams
+from tlt.engine.native.ngram_proposer import NgramProposer
+from tlt.engine.ngram import NgramIndex
 from tlt.ids import DrafterVersion, PolicyVersion
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.model_folder import load_decoder
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.strategy_policy import Choice, Why
+from tlt.policies.speculation.strategy_policy import Choice, ChoiceReason
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 MOST = 5
@@ -44,10 +44,10 @@ class Sums:
 class Always(AdaptivePolicy):
     """These strategies by turns, and what was told of n-grams."""
 
-    def __init__(self, *strategies: Strategy, why: Why = "only") -> None:
+    def __init__(self, *strategies: Strategy, why: ChoiceReason = "only") -> None:
         super().__init__()
         self._strategies = strategies
-        self._why: Why = why
+        self._why: ChoiceReason = why
         self._rounds = 0
         self.checks, self.rounds = Sums(), Sums()
         # sizes that were told with checks
@@ -64,7 +64,7 @@ class Always(AdaptivePolicy):
         if strategy == Ngram(tokens=MOST):
             self.rounds.add(round[4], round[5])
 
-    def checked(
+    def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
         assert strategy == Ngram(tokens=MOST)
@@ -91,8 +91,8 @@ def engine(
     layers = range(1, model.config.layers + 1)
     made = NativeEngine(model, show, 6, 128, device, PolicyVersion(0), layers, arms)
     if drafter is not None:
-        made.adopt(DrafterVersion(1), drafter)
-    made.let_choose(strategies, 0)
+        made.adopt_drafter(DrafterVersion(1), drafter)
+    made.set_strategy_policy(strategies, 0)
     return made
 
 
@@ -103,7 +103,7 @@ def told(folder: Path, made: NativeEngine) -> None:
 
 def guessed(written: Sequence[Sequence[int]], firsts: Sequence[int]) -> Sums:
     """Answers one after the other, each in rounds of n-grams from its first few tokens on."""
-    sums, index = Sums(), Ngrams(1 << 20)
+    sums, index = Sums(), NgramIndex(1 << 20)
     for row, (answer, first) in enumerate(zip(written, firsts, strict=True)):
         index.begin(row, PROMPT, "group")
         read, place = 0, first
@@ -182,13 +182,13 @@ def test_what_was_guessed_before_is_judged_after(
 ) -> None:
     """Nobody looks up anything meanwhile; guesses go on where the one that was open ends."""
     strategies, begun = Compared(Off()), list[bool]()
-    look_up = Lookup.guess
+    look_up = NgramProposer.guess
 
     def guess(*args: Any) -> list[int]:
         begun.append(strategies.comparing)
         return look_up(*args)
 
-    monkeypatch.setattr(Lookup, "guess", guess)
+    monkeypatch.setattr(NgramProposer, "guess", guess)
     made = engine(policy, strategies)
     written = answers(made, [ask(0, PROMPT, GREEDY, 100)])[0].tokens
     told(policy, made)

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from tlt.engine.sglang.cpu import cpu_mode
-from tlt.engine.sglang.global_state import restored
+from tlt.engine.sglang.process_state_guard import restore_process_state
 from tlt.engine.sglang.scheduler_process import SchedulerProcess
 from tlt.errors import ConfigError, RankError, TltError
 
@@ -25,7 +25,7 @@ _VARIABLES = {
 }
 
 
-class Drafts(msgspec.Struct, frozen=True, kw_only=True):
+class DrafterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Speculation with a drafter that proposes one chain of `steps` tokens."""
 
     algorithm: Literal["EAGLE", "EAGLE3"]
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # what answers say that their tokens come from, until the weights are updated
     version: int = 0
     seed: int = 0
-    drafts: Drafts | None = None
+    drafts: DrafterOptions | None = None
     # states are kept for whoever reads along in the scheduler: the last one of each token, and
     # without a drafter, which says it itself, those at these layers' entrances
     states: bool = False
@@ -92,12 +92,12 @@ def start(options: Options, log: Path) -> Launched:
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     scheduler = SchedulerProcess(options.device.type, {**variables, **options.environment}, log)
     try:
-        with restored(variables):
+        with restore_process_state(variables):
             if on_cpu:
                 cpu_mode.enter()
-            from tlt.engine.sglang.hosted_engine import HostedEngine
+            from tlt.engine.sglang.external_scheduler_engine import ExternalSchedulerEngine
 
-            engine = HostedEngine(scheduler, **_arguments(options))
+            engine = ExternalSchedulerEngine(scheduler, **_arguments(options))
     except BaseException as error:
         scheduler.kill()
         if isinstance(error, TltError) or not isinstance(error, Exception):

@@ -8,9 +8,9 @@ or wherever rounds of others end, guesses would meet long repetitions more often
 
 from typing import NamedTuple
 
-from tlt.engine.native.ngram_proposer import Lookup
-from tlt.engine.native.running_batch import Batch, Row
-from tlt.engine.native.slot_storage import Slots
+from tlt.engine.native.ngram_proposer import NgramProposer
+from tlt.engine.native.running_batch import Row, RunningBatch
+from tlt.engine.native.slot_tensors import SlotTensors
 
 # rows that are followed; of others it is read now and then what they wrote
 _ROWS, _READ_ROUNDS = 2, 8
@@ -24,15 +24,15 @@ class _Guess(NamedTuple):
     tokens: list[int]
 
 
-class Judged(NamedTuple):
+class DraftCounts(NamedTuple):
     """As `StrategyPolicy.observe` has it."""
 
     reached: list[int]
     accepted: list[int]
 
 
-class Checks:
-    def __init__(self, lookup: Lookup, slots: Slots, most: int) -> None:
+class NgramAcceptanceProbe:
+    def __init__(self, lookup: NgramProposer, slots: SlotTensors, most: int) -> None:
         """Guesses of up to `most` tokens."""
         self._lookup = lookup
         self._slots = slots
@@ -42,7 +42,7 @@ class Checks:
         self._rounds = 0
         self._judged = self._nothing()
 
-    def look(self, batch: Batch) -> None:
+    def look(self, batch: RunningBatch) -> None:
         """After a round."""
         self._rounds += 1
         if self._rounds % _READ_ROUNDS == 0:
@@ -57,12 +57,12 @@ class Checks:
             self._judge(self._right(guess, index, place), place - guess.place)
             del self._guesses[row.request.id]
 
-    def taken(self, least: int) -> Judged | None:
+    def taken(self, least: int) -> DraftCounts | None:
         """Since something was last taken; None of fewer guesses."""
         if self._judged.reached[0] < least:
             return None
-        judged, self._judged = self._judged, self._nothing()
-        return judged
+        count_drafts, self._judged = self._judged, self._nothing()
+        return count_drafts
 
     def _follow(self, row: Row, index: int, place: int) -> _Guess:
         """To the first guess of which it is not known yet how far it is right."""
@@ -92,5 +92,5 @@ class Checks:
         for depth in range(right):
             self._judged.accepted[depth] += 1
 
-    def _nothing(self) -> Judged:
-        return Judged([0] * self._most, [0] * self._most)
+    def _nothing(self) -> DraftCounts:
+        return DraftCounts([0] * self._most, [0] * self._most)

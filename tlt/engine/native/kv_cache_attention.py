@@ -9,19 +9,19 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.decode_attention import (
-    CompiledWindows,
-    PaddedWindows,
-    Reads,
-    Windows,
-    compiled,
+from tlt.engine.native.attention_segments import Segment
+from tlt.engine.native.decode_attention_kernels import (
+    AttentionInputs,
+    CompiledWindowAttention,
+    PassAttention,
+    TorchWindowAttention,
+    find_kernel,
 )
-from tlt.engine.native.kv_cache import Cache
-from tlt.engine.native.length_buckets import Segment
+from tlt.engine.native.kv_cache import KvCache
 from tlt.models.decoder_spec import DecoderConfig
 
 
-class Stretch(NamedTuple):
+class RowSpan(NamedTuple):
     """Consecutive positions of one row; what comes before them is cached."""
 
     row: int
@@ -29,9 +29,9 @@ class Stretch(NamedTuple):
     length: int
 
 
-class Attention:
+class KvCacheAttention:
     def __init__(
-        self, config: DecoderConfig, cache: Cache, positions: int, dtype: torch.dtype
+        self, config: DecoderConfig, cache: KvCache, positions: int, dtype: torch.dtype
     ) -> None:
         self._cache = cache
         self._kv, self._dim = config.kv_heads, config.head_dim
@@ -39,7 +39,7 @@ class Attention:
         self._scale = config.head_dim**-0.5
         self._dtype = dtype
         self._range = torch.arange(positions, device=cache.device)
-        self._kernel = compiled(self._dim, positions, dtype, cache.device)
+        self._kernel = find_kernel(self._dim, positions, dtype, cache.device)
 
     @property
     def bytes(self) -> int:
@@ -50,20 +50,20 @@ class Attention:
         queries: torch.Tensor,
         positions: torch.Tensor,
         segments: Callable[[], Sequence[Segment]],
-    ) -> Windows:
+    ) -> PassAttention:
         """For these positions [rows, window] of each of the first rows."""
         if self._kernel is not None:
             layout = self._cache.layout
-            return CompiledWindows(self._kernel, layout, queries, positions, self._scale)
+            return CompiledWindowAttention(self._kernel, layout, queries, positions, self._scale)
         parts = [self._window(segment, queries, positions) for segment in segments()]
-        return PaddedWindows(parts, self._scale)
+        return TorchWindowAttention(parts, self._scale)
 
-    def stretches(self, queries: torch.Tensor, stretches: Sequence[Stretch]) -> "Stretches":
+    def stretches(self, queries: torch.Tensor, stretches: Sequence[RowSpan]) -> "SpanAttention":
         own = queries.transpose(0, 1)[None].split([s.length for s in stretches], dim=2)
         reads = [self._look_back(*pair) for pair in zip(stretches, own, strict=True)]
-        return Stretches(reads, self._grouped, self._scale)
+        return SpanAttention(reads, self._grouped, self._scale)
 
-    def places(self, stretches: Sequence[Stretch]) -> tuple[torch.Tensor, torch.Tensor]:
+    def places(self, stretches: Sequence[RowSpan]) -> tuple[torch.Tensor, torch.Tensor]:
         """Row and position of each."""
         spans = [self._range[s.first : s.first + s.length] for s in stretches]
         rows = [
@@ -71,32 +71,34 @@ class Attention:
         ]
         return torch.cat(rows), torch.cat(spans)
 
-    def _window(self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor) -> Reads:
+    def _window(
+        self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor
+    ) -> AttentionInputs:
         rows = slice(segment.first, segment.last)
         count, window = segment.last - segment.first, positions.shape[1]
         # a view: the queries are not there yet
         own = queries.view(-1, window, self._grouped, self._kv, self._dim)[rows]
         keys, values = self._cache.views(rows, segment.width)
         if segment.level and window == 1:
-            return Reads(own, keys, values, None)
+            return AttentionInputs(own, keys, values, None)
         unseen = self._range[: segment.width] > positions[rows, :, None]
         mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
         mask = mask.masked_fill_(unseen, float("-inf"))[:, :, None]
         mask = mask.expand(-1, -1, self._grouped, -1).reshape(count, 1, -1, segment.width)
-        return Reads(own, keys, values, mask)
+        return AttentionInputs(own, keys, values, mask)
 
-    def _look_back(self, stretch: Stretch, queries: torch.Tensor) -> Reads:
+    def _look_back(self, stretch: RowSpan, queries: torch.Tensor) -> AttentionInputs:
         width = stretch.first + stretch.length
         keys, values = self._cache.views(slice(stretch.row, stretch.row + 1), width)
         if stretch.first == 0:
-            return Reads(queries, keys, values, None)
-        return Reads(
+            return AttentionInputs(queries, keys, values, None)
+        return AttentionInputs(
             queries, keys, values, self._range[:width] <= self._range[stretch.first : width, None]
         )
 
 
-class Stretches:
-    def __init__(self, reads: Sequence[Reads], grouped: int, scale: float) -> None:
+class SpanAttention:
+    def __init__(self, reads: Sequence[AttentionInputs], grouped: int, scale: float) -> None:
         self._reads = reads
         self._grouped = grouped
         self._scale = scale

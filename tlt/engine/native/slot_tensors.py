@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from tlt.engine.native.hidden_states import States
-from tlt.engine.native.kv_cache import Cache
+from tlt.engine.native.captured_hidden_states import CapturedStates
+from tlt.engine.native.kv_cache import KvCache
 from tlt.models.decoder_spec import DecoderConfig
 
 
-class Slots:
+class SlotTensors:
     def __init__(
         self,
         config: DecoderConfig,
@@ -23,8 +23,8 @@ class Slots:
             return torch.zeros(rows, positions, dtype=kind, device=device)
 
         self.positions = positions
-        self.cache = Cache(config, rows, positions, dtype, device)
-        self.states = States(config, captured, rows, positions, dtype, device)
+        self.cache = KvCache(config, rows, positions, dtype, device)
+        self.states = CapturedStates(config, captured, rows, positions, dtype, device)
         self.tokens = table(torch.long)
         self.logprobs = table(torch.promote_types(dtype, torch.float32))
 

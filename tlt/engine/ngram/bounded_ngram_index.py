@@ -7,15 +7,15 @@ were dropped goes on and proposes nothing. Proposals cost time or save it; they 
 from collections.abc import Hashable, Sequence
 from itertools import count
 
-from tlt.engine.ngram.token_index import History, Proposal
+from tlt.engine.ngram.group_token_index import GroupTokenIndex, Proposal
 
 
-class Ngrams:
+class NgramIndex:
     def __init__(self, budget: int) -> None:
         """`budget` in bytes."""
         self.budget = budget
         # the one that was longest not written to comes first
-        self._histories: dict[Hashable, History] = {}
+        self._histories: dict[Hashable, GroupTokenIndex] = {}
         # by running row: its group, and its number in there
         self._rows: dict[int, tuple[Hashable, int]] = {}
         self._numbers = count()
@@ -59,7 +59,7 @@ class Ngrams:
     def _open(self, group: Hashable, number: int, prompt: Sequence[int]) -> None:
         history = self._histories.get(group)
         if history is None:
-            history = self._histories[group] = History(next(self._numbers), prompt)
+            history = self._histories[group] = GroupTokenIndex(next(self._numbers), prompt)
             self._bytes += history.bytes
         before = history.bytes
         history.begin(number, prompt)

@@ -48,7 +48,7 @@ class _Written:
     links: "tuple[array[int], ...]"
 
 
-class History:
+class GroupTokenIndex:
     def __init__(self, number: int, prompt: Sequence[int]) -> None:
         """Numbers are never used twice; this one is the prompt's own."""
         self._written: dict[int, _Written] = {}

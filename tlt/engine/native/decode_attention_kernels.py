@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from tlt.kernels.c_build import built
+from tlt.kernels.c_build import build_kernels
 
 _SOURCE = Path(__file__).with_name("decode_attention.c")
 # heads and caches that C is made for
 _WIDEST, _UNIT, _SHORTEST = 256, 4, 8
 
 
-class Windows(Protocol):
+class PassAttention(Protocol):
     """What the queries of one pass attend with and to."""
 
     def attended(self, layer: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ class Windows(Protocol):
         ...
 
 
-class Reads(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What some rows attend with and to: queries; per layer keys and values; a mask."""
 
     queries: torch.Tensor
@@ -37,10 +37,10 @@ class Reads(NamedTuple):
     mask: torch.Tensor | None
 
 
-class PaddedWindows:
+class TorchWindowAttention:
     """By torch, each part as long as the longest of its rows."""
 
-    def __init__(self, reads: Sequence[Reads], scale: float) -> None:
+    def __init__(self, reads: Sequence[AttentionInputs], scale: float) -> None:
         self._reads = reads
         self._scale = scale
 
@@ -61,7 +61,7 @@ class PaddedWindows:
         return torch.cat([part.flatten(0, 1) for part in parts])
 
 
-class Layout(NamedTuple):
+class CacheLayout(NamedTuple):
     """Where each layer's entries begin: rows x (keys of all heads, then values) x positions."""
 
     addresses: Sequence[int]
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
     positions: int
 
 
-class Kernel:
+class AttentionKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, long = ctypes.c_void_p, ctypes.c_long
         self.attend = library.attend_windows
@@ -91,13 +91,13 @@ class Kernel:
         return self._scratch
 
 
-class CompiledWindows:
+class CompiledWindowAttention:
     """By C, in float32 and on one thread."""
 
     def __init__(
         self,
-        kernel: Kernel,
-        layout: Layout,
+        kernel: AttentionKernel,
+        layout: CacheLayout,
         queries: torch.Tensor,
         positions: torch.Tensor,
         scale: float,
@@ -126,7 +126,9 @@ class CompiledWindows:
         return self._out
 
 
-def compiled(width: int, positions: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
+def find_kernel(
+    width: int, positions: int, dtype: torch.dtype, device: torch.device
+) -> AttentionKernel | None:
     """None where torch does it: for other formats, devices and heads, or with several threads."""
     fits = (
         device.type == "cpu"
@@ -140,12 +142,12 @@ def compiled(width: int, positions: int, dtype: torch.dtype, device: torch.devic
 
 
 @cache
-def kernel() -> Kernel | None:
+def kernel() -> AttentionKernel | None:
     """None, and one line in the log, where it cannot be had."""
-    return built([_SOURCE], Kernel, _agrees)
+    return build_kernels([_SOURCE], AttentionKernel, _agrees)
 
 
-def _agrees(found: Kernel) -> bool:
+def _agrees(found: AttentionKernel) -> bool:
     dice = torch.Generator().manual_seed(0)
     kv_heads, members, capacity = 2, 3, 40
     # as many queries as each product is for
@@ -155,15 +157,15 @@ def _agrees(found: Kernel) -> bool:
         shape = (len(positions), 2 * kv_heads, capacity, width)
         entries = torch.randn(shape, generator=dice)
         queries = torch.randn((positions.numel(), kv_heads * members, width), generator=dice)
-        layout = Layout([entries.data_ptr()], kv_heads, capacity)
-        windows = CompiledWindows(found, layout, queries, positions, 0.3)
-        right = one_by_one(queries, entries, positions, 0.3)
+        layout = CacheLayout([entries.data_ptr()], kv_heads, capacity)
+        windows = CompiledWindowAttention(found, layout, queries, positions, 0.3)
+        right = reference_attention(queries, entries, positions, 0.3)
         if not torch.allclose(windows.attended(0), right, rtol=1e-3, atol=1e-3):
             return False
     return True
 
 
-def one_by_one(
+def reference_attention(
     queries: torch.Tensor, entries: torch.Tensor, positions: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """The same, a query at a time: for entries [rows, keys and values, positions, width]."""

@@ -21,11 +21,11 @@ def check_requests(
         _check(request, vocabulary, max_context)
 
 
-def queued(waiting: Iterable[Request], arriving: Iterable[Request]) -> deque[Request]:
+def order_queue(waiting: Iterable[Request], arriving: Iterable[Request]) -> deque[Request]:
     return deque(sorted([*waiting, *arriving], key=lambda request: -request.priority))
 
 
-def never_started(request: Request) -> Completion:
+def cancelled_before_start(request: Request) -> Completion:
     """What comes out of a request that was cancelled while it waited."""
     return Completion(
         id=request.id,

@@ -10,7 +10,7 @@ import torch
 from tlt.models.decoder_spec import DecoderConfig
 
 
-class States:
+class CapturedStates:
     def __init__(
         self,
         config: DecoderConfig,

@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 @contextmanager
-def restored(environment: Mapping[str, str]) -> Generator[None]:
+def restore_process_state(environment: Mapping[str, str]) -> Generator[None]:
     """Inside, `environment` is added to the process's own."""
     variables = dict(os.environ)
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]

@@ -10,12 +10,12 @@ import os
 from collections import deque
 from itertools import count
 
-from tlt.engine.sglang.hidden_state_tap import Name
+from tlt.engine.sglang.hidden_state_tap import RequestName
 
 Prompt = tuple[int, ...]
 
 
-class Places:
+class TapSlotAllocator:
     def __init__(self, slots: int) -> None:
         self._free = deque(range(slots))
         # what lies in each slot, those that are free again included
@@ -28,12 +28,12 @@ class Places:
     def any_free(self) -> bool:
         return bool(self._free)
 
-    def take(self, prompt: Prompt, weights: str) -> Name:
+    def take(self, prompt: Prompt, weights: str) -> RequestName:
         """`weights` says which ones the prompt is computed with."""
         slot = self._free.popleft()
         salt = self._shared(prompt, weights) or f"{self._own}.{next(self._salts)}"
         self._held[slot] = prompt, weights, salt
-        return Name(slot, salt, next(self._serials))
+        return RequestName(slot, salt, next(self._serials))
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Timeline(Generic[T]):
+class RunLengthSeries(Generic[T]):
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._values: list[T] = []
