@@ -47,7 +47,7 @@ def dashboard(
     # these take a moment that no other command has to spend
     from tlt.dashboard.access_guard import is_loopback
     from tlt.dashboard.data_sources import FolderSource, SessionSource, Source
-    from tlt.dashboard.server import kept_token, serve
+    from tlt.dashboard.server import serve, session_token
 
     # whoever ends it, what it announced goes with it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -79,7 +79,7 @@ def dashboard(
             host=host,
             port=port,
             # another address takes a token that somebody chose
-            token=token or (kept_token(Path(spec.folder)) if is_loopback(host) else None),
+            token=token or (session_token(Path(spec.folder)) if is_loopback(host) else None),
             public=public_url,
             ready=announce,
         )

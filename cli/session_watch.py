@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from tlt.config import SessionSpec
-from tlt.dashboard.rollout_tail import Holding
+from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.errors import NoSession
 from tlt.ids import JobId
@@ -24,7 +24,7 @@ class SessionWatch(threading.Thread):
         self._spec = spec
         self._job = job
         self.view: SessionView | None = None
-        self.holding: Holding | None = None
+        self.holding: RunningAnswers | None = None
         self.followed = False
 
     def run(self) -> None:
@@ -39,8 +39,8 @@ class SessionWatch(threading.Thread):
         try:
             while True:
                 self.view = await feed.view()
-                self.holding = feed.holding(self._job)
-                self.followed = feed.follows(self._job)
+                self.holding = feed.running_answers(self._job)
+                self.followed = feed.attends(self._job)
                 if not forever:
                     return
                 await asyncio.sleep(_LOOK_SECONDS)

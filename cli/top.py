@@ -59,7 +59,7 @@ def top(
         reading = True
         while True:
             run.catch_up(_SLICE_SECONDS)
-            run.forget_news()
+            run.discard_pending()
             reading = _is_behind(run, reading)
             live.update(_reading(run) if reading else _screen(run, watch), refresh=True)
             if pressed(0.0 if reading else _REDRAW_SECONDS) in ("q", "Q", "\x03"):
@@ -77,7 +77,7 @@ def _newest(session: str) -> str:
 
 def _is_behind(run: Run, was: bool) -> bool:
     """Who was, is until hardly anything is left to read."""
-    return run.unread > _LITTLE if was else run.reading is not None
+    return run.unread > _LITTLE if was else run.has_large_backlog
 
 
 def _reading(run: Run) -> RenderableType:

@@ -9,12 +9,12 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from cli.run_report import spark
-from tlt.dashboard.advice import Advice, Urgency, ordered
+from tlt.dashboard.advice import Advice, Urgency, by_urgency
 from tlt.dashboard.page_sections import Head, Sections
 from tlt.dashboard.rollout_tail import TailView
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
-from tlt.dashboard.session_health import natural
+from tlt.dashboard.session_health import natural_order
 from tlt.human_format import seconds
 from tlt.ids import WorkerId
 from tlt.policies.speculation.savings_estimate import SavingsInterval
@@ -67,7 +67,7 @@ class Screen:
             *self._speculation(shown.sections),
             *self._learning(shown.sections),
             *(self._session(shown.session) if shown.session else ()),
-            *self._advice(ordered(advice)),
+            *self._advice(by_urgency(advice)),
         ]
         lanes = self._lanes(shown.now, self._height - len(above) - len(below) - _AROUND_LANES)
         lines = [*above, *lanes, self._axis(shown.now), *below]
@@ -99,7 +99,7 @@ class Screen:
         return self._wrapped("", legend)
 
     def _lanes(self, now: float, room: int) -> list[Text]:
-        workers = sorted(self._run.lanes.duties(), key=natural)
+        workers = sorted(self._run.lanes.duties(), key=natural_order)
         room = max(2, min(len(workers), room))
         shown = workers if len(workers) <= room else workers[: room - 1]
         lines = [self._lane(worker, now) for worker in shown]
@@ -134,9 +134,9 @@ class Screen:
         return Text(f"{'…':>{_NAME}} {len(workers)} more: {said}")
 
     def _tail(self, tail: TailView) -> list[Text]:
-        if tail.now is None:
+        if tail.current is None:
             return [Text("tail    no round yet")]
-        said = f"{tail.now.answers}/{tail.now.expected} answers"
+        said = f"{tail.current.answers}/{tail.current.expected} answers"
         if tail.seconds:
             said += f" after {seconds(tail.seconds)}"
         if tail.forecast is not None:
@@ -144,7 +144,7 @@ class Screen:
         lengths = spark([float(n) for n in tail.lengths.counts])
         lines = [
             *self._wrapped("tail", said),
-            *self._wrapped("lengths", f"{lengths} up to {tail.room} tokens"),
+            *self._wrapped("lengths", f"{lengths} up to {tail.max_tokens} tokens"),
         ]
         if tail.longest:
             held = (
@@ -213,7 +213,7 @@ class Screen:
         ]
 
     def _log(self, room: int) -> list[Text]:
-        lines = list(self._run.lines)[-room:]
+        lines = list(self._run.log_lines)[-room:]
         return [
             Text(f"{seconds(line.at):>12}  {line.text}", style="bright_black") for line in lines
         ]

@@ -1,4 +1,4 @@
-"""The dashboard's own server, over a run's folder or a session's Redis, as a browser meets it."""
+"""Fixtures that serve the dashboard of a run's folder or of a session over HTTP."""
 
 import asyncio
 import fcntl
@@ -68,7 +68,7 @@ async def folder_client(serve: Serve, run_folder: Path) -> httpx.AsyncClient:
 
 @pytest.fixture
 def session(keys: Keys, redis_url: str, tmp_path: Path) -> Iterator[SessionSpec]:
-    """One that is up: its lock is held."""
+    """Yield a session that is up: its lock is held."""
     folder = tmp_path / "session"
     folder.mkdir()
     with open(folder / "lock", "ab") as lock:

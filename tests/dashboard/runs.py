@@ -1,4 +1,4 @@
-"""Runs to look at: folders as a session leaves them, written by the simulation."""
+"""Run folders as a session leaves them, made by the simulation."""
 
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from tlt.store.journal import FILE_NAME
 
 
 def some_run(seed: int, steps: int = 200, *, ends: bool = True) -> World:
-    """A job in which workers train the drafter, and now and then one is lost."""
+    """Simulate a job whose workers train the drafter and are lost now and then."""
     chooser = Random(seed)
     world = some_world(chooser)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Warnings come in order of urgency, each with what to do."""
+"""Warnings are ordered by urgency, and each says what to do."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ import msgspec
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
-from tlt.dashboard.advice import Urgency, about_run, about_session, ordered
+from tlt.dashboard.advice import Urgency, advice_on_run, advice_on_session, by_urgency
 from tlt.dashboard.recent_errors import RecentError, RecentErrors
 from tlt.dashboard.session_health import Health, StreamHealth, WorkerHealth
 from tlt.ids import Incarnation, Step, WorkerId
@@ -67,66 +67,65 @@ def worker(name: str, silent: float = 0.0, ranks: int = 1) -> WorkerHealth:
     )
 
 
-def test_a_healthy_run_and_session_are_left_in_peace() -> None:
-    assert list(about_run(snapshot(steps=(step(metrics=metrics()),)), 4, [], 0.0, {})) == []
-    assert list(about_session(Health(lease_seconds=15.0, workers=(worker("w0"),)))) == []
+def test_no_advice_on_a_healthy_run_and_session() -> None:
+    assert list(advice_on_run(snapshot(steps=(step(metrics=metrics()),)), 4, [], 0.0, {})) == []
+    assert list(advice_on_session(Health(lease_seconds=15.0, workers=(worker("w0"),)))) == []
 
 
-def test_what_is_lost_now_comes_first() -> None:
+def test_most_urgent_advice_comes_first() -> None:
     odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
     lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
-    told = ordered(tuple(about_run(seen, 4, lost, 500.0, {"wandb": "no key"})))
-    assert any("wandb is told nothing any more: no key" in one.what for one in told)
-    assert [one.urgency for one in told] == sorted(one.urgency for one in told)
-    said = " ".join(one.what for one in told)
-    assert "lost 2 times in ten minutes (w2, w10)" in said
+    advice = by_urgency(advice_on_run(seen, 4, lost, 500.0, {"wandb": "no key"}))
+    assert any("wandb has failed and is not called any more: no key" in one.what for one in advice)
+    assert [one.urgency for one in advice] == sorted(one.urgency for one in advice)
+    text = " ".join(one.what for one in advice)
+    assert "lost 2 times in ten minutes (w2, w10)" in text
     for part in (
-        "no number",
+        "not a finite number",
         "not scored",
-        "ran out of room",
-        "agree",
+        "hit the token limit",
+        "equal rewards",
         "given up",
     ):
-        assert part in said
-    assert told[0].urgency is Urgency.NOW
-    assert told[-1].urgency is Urgency.NOTE
-    assert all(one.do for one in told)
+        assert part in text
+    assert advice[0].urgency is Urgency.NOW
+    assert advice[-1].urgency is Urgency.NOTE
+    assert all(one.do for one in advice)
 
 
-def test_what_went_wrong_an_hour_ago_is_no_warning_any_more() -> None:
+def test_errors_of_an_hour_ago_are_no_warning_any_more() -> None:
     world = walk(Random(2))
-    mishaps, ledger, last = RecentErrors(), Ledger(JOB, world.spec), 0.0
+    errors, ledger, last = RecentErrors(), Ledger(JOB, world.spec), 0.0
     for line in world.journal:
         entry = msgspec.json.decode(line, type=JournalEntry)
         before = ledger.state
         ledger.add(entry.event, entry.at)
-        mishaps.watch(before, entry.event, ledger.state, entry.at)
+        errors.add(before, entry.event, ledger.state, entry.at)
         last = entry.at
-    lost = [mishap for mishap in mishaps.lately(last) if mishap.kind == "lost"]
+    lost = [error for error in errors.recent(last) if error.kind == "lost"]
     assert len(lost) == ledger.state.losses > 0
-    assert mishaps.lately(last + 3600) == []
+    assert errors.recent(last + 3600) == []
 
 
-def test_a_silent_worker_is_not_told_to_be_starting() -> None:
-    """Its ranks may be gone with it."""
+def test_silent_worker_without_a_rank_is_not_reported_as_starting() -> None:
     fresh, gone = worker("w0", ranks=0), worker("w1", silent=12.0, ranks=0)
     health = Health(lease_seconds=15.0, workers=(fresh, gone), silent=1, rankless=1)
-    starting = [told.what for told in about_session(health) if "without a rank" in told.what]
-    assert starting == ["w0 is without a rank: fresh ones are starting."]
+    starting = [one.what for one in advice_on_session(health) if "no rank" in one.what]
+    assert starting == ["w0 has no rank: new ranks are starting."]
 
 
-def test_many_silent_workers_are_one_warning() -> None:
+def test_many_silent_workers_give_one_warning() -> None:
     silent = tuple(worker(f"w{number}", silent=12.0) for number in range(128))
-    [told] = about_session(Health(lease_seconds=15.0, workers=silent, silent=900))
-    assert told.what == "w0, w1, w2 and 897 more are not heard of for 12.0 s."
-    assert told.urgency is Urgency.NOW
+    [advice] = advice_on_session(Health(lease_seconds=15.0, workers=silent, silent=900))
+    assert advice.what == "w0, w1, w2 and 897 more have sent no heartbeat for 12.0 s."
+    assert advice.urgency is Urgency.NOW
 
 
-def test_a_backlog_is_of_events_and_not_of_prompts() -> None:
-    """The tail is old and healthy."""
+def test_only_old_events_are_a_backlog() -> None:
+    """Old prompts are the tail, and healthy."""
     old = {"group": "g", "depth": 9, "oldest_seconds": 60.0}
     healthy = Health(lease_seconds=15.0, streams=(StreamHealth(name="prompts", **old),))
-    assert list(about_session(healthy)) == []
+    assert list(advice_on_session(healthy)) == []
     late = Health(lease_seconds=15.0, streams=(StreamHealth(name="events", **old),))
-    assert [one.urgency for one in about_session(late)] == [Urgency.SOON]
+    assert [one.urgency for one in advice_on_session(late)] == [Urgency.SOON]

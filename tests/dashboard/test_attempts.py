@@ -1,4 +1,4 @@
-"""Attempts follow each other without a gap, and nobody lives twice at once."""
+"""Attempts follow each other, and the incarnations of a worker don't overlap."""
 
 from itertools import pairwise
 from random import Random
@@ -30,7 +30,7 @@ def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_each_attempt_begins_where_the_one_before_was_heard_of_last(seed: int) -> None:
+def test_attempts_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
     told = attempts.attempts
     epochs = {e.event.epoch for e in entries if isinstance(e.event, JobStarted | SessionResumed)}
@@ -46,7 +46,7 @@ def test_each_attempt_begins_where_the_one_before_was_heard_of_last(seed: int) -
 
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_lives_of_a_worker_follow_each_other(seed: int) -> None:
+def test_incarnations_of_a_worker_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
     lives = attempts.lives()
     reasons = {e.event.reason for e in entries if isinstance(e.event, WorkerLost)}
@@ -64,7 +64,7 @@ def test_lives_of_a_worker_follow_each_other(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("kept", "why"), [(True, "started again"), (False, "session came up")])
-def test_it_says_what_was_begun_again(kept: bool, why: str) -> None:
+def test_says_why_an_attempt_began(kept: bool, why: str) -> None:
     ledger, attempts, _ = folded(7)
     state = ledger.state
     resumed = SessionResumed(epoch=state.epoch, blobs_kept=kept)

@@ -1,4 +1,4 @@
-"""Text can be read on every paper, and duties be told apart, in light and in dark."""
+"""Contrast of text and of duty colours is sufficient in the light and the dark theme."""
 
 import re
 from itertools import combinations, product
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 _TEXT = ("ink", "soft", "accent", "bad", "warn", "good")
-_PAPERS = ("paper", "card", "sunken")
-_ON_THEIR_OWN = (
+_BACKGROUNDS = ("paper", "card", "sunken")
+_PAIRS = (
     ("bad", "bad-paper"),
     ("warn", "warn-paper"),
     ("good", "good-paper"),
@@ -45,15 +45,15 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_is_readable(theme: str) -> None:
+def test_text_has_enough_contrast(theme: str) -> None:
     colours = _themes()[theme]
-    for text, paper in (*product(_TEXT, _PAPERS), *_ON_THEIR_OWN):
+    for text, paper in (*product(_TEXT, _BACKGROUNDS), *_PAIRS):
         assert contrast(colours[text], colours[paper]) >= 4.5, (theme, text, paper)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_duties_and_batches_stand_out(theme: str) -> None:
-    """From the lane and from the card that the legend is on."""
+def test_duties_and_batches_have_enough_contrast(theme: str) -> None:
+    """They are drawn on lanes and, in the legend, on a card."""
     colours = _themes()[theme]
     for shape, paper in (*product(_DUTIES, ("sunken", "card")), ("batch", "card")):
         assert contrast(colours[shape], colours[paper]) >= 3, (theme, shape, paper)

@@ -1,4 +1,4 @@
-"""`tlt dashboard` beside another one, and how it ends."""
+"""`tlt dashboard` announces itself in the session's folder until it ends."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a session that is up: its lock is held."""
+    """Yield the folder of a session that is up: its lock is held."""
     folder = tmp_path / "sessions" / "default"
     write_session(
         SessionSpec(
@@ -41,15 +41,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def start(home: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin(host: str = "127.0.0.1", said: list[str] | None = None) -> subprocess.Popen[str]:
+    def begin(host: str = "127.0.0.1", output: list[str] | None = None) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "cli.main", "dashboard", "--host", host, "--port", "0"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(child)
         assert child.stdout is not None
         line = child.stdout.readline()
         assert line.startswith(f"dashboard  http://{host}:")
-        if said is not None:
-            said.append(line.strip())
+        if output is not None:
+            output.append(line.strip())
         return child
 
     yield begin
@@ -58,7 +58,7 @@ def start(home: Path) -> Iterator[Start]:
         child.communicate()
 
 
-def test_the_first_is_announced_and_ended_with_the_session(start: Start, home: Path) -> None:
+def test_first_dashboard_is_announced_and_ends_with_the_session(start: Start, home: Path) -> None:
     file = home / "dashboard.json"
     first, second = start(), start()
     assert msgspec.json.decode(file.read_bytes(), type=Started).pid == first.pid
@@ -70,7 +70,7 @@ def test_the_first_is_announced_and_ended_with_the_session(start: Start, home: P
     assert not file.exists()
 
 
-def test_by_whatever_name_of_this_host_the_token_is_the_sessions(start: Start, home: Path) -> None:
+def test_uses_the_sessions_token_for_any_loopback_name(start: Start, home: Path) -> None:
     started: list[str] = []
     start("localhost", started)
     assert started[0].endswith(f"?token={(home / 'dashboard-token').read_text()}")

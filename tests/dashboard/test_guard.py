@@ -1,4 +1,4 @@
-"""Who may look, who may change something, and what a browser is told to refuse."""
+"""Reading and changing are guarded, and browsers are told what to refuse."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tlt.errors import ConfigError
 _CANCEL = f"/api/jobs/{JOB}/cancel"
 
 
-async def test_every_answer_forbids_what_the_page_does_not_need(
+async def test_every_response_forbids_what_the_page_does_not_need(
     folder_client: httpx.AsyncClient,
 ) -> None:
     for path in ("/", "/static/main.js", "/api/about", "/nowhere", "/login"):
@@ -29,7 +29,7 @@ async def test_every_answer_forbids_what_the_page_does_not_need(
         assert answer.headers["x-frame-options"] == "DENY"
 
 
-async def test_an_answer_that_failed_forbids_it_too(
+async def test_failed_responses_have_security_headers_too(
     folder_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tlt.dashboard.app.exposition", lambda *_: 1 / 0)
@@ -39,7 +39,7 @@ async def test_an_answer_that_failed_forbids_it_too(
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_has_no_script_or_style_of_its_own_and_loads_nothing_from_outside() -> None:
+def test_page_has_no_inline_code_and_loads_nothing_from_other_hosts() -> None:
     static = Path("tlt/dashboard/static")
     for page in static.glob("*.html"):
         text = page.read_text()
@@ -55,8 +55,8 @@ def test_the_page_has_no_script_or_style_of_its_own_and_loads_nothing_from_outsi
         assert "http://" not in text, file
 
 
-async def test_another_sites_page_changes_nothing(folder_client: httpx.AsyncClient) -> None:
-    """Even where the browser sends the cookie along."""
+async def test_refuses_changes_from_another_sites_page(folder_client: httpx.AsyncClient) -> None:
+    """They are refused even with a valid token, as a browser may send the cookie along."""
     known = {"authorization": f"Bearer {TOKEN}"}
     for headers in (
         known,  # a form cannot send our header
@@ -72,17 +72,17 @@ async def test_another_sites_page_changes_nothing(folder_client: httpx.AsyncClie
     assert "access-control-allow-origin" not in asked.headers
 
 
-async def test_changing_takes_the_token(folder_client: httpx.AsyncClient) -> None:
+async def test_changes_need_the_token(folder_client: httpx.AsyncClient) -> None:
     for path in (_CANCEL, "/api/jobs"):
         refused = await folder_client.post(path, headers={"x-tlt": "1"}, json={})
         assert refused.status_code == 401
         wrong = {"x-tlt": "1", "authorization": f"Bearer {TOKEN}x"}
         assert (await folder_client.post(path, headers=wrong, json={})).status_code == 401
         passed = await folder_client.post(path, headers=OURS, json={})
-        assert passed.status_code == 409  # a folder has no session to ask
+        assert passed.status_code == 409  # a folder has no session
 
 
-async def test_a_name_that_was_made_to_resolve_to_us_is_refused(
+async def test_refuses_foreign_names_that_resolve_to_us(
     folder_client: httpx.AsyncClient,
 ) -> None:
     odd = ("127.0.0.1/login?", "127.0.0.1/static/", "evil@127.0.0.1", "127.0.0.1#")
@@ -92,7 +92,7 @@ async def test_a_name_that_was_made_to_resolve_to_us_is_refused(
         assert (await folder_client.get("/", headers={"host": host})).status_code == 200
 
 
-async def test_the_tokens_address_makes_a_cookie_that_no_script_reads(
+async def test_token_in_the_address_becomes_an_http_only_cookie(
     folder_client: httpx.AsyncClient,
 ) -> None:
     stale = await folder_client.get("/", params={"token": "wrong"})
@@ -108,9 +108,7 @@ async def test_the_tokens_address_makes_a_cookie_that_no_script_reads(
     assert changed.status_code == 409
 
 
-async def test_beyond_its_own_host_nobody_looks_without_the_token(
-    serve: Serve, run_folder: Path
-) -> None:
+async def test_reading_from_other_hosts_needs_the_token(serve: Serve, run_folder: Path) -> None:
     client = await serve(FolderSource(run_folder), loopback=False)
     assert (await client.get("/")).headers["location"] == "/login"
     assert (await client.get("/?token=wrong")).headers["location"] == "/login"
@@ -124,10 +122,8 @@ async def test_beyond_its_own_host_nobody_looks_without_the_token(
     assert (await client.get("/api/about")).status_code == 200
 
 
-async def test_behind_a_proxy_its_address_is_ours_and_takes_the_token(
-    serve: Serve, run_folder: Path
-) -> None:
-    """All who come through it seem to be on this host."""
+async def test_reading_through_a_proxy_needs_the_token(serve: Serve, run_folder: Path) -> None:
+    """All clients of a proxy seem to be on this host."""
     client = await serve(FolderSource(run_folder), public="https://tlt.example")
     through = {"host": "tlt.example"}
     assert (await client.get("/api/about", headers=through)).status_code == 401
@@ -135,7 +131,10 @@ async def test_behind_a_proxy_its_address_is_ours_and_takes_the_token(
     assert (await client.get("/", headers={"host": "evil.example"})).status_code == 400
     welcome = await client.get("/", params={"token": TOKEN}, headers=through)
     assert "secure" in welcome.headers["set-cookie"].lower()
-    for host in ("tlt.example", f"127.0.0.1:{client.base_url.port}"):  # kept, or rewritten
+    for host in (
+        "tlt.example",
+        f"127.0.0.1:{client.base_url.port}",
+    ):
         ours = {**OURS, "host": host, "origin": "https://tlt.example"}
         assert (await client.post(_CANCEL, headers=ours, json={})).status_code == 409
         for origin in ("https://evil.example", "http://tlt.example.evil", "null"):
@@ -146,7 +145,7 @@ async def test_behind_a_proxy_its_address_is_ours_and_takes_the_token(
 @pytest.mark.parametrize(
     "url", ["tlt.example", "ftp://x", "https://x/path", "https://", "https://["]
 )
-def test_a_public_address_is_an_address(url: str, run_folder: Path) -> None:
+def test_refuses_a_public_url_that_is_no_origin(url: str, run_folder: Path) -> None:
     with pytest.raises(ConfigError, match="--public-url"):
         serve_page(
             lambda: FolderSource(run_folder),
@@ -158,32 +157,34 @@ def test_a_public_address_is_an_address(url: str, run_folder: Path) -> None:
         )
 
 
-def test_another_address_is_not_listened_on_without_a_token() -> None:
-    def never_interrupt() -> Source:
-        raise AssertionError("it must not come that far")
+def test_does_not_listen_on_other_addresses_without_a_token() -> None:
+    def make_source() -> Source:
+        raise AssertionError("nothing may be opened")
 
     with pytest.raises(ConfigError, match="give a --token"):
-        serve_page(never_interrupt, host="0.0.0.0", port=0, token=None, ready=print)
+        serve_page(make_source, host="0.0.0.0", port=0, token=None, ready=print)
 
 
-def test_which_addresses_are_the_hosts_own() -> None:
+def test_recognizes_loopback_addresses() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
 
 
-async def test_half_a_character_is_no_token(folder_client: httpx.AsyncClient) -> None:
+async def test_half_a_surrogate_pair_is_no_token(folder_client: httpx.AsyncClient) -> None:
     answer = await folder_client.post("/login", headers=OURS, content=b'{"token": "\\ud800"}')
     assert answer.status_code == 401
 
 
-async def test_too_much_and_no_json_are_refused(folder_client: httpx.AsyncClient) -> None:
+async def test_refuses_large_bodies_and_bodies_that_are_no_json(
+    folder_client: httpx.AsyncClient,
+) -> None:
     big = await folder_client.post("/api/jobs", headers=OURS, content=b"x" * (2 << 20))
     assert big.status_code in (409, 413)
     assert (await folder_client.post("/login", headers=OURS, content=b"[")).status_code == 400
     assert (await folder_client.post("/login", headers=OURS, content=b"[1]")).status_code == 400
 
 
-async def test_what_is_nested_without_end_is_no_json(folder_client: httpx.AsyncClient) -> None:
+async def test_refuses_deeply_nested_json(folder_client: httpx.AsyncClient) -> None:
     answer = await folder_client.post("/login", headers={"x-tlt": "1"}, content="[" * 400_000)
     assert answer.status_code == 400
     assert "content-security-policy" in answer.headers

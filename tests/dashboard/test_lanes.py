@@ -1,4 +1,4 @@
-"""Lanes and ledger are of one mind: a worker's changes add up to the seconds it is charged with."""
+"""Lanes agree with the ledger, send every change once, and bound what they keep."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -48,13 +48,13 @@ def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
             spent[worker, change.duty] += following.at - change.at
     for worker, duties in ledger.snapshot().workers.items():
         for duty, seconds in duties.items():
-            if duty != AWAY:  # the ledger charges who came late for the step's beginning
+            if duty != AWAY:  # the ledger counts a late worker as away from the step's beginning
                 assert spent[worker, duty] == pytest.approx(seconds)
 
 
 @settings(max_examples=_EXAMPLES // 3)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_is_told_bit_by_bit_is_the_whole(seed: int) -> None:
+def test_updates_add_up_to_the_full_state(seed: int) -> None:
     _, lanes, told = folded(walk(Random(seed)))
     whole = lanes.all()
     for part in ("changes", "batches"):
@@ -62,12 +62,12 @@ def test_what_is_told_bit_by_bit_is_the_whole(seed: int) -> None:
         assert sorted(bits, key=lambda bit: bit.worker) == list(getattr(whole, part))
     assert [mark for news in told for mark in news.marks] == list(whole.marks)
     assert [news.names for news in told if news.names][-1] == whole.names
-    # again only where there are more
+    # names are sent again only with a new worker
     counts = [len(news.names) for news in told if news.names]
     assert counts == sorted(set(counts))
 
 
-def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
     _, lanes, _ = folded(walk(Random(5)))
     most = max(16, 40 // len(lanes.duties()))
@@ -75,8 +75,8 @@ def test_the_past_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())
 
 
-def test_who_forgot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy lane forgets nobody else's past, and one that began late has forgotten nothing."""
+def test_names_the_lanes_that_dropped_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy lane drops only its own changes, and a lane that began late has dropped none."""
     monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
     lanes, calm, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
     lanes._change(calm, "rollout", 0.0)
@@ -90,8 +90,8 @@ def test_who_forgot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lanes.news().forgotten == ()
 
 
-def test_strategies_push_out_no_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They change many times a step."""
+def test_strategy_marks_do_not_displace_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies change many times a step."""
     monkeypatch.setattr("tlt.report.worker_lanes._MARKS", 5)
     lanes = Lanes()
     lanes._mark("step", None, "step 0", 0.0)

@@ -1,11 +1,11 @@
-"""The session's journal says how often a job was begun again, however it is read."""
+"""Attempts and losses of jobs are counted from the session's journal, at once or bit by bit."""
 
 from pathlib import Path
 
 import msgspec
 
 from tests.samples import SPEC
-from tlt.dashboard.job_restarts import Restarts
+from tlt.dashboard.job_restarts import JobRestarts
 from tlt.ids import Epoch, Incarnation, JobId, WorkerId
 from tlt.protocol.events import (
     AnyEvent,
@@ -59,7 +59,7 @@ EVENTS: list[AnyEvent] = [
     joined(1),
     submitted(ONE),
     submitted(TWO),
-    resumed(2),  # while it is prepared: no attempt
+    resumed(2),  # no attempt: the job is still being prepared
     prepared(ONE),
     prepared(ONE),
     lost(1),
@@ -74,24 +74,24 @@ EVENTS: list[AnyEvent] = [
 ]
 
 
-def test_attempts_and_losses_are_the_running_jobs(tmp_path: Path) -> None:
+def test_counts_attempts_and_losses_of_the_running_job(tmp_path: Path) -> None:
     journal = Journal(tmp_path, START)
-    restarts = Restarts(tmp_path)
+    restarts = JobRestarts(tmp_path)
     for number, event in enumerate(EVENTS):
         journal.append([(float(number), event, ())])
-        restarts.look()
+        restarts.update()
     journal.close()
-    late = Restarts(tmp_path)
-    late.look()
+    late = JobRestarts(tmp_path)
+    late.update()
     for each in (restarts, late):
         assert each.attempts == {ONE: 2, TWO: 3}
         assert each.losses[ONE] == 1
         assert each.losses[TWO] == 0
 
 
-def test_a_journal_that_is_not_there_or_broken_counts_nothing(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path)
-    restarts.look()
+def test_missing_or_broken_journal_counts_nothing(tmp_path: Path) -> None:
+    restarts = JobRestarts(tmp_path)
+    restarts.update()
     (tmp_path / "journal.jsonl").write_bytes(msgspec.json.encode({"seq": 5}) + b"\n")
-    restarts.look()
+    restarts.update()
     assert not restarts.attempts

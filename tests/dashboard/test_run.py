@@ -1,4 +1,4 @@
-"""A run's folder by requests: figures for Prometheus, samples, what is missing."""
+"""Requests to the dashboard of a run's folder: metrics, samples, damaged and missing data."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.simulation.world import JOB
 from tlt.dashboard import page_sections
-from tlt.dashboard.answer_pieces import Pieces, Tokens
+from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dashboard.data_sources import FolderSource
 from tlt.dashboard.prometheus import exposition
-from tlt.dashboard.rollout_tail import Holding
+from tlt.dashboard.rollout_tail import RunningAnswers, completion_curve
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.run_fold import Run, read_spec
 from tlt.errors import ConfigError, JournalError
-from tlt.ids import DrafterVersion
+from tlt.ids import DrafterVersion, Step
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import OriginSpan, Tensor
@@ -32,20 +32,20 @@ from tlt.report import Positions
 from tlt.store.journal import FILE_NAME, read
 
 
-async def test_prometheus_reads_what_the_ledger_says(
+async def test_metrics_are_those_of_the_ledger(
     folder_client: httpx.AsyncClient, run_folder: Path
 ) -> None:
-    told = (await folder_client.get("/metrics")).text
+    metrics = (await folder_client.get("/metrics")).text
     snapshot = fold(run_folder)
-    assert f'tlt_step{{job="{JOB}"}} {float(snapshot.step)}' in told
-    assert f'tlt_policy_version{{job="{JOB}"}} {float(snapshot.version)}' in told
+    assert f'tlt_step{{job="{JOB}"}} {float(snapshot.step)}' in metrics
+    assert f'tlt_policy_version{{job="{JOB}"}} {float(snapshot.version)}' in metrics
     learned = sum(duties.get("learn", 0.0) for duties in snapshot.workers.values())
-    assert f'tlt_duty_seconds{{job="{JOB}",duty="learn"}} {learned!r}' in told
+    assert f'tlt_duty_seconds{{job="{JOB}",duty="learn"}} {learned!r}' in metrics
 
 
-@pytest.mark.parametrize(("reward", "right_or_wrong"), [(1.0, True), (0.5, False)])
-def test_a_mean_reward_is_an_accuracy_where_answers_are_right_or_wrong(
-    tmp_path: Path, reward: float, right_or_wrong: bool
+@pytest.mark.parametrize(("reward", "is_accuracy"), [(1.0, True), (0.5, False)])
+def test_reports_an_accuracy_if_all_rewards_are_binary(
+    tmp_path: Path, reward: float, is_accuracy: bool
 ) -> None:
     world = next(run for run in map(some_run, range(20)) if run.spec.algorithm.eval_every)
     entries = [msgspec.json.decode(line) for line in world.journal]
@@ -55,15 +55,15 @@ def test_a_mean_reward_is_an_accuracy_where_answers_are_right_or_wrong(
     folder = write_run(world, tmp_path)
     lines = [msgspec.json.encode(entry) + b"\n" for entry in entries]
     (folder / FILE_NAME).write_bytes(b"".join(lines))
-    feed = RunFeed(Run(folder, read_spec(folder)), lambda: None, lambda: False)
+    feed = RunFeed(Run(folder, read_spec(folder)))
     read_up(feed.run)
     assert {event["purpose"] for event in scores} == {"train", "eval"}
-    told = exposition(None, feed)
-    assert f'tlt_held_out_reward{{job="{JOB}"}} {reward}' in told
-    assert (f'tlt_accuracy{{job="{JOB}"}} {reward}' in told) == right_or_wrong
+    metrics = exposition(None, feed)
+    assert f'tlt_held_out_reward{{job="{JOB}"}} {reward}' in metrics
+    assert (f'tlt_accuracy{{job="{JOB}"}} {reward}' in metrics) == is_accuracy
 
 
-async def test_samples_are_found_again_in_the_journal(
+async def test_finds_samples_in_the_journal(
     folder_client: httpx.AsyncClient, run_folder: Path
 ) -> None:
     events = [entry.event for entry in read(run_folder / FILE_NAME)]
@@ -87,10 +87,9 @@ async def test_samples_are_found_again_in_the_journal(
     assert odd.status_code == 404
 
 
-async def test_a_group_is_shown_without_its_prompt(
+async def test_shows_a_group_without_its_prompt_if_the_data_has_changed(
     folder_client: httpx.AsyncClient, run_folder: Path
 ) -> None:
-    """Data that is shorter or of another form than while the job was at work costs the question."""
     (run_folder / "data").mkdir()
     listed = (await folder_client.get(f"/api/jobs/{JOB}/samples")).json()
     group = listed["groups"][0]
@@ -101,13 +100,13 @@ async def test_a_group_is_shown_without_its_prompt(
         assert (sample.status_code, sample.json()["question"]) == (200, "")
 
 
-async def test_a_run_that_crashed_opens_and_says_so(serve: Serve, tmp_path: Path) -> None:
+async def test_opens_a_run_that_crashed(serve: Serve, tmp_path: Path) -> None:
     world = some_run(3)
     client = await serve(FolderSource(write_run(world, tmp_path, len(world.journal) // 2)))
     assert "tlt_step{" in (await client.get("/metrics")).text
 
 
-async def test_what_was_taken_back_is_read_again_by_who_asks_once(
+async def test_single_request_reads_again_after_entries_were_removed(
     serve: Serve, tmp_path: Path
 ) -> None:
     world = some_run(3)
@@ -120,7 +119,7 @@ async def test_what_was_taken_back_is_read_again_by_who_asks_once(
     assert "tlt_step{" in (await client.get("/metrics")).text
 
 
-async def test_a_damaged_journal_keeps_neither_the_spec_nor_what_else_is_known(
+async def test_damaged_journal_leaves_spec_and_session_metrics(
     serve: Serve, tmp_path: Path
 ) -> None:
     folder = write_run(some_run(3), tmp_path, 10)
@@ -132,8 +131,7 @@ async def test_a_damaged_journal_keeps_neither_the_spec_nor_what_else_is_known(
     assert (refused.status_code, "cannot be read" in refused.json()["error"]) == (500, True)
 
 
-def test_a_run_is_read_again_once(tmp_path: Path) -> None:
-    """As tlt top does it."""
+def test_catch_up_reads_a_shortened_journal_again_once(tmp_path: Path) -> None:
     world = some_run(3)
     folder = write_run(world, tmp_path, 40)
     run = Run(folder, read_spec(folder))
@@ -148,74 +146,68 @@ def test_a_run_is_read_again_once(tmp_path: Path) -> None:
         read_up(run)
 
 
-def test_nobody_is_at_a_run_that_crashed(tmp_path: Path) -> None:
-    """Its time ends with its last entry: no duty goes on, nothing is written or foretold."""
+def test_time_of_a_crashed_run_ends_with_its_last_entry(tmp_path: Path) -> None:
     run = crashed(tmp_path, time.time() - 1200)
     head = page_sections.head(run, followed=False)
     assert (head.status, head.tokens_per_second) == (page_sections.NO_END, None)
     assert page_sections.now(run, followed=False) == pytest.approx(head.seconds, abs=0.01)
     state = run.ledger.state
-    assert run.tail.view(state, run.heard, None).forecast is None
+    assert run.tail.view(state, run.last_entry, None).forecast is None
 
 
-def test_silence_means_nothing_while_a_session_is_at_it(tmp_path: Path) -> None:
+def test_silent_run_is_live_while_its_session_is_up(tmp_path: Path) -> None:
     run = crashed(tmp_path, time.time() - 1200)
     head = page_sections.head(run, followed=True)
     assert head.status == "running"
-    assert head.tokens_per_second == 0.0  # it was long ago that something was written
+    assert head.tokens_per_second == 0.0  # the last tokens are long ago
     assert page_sections.now(run, followed=True) == pytest.approx(head.seconds + 1200, abs=60)
 
 
-def test_a_run_that_was_just_heard_of_is_at_work_elsewhere(tmp_path: Path) -> None:
+def test_run_with_a_recent_entry_is_live_without_a_session(tmp_path: Path) -> None:
     assert (
         page_sections.head(crashed(tmp_path, time.time() - 5), followed=False).status == "running"
     )
 
 
-def test_a_job_that_was_cancelled_in_its_round_forecasts_nothing(tmp_path: Path) -> None:
+def test_no_forecast_for_a_job_that_ended_within_a_rollout_batch(tmp_path: Path) -> None:
     run = crashed(tmp_path, 1000.0)
     state = msgspec.structs.replace(run.ledger.state, phase=Phase.ENDED)
-    tail = run.tail.view(state, run.heard, Holding(running=3))
+    tail = run.tail.view(state, run.last_entry, RunningAnswers(running=3))
     assert (tail.forecast, tail.seconds, tail.queued, tail.running) == (None, 0.0, 0, 0)
 
 
-def test_ngrams_stay_in_the_table_of_many_drafters() -> None:
-    found = [
+def test_keeps_the_row_of_ngrams_beside_many_drafters() -> None:
+    rows = [
         Positions(drafter=d, rounds=1, shares=()) for d in (None, *map(DrafterVersion, range(20)))
     ]
-    told = [row.drafter for row in page_sections.newest_drafters(found)]
-    assert told == [None, *range(8, 20)]
+    listed = [row.drafter for row in page_sections.newest_drafters(rows)]
+    assert listed == [None, *range(8, 20)]
 
 
-def test_the_curve_ends_with_the_last_answer(tmp_path: Path) -> None:
-    """It is the last ones that a tail consists of."""
-    tail = crashed(tmp_path, 1000.0).tail
-    assert tail._round is not None
-    tail._round.answers.done[:] = [float(n) for n in range(1, 1000)]
-    curve = tail._round.curve()
+def test_completion_curve_ends_with_the_last_answer() -> None:
+    curve = completion_curve([float(n) for n in range(1, 1000)], Step(0), "train", 1000)
     assert (curve.done[-1], curve.answers) == (999.0, 999)
     assert len(curve.done) == -(-999 // curve.stride)
 
 
-def test_a_tail_that_is_told_often_is_told_as_at_its_end(tmp_path: Path) -> None:
-    """Only new answers are looked at."""
+def test_tail_that_is_viewed_often_equals_one_that_is_viewed_once(tmp_path: Path) -> None:
     world = some_run(3)
     folder = write_run(world, tmp_path, 1)
     often, once = Run(folder, read_spec(folder)), Run(folder, read_spec(folder))
     for lines in range(1, len(world.journal), 7):
         write_journal(world, folder, lines)
         read_up(often)
-        often.tail.view(often.ledger.state, often.heard, None)
+        often.tail.view(often.ledger.state, often.last_entry, None)
     read_up(once)
-    told, whole = (each.tail.view(each.ledger.state, each.heard, None) for each in (often, once))
-    assert told == whole
-    assert once.tail._round is not None
-    lengths = once.tail._round.answers.lengths
-    assert sum(told.lengths.counts) == len(lengths) > 0
+    frequent, final = (
+        each.tail.view(each.ledger.state, each.last_entry, None) for each in (often, once)
+    )
+    assert frequent == final
+    assert sum(frequent.lengths.counts) == len(once.ledger.batch.lengths) > 0
 
 
 def crashed(folder: Path, at: float) -> Run:
-    """In the middle of a round, with its last entry at that time."""
+    """Return a run that stopped within a rollout batch, with its last entry at `at`."""
     world = some_run(3)
     entries = [msgspec.json.decode(line) for line in world.journal]
     ends = next(n for n, e in enumerate(entries) if e["event"]["type"] == "RolloutFinished") + 1
@@ -235,13 +227,12 @@ def read_up(run: Run) -> None:
         pass
 
 
-def test_no_run_no_page(tmp_path: Path) -> None:
+def test_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run"):
         FolderSource(tmp_path)
 
 
-def test_pieces_are_the_text(run_folder: Path, tmp_path: Path) -> None:
-    """Whatever the tokens' origins, side by side they are what was written."""
+def test_pieces_of_any_origins_join_to_the_text(run_folder: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     some = next(
         e.event for e in read(run_folder / FILE_NAME) if isinstance(e.event, RolloutFinished)
@@ -255,18 +246,17 @@ def test_pieces_are_the_text(run_folder: Path, tmp_path: Path) -> None:
         ),
         origins=tuple(OriginSpan(origin=origin, tokens=count) for origin, count in spans),
     )
-    pieces = Tokens(tmp_path).pieces(answer)
+    pieces = PieceDecoder(tmp_path).pieces(answer)
     assert [origin for origin, _ in pieces] == [origin for origin, _ in spans]
-    whole = Tokens(tmp_path).pieces(
+    whole = PieceDecoder(tmp_path).pieces(
         msgspec.structs.replace(answer, origins=(OriginSpan(origin="plain", tokens=8),))
     )
     assert "".join(text for _, text in pieces) == whole[0][1]
-    nowhere = Tokens(tmp_path / "nowhere").pieces(answer)
+    nowhere = PieceDecoder(tmp_path / "nowhere").pieces(answer)
     assert nowhere == (("", answer.text),)
 
 
-def test_characters_of_several_tokens_stay_whole(run_folder: Path, tmp_path: Path) -> None:
-    """Each belongs to the piece whose token completes it."""
+def test_character_belongs_to_the_piece_that_completes_it(run_folder: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -288,18 +278,16 @@ def test_characters_of_several_tokens_stay_whole(run_folder: Path, tmp_path: Pat
 
 
 def pieces_of(policy: Path, some: RolloutFinished, ids: list[int], size: int) -> Pieces:
-    """With a span for so many tokens each."""
+    """Return the pieces of an answer whose spans have `size` tokens each."""
     tokens = Tensor(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
     spans = tuple(
         OriginSpan(origin="accepted", tokens=min(size, len(ids) - begin))
         for begin in range(0, len(ids), size)
     )
-    return Tokens(policy).pieces(msgspec.structs.replace(some, tokens=tokens, origins=spans))
+    return PieceDecoder(policy).pieces(msgspec.structs.replace(some, tokens=tokens, origins=spans))
 
 
-async def test_a_browser_that_never_reads_keeps_nobody_waiting(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_client_that_never_reads_does_not_delay_others(serve: Serve, tmp_path: Path) -> None:
     world = some_run(3)
     folder = write_run(world, tmp_path, 10)
     client = await serve(FolderSource(folder))
@@ -319,10 +307,10 @@ async def test_a_browser_that_never_reads_keeps_nobody_waiting(
         await sleeper.wait_closed()
 
 
-async def test_an_answer_that_was_taken_back_is_said_to_be(
+async def test_refuses_an_answer_that_was_removed_from_the_journal(
     folder_client: httpx.AsyncClient, run_folder: Path
 ) -> None:
-    """And the next one who asks is answered, too."""
+    """A later request succeeds again."""
     listed = (await folder_client.get(f"/api/jobs/{JOB}/samples?step=0&purpose=train")).json()
     path = f"/api/jobs/{JOB}/samples/0/train/{listed['groups'][0]['prompt']}"
     dashboard_samples = "tlt.dashboard.answer_samples.follow"
@@ -330,5 +318,5 @@ async def test_an_answer_that_was_taken_back_is_said_to_be(
         patched.setattr(dashboard_samples, lambda *_: iter(()))
         refused = await folder_client.get(path)
     assert refused.status_code >= 400
-    assert "taken back" in refused.json()["error"]
+    assert "removed from the journal" in refused.json()["error"]
     assert (await folder_client.get(path)).status_code == 200

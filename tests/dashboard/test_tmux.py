@@ -1,4 +1,4 @@
-"""`tlt top` as it stands on a screen: captured from tmux, at 80 by 24 and after it was resized."""
+"""`tlt top` in a real terminal (tmux), before and after it is resized."""
 
 import shutil
 import subprocess
@@ -12,14 +12,14 @@ from tests.waiting import wait_until
 
 
 class Tmux:
-    """A server of its own, which knows nobody's configuration."""
+    """A tmux server of its own, without the user's configuration."""
 
     def __init__(self, socket: Path) -> None:
         self._tmux = ["tmux", "-u", "-f", "/dev/null", "-S", str(socket)]
 
     def start(self, columns: int, lines: int, *command: str) -> None:
         size = "-x", str(columns), "-y", str(lines)
-        # who runs the tests may have said how large their own terminal is
+        # these would override the size of the terminal
         free = "env", "-u", "COLUMNS", "-u", "LINES"
         self("new-session", "-d", *size, *free, *command)
         self("set", "-g", "remain-on-exit", "on")
@@ -46,18 +46,18 @@ def tmux(short_folder: Path) -> Iterator[Tmux]:
 
 
 def fits(screen: list[str], columns: int) -> bool:
-    """A lane from one side to the other, and nothing cut off below."""
+    """Return True if a lane has the full width and the last line is there."""
     lanes = [line for line in screen if line.strip().startswith("w0 ") and "█" in line]
-    told = [line for line in screen if line.strip()]
+    lines = [line for line in screen if line.strip()]
     return (
         len(lanes) == 1
         and columns - 4 <= len(lanes[0].rstrip()) < columns
-        and told[0].startswith("job ")
-        and told[-1].startswith("q quits")
+        and lines[0].startswith("job ")
+        and lines[-1].startswith("q quits")
     )
 
 
-async def test_lanes_stand_on_the_screen_at_any_size(tmux: Tmux, run_folder: Path) -> None:
+async def test_screen_fits_terminals_of_any_size(tmux: Tmux, run_folder: Path) -> None:
     tmux.start(80, 24, sys.executable, "-m", "cli.main", "top", str(run_folder))
     for columns, lines in ((80, 24), (132, 40), (60, 14)):
         tmux("resize-window", "-x", str(columns), "-y", str(lines))

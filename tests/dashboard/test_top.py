@@ -1,4 +1,4 @@
-"""`tlt top` in a terminal of 80 by 24, in a smaller one, and in a pipe."""
+"""`tlt top` in terminals of several sizes, and in a pipe."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from cli.top_screen import Screen, Shown
 from tlt.config import SessionSpec
 from tlt.dashboard import page_sections
 from tlt.dashboard.advice import Advice, Urgency
-from tlt.dashboard.rollout_tail import Held
+from tlt.dashboard.rollout_tail import RunningAnswer
 from tlt.dashboard.run_fold import Run, read_spec
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import Health, StreamHealth
@@ -73,7 +73,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 14), (200, 60)])
-def test_it_shows_lanes_and_quits(run_folder: Path, columns: int, lines: int) -> None:
+def test_shows_lanes_and_quits(run_folder: Path, columns: int, lines: int) -> None:
     terminal = Terminal(run_folder, columns, lines)
     try:
         terminal.await_text("w0")
@@ -85,7 +85,7 @@ def test_it_shows_lanes_and_quits(run_folder: Path, columns: int, lines: int) ->
         terminal.close()
 
 
-def test_it_follows_the_terminals_size(run_folder: Path) -> None:
+def test_follows_the_terminals_size(run_folder: Path) -> None:
     terminal = Terminal(run_folder, 120, 40)
     try:
         terminal.await_text("q quits")
@@ -101,7 +101,7 @@ def test_it_follows_the_terminals_size(run_folder: Path) -> None:
         terminal.close()
 
 
-def test_a_pipe_gets_plain_lines(run_folder: Path) -> None:
+def test_prints_plain_lines_to_a_pipe(run_folder: Path) -> None:
     told = subprocess.run(
         [*_TOP, str(run_folder)], capture_output=True, text=True, timeout=60, check=True
     ).stdout
@@ -109,19 +109,18 @@ def test_a_pipe_gets_plain_lines(run_folder: Path) -> None:
     assert told.rstrip().endswith("done")
 
 
-def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
-    """Queues, health, who is the longest at it and what to do: all at 80 by 24."""
+def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
     run = Run(run_folder, read_spec(run_folder))
     while run.catch_up(1.0):
         pass
-    held = Held(
+    answer = RunningAnswer(
         prompt=PromptIndex(100), member=Member(7), worker=WorkerId("w10"), seconds=4000, attempt=0
     )
-    tail = run.tail.view(run.ledger.state, run.heard, None)
+    tail = run.tail.view(run.ledger.state, run.last_entry, None)
     tail = msgspec.structs.replace(
         tail,
         seconds=5000.0,
-        longest=(held,) * 8,
+        longest=(answer,) * 8,
         running=64,
         forecast=Forecast(p50=4000.0, p90=8000.0),
     )
@@ -130,7 +129,7 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
         for name, group in (("events", "coordinator"), ("events", "reward"), ("prompts", "rollout"))
     )
     health = Health(streams=streams, all_workers=16, running=64, redis_bytes=1 << 30)
-    advice = Advice(urgency=Urgency.NOW, what="Something is wrong. " * 3, do="Do this. " * 5)
+    advice = Advice(Urgency.NOW, "Something is wrong. " * 3, "Do this. " * 5)
     view = SessionView(
         name="default",
         up=True,
@@ -139,7 +138,7 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
         device="cpu",
         planned_workers=2,
         jobs=(),
-        more=0,
+        older_jobs=0,
         health=health,
         advice=(advice,),
     )
@@ -163,17 +162,17 @@ def test_nothing_but_the_log_is_cut_off(run_folder: Path) -> None:
     assert lines[-1].startswith("q quits")
 
 
-def test_figures_are_shown_once_they_are_those_of_now(
+def test_shows_figures_once_the_journal_is_read(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlt.dashboard.run_fold._MUCH", 5000)
+    monkeypatch.setattr("tlt.dashboard.run_fold._LARGE_BACKLOG", 5000)
     monkeypatch.setattr("cli.top._LITTLE", 0)
     run = Run(run_folder, read_spec(run_folder))
-    assert run.reading == 0.0
+    assert run.has_large_backlog
+    assert run.share_read == 0.0
     run.catch_up(0.0)
-    share = run.reading
-    assert share is not None
-    assert 0.0 < share < 1.0
+    assert run.has_large_backlog
+    assert 0.0 < run.share_read < 1.0
     console = Console(width=80, file=StringIO(), record=True)
     assert _is_behind(run, was=False)
     console.print(_reading(run))
@@ -190,14 +189,14 @@ def test_figures_are_shown_once_they_are_those_of_now(
     assert "q quits" in console.export_text()
 
 
-def test_who_is_at_a_job_is_asked_where_it_is_the_sessions(
+def test_asks_only_the_session_that_the_run_belongs_to(
     session: SessionSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TLT_HOME", str(tmp_path / "home"))
     folder = tmp_path / "home" / "sessions" / "default"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(session.folder)
-    assert session_of(Path(session.runs) / "a-1", "default") is None  # it was never started
+    assert session_of(Path(session.runs) / "a-1", "default") is None  # never started
     write_session(session)
     assert session_of(tmp_path / "elsewhere" / "a-1", "default") is None
     watch = session_of(Path(session.runs) / "a-1", "default")

@@ -1,1 +1,1 @@
-"""The live page: it reads journals and Redis, and writes nothing but submit and cancel."""
+"""The live web page: it reads journals and Redis, and writes only submissions and cancellations."""

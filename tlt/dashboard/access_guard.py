@@ -1,10 +1,10 @@
-"""Who may ask, and from where.
+"""Access rules: who may read, who may change, and from where.
 
-On the host's own address everybody on it may look; on any other, and behind a proxy, through which
-all seem to be on this host, nobody without the token. Changing something always takes the token,
-and a request that a page of ours made: no other site can send our header, and browsers name the
-site that asks. A page of another name that resolves to our address is refused by the name that it
-asks for.
+On a loopback address every user of the machine may read. On any other address, and behind a proxy
+(whose clients all seem to be on this machine), reading takes the token. A change always takes the
+token and a request from our own page: other sites can't send our header, and browsers name the site
+that asks. A page of another name that resolves to our address (DNS rebinding) is refused by its
+Host header.
 """
 
 import hmac
@@ -39,47 +39,47 @@ _HEADERS = {
     "x-frame-options": "DENY",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-# what is shown to somebody without a token: it holds nothing but a field for it
-_OPEN = ("/static/", "/login")
+# readable without a token: the login page has only a field for it
+_PUBLIC_PATHS = ("/static/", "/login")
 
 
-class Guard:
-    """`public`: the address of a proxy before it, as browsers write it."""
+class AccessGuard:
+    """Checks requests; `public` is the address of a proxy in front, as browsers write it."""
 
     def __init__(self, *, token: str, port: int, loopback: bool, public: str | None = None) -> None:
         self._token = token
         self._public = None if public is None else urlsplit(public)
-        # cookies are shared between the ports of a host
+        # the port is in the name because cookies are shared between the ports of a host
         self._cookie = f"tlt-{port}"
         self._loopback = loopback
 
-    def judge(self, request: Request) -> Response | None:
-        """None: it may pass."""
-        if self._loopback and not self._is_named(request.headers.get("host", "")):
+    def check(self, request: Request) -> Response | None:
+        """Return the refusal or redirect, or None if the request may pass."""
+        if self._loopback and not self._is_our_host(request.headers.get("host", "")):
             return _refused(400, "this page answers to its own address only")
         offered = request.query_params.get("token")
         if offered is not None and request.method == "GET" and request.scope["path"] == "/":
             return self._log_in(offered)
-        known = self._knows_token(request)
+        has_token = self._has_token(request)
         if request.method not in ("GET", "HEAD"):
-            if not self._is_ours(request.headers):
+            if not self._is_same_site(request.headers):
                 return _refused(403, "a request from another site")
-            if request.scope["path"] != "/login" and not known:
+            if request.scope["path"] != "/login" and not has_token:
                 return _refused(401, "the token is needed: open the address that tlt printed")
-        elif not self._open_to_all and not known:
+        elif not self._reads_are_open and not has_token:
             path = request.scope["path"]
             if path == "/":
                 return RedirectResponse("/login", status_code=303)
-            if not path.startswith(_OPEN):
+            if not path.startswith(_PUBLIC_PATHS):
                 return _refused(401, "the token is needed")
-        request.state.may_change = known
+        request.state.may_change = has_token
         return None
 
     def accepts(self, token: str) -> bool:
-        # JSON may hold half a character
+        # a JSON string may hold half a surrogate pair
         return hmac.compare_digest(token.encode(errors="surrogatepass"), self._token.encode())
 
-    def remember(self, response: Response) -> Response:
+    def set_cookie(self, response: Response) -> Response:
         response.set_cookie(
             self._cookie,
             self._token,
@@ -91,23 +91,23 @@ class Guard:
         return response
 
     def _log_in(self, token: str) -> Response:
-        """The token leaves the address line for a cookie that no script reads.
+        """Move the token from the address into a cookie that no script can read.
 
-        An address of last week's still shows what may be seen without one.
+        An address with an outdated token still shows what may be read without one.
         """
         if not self.accepts(token):
-            return RedirectResponse("/" if self._open_to_all else "/login", status_code=303)
-        return self.remember(RedirectResponse("/", status_code=303))
+            return RedirectResponse("/" if self._reads_are_open else "/login", status_code=303)
+        return self.set_cookie(RedirectResponse("/", status_code=303))
 
     @property
-    def _open_to_all(self) -> bool:
+    def _reads_are_open(self) -> bool:
         return self._loopback and self._public is None
 
-    def _is_named(self, host: str) -> bool:
+    def _is_our_host(self, host: str) -> bool:
         return _names_loopback(host) or (self._public is not None and host == self._public.netloc)
 
-    def _is_ours(self, headers: Headers) -> bool:
-        """No other site's page can set our header without being asked first, and we never agree."""
+    def _is_same_site(self, headers: Headers) -> bool:
+        """Return True if our page sent it: others need a preflight for our header, and get none."""
         if headers.get(HEADER) is None:
             return False
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -116,24 +116,24 @@ class Guard:
         if origin is None:
             return True
         try:
-            asked, public = urlsplit(origin), self._public
+            sender, public = urlsplit(origin), self._public
         except ValueError:
             return False
-        if public is not None and (asked.scheme, asked.netloc) == (public.scheme, public.netloc):
+        if public is not None and (sender.scheme, sender.netloc) == (public.scheme, public.netloc):
             return True
-        return asked.netloc == headers.get("host")
+        return sender.netloc == headers.get("host")
 
-    def _knows_token(self, request: Request) -> bool:
+    def _has_token(self, request: Request) -> bool:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.accepts(bearer):
             return True
         return self.accepts(request.cookies.get(self._cookie, ""))
 
 
-class Guarded:
-    """What the guard lets pass, and what every answer says of itself."""
+class GuardMiddleware:
+    """Passes on what the guard allows, and adds security headers to every response."""
 
-    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+    def __init__(self, app: ASGIApp, guard: AccessGuard) -> None:
         self._app = app
         self._guard = guard
 
@@ -142,16 +142,15 @@ class Guarded:
             await self._app(scope, receive, send)
             return
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 headers.setdefault("cache-control", "no-cache")
             await send(message)
 
-        request = Request(scope)
-        answer = self._guard.judge(request)
-        await (answer or self._app)(scope, receive, send_guarded)
+        refusal = self._guard.check(Request(scope))
+        await (refusal or self._app)(scope, receive, send_with_headers)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""An answer's text in pieces, by how its tokens came about."""
+"""The text of an answer, split by the origin of its tokens."""
 
 import array
 from collections.abc import Callable
@@ -8,26 +8,26 @@ from typing import Any
 
 from tlt.protocol.events import RolloutFinished
 
-# how the tokens of a piece came about, and its text
+# the origin of a piece's tokens, and its text
 Pieces = tuple[tuple[str, str], ...]
-# tokens before a piece that are decoded with it: some are written otherwise at the beginning
+# tokens before a piece that are decoded with it: some have another text at the beginning
 _CONTEXT = 4
-# what stands for bytes that are no character yet, and how many of them may still become one
+# stands for bytes that are no character yet, and how many of them may still become one
 _INCOMPLETE = "\ufffd"
 _MOST_INCOMPLETE = 4
 
 
-class Tokens:
+class PieceDecoder:
     def __init__(self, policy: Path) -> None:
         self._file = policy / "tokenizer.json"
         self._tokenizer: Any = None
 
     def pieces(self, answer: RolloutFinished) -> Pieces:
-        """The text whole, in a piece of no known origin, where its tokens cannot be told apart."""
-        ids = _ids(answer)
+        """Return the pieces, or the whole text as one where its tokens are not available."""
+        ids = _token_ids(answer)
         if ids is None or not self._load():
             return (("", answer.text),)
-        text = _Growing(self._decode, ids)
+        text = _IncrementalText(self._decode, ids)
         ends = list(accumulate(span.tokens for span in answer.origins))
         pieces = [
             (span.origin, text.until(end)) for span, end in zip(answer.origins, ends, strict=True)
@@ -36,7 +36,7 @@ class Tokens:
 
     def _load(self) -> bool:
         if self._tokenizer is None and self._file.is_file():
-            # takes a moment and memory, which most who look need not spend
+            # imported late: it takes time and memory that most pages don't need
             from tokenizers import Tokenizer
 
             self._tokenizer = Tokenizer.from_file(str(self._file))
@@ -46,40 +46,40 @@ class Tokens:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
 
-class _Growing:
-    """Text as its tokens come: a character is there with the one that completes it."""
+class _IncrementalText:
+    """Decodes tokens piece by piece; a character belongs to the token that completes it."""
 
     def __init__(self, decode: Callable[[list[int]], str], ids: list[int]) -> None:
         self._decode = decode
         self._ids = ids
-        # the tokens that are decoded together, and what of their text was told
+        # the tokens that are decoded together, and the part of their text that was returned
         self._first = self._end = 0
-        self._told = ""
+        self._returned = ""
 
     def until(self, end: int) -> str:
         whole = self._decode(self._ids[self._first : end])
         complete = whole.rstrip(_INCOMPLETE)
         if len(whole) - len(complete) > _MOST_INCOMPLETE:
-            complete = whole  # it is no character that will ever be whole
-        piece = self._after_told(complete, end)
-        self._told, self._end = complete, end
+            complete = whole  # these bytes will never become a character
+        piece = self._new_part(complete, end)
+        self._returned, self._end = complete, end
         if complete == whole:
             self._first = max(self._first, end - _CONTEXT)
-            self._told = self._decode(self._ids[self._first : end])
+            self._returned = self._decode(self._ids[self._first : end])
         return piece
 
     def rest(self) -> str:
-        """What no token completes."""
-        return self._decode(self._ids[self._first : self._end])[len(self._told) :]
+        """Return the bytes at the end that no token completes."""
+        return self._decode(self._ids[self._first : self._end])[len(self._returned) :]
 
-    def _after_told(self, text: str, end: int) -> str:
-        if text.startswith(self._told):
-            return text[len(self._told) :]
+    def _new_part(self, text: str, end: int) -> str:
+        if text.startswith(self._returned):
+            return text[len(self._returned) :]
         return self._decode(self._ids[self._end : end])
 
 
-def _ids(answer: RolloutFinished) -> list[int] | None:
-    """None for those of a very long answer, which lie in a file that may be gone."""
+def _token_ids(answer: RolloutFinished) -> list[int] | None:
+    """Return the token ids, or None where they lie in a blob, which may be gone."""
     data = answer.tokens.data
     if data is None or answer.tokens.dtype != "int32":
         return None

@@ -1,23 +1,23 @@
-"""Prompts and answers of a run, found again in its journal by where they stand in it."""
+"""Prompts and answers of a run; memory holds only their positions in the journal."""
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.dashboard.answer_pieces import Pieces, Tokens
+from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.errors import JournalError
 from tlt.ids import Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.store.journal import FILE_NAME, Position, follow
 
 _KEPT_GROUPS = 4096
-_LISTED = 400
+_LISTED_GROUPS = 400
 
-_Key = tuple[Step, Purpose, PromptIndex]
+GroupKey = tuple[Step, Purpose, PromptIndex]
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +39,8 @@ class AnswerView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     seconds: float
     stop: str
-    # the text in pieces, each with how its tokens came about
     pieces: Pieces
-    # tokens by how they came about
+    # token counts by origin
     origins: dict[str, int]
 
 
@@ -54,37 +53,43 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[AnswerView, ...]
 
 
-class _Found:
-    def __init__(self, position: Position, length: int) -> None:
-        self.position = position
-        self.length = length
+class _Answer(NamedTuple):
+    position: Position
+    length: int
+
+
+class _Score(NamedTuple):
+    reward: float | None = None
+    error: str | None = None
 
 
 class Group:
+    """Answers and scores by member; a later attempt replaces an earlier one."""
+
     def __init__(self) -> None:
-        self.found: dict[Member, _Found] = {}
-        self.rewards: dict[Member, tuple[float, str | None]] = {}
+        self.answers: dict[Member, _Answer] = {}
+        self.scores: dict[Member, _Score] = {}
 
 
 class Samples:
-    """The newest groups; a later attempt at an answer takes the place of an earlier one."""
+    """The newest groups of a run."""
 
     def __init__(self, folder: Path, spec: JobSpec) -> None:
         self._folder = folder
         self._spec = spec
-        self._tokens = Tokens(Path(spec.policy.path))
-        self._groups: OrderedDict[_Key, Group] = OrderedDict()
+        self._decoder = PieceDecoder(Path(spec.policy.path))
+        self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
 
-    def watch(self, event: AnyEvent, position: Position) -> None:
+    def add(self, event: AnyEvent, position: Position) -> None:
         match event:
             case RolloutFinished():
-                self._group(event).found[event.member] = _Found(position, event.length)
+                self._group(event).answers[event.member] = _Answer(position, event.length)
             case RolloutScored():
-                self._group(event).rewards[event.member] = event.reward, event.error
+                self._group(event).scores[event.member] = _Score(event.reward, event.error)
             case _:
                 pass
 
-    def _group(self, event: RolloutFinished | RolloutScored | RolloutDropped) -> Group:
+    def _group(self, event: RolloutFinished | RolloutScored) -> Group:
         key = event.step, event.purpose, event.prompt
         if key not in self._groups:
             self._groups[key] = Group()
@@ -92,84 +97,83 @@ class Samples:
                 self._groups.popitem(last=False)
         return self._groups[key]
 
-    def rounds(self) -> list[tuple[Step, Purpose]]:
-        """Newest first."""
+    def batches(self) -> list[tuple[Step, Purpose]]:
+        """Return the rollout batches that have groups, newest first."""
         return list(dict.fromkeys((step, purpose) for step, purpose, _ in reversed(self._groups)))
 
     def groups(self, step: Step, purpose: Purpose) -> list[GroupView]:
-        found: list[GroupView] = []
-        for (at, what, prompt), group in self._groups.items():
-            if (at, what) != (step, purpose) or not group.found:
-                continue
-            rewards = [reward for reward, _ in group.rewards.values()]
-            found.append(
-                GroupView(
-                    step=step,
-                    purpose=purpose,
-                    prompt=prompt,
-                    answers=len(group.found),
-                    mean=sum(rewards) / len(rewards) if rewards else None,
-                    low=min(rewards, default=None),
-                    high=max(rewards, default=None),
-                    longest=max(some.length for some in group.found.values()),
-                )
-            )
-            if len(found) == _LISTED:
-                break
-        return found
-
-    def remembered(self, step: Step, purpose: Purpose, prompt: PromptIndex) -> Group | None:
-        return self._groups.get((step, purpose, prompt))
-
-    def sample(self, step: Step, purpose: Purpose, prompt: PromptIndex, group: Group) -> SampleView:
-        """Takes a moment: the loop does not wait for it, and may learn of more answers."""
-        question, answer = self._question(purpose, prompt)
-        answers = [
-            self._answer(member, some, group.rewards.get(member))
-            for member, some in sorted(group.found.copy().items())
+        found = [
+            _group_view(key, group)
+            for key, group in self._groups.items()
+            if key[:2] == (step, purpose) and group.answers
         ]
+        return found[:_LISTED_GROUPS]
+
+    def group(self, key: GroupKey) -> Group | None:
+        return self._groups.get(key)
+
+    def sample(self, key: GroupKey, group: Group) -> SampleView:
+        """Read and decode the group's answers; this takes a moment and runs in a thread."""
+        step, purpose, prompt = key
+        question, answer = self._question(purpose, prompt)
         return SampleView(
             step=step,
             purpose=purpose,
             prompt=prompt,
             question=question,
             answer=answer,
-            answers=tuple(answers),
+            # the event loop may add answers meanwhile
+            answers=tuple(
+                self._answer(member, found, group.scores.get(member, _Score()))
+                for member, found in sorted(group.answers.copy().items())
+            ),
         )
 
     def _question(self, purpose: Purpose, prompt: PromptIndex) -> tuple[str, str | None]:
         try:
-            row = _row(prompts_file(self._folder, purpose), prompt)
+            row = _read_prompt(prompts_file(self._folder, purpose), prompt)
         except (OSError, IndexError, msgspec.DecodeError):
-            return "", None  # the folder is not what it was while the job was at work
-        asked = row.row.get(self._spec.data.prompt_key)
-        return _spoken(asked), None if row.answer is None else str(row.answer)
+            return "", None  # the folder has changed since the job ran
+        text = _prompt_text(row.row.get(self._spec.data.prompt_key))
+        return text, None if row.answer is None else str(row.answer)
 
-    def _answer(
-        self, member: Member, found: _Found, score: tuple[float, str | None] | None
-    ) -> AnswerView:
+    def _answer(self, member: Member, found: _Answer, score: _Score) -> AnswerView:
         read = next(follow(self._folder / FILE_NAME, found.position), None)
         event = None if read is None else read[0].event
         if not isinstance(event, RolloutFinished):
-            raise JournalError("an answer of this group was taken back; look again")
+            raise JournalError("an answer of this group was removed from the journal; reload")
         origins: dict[str, int] = {}
         for span in event.origins:
             origins[span.origin] = origins.get(span.origin, 0) + span.tokens
-        reward, error = score or (None, None)
         return AnswerView(
             member=member,
-            reward=reward,
-            error=error,
+            reward=score.reward,
+            error=score.error,
             worker=event.worker,
             tokens=event.length,
             seconds=event.decode_seconds,
             stop=event.stop,
-            pieces=self._tokens.pieces(event),
+            pieces=self._decoder.pieces(event),
             origins=origins,
         )
 
 
-def _row(file: Path, prompt: PromptIndex) -> Prompt:
+def _group_view(key: GroupKey, group: Group) -> GroupView:
+    step, purpose, prompt = key
+    rewards = [score.reward for score in group.scores.values() if score.reward is not None]
+    return GroupView(
+        step=step,
+        purpose=purpose,
+        prompt=prompt,
+        answers=len(group.answers),
+        mean=sum(rewards) / len(rewards) if rewards else None,
+        low=min(rewards, default=None),
+        high=max(rewards, default=None),
+        longest=max(answer.length for answer in group.answers.values()),
+    )
+
+
+def _read_prompt(file: Path, prompt: PromptIndex) -> Prompt:
     prompts = Prompts(file)
     try:
         return prompts[prompt]
@@ -177,8 +181,8 @@ def _row(file: Path, prompt: PromptIndex) -> Prompt:
         prompts.close()
 
 
-def _spoken(asked: Any) -> str:
-    """Plain text, or messages one after the other."""
-    if isinstance(asked, list) and all(isinstance(turn, dict) for turn in asked):
-        return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in asked)
-    return "" if asked is None else str(asked)
+def _prompt_text(prompt: Any) -> str:
+    """Return a plain prompt as it is, and a chat as its messages one after the other."""
+    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
+    return "" if prompt is None else str(prompt)

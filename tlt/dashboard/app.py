@@ -1,4 +1,4 @@
-"""The web application: pages, events, samples, and the two things that change something."""
+"""The web application: pages, events, samples, and the two requests that change something."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,17 @@ import redis.exceptions
 import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tlt.dashboard.access_guard import Guard, Guarded
+from tlt.dashboard.access_guard import AccessGuard, GuardMiddleware
 from tlt.dashboard.data_sources import FolderSource, Source
+from tlt.dashboard.feed import Feed
 from tlt.dashboard.prometheus import CONTENT_TYPE, exposition
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.sse import Feed, events
+from tlt.dashboard.session_feed import SessionFeed
+from tlt.dashboard.sse import events
 from tlt.errors import ConfigError, TltError
 from tlt.ids import JobId, PromptIndex, Purpose, Step
 from tlt.loggers.installed_check import refuse_missing
@@ -29,15 +31,13 @@ from tlt.store.job_records import ENDED
 from tlt.store.redis_connection import GONE
 
 _STATIC = Path(__file__).parent / "static"
-_MOST_BYTES = 1 << 20
-_DIGITS = 12
+_MAX_BYTES = 1 << 20
+_MAX_DIGITS = 12
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
 
 class _Refused(Exception):
-    """What is asked for cannot be done, and why."""
-
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
@@ -48,9 +48,9 @@ class Dashboard:
         self, source: Source, *, token: str, port: int, loopback: bool, public: str | None = None
     ) -> None:
         self._source = source
-        # one at a time: its threads may not take more than a core together
+        # samples are decoded one at a time, so that threads take at most one core
         self._decoding = asyncio.Lock()
-        self._guard = guard = Guard(token=token, port=port, loopback=loopback, public=public)
+        self._guard = AccessGuard(token=token, port=port, loopback=loopback, public=public)
         app = Starlette(
             routes=[
                 Route("/", self._page),
@@ -66,18 +66,22 @@ class Dashboard:
                 Route("/api/jobs/{job}/samples/{step}/{purpose}/{prompt}", self._sample),
                 Mount("/static", StaticFiles(directory=_STATIC)),
             ],
-            exception_handlers={_Refused: _explain, TltError: _explain_ours},
+            exception_handlers={
+                _Refused: _explain,
+                TltError: _explain,
+                **dict.fromkeys((*GONE, redis.exceptions.RedisError), _explain_redis),
+            },
             lifespan=self._lifespan,
         )
-        # around what answers when a handler fails, too
-        self.app = Guarded(app, guard)
+        # outside of the application, so that it also covers responses to failed requests
+        self.app = GuardMiddleware(app, self._guard)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
         yield
         await self._source.close()
 
-    # --- looking
+    # --- reading
 
     async def _page(self, _: Request) -> Response:
         return FileResponse(_STATIC / "index.html", headers={"cache-control": "no-cache"})
@@ -86,16 +90,14 @@ class Dashboard:
         return FileResponse(_STATIC / "login.html", headers={"cache-control": "no-store"})
 
     async def _about(self, request: Request) -> Response:
-        """What the page has to know before it listens."""
+        """Return what the page has to know before it subscribes to events."""
         source = self._source
-        job = source.job if isinstance(source, FolderSource) else None
-        return JSONResponse(
+        return _json(
             {
                 "session": source.session and source.session.spec.name,
-                "run": job,
+                "run": source.job if isinstance(source, FolderSource) else None,
                 "may_change": bool(request.state.may_change) and source.session is not None,
-            },
-            headers={"cache-control": "no-store"},
+            }
         )
 
     async def _events(self, request: Request) -> Response:
@@ -112,56 +114,54 @@ class Dashboard:
         )
 
     async def _metrics(self, _: Request) -> Response:
-        """Of the session and the job that runs, or of the run that is shown.
+        """Return the metrics of the session and its running job, or of the folder's run.
 
-        A journal that cannot be read leaves the session's figures alone.
+        A journal that cannot be read leaves only those of the session.
         """
         source, view, job = self._source, None, None
         if source.session is not None:
             view = await source.session.view()
-            job = next((line.job for line in view.jobs if line.status == "running"), None)
+            job = next((row.job for row in view.jobs if row.status == "running"), None)
         elif isinstance(source, FolderSource):
             job = source.job
         run = None
         try:
-            run = None if job is None else await self._run(job)
-        except Exception:  # what another release wrote may fail anywhere
-            _log.exception("the run's figures cannot be told")
+            run = None if job is None else await self._refreshed_feed(job)
+        except Exception:  # a journal of another release may fail anywhere
+            _log.exception("the run's metrics cannot be made")
         return Response(exposition(view, run), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:
-        """The rounds, and the groups of one: the one that is asked for, or the newest.
+        """Return all rollout batches, and the groups of the requested or the newest one.
 
-        An evaluation has one answer a prompt, with nothing beside it.
+        By default it is a training batch: an evaluation has one answer for each prompt.
         """
-        samples = (await self._run(request.path_params["job"])).run.samples
-        rounds = samples.rounds()
+        samples = (await self._refreshed_feed(request.path_params["job"])).run.samples
+        batches = samples.batches()
         step, purpose = request.query_params.get("step"), request.query_params.get("purpose")
-        trained = [each for each in rounds if each[1] == "train"]
-        chosen = next(iter(trained or rounds), None)
+        training = [each for each in batches if each[1] == "train"]
+        chosen = next(iter(training or batches), None)
         if step is not None and purpose in ("train", "eval"):
-            chosen = Step(_number(step)), purpose
+            chosen = Step(_parse_number(step)), purpose
         groups = samples.groups(*chosen) if chosen is not None else []
-        return _json({"rounds": rounds, "chosen": chosen, "groups": groups})
+        return _json({"batches": batches, "chosen": chosen, "groups": groups})
 
     async def _sample(self, request: Request) -> Response:
-        asked = request.path_params
-        run = (await self._run(asked["job"])).run
-        purpose = cast("Purpose", asked["purpose"])
-        key = Step(_number(asked["step"])), purpose, PromptIndex(_number(asked["prompt"]))
-        group = run.samples.remembered(*key)
+        path = request.path_params
+        samples = (await self._refreshed_feed(path["job"])).run.samples
+        purpose = cast("Purpose", path["purpose"])
+        step, prompt = _parse_number(path["step"]), _parse_number(path["prompt"])
+        key = Step(step), purpose, PromptIndex(prompt)
+        group = samples.group(key)
         if group is None:
-            raise _Refused(404, "this group is not remembered any more")
+            raise _Refused(404, "this group is not kept any more")
         async with self._decoding:
-            return _json(await asyncio.to_thread(run.samples.sample, *key, group))
+            return _json(await asyncio.to_thread(samples.sample, key, group))
 
     async def _spec(self, request: Request) -> Response:
-        return JSONResponse(
-            {"yaml": to_yaml((await self._feed(request.path_params["job"])).run.spec)}
-        )
+        return _json({"yaml": to_yaml((await self._feed(request.path_params["job"])).run.spec)})
 
-    async def _run(self, job: str) -> RunFeed:
-        """Read up to now."""
+    async def _refreshed_feed(self, job: str) -> RunFeed:
         feed = await self._feed(job)
         await feed.refresh()
         return feed
@@ -169,8 +169,6 @@ class Dashboard:
     async def _feed(self, job: str) -> RunFeed:
         try:
             feed = await self._source.run(JobId(job))
-        except (*GONE, redis.exceptions.RedisError) as error:
-            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
         except msgspec.DecodeError as error:
             raise _Refused(500, f"the record of '{job}' cannot be read: {error}") from error
         if feed is None:
@@ -179,45 +177,39 @@ class Dashboard:
 
     # --- changing
 
+    def _session(self) -> SessionFeed:
+        if self._source.session is None:
+            raise _Refused(409, "this is the folder of a run: there is no session to change")
+        return self._source.session
+
     async def _submit(self, request: Request) -> Response:
-        session = self._source.session
-        if session is None:
-            raise _Refused(409, "a run's folder is shown, there is no session to submit to")
-        body = await _body(request)
-        yaml = str(body.get("yaml", ""))
+        session = self._session()
+        yaml = str((await _body(request)).get("yaml", ""))
         spec = read_job_spec(yaml, where="spec", folder=Path(session.spec.runs))
         refuse_missing(spec.loggers, "spec")
-        try:
-            record = await session.jobs.submit(spec)
-        except (*GONE, redis.exceptions.RedisError) as error:
-            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
-        return JSONResponse({"job": record.job, "folder": record.folder})
+        record = await session.jobs.submit(spec)
+        return _json({"job": record.job, "folder": record.folder})
 
     async def _cancel(self, request: Request) -> Response:
-        session = self._source.session
-        if session is None:
-            raise _Refused(409, "a run's folder is shown, there is no session to ask")
+        session = self._session()
         job = JobId(request.path_params["job"])
-        try:
-            record = await session.jobs.get(job)
-            if record is None:
-                raise _Refused(404, f"there is no job '{job}'")
-            if record.status not in ENDED:
-                await session.jobs.cancel(job)
-        except (*GONE, redis.exceptions.RedisError) as error:
-            raise _Refused(503, f"the session's Redis does not answer: {error}") from error
-        return JSONResponse({"job": job, "status": record.status})
+        record = await session.jobs.get(job)
+        if record is None:
+            raise _Refused(404, f"there is no job '{job}'")
+        if record.status not in ENDED:
+            await session.jobs.cancel(job)
+        return _json({"job": job, "status": record.status})
 
     async def _log_in(self, request: Request) -> Response:
         body = await _body(request)
         if not self._guard.accepts(str(body.get("token", ""))):
             raise _Refused(401, "this is not the token")
-        return self._guard.remember(JSONResponse({}))
+        return self._guard.set_cookie(_json({}))
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise _Refused(404, "that is no number of a step or a prompt")
+def _parse_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise _Refused(404, "not the number of a step or prompt")
     return int(text)
 
 
@@ -225,8 +217,8 @@ async def _body(request: Request) -> dict[str, Any]:
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
-        if len(content) > _MOST_BYTES:
-            raise _Refused(413, "that is too much")
+        if len(content) > _MAX_BYTES:
+            raise _Refused(413, "the request is too large")
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -236,18 +228,19 @@ async def _body(request: Request) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def _json(value: Any) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     return Response(
-        _encode(value), media_type="application/json", headers={"cache-control": "no-store"}
+        _encode(value),
+        status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
     )
 
 
 async def _explain(_: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, _Refused) else 500
-    return JSONResponse({"error": str(error)}, status_code=status)
+    status = 400 if isinstance(error, ConfigError) else 500
+    return _json({"error": str(error)}, error.status if isinstance(error, _Refused) else status)
 
 
-async def _explain_ours(_: Request, error: Exception) -> Response:
-    return JSONResponse(
-        {"error": str(error)}, status_code=400 if isinstance(error, ConfigError) else 500
-    )
+async def _explain_redis(_: Request, error: Exception) -> Response:
+    return _json({"error": f"the session's Redis does not answer: {error}"}, 503)

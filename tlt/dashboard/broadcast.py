@@ -1,61 +1,61 @@
-"""What listeners are told: numbered messages and a short past of them.
+"""Numbered messages to many listeners, with a short history.
 
-A listener is a number, of the last message that it was sent; whoever reads slowly costs one number
-and is told the whole again once the past does not reach back to it.
+A listener is only the number of the last message that it received, so a slow reader costs nothing
+more. It gets the full state again once the history doesn't reach back to its number.
 """
 
 import asyncio
 import secrets
 from collections import deque
 
-_PAST = 600
-_PAST_BYTES = 8 << 20
+_HISTORY = 600
+_HISTORY_BYTES = 8 << 20
 
 
-class Channel:
-    """`past`: how many messages are remembered; none where each of them is the whole."""
-
-    def __init__(self, past: int | None = None) -> None:
-        # numbers of another channel, of this feed before it was closed or of another process, say
-        # nothing of this one's
+class Broadcast:
+    def __init__(self, history: int | None = None) -> None:
+        """Remember `history` messages; none are needed where each message is the full state."""
+        # Numbers of another broadcast (of this feed before it was closed, or of another process)
+        # mean nothing here, so each one has its own name.
         self.name = secrets.token_hex(4)
         self.number = 0
-        self.listeners = 0
-        self._most = _PAST if past is None else past
-        self._past: deque[bytes] = deque()
-        self._bytes = 0
-        self._bells: set[asyncio.Event] = set()
+        self._limit = _HISTORY if history is None else history
+        self._history: deque[bytes] = deque()
+        self._history_bytes = 0
+        self._wakeups: set[asyncio.Event] = set()
+
+    @property
+    def listeners(self) -> int:
+        return len(self._wakeups)
 
     def publish(self, message: bytes) -> None:
         self.number += 1
-        self._past.append(message)
-        self._bytes += len(message)
-        while len(self._past) > self._most or self._bytes > _PAST_BYTES:
-            self._bytes -= len(self._past.popleft())
-        self.ring()
+        self._history.append(message)
+        self._history_bytes += len(message)
+        while len(self._history) > self._limit or self._history_bytes > _HISTORY_BYTES:
+            self._history_bytes -= len(self._history.popleft())
+        self._wake()
 
-    def ring(self) -> None:
-        for bell in self._bells:
-            bell.set()
-
-    def since(self, number: int) -> list[bytes] | None:
-        """None where the past does not reach back so far, or never was there."""
+    def after(self, number: int) -> list[bytes] | None:
+        """Return the messages after `number`, or None where the history doesn't reach back."""
         missed = self.number - number
-        if not 0 <= missed <= len(self._past):
+        if not 0 <= missed <= len(self._history):
             return None
-        return list(self._past)[len(self._past) - missed :]
+        return list(self._history)[len(self._history) - missed :]
 
-    def forget(self) -> None:
-        """Everybody is told the whole again."""
-        self._past.clear()
-        self._bytes = 0
+    def invalidate(self) -> None:
+        """Make every listener receive the full state again."""
+        self._history.clear()
+        self._history_bytes = 0
         self.number += 1
-        self.ring()
+        self._wake()
 
-    def listen(self, bell: asyncio.Event) -> None:
-        self.listeners += 1
-        self._bells.add(bell)
+    def add_listener(self, wakeup: asyncio.Event) -> None:
+        self._wakeups.add(wakeup)
 
-    def leave(self, bell: asyncio.Event) -> None:
-        self.listeners -= 1
-        self._bells.discard(bell)
+    def remove_listener(self, wakeup: asyncio.Event) -> None:
+        self._wakeups.discard(wakeup)
+
+    def _wake(self) -> None:
+        for wakeup in self._wakeups:
+            wakeup.set()

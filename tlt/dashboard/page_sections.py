@@ -1,14 +1,15 @@
-"""What the page is told of a run, in sections: one that has not changed is not told again."""
+"""The sections of a run's page; a section that has not changed is not sent again."""
 
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from tlt.dashboard.advice import QUIET_SECONDS, Advice, about_run, ordered
-from tlt.dashboard.row_deltas import Growing
-from tlt.dashboard.run_fold import Loss, Run
+from tlt.dashboard.advice import QUIET_SECONDS, Advice, advice_on_run, by_urgency
+from tlt.dashboard.rollout_tail import expected_answers
+from tlt.dashboard.row_deltas import RowSection
+from tlt.dashboard.run_fold import LossPoint, Run
 from tlt.dashboard.step_times import StepTime
 from tlt.ids import WorkerId
 from tlt.policies.speculation.savings_estimate import Savings
@@ -28,18 +29,18 @@ from tlt.report.time_by_duty import EVERYBODY, summed
 NO_END = "no end"
 _STEPS = 2000
 _DECISIONS = 60
-_MEASURED = 500
+_EVALUATIONS = 500
 _ATTEMPTS = 200
 _DRAFTERS = 12
-# more are told as one
+# the times of more workers are sent as one sum
 _WORKERS = 64
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     job: str
-    # as the journal says; "no end" where it has none, and nobody is at it
+    # as in the journal; "no end" where the journal has no end and no session is at the run
     status: str
-    # a session is seen to be at it
+    # a session that is up runs the job
     followed: bool
     error: str | None
     phase: str
@@ -48,13 +49,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     settled: int
     expected: int
-    # since the first entry; while it runs, now is later than the last one
+    # from the first to the last entry
     seconds: float
     began: float | None
+    # since the last entry of a run that has not ended
     quiet: float
     workers: int
     duties: dict[str, int]
-    # None once nobody writes any more
+    # None once the run is over
     tokens_per_second: float | None
     losses: int
     entries: int
@@ -64,24 +66,24 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     gave_up: bool
     why: str
-    ways: tuple[Way, ...]
+    strategies: tuple[Way, ...]
     acceptance: tuple[Acceptance, ...]
     positions: tuple[float, ...]
-    # the newest drafters', the oldest of them first
+    # of the newest drafters, oldest first
     by_drafter: tuple[Positions, ...]
     saved: Savings | None
 
 
-class Learning(Growing, frozen=True, kw_only=True):
+class Learning(RowSection, frozen=True, kw_only=True):
     prompts: int
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     trained: float
-    # every held-out answer so far, so that their mean reward is an accuracy
-    right_or_wrong: bool
+    # every held-out answer scored 0 or 1, so that their mean reward is an accuracy
+    binary_rewards: bool
 
 
-class Times(Growing, frozen=True, kw_only=True):
+class Times(RowSection, frozen=True, kw_only=True):
     phases: dict[str, float]
     workers: dict[WorkerId, dict[str, float]]
     steps: tuple[StepTime, ...]
@@ -91,12 +93,12 @@ class Times(Growing, frozen=True, kw_only=True):
 class Drafter(msgspec.Struct, frozen=True, kw_only=True):
     train: str
     account: Drafting | None
-    losses: tuple[Loss, ...]
+    losses: tuple[LossPoint, ...]
 
 
 class AttemptsView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
-    lives: tuple[Life, ...]
+    incarnations: tuple[Life, ...]
 
 
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,39 +110,33 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...]
 
 
-# sections that are told row by row, and their rows
-GROWING = {"learning": ("steps", "evals"), "times": ("steps",)}
+# sections that are sent row by row, and their lists of rows
+ROW_LISTS = {"learning": ("steps", "evals"), "times": ("steps",)}
 
 
 def head(run: Run, followed: bool) -> Head:
     state = run.ledger.state
-    expected = unsettled = 0
-    if state.batch is not None:
-        expected = sum(len(group.members) for group in state.batch.groups.values())
-        unsettled = state.batch.unsettled
-    duties: defaultdict[str, int] = defaultdict(int)
-    for duty in run.lanes.duties().values():
-        duties[duty] += 1
-    seconds = 0.0 if run.began is None else run.heard - run.began
-    goes_on = is_live(run, followed)
+    expected = expected_answers(state)
+    duties = Counter(run.lanes.duties().values())
+    live = is_live(run, followed)
     return Head(
         job=run.folder.name,
-        status=run.status if goes_on or run.ended or run.began is None else NO_END,
+        status=run.status if live or run.ended or run.began is None else NO_END,
         followed=followed,
         error=run.error,
         phase=state.phase.value,
         step=state.step,
         steps=run.spec.algorithm.steps,
         version=state.version,
-        settled=expected - unsettled,
+        settled=0 if state.batch is None else expected - state.batch.unsettled,
         expected=expected,
-        seconds=round(seconds, 2),
+        seconds=0.0 if run.began is None else round(run.last_entry - run.began, 2),
         began=run.began,
         quiet=round(quiet_seconds(run), 1),
         workers=sum(duties.values()),
         duties=dict(duties),
-        tokens_per_second=round(run.pace.tokens_per_second(now(run, followed)), 1)
-        if goes_on
+        tokens_per_second=round(run.token_rate.tokens_per_second(now(run, followed)), 1)
+        if live
         else None,
         losses=state.losses,
         entries=run.position.entries,
@@ -148,39 +144,45 @@ def head(run: Run, followed: bool) -> Head:
 
 
 def quiet_seconds(run: Run) -> float:
-    """Since the last entry of a run that goes on."""
+    """Return the seconds since the last entry of a run that has not ended."""
     if run.began is None or run.ended:
         return 0.0
-    return max(0.0, time.time() - run.heard)
+    return max(0.0, time.time() - run.last_entry)
 
 
 def is_live(run: Run, followed: bool) -> bool:
-    """Whether it goes on: silence means nothing where a session is seen to be at it."""
+    """Return True if the run goes on; silence means nothing while a session is at it."""
     if run.began is None or run.ended:
         return False
     return followed or quiet_seconds(run) <= QUIET_SECONDS
 
 
 def now(run: Run, followed: bool) -> float:
-    """In seconds since it began; that of its last entry where it goes on no more."""
+    """Return the seconds since the run began; the time of a run that is over stands still."""
     if run.began is None:
         return 0.0
-    return (max(run.heard, time.time()) if is_live(run, followed) else run.heard) - run.began
+    live = is_live(run, followed)
+    return (max(run.last_entry, time.time()) if live else run.last_entry) - run.began
 
 
 def sections(run: Run, followed: bool) -> Sections:
-    snapshot = run.ledger.snapshot(since=run.step_times.since(run.heard, run.ended))
-    steps = run.step_times.learn(snapshot.accounts)
+    since = run.step_times.start_refresh(run.last_entry, run.ended)
+    snapshot = run.ledger.snapshot(since=since)
+    steps = run.step_times.replace(snapshot.accounts)
     prompts = run.spec.algorithm.prompts_per_step
-    quiet = 0.0 if followed else quiet_seconds(run)
-    lately = run.mishaps.lately(now(run, followed))
-    advice = about_run(snapshot, prompts, lately, quiet, run.failed_loggers())
+    advice = advice_on_run(
+        snapshot,
+        prompts,
+        run.errors.recent(now(run, followed)),
+        0.0 if followed else quiet_seconds(run),
+        run.failed_loggers(),
+    )
     return Sections(
         speculation=Speculation(
             mode=run.spec.speculation.mode,
             gave_up=snapshot.gave_up,
             why=run.ways.why(),
-            ways=run.ways.table(),
+            strategies=run.ways.table(),
             acceptance=snapshot.acceptance,
             positions=snapshot.positions,
             by_drafter=newest_drafters(snapshot.by_drafter),
@@ -191,18 +193,18 @@ def sections(run: Run, followed: bool) -> Sections:
             steps=snapshot.steps[-_STEPS:],
             evals=snapshot.evals[-_STEPS:],
             trained=snapshot.trained,
-            right_or_wrong=run.right_or_wrong,
+            binary_rewards=run.binary_rewards,
         ),
         times=_times(snapshot, steps[-_STEPS:]),
         drafter=Drafter(
             train=run.spec.drafter.train,
-            account=None if snapshot.drafting is None else _newest(snapshot.drafting),
+            account=None if snapshot.drafting is None else _newest_rows(snapshot.drafting),
             losses=tuple(run.losses),
         ),
         attempts=AttemptsView(
-            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]), lives=run.attempts.lives()
+            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]), incarnations=run.attempts.lives()
         ),
-        advice=ordered(tuple(advice)),
+        advice=by_urgency(advice),
     )
 
 
@@ -218,17 +220,17 @@ def _times(snapshot: Snapshot, steps: Sequence[StepTime]) -> Times:
     )
 
 
-def newest_drafters(found: Sequence[Positions]) -> tuple[Positions, ...]:
-    """And the row of n-grams, which are never out of date."""
-    ngrams = [row for row in found if row.drafter is None]
-    drafters = [row for row in found if row.drafter is not None]
+def newest_drafters(rows: Sequence[Positions]) -> tuple[Positions, ...]:
+    """Return the row of n-grams, which never get old, and those of the newest drafters."""
+    ngrams = [row for row in rows if row.drafter is None]
+    drafters = [row for row in rows if row.drafter is not None]
     return (*ngrams, *drafters[-_DRAFTERS:])
 
 
-def _newest(drafting: Drafting) -> Drafting:
+def _newest_rows(account: Drafting) -> Drafting:
     return msgspec.structs.replace(
-        drafting,
-        measured=drafting.measured[-_MEASURED:],
-        decisions=drafting.decisions[-_DECISIONS:],
-        refused=drafting.refused[-_DECISIONS:],
+        account,
+        measured=account.measured[-_EVALUATIONS:],
+        decisions=account.decisions[-_DECISIONS:],
+        refused=account.refused[-_DECISIONS:],
     )

@@ -1,4 +1,4 @@
-"""The same figures as Prometheus reads them."""
+"""The metrics of a session and a run in the text format of Prometheus."""
 
 from collections.abc import Iterator
 
@@ -14,91 +14,91 @@ _Sample = tuple[str, str, dict[str, str], float]
 
 
 def exposition(session: SessionView | None, run: RunFeed | None) -> str:
-    """Gauges all: a counter that a new coordinator folds again may not look like a reset."""
+    """Return all metrics, as gauges: a counter that is folded again would look like a reset."""
     lines: list[str] = []
     described: set[str] = set()
     for name, about, labels, value in _samples(session, run):
         if name not in described:
             described.add(name)
             lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
-        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{told}}} {value!r}" if told else f"{name} {value!r}")
+        label_text = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{name}{{{label_text}}} {value!r}" if label_text else f"{name} {value!r}")
     return "\n".join([*lines, ""])
 
 
 def _samples(session: SessionView | None, run: RunFeed | None) -> Iterator[_Sample]:
-    found = [
+    samples = [
         *(_session(session) if session is not None else ()),
         *(_run(run) if run is not None else ()),
     ]
-    # all samples of a name stand together
-    order = {name: place for place, name in enumerate(dict.fromkeys(each[0] for each in found))}
-    yield from sorted(found, key=lambda each: order[each[0]])
+    # the format wants all samples of a name together
+    order = {name: index for index, name in enumerate(dict.fromkeys(each[0] for each in samples))}
+    yield from sorted(samples, key=lambda each: order[each[0]])
 
 
 def _session(view: SessionView) -> Iterator[_Sample]:
     health = view.health
     yield "tlt_session_up", "whether the session is up", {}, float(view.up)
     yield "tlt_redis_up", "whether its Redis answers", {}, float(health.error is None)
-    yield "tlt_redis_bytes", "memory that Redis uses", {}, float(health.redis_bytes)
-    yield "tlt_dead_letters", "entries that nobody could handle", {}, float(health.dead_letters)
-    yield "tlt_workers", "workers that beat or did", {}, float(health.all_workers)
-    yield "tlt_workers_silent", "for half a lease or longer", {}, float(health.silent)
-    yield "tlt_rows_running", "answers that are being written", {}, float(health.running)
+    yield "tlt_redis_bytes", "memory used by Redis", {}, float(health.redis_bytes)
+    yield "tlt_dead_letters", "entries that could not be handled", {}, float(health.dead_letters)
+    yield "tlt_workers", "workers that have sent a heartbeat", {}, float(health.all_workers)
+    yield "tlt_workers_silent", "without a heartbeat for half a lease", {}, float(health.silent)
+    yield "tlt_rows_running", "running answers", {}, float(health.running)
     for status in ("queued", "preparing", "running", "done", "failed", "cancelled"):
         count = sum(job.status == status for job in view.jobs)
-        yield "tlt_jobs", "of the newest jobs, by state", {"status": status}, float(count)
+        yield "tlt_jobs", "newest jobs by state", {"status": status}, float(count)
     for stream in health.streams:
         labels = {"stream": stream.name, "group": stream.group or ""}
-        yield "tlt_stream_entries", "in the stream", labels, float(stream.depth)
-        yield "tlt_stream_pending", "not acknowledged", labels, float(stream.pending)
-        yield "tlt_stream_oldest_seconds", "of those", labels, stream.oldest_seconds
+        yield "tlt_stream_entries", "entries in the stream", labels, float(stream.depth)
+        yield "tlt_stream_pending", "entries not acknowledged", labels, float(stream.pending)
+        yield "tlt_stream_oldest_seconds", "age of its oldest entry", labels, stream.oldest_seconds
 
 
 def _run(feed: RunFeed) -> Iterator[_Sample]:
     head, ledger = page_sections.head(feed.run, feed.followed), feed.run.ledger
     snapshot = ledger.snapshot(since=ledger.state.step)
     job = {"job": head.job}
-    yield "tlt_step", "training steps that are over", job, float(head.step)
-    yield "tlt_steps_planned", "training steps in all", job, float(head.steps)
-    yield "tlt_policy_version", "that is rolled out", job, float(head.version)
-    yield "tlt_round_answers", "issued in the round in hand", job, float(head.expected)
+    yield "tlt_step", "finished training steps", job, float(head.step)
+    yield "tlt_steps_planned", "planned training steps", job, float(head.steps)
+    yield "tlt_policy_version", "policy version used in rollouts", job, float(head.version)
+    yield "tlt_round_answers", "answers of the current rollout batch", job, float(head.expected)
     yield "tlt_round_settled", "of them scored or dropped", job, float(head.settled)
-    yield "tlt_tokens_per_second", "written lately", job, head.tokens_per_second or 0.0
-    yield "tlt_worker_losses", "ends of incarnations", job, float(head.losses)
+    yield "tlt_tokens_per_second", "over the last ten seconds", job, head.tokens_per_second or 0.0
+    yield "tlt_worker_losses", "incarnations of workers that were lost", job, float(head.losses)
     for phase in Phase:
         spent = snapshot.phases.get(phase.value, 0.0)
-        yield "tlt_phase_seconds", "of the job, by phase", {**job, "phase": phase.value}, spent
+        yield "tlt_phase_seconds", "of the job by phase", {**job, "phase": phase.value}, spent
     for duty in (*(duty.value for duty in Duty), WAITING, AWAY):
         labels = {**job, "duty": duty}
-        yield "tlt_workers_on_duty", "now", labels, float(head.duties.get(duty, 0))
+        yield "tlt_workers_on_duty", "workers by duty", labels, float(head.duties.get(duty, 0))
         spent = sum(duties.get(duty, 0.0) for duties in snapshot.workers.values())
-        yield "tlt_duty_seconds", "of all workers, by duty", labels, spent
+        yield "tlt_duty_seconds", "seconds of all workers by duty", labels, spent
     yield from _figures(snapshot, job)
     if snapshot.evals:
         mean = snapshot.evals[-1].mean
-        yield "tlt_held_out_reward", "mean of the last evaluation", job, mean
-        if feed.run.right_or_wrong:
-            yield "tlt_accuracy", "of the last evaluation", job, mean
+        yield "tlt_held_out_reward", "mean reward of the last evaluation", job, mean
+        if feed.run.binary_rewards:
+            yield "tlt_accuracy", "share of right answers in the last evaluation", job, mean
 
 
 def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
     if snapshot.saved is not None:
         total = snapshot.saved.total
-        yield "tlt_saved_seconds", "by speculation, of all ranks", job, total.seconds
+        yield "tlt_saved_seconds", "seconds of all ranks saved by speculation", job, total.seconds
         if total.low is not None and total.high is not None:
-            yield "tlt_saved_seconds_low", "of the interval of 95 %", job, total.low
-            yield "tlt_saved_seconds_high", "of the interval of 95 %", job, total.high
+            yield "tlt_saved_seconds_low", "lower end of the 95 % interval", job, total.low
+            yield "tlt_saved_seconds_high", "upper end of the 95 % interval", job, total.high
     if snapshot.steps:
         step = snapshot.steps[-1]
-        yield "tlt_reward", "mean of the last step", job, step.reward
-        yield "tlt_answer_tokens", "mean of the last step", job, step.length.mean
-        yield "tlt_answers_clipped", "share that ran out of room", job, step.clipped
+        yield "tlt_reward", "mean reward of the last step", job, step.reward
+        yield "tlt_answer_tokens", "mean answer length of the last step", job, step.length.mean
+        yield "tlt_answers_clipped", "share of answers that hit the token limit", job, step.clipped
     metrics = next((step.metrics for step in reversed(snapshot.steps) if step.metrics), None)
     if metrics is not None:
-        yield "tlt_entropy", "nats a token", job, metrics.entropy
-        yield "tlt_sampling_kl", "nats a token", job, metrics.sampling_kl
-        yield "tlt_gradient_norm", "before clipping", job, metrics.gradient_norm
+        yield "tlt_entropy", "in nats a token", job, metrics.entropy
+        yield "tlt_sampling_kl", "KL to the sampling policy", job, metrics.sampling_kl
+        yield "tlt_gradient_norm", "gradient norm before clipping", job, metrics.gradient_norm
 
 
 def _escaped(text: str) -> str:

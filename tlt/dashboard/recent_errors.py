@@ -1,4 +1,4 @@
-"""What went wrong lately: a warning of an hour ago is none any more."""
+"""Errors of the last ten minutes; older ones are no warning any more."""
 
 from collections import deque
 from typing import Literal
@@ -10,12 +10,12 @@ from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, DrafterDiverged, DrafterRefused, WorkerJoined, WorkerLost
 
 _KEPT = 1000
-_LATELY_SECONDS = 600.0
+_RECENT_SECONDS = 600.0
 
 
 class RecentError(msgspec.Struct, frozen=True, kw_only=True):
     at: float
-    kind: Literal["lost", "refused", "spoiled"]
+    kind: Literal["lost", "refused", "diverged"]
     worker: WorkerId
     error: str = ""
 
@@ -24,7 +24,7 @@ class RecentErrors:
     def __init__(self) -> None:
         self._all: deque[RecentError] = deque(maxlen=_KEPT)
 
-    def watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
+    def add(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
             case WorkerLost() if after.losses > before.losses:
                 found = RecentError(at=at, kind="lost", worker=event.worker)
@@ -33,10 +33,10 @@ class RecentErrors:
             case DrafterRefused():
                 found = RecentError(at=at, kind="refused", worker=event.worker, error=event.error)
             case DrafterDiverged():
-                found = RecentError(at=at, kind="spoiled", worker=event.worker, error=event.error)
+                found = RecentError(at=at, kind="diverged", worker=event.worker, error=event.error)
             case _:
                 return
         self._all.append(found)
 
-    def lately(self, now: float) -> list[RecentError]:
-        return [mishap for mishap in self._all if now - mishap.at <= _LATELY_SECONDS]
+    def recent(self, now: float) -> list[RecentError]:
+        return [error for error in self._all if now - error.at <= _RECENT_SECONDS]

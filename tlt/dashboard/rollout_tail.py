@@ -1,10 +1,10 @@
-"""The tail of the round in hand: how its answers come in, how long they are, who still writes."""
+"""The tail of a rollout batch: when answers finish, how long they are, which ones still run."""
 
 import math
 
 import msgspec
 
-from tlt.dashboard.tail_forecast import Done, Forecast, forecast
+from tlt.dashboard.tail_forecast import FinishedAnswer, Forecast, forecast
 from tlt.ids import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
@@ -14,14 +14,12 @@ from tlt.report.answer_lengths import Answers
 _POINTS = 300
 _BINS = 24
 _LONGEST = 8
-# answers that a forecast may remember
+# finished answers that a forecast uses at most
 _REMEMBERED = 2000
 _FORECAST_SECONDS = 1.0
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that a worker has in hand."""
-
+class RunningAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptIndex
     member: Member
     worker: WorkerId | None
@@ -29,23 +27,23 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue tells of the round in hand: the longest first."""
+class RunningAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """The running answers that the prompt stream knows of, the longest first."""
 
-    longest: tuple[Held, ...] = ()
-    # how long each has been in hand, and of the others less than the last of them
+    longest: tuple[RunningAnswer, ...] = ()
+    # seconds that each has been running; any others have run for less than the last of these
     ages: tuple[float, ...] = ()
     running: int = 0
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers by the seconds after which they were there."""
+class CompletionCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds after which answers were finished, in order."""
 
     step: Step
     purpose: Purpose
     expected: int
     done: tuple[float, ...]
-    # how many answers each point stands for; the last one for as many as are left
+    # answers that each point stands for; the last one stands for the remainder
     stride: int
     answers: int
 
@@ -56,51 +54,41 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TailView(msgspec.Struct, frozen=True, kw_only=True):
-    now: Curve | None
-    before: Curve | None
+    current: CompletionCurve | None
+    # of the training batch before the current batch
+    previous: CompletionCurve | None
     seconds: float
     lengths: Histogram
-    room: int
-    longest: tuple[Held, ...]
+    max_tokens: int
+    longest: tuple[RunningAnswer, ...]
     running: int
     queued: int
     forecast: Forecast | None
 
 
-class _Round:
-    """Every answer is looked at once, however often it is told."""
+class _Batch:
+    """Curve and histogram of one rollout batch; each answer is processed once."""
 
     def __init__(self, answers: Answers, state: RunState) -> None:
         self.answers = answers
         self.step: Step = state.step
-        self.purpose: Purpose = _purpose(state)
-        self.expected = _expected(state)
-        self._width = _width(state.spec.rollout.max_new_tokens)
+        self.purpose: Purpose = "train" if state.batch is None else state.batch.purpose
+        self.expected = expected_answers(state)
+        self._width = _bin_width(state.spec.rollout.max_new_tokens)
         self._counts = [0] * _BINS
         self._counted = 0
-        # rounded
-        self._done: list[float] = []
-        self._curve: Curve | None = None
+        self._rounded: list[float] = []
+        self._curve: CompletionCurve | None = None
 
-    def curve(self) -> Curve:
-        news = self.answers.done[len(self._done) :]
-        if news or self._curve is None:
-            self._done += [round(seconds, 2) for seconds in news]
-            self._curve = self._drawn()
+    def unfinished(self) -> int:
+        return self.expected - len(self.answers.lengths) - self.answers.dropped
+
+    def curve(self) -> CompletionCurve:
+        new = self.answers.done[len(self._rounded) :]
+        if new or self._curve is None:
+            self._rounded += [round(seconds, 2) for seconds in new]
+            self._curve = completion_curve(self._rounded, self.step, self.purpose, self.expected)
         return self._curve
-
-    def _drawn(self) -> Curve:
-        done = self._done
-        stride = max(1, math.ceil(len(done) / _POINTS))
-        points = done[stride - 1 :: stride] + (done[-1:] if len(done) % stride else [])
-        return Curve(
-            step=self.step,
-            purpose=self.purpose,
-            expected=self.expected,
-            done=tuple(points),
-            stride=stride,
-            answers=len(done),
-        )
 
     def histogram(self) -> Histogram:
         for length in self.answers.lengths[self._counted :]:
@@ -109,85 +97,93 @@ class _Round:
         return Histogram(width=self._width, counts=tuple(self._counts))
 
 
-class Tail:
+class RolloutTail:
     def __init__(self) -> None:
-        self._round: _Round | None = None
-        self._before: _Round | None = None
-        self._finished: list[Done] = []
-        self._foretold: tuple[_Round | None, float, Forecast | None] | None = None
+        self._batch: _Batch | None = None
+        self._previous: _Batch | None = None
+        self._finished: list[FinishedAnswer] = []
+        self._last_forecast: tuple[_Batch | None, float, Forecast | None] | None = None
 
-    def watch(self, ledger: Ledger, event: AnyEvent) -> None:
+    def add(self, ledger: Ledger, event: AnyEvent) -> None:
         state = ledger.state
-        if self._round is None or ledger.batch is not self._round.answers:
+        if self._batch is None or ledger.batch is not self._batch.answers:
             if state.batch is None:
                 return
-            if self._round is not None and self._round.purpose == "train":
-                self._before = self._round
-            self._round = _Round(ledger.batch, state)
+            if self._batch is not None and self._batch.purpose == "train":
+                self._previous = self._batch
+            self._batch = _Batch(ledger.batch, state)
         if isinstance(event, RolloutFinished):
-            self._finished.append(Done(event.length, event.decode_seconds))
+            self._finished.append(FinishedAnswer(event.length, event.decode_seconds))
             if len(self._finished) > 2 * _REMEMBERED:
                 del self._finished[:_REMEMBERED]
 
-    def _unfinished(self) -> int:
-        if self._round is None:
-            return 0
-        answers = self._round.answers
-        return self._round.expected - len(answers.lengths) - answers.dropped
-
-    def view(self, state: RunState, now: float, known: Holding | None) -> TailView:
-        """`known`: what is in hand, where somebody knows it: without it nothing is foretold."""
-        holding = known or Holding()
-        room = state.spec.rollout.max_new_tokens
-        open_ = (
+    def view(self, state: RunState, now: float, known: RunningAnswers | None) -> TailView:
+        """Return the tail at `now`, with a forecast only where the running answers are known."""
+        is_open = (
             state.batch is not None and not state.batch.settled and state.phase is not Phase.ENDED
         )
-        queued = max(0, self._unfinished() - holding.running) if open_ else 0
+        answers = (known if is_open else None) or RunningAnswers()
+        max_tokens = state.spec.rollout.max_new_tokens
+        queued = 0
+        if is_open and self._batch is not None:
+            queued = max(0, self._batch.unfinished() - answers.running)
         return TailView(
-            now=None if self._round is None else self._round.curve(),
-            before=None if self._before is None else self._before.curve(),
-            seconds=now - state.batch_opened_at if open_ else 0.0,
-            lengths=Histogram(width=_width(room), counts=(0,) * _BINS)
-            if self._round is None
-            else self._round.histogram(),
-            room=room,
-            longest=holding.longest[:_LONGEST] if open_ else (),
-            running=holding.running if open_ else 0,
+            current=None if self._batch is None else self._batch.curve(),
+            previous=None if self._previous is None else self._previous.curve(),
+            seconds=now - state.batch_opened_at if is_open else 0.0,
+            lengths=Histogram(width=_bin_width(max_tokens), counts=(0,) * _BINS)
+            if self._batch is None
+            else self._batch.histogram(),
+            max_tokens=max_tokens,
+            longest=answers.longest[:_LONGEST],
+            running=answers.running,
             queued=queued,
-            forecast=self._forecast(state, now, holding, queued)
-            if open_ and known is not None
+            forecast=self._forecast(state, now, answers, queued)
+            if is_open and known is not None
             else None,
         )
 
     def _forecast(
-        self, state: RunState, now: float, holding: Holding, queued: int
+        self, state: RunState, now: float, answers: RunningAnswers, queued: int
     ) -> Forecast | None:
-        """Made once a second."""
-        last = self._foretold
-        if last is not None and last[0] is self._round and 0.0 <= now - last[1] < _FORECAST_SECONDS:
+        """Return a forecast that is at most a second old."""
+        last = self._last_forecast
+        if last is not None and last[0] is self._batch and 0.0 <= now - last[1] < _FORECAST_SECONDS:
             return last[2]
-        slots = sum(known.info.ranks for known in state.workers.values())
+        ranks = sum(known.info.ranks for known in state.workers.values())
         made = forecast(
-            holding.ages,
+            answers.ages,
             self._finished,
             state.spec.rollout.max_new_tokens,
             queued,
-            slots * state.spec.rollout.slots,
-            max(0, holding.running - len(holding.ages)),
+            ranks * state.spec.rollout.slots,
+            max(0, answers.running - len(answers.ages)),
         )
-        self._foretold = self._round, now, made
+        self._last_forecast = self._batch, now, made
         return made
 
 
-def _width(room: int) -> int:
-    return max(1, math.ceil(room / _BINS))
+def completion_curve(
+    done: list[float], step: Step, purpose: Purpose, expected: int
+) -> CompletionCurve:
+    """Thin out the points, but keep the last one: the tail consists of the last answers."""
+    stride = max(1, math.ceil(len(done) / _POINTS))
+    points = done[stride - 1 :: stride] + (done[-1:] if len(done) % stride else [])
+    return CompletionCurve(
+        step=step,
+        purpose=purpose,
+        expected=expected,
+        done=tuple(points),
+        stride=stride,
+        answers=len(done),
+    )
 
 
-def _purpose(state: RunState) -> Purpose:
-    return "train" if state.batch is None else state.batch.purpose
-
-
-def _expected(state: RunState) -> int:
+def expected_answers(state: RunState) -> int:
     if state.batch is None:
         return 0
     return sum(len(group.members) for group in state.batch.groups.values())
+
+
+def _bin_width(max_tokens: int) -> int:
+    return max(1, math.ceil(max_tokens / _BINS))

@@ -1,4 +1,4 @@
-"""One run, folded from its journal as far as that goes by now."""
+"""One run, folded from its journal as far as it has been read."""
 
 import time
 from collections import deque
@@ -10,9 +10,9 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.dashboard.answer_samples import Samples
 from tlt.dashboard.recent_errors import RecentErrors
-from tlt.dashboard.rollout_tail import Tail
+from tlt.dashboard.rollout_tail import RolloutTail
 from tlt.dashboard.step_times import StepTimes
-from tlt.dashboard.token_rate import Pace
+from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import ConfigError, JournalError
 from tlt.ids import JobId, JobStatus
 from tlt.loggers import delivered
@@ -29,20 +29,20 @@ from tlt.report import Attempts, Lanes, Ledger, Ways
 from tlt.report.log_lines import Narrator
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 
-_LINES = 2000
+_LOG_LINES = 2000
 _LOSSES = 2000
-# bytes that take a moment to fold
-_MUCH = 4 << 20
-# entries between two looks at the clock
+# unread bytes that take a noticeable time to fold
+_LARGE_BACKLOG = 4 << 20
+# entries between two checks of the time budget
 _STRIDE = 16
 
 
-class Loss(msgspec.Struct, frozen=True, array_like=True):
+class LossPoint(msgspec.Struct, frozen=True, array_like=True):
     at: float
     loss: float
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
     number: int
     at: float
     text: str
@@ -53,14 +53,14 @@ class Run:
         self.folder = folder
         self.spec = spec
         self._failed: Position | None = None
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """From the first entry on: what was read may have been taken back."""
+    def reset(self) -> None:
+        """Start again from the first entry."""
         self.position = START
-        # of the first entry, and of the last one
+        # times of the first and the last entry
         self.began: float | None = None
-        self.heard = 0.0
+        self.last_entry = 0.0
         self.status: JobStatus = "queued"
         self.error: str | None = None
         self.ledger = Ledger(JobId(self.folder.name), self.spec, by_worker=False)
@@ -69,29 +69,29 @@ class Run:
         self.lanes = Lanes()
         self.attempts = Attempts()
         self.ways = Ways()
-        self.tail = Tail()
-        self.pace = Pace()
+        self.tail = RolloutTail()
+        self.token_rate = TokenRate()
         self.samples = Samples(self.folder, self.spec)
-        self.losses: deque[Loss] = deque(maxlen=_LOSSES)
-        self.mishaps = RecentErrors()
-        # of every held-out answer, so that their mean reward is an accuracy
-        self.right_or_wrong = True
-        self.lines: deque[Line] = deque(maxlen=_LINES)
-        self.new_lines: list[Line] = []
-        self._line = 0
+        self.losses: deque[LossPoint] = deque(maxlen=_LOSSES)
+        self.errors = RecentErrors()
+        # every held-out answer scored 0 or 1, so that their mean reward is an accuracy
+        self.binary_rewards = True
+        self.log_lines: deque[LogLine] = deque(maxlen=_LOG_LINES)
+        self.new_log_lines: list[LogLine] = []
+        self._line_number = 0
 
     @property
     def ended(self) -> bool:
         return self.ledger.ended
 
     def failed_loggers(self) -> dict[str, str]:
-        """Which are left alone, and why."""
+        """Return the loggers that are not called any more, each with its error."""
         errors = {name: delivered.read(self.folder, name).error for name in self.spec.loggers}
         return {name: error for name, error in errors.items() if error is not None}
 
     @property
     def unread(self) -> int:
-        """Bytes of the journal."""
+        """Count the bytes of the journal that are not folded yet."""
         try:
             return (self.folder / FILE_NAME).stat().st_size - self.position.bytes
         except FileNotFoundError:
@@ -99,16 +99,14 @@ class Run:
 
     @property
     def share_read(self) -> float:
-        """Of the journal."""
         return self.position.bytes / max(1, self.position.bytes + self.unread)
 
     @property
-    def reading(self) -> float | None:
-        """The share that was read, where much was not: what is known is old."""
-        return None if self.unread < _MUCH else self.share_read
+    def has_large_backlog(self) -> bool:
+        return self.unread >= _LARGE_BACKLOG
 
     def advance(self, budget: float) -> bool:
-        """Fold what has come for `budget` seconds at most; whether anything was."""
+        """Fold new entries for at most `budget` seconds; return True if there were any."""
         unread = self.unread
         if unread < 0:
             raise JournalError(f"{self.folder / FILE_NAME}: shorter than it was")
@@ -117,76 +115,76 @@ class Run:
         deadline = time.monotonic() + budget
         first = self.position
         for count, (entry, after) in enumerate(follow(self.folder / FILE_NAME, self.position)):
-            self._fold(entry)
+            self._add(entry)
             self.position = after
             if count % _STRIDE == 0 and time.monotonic() > deadline:
                 break
         return self.position != first
 
     def catch_up(self, budget: float) -> bool:
-        """As `advance`; from the beginning again where what was read has been taken back."""
+        """Call `advance`, and start again once where entries that were read have been removed."""
         try:
             return self.advance(budget)
         except JournalError:
             if self.position == self._failed:
-                raise  # it is damaged, and was read again for nothing
+                raise  # reading it again did not help: the journal is damaged
             self._failed = self.position
-            self.begin()
+            self.reset()
             return True
 
-    def forget_news(self) -> bool:
-        """Where nobody is told; whether there was any."""
+    def discard_pending(self) -> bool:
+        """Drop changes that no listener receives; return True if there were any."""
         news = self.lanes.news()
-        found = bool(self.new_lines or news.changes or news.batches or news.marks)
-        self.new_lines = []
+        found = bool(self.new_log_lines or news.changes or news.batches or news.marks)
+        self.new_log_lines = []
         return found
 
-    def _fold(self, entry: JournalEntry) -> None:
+    def _add(self, entry: JournalEntry) -> None:
         event = entry.event
         if isinstance(event, JobStarted):
             self.began, self.status = entry.at, "running"
-        self.heard = max(self.heard, entry.at)
+        self.last_entry = max(self.last_entry, entry.at)
         at = 0.0 if self.began is None else round(entry.at - self.began, 3)
         before = self.ledger.state
         commands = self.ledger.add(event, entry.at)
         after = self.ledger.state
         self.lanes.watch(before, event, after, commands, at)
         self.attempts.watch(before, event, after, at)
-        self.tail.watch(self.ledger, event)
-        self.samples.watch(event, self.position)
-        self.mishaps.watch(before, event, after, at)
-        self._watch(before, event, after, at)
-        self._tell(event, commands, at)
+        self.tail.add(self.ledger, event)
+        self.samples.add(event, self.position)
+        self.errors.add(before, event, after, at)
+        self._add_event(before, event, after, at)
+        self._add_log_lines(event, commands, at)
         for command in commands:
-            self._note(command)
+            self._add_command(command)
 
-    def _note(self, command: Command) -> None:
+    def _add_command(self, command: Command) -> None:
         match command:
             case FinishRun():
                 self.status, self.error = command.status, command.error
             case RecordRolloutBatch(purpose="eval"):
-                self.right_or_wrong &= all(reward in (0.0, 1.0) for reward in command.rewards)
+                self.binary_rewards &= all(reward in (0.0, 1.0) for reward in command.rewards)
             case _:
                 pass
 
-    def _watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
+    def _add_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
         match event:
             case DecodingReported() if after.decode_costs is not before.decode_costs:
                 self.ways.add(event, at)
-                self.pace.add(at, sum(tally.tokens for tally in event.tallies))
+                self.token_rate.add(at, sum(tally.tokens for tally in event.tallies))
             case RolloutFinished() if not self.spec.speculation.arms:
-                self.pace.add(at, event.length)
+                self.token_rate.add(at, event.length)
             case DrafterDeltaReady() if after.drafter_state is not before.drafter_state:
-                self.losses.append(Loss(at, event.loss))
+                self.losses.append(LossPoint(at, event.loss))
             case _:
                 pass
 
-    def _tell(self, event: AnyEvent, commands: Sequence[Command], at: float) -> None:
+    def _add_log_lines(self, event: AnyEvent, commands: Sequence[Command], at: float) -> None:
         for text in self.narrator.lines(event, commands):
-            self._line += 1
-            line = Line(self._line, at, text)
-            self.lines.append(line)
-            self.new_lines.append(line)
+            self._line_number += 1
+            line = LogLine(self._line_number, at, text)
+            self.log_lines.append(line)
+            self.new_log_lines.append(line)
 
 
 def read_spec(folder: Path) -> JobSpec:

@@ -1,4 +1,4 @@
-"""The dashboard's own process: one port, one loop, gone without a trace when it is told to end."""
+"""The dashboard's own process: one port and one event loop, until it is told to end."""
 
 import asyncio
 import secrets
@@ -15,24 +15,24 @@ from tlt.dashboard.data_sources import Source
 from tlt.errors import ConfigError
 
 PORT = 8420
-# tried after the first, where none was asked for
+# ports tried after the first if none was given
 _MORE_PORTS = 20
 _TOKEN_FILE = "dashboard-token"
-# between two looks at whether it was told to end
+# between two checks whether it was told to end
 _TICK_SECONDS = 0.5
-# of uvicorn's own ticks: after so many the date that answers carry is renewed
-_A_SECOND = 10
+# uvicorn renews the date of its responses when its tick count is a multiple of this
+_UVICORN_TICKS = 10
 
 
 class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
-        """Its own wakes ten times a second, which costs more than a page that is told nothing."""
-        while not await self.on_tick(_A_SECOND):  # noqa: ASYNC110
+        """Tick twice a second; uvicorn's ten times cost more than an idle page does."""
+        while not await self.on_tick(_UVICORN_TICKS):  # noqa: ASYNC110
             await asyncio.sleep(_TICK_SECONDS)
 
 
-def kept_token(folder: Path) -> str:
-    """The same for as long as the session's folder is there, so that an open page stays good."""
+def session_token(folder: Path) -> str:
+    """Return the session's token, which stays the same so that an open page keeps working."""
     file = folder / _TOKEN_FILE
     try:
         return file.read_text().strip()
@@ -51,23 +51,25 @@ def serve(
     public: str | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Until it is told to end; `ready` is given the address, once it answers there.
+    """Serve until told to end; call `ready` with the address once the port is open.
 
-    `public`: that of a proxy before it.
+    `public` is the address of a proxy in front of the dashboard.
     """
-    if public is not None and not _is_address(public):
+    if public is not None and not _is_origin(public):
         raise ConfigError(f"--public-url {public}: write https://host or https://host:port")
     loopback = is_loopback(host)
     if not loopback and not token:
-        raise ConfigError(f"--host {host}: everybody there could look; give a --token, too")
+        raise ConfigError(f"--host {host}: anyone on that network could read it; give a --token")
     token = token or secrets.token_urlsafe(24)
     with _listen(host, port) as listener:
-        found = listener.getsockname()[1]
+        bound_port = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
+        address = (public or f"http://{shown}:{bound_port}").rstrip("/")
 
         async def run() -> None:
-            source = make_source()
-            dashboard = Dashboard(source, token=token, port=found, loopback=loopback, public=public)
+            dashboard = Dashboard(
+                make_source(), token=token, port=bound_port, loopback=loopback, public=public
+            )
             config = uvicorn.Config(
                 dashboard.app,
                 http="h11",
@@ -75,25 +77,23 @@ def serve(
                 log_level="critical",
                 access_log=False,
                 server_header=False,
-                # those who listen would otherwise keep it up
+                # open event streams would otherwise keep it running
                 timeout_graceful_shutdown=1,
             )
-            server = _Server(config)
-            where = (public or f"http://{shown}:{found}").rstrip("/")
-            ready(f"{where}/?token={quote(token, safe='')}")
-            await server.serve(sockets=[listener])
+            ready(f"{address}/?token={quote(token, safe='')}")
+            await _Server(config).serve(sockets=[listener])
 
         asyncio.run(run())
 
 
-def _is_address(text: str) -> bool:
-    """Without a path: the page's own begin at the root."""
+def _is_origin(text: str) -> bool:
+    """Return True for a URL without a path: the page's own paths begin at the root."""
     try:
         parts = urlsplit(text)
     except ValueError:
         return False
-    sound = parts.scheme in ("http", "https") and bool(parts.hostname)
-    return sound and parts.path in ("", "/") and not parts.query and not parts.fragment
+    valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return valid and parts.path in ("", "/") and not parts.query and not parts.fragment
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

@@ -1,4 +1,4 @@
-"""A session as listeners follow it: its jobs, its workers and how its streams are."""
+"""A session as its listeners follow it: jobs, workers and the health of its streams."""
 
 import asyncio
 import contextlib
@@ -10,12 +10,12 @@ import redis.exceptions
 import structlog
 
 from tlt.config import SessionSpec
-from tlt.dashboard.advice import Advice, about_session, ordered
-from tlt.dashboard.broadcast import Channel
-from tlt.dashboard.job_restarts import Restarts
-from tlt.dashboard.on_demand_task import Follower
-from tlt.dashboard.rollout_tail import Holding
-from tlt.dashboard.session_health import Health, Watcher
+from tlt.dashboard.advice import Advice, advice_on_session, by_urgency
+from tlt.dashboard.broadcast import Broadcast
+from tlt.dashboard.feed import Feed
+from tlt.dashboard.job_restarts import JobRestarts
+from tlt.dashboard.rollout_tail import RunningAnswers
+from tlt.dashboard.session_health import Health, HealthReader
 from tlt.ids import JobId, JobStatus
 from tlt.protocol.records import JobRecord
 from tlt.session_files import is_up
@@ -24,22 +24,23 @@ from tlt.store.redis_connection import GONE, Connection, shown
 
 _TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
-_JOBS = 200
-# looking may take one part in so many of a core's time
-_SHARE = 500
+_LISTED_JOBS = 200
+# reading may take one part in so many of a core's time
+_CORE_SHARE = 500
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
 
-class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     status: JobStatus
     error: str | None
     submitted: float
     folder: str
     steps: int
-    # 0: it has not begun; of workers, lives that ended while it ran
+    # 0: the job has not started
     attempts: int
+    # incarnations of workers that ended while it ran
     losses: int
 
 
@@ -50,79 +51,80 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     runs: str
     device: str
     planned_workers: int
-    jobs: tuple[JobLine, ...]
-    # older ones, not listed
-    more: int
+    jobs: tuple[JobRow, ...]
+    # count of older jobs, which are not listed
+    older_jobs: int
     health: Health
     advice: tuple[Advice, ...]
 
 
-class SessionFeed(Follower):
+class SessionFeed(Feed):
     def __init__(self, spec: SessionSpec, connection: Connection) -> None:
+        super().__init__(Broadcast(history=0))
         self.spec = spec
         self.jobs = Jobs(connection, spec)
-        super().__init__(Channel(past=0))
-        self._watcher = Watcher(connection, spec)
         self.up = is_up(Path(spec.folder))
-        self._restarts = Restarts(Path(spec.folder) / "session")
+        self.health_reader = HealthReader(connection, spec)
+        self._restarts = JobRestarts(Path(spec.folder) / "session")
         self._records: list[JobRecord] = []
-        self._odd: str | None = None
+        self._unreadable_record: str | None = None
         self._logged: str | None = None
-        self._holding: dict[JobId, Holding | None] = {}
-        self._said = b""
+        self._running_answers: dict[JobId, RunningAnswers | None] = {}
+        self._message = b""
 
     async def view(self) -> SessionView:
-        """As it is now, whatever goes wrong in looking at it."""
+        """Return the session as it is now; whatever cannot be read becomes a warning."""
         try:
             self.up = is_up(Path(self.spec.folder))
-            health = await self._look()
-        except Exception as error:  # what another release wrote may fail anywhere
-            health, self._holding = Health(odd=repr(error)), {}
-            if health.odd != self._logged:
-                self._logged = health.odd
-                _log.exception("the session cannot be looked at")
+            health = await self._read()
+        except Exception as error:  # data of another release may fail anywhere
+            health, self._running_answers = Health(unreadable=repr(error)), {}
+            if health.unreadable != self._logged:
+                self._logged = health.unreadable
+                _log.exception("the session cannot be read")
         return self._view(health)
 
-    def holding(self, job: JobId) -> Holding | None:
-        """None where nobody knows."""
-        return self._holding.get(job)
+    def running_answers(self, job: JobId) -> RunningAnswers | None:
+        """Return the job's running answers, or None where they are not known."""
+        return self._running_answers.get(job)
 
-    def follows(self, job: JobId) -> bool:
-        """Whether the session is at it, or will be."""
+    def attends(self, job: JobId) -> bool:
+        """Return True if the session is up and runs the job, or will."""
         ended = any(each.job == job and each.status in ENDED for each in self._records)
         return self.up and not ended
 
-    def listen(self, bell: asyncio.Event) -> None:
-        """Who comes after nobody listened is not told what was then."""
-        if not self.channel.listeners:
-            self._said = b""
-        super().listen(bell)
+    def add_listener(self, wakeup: asyncio.Event) -> None:
+        if not self.broadcast.listeners:
+            self._message = b""  # it is as old as the last listener
+        super().add_listener(wakeup)
 
-    def whole(self) -> bytes:
-        return self._said or b"null"
+    def full_state(self) -> bytes:
+        return self._message or b"null"
 
     async def _follow(self) -> None:
-        while self.channel.listeners:
+        while self.broadcast.listeners:
             begun = time.thread_time()
-            said = _encode(await self.view())
+            message = _encode(await self.view())
             spent = time.thread_time() - begun
-            if said != self._said:
-                self._said = said
-                self.channel.publish(said)
-            await asyncio.sleep(min(_LONGEST_PAUSE, max(_TICK_SECONDS, _SHARE * spent)))
+            if message != self._message:
+                self._message = message
+                self.broadcast.publish(message)
+            await asyncio.sleep(min(_LONGEST_PAUSE, max(_TICK_SECONDS, _CORE_SHARE * spent)))
 
-    async def _look(self) -> Health:
-        # while Redis is away, what it said last is still the best that is known
+    async def _read(self) -> Health:
+        # while Redis does not answer, the last records are the best that is known
         with contextlib.suppress(*GONE, redis.exceptions.RedisError):
-            self._records, self._odd = await self.jobs.readable()
+            self._records, self._unreadable_record = await self.jobs.readable()
         current = next((r.job for r in self._records if r.status == "running"), None)
-        health, holding = await self._watcher.look(current)
-        self._holding = {} if current is None else {current: holding}
-        self._restarts.look()
-        return health if self._odd is None else msgspec.structs.replace(health, odd=self._odd)
+        health, answers = await self.health_reader.read(current)
+        self._running_answers = {} if current is None else {current: answers}
+        self._restarts.update()
+        if self._unreadable_record is None:
+            return health
+        return msgspec.structs.replace(health, unreadable=self._unreadable_record)
 
     def _view(self, health: Health) -> SessionView:
-        newest = self._records[-_JOBS:]
+        newest = self._records[-_LISTED_JOBS:]
         return SessionView(
             name=self.spec.name,
             up=self.up,
@@ -130,20 +132,20 @@ class SessionFeed(Follower):
             runs=self.spec.runs,
             device=self.spec.device,
             planned_workers=self.spec.workers,
-            jobs=tuple(
-                JobLine(
-                    job=record.job,
-                    status=record.status,
-                    error=record.error,
-                    submitted=record.submitted,
-                    folder=record.folder,
-                    steps=record.spec.algorithm.steps,
-                    attempts=self._restarts.attempts[record.job],
-                    losses=self._restarts.losses[record.job],
-                )
-                for record in reversed(newest)
-            ),
-            more=len(self._records) - len(newest),
+            jobs=tuple(map(self._job_row, reversed(newest))),
+            older_jobs=len(self._records) - len(newest),
             health=health,
-            advice=ordered(tuple(about_session(health, self.up))),
+            advice=by_urgency(advice_on_session(health, self.up)),
+        )
+
+    def _job_row(self, record: JobRecord) -> JobRow:
+        return JobRow(
+            job=record.job,
+            status=record.status,
+            error=record.error,
+            submitted=record.submitted,
+            folder=record.folder,
+            steps=record.spec.algorithm.steps,
+            attempts=self._restarts.attempts[record.job],
+            losses=self._restarts.losses[record.job],
         )

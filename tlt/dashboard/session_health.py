@@ -1,4 +1,4 @@
-"""How the streams and the workers of a session are, read from Redis and nowhere written."""
+"""Health of a session's streams and workers, read from Redis without writing to it."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import msgspec
 import redis.exceptions
 
 from tlt.config import SessionSpec
-from tlt.dashboard.rollout_tail import Held, Holding
+from tlt.dashboard.rollout_tail import RunningAnswer, RunningAnswers
 from tlt.errors import StoreError
 from tlt.ids import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
@@ -18,26 +18,25 @@ from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import GONE, Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
 
-# of answers in hand: told with who has them, and with their age alone
+# running answers that are read with prompt and worker, and those of which only the age is read
 _LONGEST = 32
 _AGES = 128
-# dead letters that are told
-_DEAD = 3
-_LISTED = 128
+_DEAD_LETTERS = 3
+_LISTED_WORKERS = 128
 _codec = Codec[PromptIssued](PromptIssued)
-_Answer = TypeVar("_Answer")
+_Reply = TypeVar("_Reply")
 
 
 class StreamHealth(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    # None where the stream is read without one
+    # None where the stream is read without a consumer group
     group: str | None
     depth: int
     # delivered and not acknowledged
     pending: int = 0
-    # something was not yet delivered
+    # at least one entry is not delivered yet
     unread: bool = False
-    # of what is not acknowledged
+    # age of the oldest entry that is not acknowledged
     oldest_seconds: float = 0.0
 
 
@@ -60,141 +59,150 @@ class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    # Redis does not answer
+    # why Redis does not answer
     error: str | None = None
-    # it holds something that cannot be read, which is left out
-    odd: str | None = None
+    # something in Redis that cannot be read and is left out
+    unreadable: str | None = None
     lease_seconds: float = 0.0
     streams: tuple[StreamHealth, ...] = ()
-    # the most urgent first, where they are too many to tell all
+    # where they are too many to list all, those in trouble are listed
     workers: tuple[WorkerHealth, ...] = ()
     all_workers: int = 0
-    # of all: silent for half a lease or longer, and without a rank
+    # counted over all workers: silent for half a lease or longer, and not silent but without a rank
     silent: int = 0
     rankless: int = 0
     running: int = 0
     dead_letters: int = 0
-    # the newest first
-    dead: tuple[DeadLetter, ...] = ()
+    # newest first
+    newest_dead_letters: tuple[DeadLetter, ...] = ()
     redis_bytes: int = 0
     memory_used: int = 0
     memory_total: int = 0
     load: float = 0.0
 
 
-class Watcher:
-    """Remembers when each heartbeat last changed."""
+class HealthReader:
+    """Reads the health of a session, and remembers when each heartbeat last changed."""
 
     def __init__(self, connection: Connection, session: SessionSpec) -> None:
         self._connection = connection
         self._session = session
         self._keys = Keys(session.name)
-        self._beats: dict[WorkerId, Heartbeat] = {}
-        self._seen: dict[WorkerId, tuple[tuple[int, int], float]] = {}
+        self._heartbeats: dict[WorkerId, Heartbeat] = {}
+        # incarnation and counter of the newest heartbeat, and when it was first seen
+        self._changed: dict[WorkerId, tuple[tuple[int, int], float]] = {}
         self._prompts: dict[bytes, PromptIssued] = {}
-        self._odd: str | None = None
+        self._unreadable: str | None = None
 
-    async def look(self, job: JobId | None) -> tuple[Health, Holding | None]:
-        """With the answers of the running job that are being written, where that is known."""
+    async def read(self, job: JobId | None) -> tuple[Health, RunningAnswers | None]:
+        """Return the health, and the running answers of `job` where they are known."""
         try:
-            return await self._look(job)
+            return await self._read(job)
         except (*GONE, redis.exceptions.RedisError) as error:
             lease = self._session.lease_seconds
             return Health(error=str(error), lease_seconds=lease), None
 
-    async def _look(self, job: JobId | None) -> tuple[Health, Holding | None]:
-        self._odd = None
+    async def _read(self, job: JobId | None) -> tuple[Health, RunningAnswers | None]:
+        self._unreadable = None
         keys = self._keys
         named = {"events": keys.events}
         if job is not None:
             named |= {"prompts": keys.prompts(job), "growing": keys.growing(job)}
-        beats, dead, memory, *found = await self._ask(
+        heartbeats, dead_letters, memory, *replies = await self._query(
             lambda pipe: [
                 pipe.hgetall(keys.heartbeats),
                 pipe.xlen(keys.dead_letters),
                 pipe.info("memory"),
                 *(
-                    question
+                    query
                     for key in named.values()
-                    for question in (pipe.xlen(key), pipe.xinfo_groups(key))
+                    for query in (pipe.xlen(key), pipe.xinfo_groups(key))
                 ),
             ]
         )
-        lengths, groups = found[::2], found[1::2]
-        self._see(self._expected(beats, "heartbeats", dict[bytes, bytes]()))
+        self._update_heartbeats(self._checked(heartbeats, "heartbeats", dict[bytes, bytes]()))
         streams: list[StreamHealth] = []
-        holding: Holding | None = None
-        for (name, key), depth, known in zip(named.items(), lengths, groups, strict=True):
-            if not isinstance(known, list):
-                continue  # not there, or no longer
-            streams += await self._streams(name, key, depth, known)
-            if name == "prompts" and known:
-                holding = await self._in_hand(key, int(known[0]["pending"]))
-        told = self._told()
-        streams += await self._commands(told)
+        answers: RunningAnswers | None = None
+        for (name, key), depth, groups in zip(
+            named.items(), replies[::2], replies[1::2], strict=True
+        ):
+            if not isinstance(groups, list):
+                continue  # the stream doesn't exist (any more)
+            streams += await self._streams(name, key, depth, groups)
+            if name == "prompts" and groups:
+                answers = await self._running_answers(key, int(groups[0]["pending"]))
+        listed = self._listed_workers()
+        streams += await self._commands(listed)
         used, total = _machine_memory()
         health = Health(
-            odd=self._odd,
+            unreadable=self._unreadable,
             lease_seconds=self._session.lease_seconds,
             streams=tuple(streams),
-            workers=tuple(self._worker(*each) for each in told),
-            all_workers=len(self._beats),
-            silent=sum(map(self._is_silent, self._beats)),
+            workers=tuple(self._worker(*each) for each in listed),
+            all_workers=len(self._heartbeats),
+            silent=sum(map(self._is_silent, self._heartbeats)),
             rankless=sum(
-                not beat.rank_pids and not self._is_silent(worker)
-                for worker, beat in self._beats.items()
+                not heartbeat.rank_pids and not self._is_silent(worker)
+                for worker, heartbeat in self._heartbeats.items()
             ),
-            running=sum(beat.running for beat in self._beats.values()),
-            dead_letters=self._expected(dead, "dead letters", 0),
-            dead=await self._dead() if dead else (),
-            redis_bytes=self._expected(memory, "INFO", {"used_memory": 0})["used_memory"],
+            running=sum(heartbeat.running for heartbeat in self._heartbeats.values()),
+            dead_letters=self._checked(dead_letters, "dead letters", 0),
+            newest_dead_letters=await self._dead_letters() if dead_letters else (),
+            redis_bytes=self._checked(memory, "INFO", {"used_memory": 0})["used_memory"],
             memory_used=used,
             memory_total=total,
             load=round(os.getloadavg()[0], 2),
         )
-        return health, holding
+        return health, answers
 
-    async def _ask(self, questions: Callable[[Any], object]) -> list[Any]:
-        """In one trip; a question about what is not there is answered by its error."""
+    async def _query(self, queries: Callable[[Any], object]) -> list[Any]:
+        """Send all queries in one round trip; a query that fails is answered by its error."""
         async with self._connection.pipeline(transaction=False) as pipe:
-            questions(pipe)
-            answers: list[Any] = await pipe.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, GONE):
-                raise answer
-        return answers
+            queries(pipe)
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, GONE):
+                raise reply
+        return replies
 
-    def _see(self, raw: dict[bytes, bytes]) -> None:
-        self._beats = {}
-        for name, beat in raw.items():
+    def _checked(self, reply: Any, what: str, default: _Reply) -> _Reply:
+        """Return the reply, or the default where it is an error."""
+        if isinstance(reply, type(default)):
+            return reply
+        self._unreadable = f"{what}: {reply}"
+        return default
+
+    def _update_heartbeats(self, raw: dict[bytes, bytes]) -> None:
+        self._heartbeats = {}
+        for name, heartbeat in raw.items():
             try:
                 worker = WorkerId(name.decode())
-                self._beats[worker] = msgspec.msgpack.decode(beat, type=Heartbeat)
-            except ValueError as error:  # msgspec's own, or a name that is no text
-                self._odd = f"the heartbeat of {name!r}: {error}"
+                self._heartbeats[worker] = msgspec.msgpack.decode(heartbeat, type=Heartbeat)
+            except ValueError as error:  # msgspec's errors and those of decoding the name
+                self._unreadable = f"the heartbeat of {name!r}: {error}"
         now = time.monotonic()
-        for worker, beat in self._beats.items():
-            pulse = beat.incarnation, beat.counter
-            if worker not in self._seen or self._seen[worker][0] != pulse:
-                self._seen[worker] = pulse, now
+        for worker, heartbeat in self._heartbeats.items():
+            newest = heartbeat.incarnation, heartbeat.counter
+            if worker not in self._changed or self._changed[worker][0] != newest:
+                self._changed[worker] = newest, now
 
     async def _streams(
         self, name: str, key: str, depth: int, groups: list[dict[str, Any]]
     ) -> list[StreamHealth]:
         if not groups:
             return [StreamHealth(name=name, group=None, depth=depth)]
-        answers = await self._ask(
+        replies = await self._query(
             lambda pipe: [
-                question
+                query
                 for group in groups
-                for question in (
+                for query in (
                     pipe.xpending_range(key, group["name"], min="-", max="+", count=1),
                     pipe.xrange(key, min=f"({group['last-delivered-id'].decode()}", count=1),
                 )
             ]
         )
         found: list[StreamHealth] = []
-        for group, pending, unread in zip(groups, answers[::2], answers[1::2], strict=True):
+        for group, pending, unread in zip(groups, replies[::2], replies[1::2], strict=True):
             oldest = [row["message_id"] for row in pending] + [id_ for id_, _ in unread]
             found.append(
                 StreamHealth(
@@ -203,28 +211,21 @@ class Watcher:
                     depth=depth,
                     pending=int(group["pending"]),
                     unread=bool(unread),
-                    oldest_seconds=round(max(map(_age, oldest), default=0.0), 1),
+                    oldest_seconds=_oldest(oldest),
                 )
             )
         return found
 
-    def _expected(self, answer: Any, what: str, otherwise: _Answer) -> _Answer:
-        """Or that, where a question was answered by an error."""
-        if isinstance(answer, type(otherwise)):
-            return answer
-        self._odd = f"{what}: {answer}"
-        return otherwise
-
     async def _commands(self, workers: Sequence[tuple[WorkerId, Heartbeat]]) -> list[StreamHealth]:
-        """Those of the workers that are told, as one: each deletes what it has obeyed."""
+        """Return the listed workers' command streams as one: a worker deletes handled commands."""
         keys = [self._keys.commands(worker, beat.incarnation) for worker, beat in workers]
         if not keys:
             return []
-        depths = await self._ask(lambda pipe: [pipe.xlen(key) for key in keys])
+        depths = await self._query(lambda pipe: [pipe.xlen(key) for key in keys])
         waiting = [key for key, depth in zip(keys, depths, strict=True) if depth][:_LONGEST]
         oldest: list[Any] = []
         if waiting:
-            oldest = await self._ask(lambda pipe: [pipe.xrange(key, count=1) for key in waiting])
+            oldest = await self._query(lambda pipe: [pipe.xrange(key, count=1) for key in waiting])
         ids = [entries[0][0] for entries in oldest if isinstance(entries, list) and entries]
         return [
             StreamHealth(
@@ -232,13 +233,13 @@ class Watcher:
                 group="each worker",
                 depth=sum(depth for depth in depths if isinstance(depth, int)),
                 unread=bool(ids),
-                oldest_seconds=round(max(map(_age, ids), default=0.0), 1),
+                oldest_seconds=_oldest(ids),
             )
         ]
 
-    async def _dead(self) -> tuple[DeadLetter, ...]:
-        [entries] = await self._ask(
-            lambda pipe: pipe.xrevrange(self._keys.dead_letters, count=_DEAD)
+    async def _dead_letters(self) -> tuple[DeadLetter, ...]:
+        [entries] = await self._query(
+            lambda pipe: pipe.xrevrange(self._keys.dead_letters, count=_DEAD_LETTERS)
         )
         if not isinstance(entries, list):
             return ()
@@ -251,27 +252,20 @@ class Watcher:
             for id_, fields in entries
         )
 
-    async def _in_hand(self, key: str, running: int) -> Holding | None:
-        """Entries are read in their order, so that the first have been in hand the longest."""
-        [rows] = await self._ask(
+    async def _running_answers(self, key: str, running: int) -> RunningAnswers | None:
+        """Read the pending entries; they are in order, so the first have run the longest."""
+        [rows] = await self._query(
             lambda pipe: pipe.xpending_range(key, ROLLOUT, min="-", max="+", count=_AGES)
         )
         if not isinstance(rows, list):
             return None
-        ages = sorted((row["time_since_delivered"] / 1000 for row in rows), reverse=True)
-        rows = sorted(rows, key=lambda row: -row["time_since_delivered"])[:_LONGEST]
-        ids = [row["message_id"] for row in rows]
-        self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
-        unknown = [id_ for id_ in ids if id_ not in self._prompts]
-        if unknown:
-            answers = await self._ask(
-                lambda pipe: [pipe.xrange(key, min=id_, max=id_) for id_ in unknown]
-            )
-            for id_, entries in zip(unknown, answers, strict=True):
-                self._learn(id_, entries)
-        owners = {str(beat.incarnation): worker for worker, beat in self._beats.items()}
-        held = [
-            Held(
+        rows.sort(key=lambda row: -row["time_since_delivered"])
+        ages = tuple(row["time_since_delivered"] / 1000 for row in rows)
+        rows = rows[:_LONGEST]
+        await self._read_prompts(key, [row["message_id"] for row in rows])
+        owners = {str(beat.incarnation): worker for worker, beat in self._heartbeats.items()}
+        longest = tuple(
+            RunningAnswer(
                 prompt=prompt.prompt,
                 member=prompt.member,
                 worker=owners.get(row["consumer"].decode(errors="replace")),
@@ -280,53 +274,66 @@ class Watcher:
             )
             for row in rows
             if (prompt := self._prompts.get(row["message_id"])) is not None
-        ]
-        return Holding(longest=tuple(held), ages=tuple(ages), running=running)
+        )
+        return RunningAnswers(longest=longest, ages=ages, running=running)
 
-    def _learn(self, id_: bytes, entries: Any) -> None:
-        try:
-            for _, fields in entries:
-                self._prompts[id_] = _codec.decode(fields)
-        except (StoreError, TypeError) as error:  # or no entries: an error is the answer
-            self._odd = f"the prompt {id_.decode()}: {error}"
+    async def _read_prompts(self, key: str, ids: list[bytes]) -> None:
+        """Read those of the entries that are not known yet, and forget all others."""
+        self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
+        unknown = [id_ for id_ in ids if id_ not in self._prompts]
+        if not unknown:
+            return
+        replies = await self._query(
+            lambda pipe: [pipe.xrange(key, min=id_, max=id_) for id_ in unknown]
+        )
+        for id_, entries in zip(unknown, replies, strict=True):
+            try:
+                for _, fields in entries:
+                    self._prompts[id_] = _codec.decode(fields)
+            except (StoreError, TypeError) as error:  # TypeError: the reply is an error
+                self._unreadable = f"the prompt {id_.decode()}: {error}"
 
-    def _told(self) -> list[tuple[WorkerId, Heartbeat]]:
-        beats = sorted(self._beats.items(), key=lambda each: natural(each[0]))
-        if len(beats) <= _LISTED:
-            return beats
-        beats.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
-        return beats[:_LISTED]
+    def _listed_workers(self) -> list[tuple[WorkerId, Heartbeat]]:
+        workers = sorted(self._heartbeats.items(), key=lambda each: natural_order(each[0]))
+        if len(workers) > _LISTED_WORKERS:
+            workers.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
+        return workers[:_LISTED_WORKERS]
 
     def _silent_seconds(self, worker: WorkerId) -> float:
-        return time.monotonic() - self._seen[worker][1]
+        return time.monotonic() - self._changed[worker][1]
 
     def _is_silent(self, worker: WorkerId) -> bool:
         return self._silent_seconds(worker) > self._session.lease_seconds / 2
 
-    def _worker(self, worker: WorkerId, beat: Heartbeat) -> WorkerHealth:
+    def _worker(self, worker: WorkerId, heartbeat: Heartbeat) -> WorkerHealth:
         return WorkerHealth(
             worker=worker,
-            incarnation=beat.incarnation,
-            ranks=len(beat.rank_pids),
-            running=beat.running,
-            job=beat.job,
+            incarnation=heartbeat.incarnation,
+            ranks=len(heartbeat.rank_pids),
+            running=heartbeat.running,
+            job=heartbeat.job,
             silent_seconds=round(self._silent_seconds(worker), 1),
-            memory_bytes=beat.resident_bytes,
-            pid=beat.pid,
+            memory_bytes=heartbeat.resident_bytes,
+            pid=heartbeat.pid,
         )
 
 
-def natural(worker: WorkerId) -> tuple[int, str]:
+def natural_order(worker: WorkerId) -> tuple[int, str]:
+    """Return a sort key that puts w2 before w10."""
     return len(worker), worker
 
 
 def _age(entry: bytes) -> float:
-    """An entry's number begins with the time at which it was added."""
+    """Return an entry's age: its id begins with the time at which it was added."""
     return max(0.0, time.time() - int(entry.split(b"-")[0]) / 1000)
 
 
+def _oldest(entries: Sequence[bytes]) -> float:
+    return round(max(map(_age, entries), default=0.0), 1)
+
+
 def _machine_memory() -> tuple[int, int]:
-    """Used and all, in bytes."""
+    """Return used and total memory in bytes, or zeros where they are not known."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)

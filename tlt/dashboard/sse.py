@@ -1,78 +1,63 @@
-"""Server-sent events: what a listener missed, then what comes, and a beat when nothing does.
+"""Server-sent events: first what a listener missed, then each change, and a heartbeat in between.
 
-An event's id names the channels that told it and how far each had come: who comes back with it is
-told the rest, or the whole where too much has passed or another channel answers.
+An event's id names the broadcasts that it comes from and the number that each had reached. A
+listener that returns with an id receives the rest, or the full state where the history is too short
+or the id is of other broadcasts.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol
 
-from tlt.dashboard.broadcast import Channel
+from tlt.dashboard.feed import Feed
 
-_BEAT_SECONDS = 5.0
-# no number of ours has so many
-_DIGITS = 16
+_HEARTBEAT_SECONDS = 5.0
+# more digits than any number of ours has
+_MAX_DIGITS = 16
 _RETRY = b"retry: 1000\n\n"
 
 
-class Feed(Protocol):
-    """A run's or the session's."""
-
-    channel: Channel
-
-    def listen(self, bell: asyncio.Event) -> None: ...
-
-    def leave(self, bell: asyncio.Event) -> None: ...
-
-    def whole(self) -> bytes: ...
-
-
 async def events(feeds: Mapping[str, Feed], last_id: str | None) -> AsyncGenerator[bytes]:
-    """Until whoever listens is gone."""
-    bell = asyncio.Event()
-    reached = _reached(feeds, last_id)
+    """Yield events until the listener has left."""
+    wakeup = asyncio.Event()
+    reached = _parse_id(feeds, last_id)
     for feed in feeds.values():
-        feed.listen(bell)
+        feed.add_listener(wakeup)
     try:
         yield _RETRY
         while True:
-            bell.clear()
+            wakeup.clear()
             for name, feed in feeds.items():
                 known = reached.get(name)
-                missed = None if known is None else feed.channel.since(known)
+                missed = None if known is None else feed.broadcast.after(known)
                 if missed is None:
-                    # what nobody was told yet is told first, and then counted
-                    whole = feed.whole()
-                    reached[name] = feed.channel.number
-                    yield _event(name, whole, _id(feeds, reached))
-                    continue
-                for count, message in enumerate(missed, feed.channel.number - len(missed) + 1):
+                    # making the full state may publish pending changes: read the number after it
+                    missed = [feed.full_state()]
+                for count, message in enumerate(missed, feed.broadcast.number - len(missed) + 1):
                     reached[name] = count
-                    yield _event(name, message, _id(feeds, reached))
+                    yield _event(name, message, _format_id(feeds, reached))
             try:
-                await asyncio.wait_for(bell.wait(), _BEAT_SECONDS)
+                await asyncio.wait_for(wakeup.wait(), _HEARTBEAT_SECONDS)
             except TimeoutError:
-                yield b"event: beat\ndata: \n\n"
+                yield b"event: heartbeat\ndata: \n\n"
     finally:
         for feed in feeds.values():
-            feed.leave(bell)
+            feed.remove_listener(wakeup)
 
 
 def _event(name: str, data: bytes, id_: str) -> bytes:
-    """JSON has no line ends of its own, so that one line of data is all of it."""
+    """Return an event of one data line: our JSON has no line breaks."""
     return b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), id_.encode(), data)
 
 
-def _id(feeds: Mapping[str, Feed], reached: Mapping[str, int]) -> str:
-    return ".".join(f"{feeds[name].channel.name}-{number}" for name, number in reached.items())
+def _format_id(feeds: Mapping[str, Feed], reached: Mapping[str, int]) -> str:
+    return ".".join(f"{feeds[name].broadcast.name}-{number}" for name, number in reached.items())
 
 
-def _reached(feeds: Mapping[str, Feed], last_id: str | None) -> dict[str, int]:
-    names = {feed.channel.name: name for name, feed in feeds.items()}
-    found: dict[str, int] = {}
+def _parse_id(feeds: Mapping[str, Feed], last_id: str | None) -> dict[str, int]:
+    names = {feed.broadcast.name: name for name, feed in feeds.items()}
+    reached: dict[str, int] = {}
     for part in (last_id or "").split("."):
-        channel, _, number = part.partition("-")
-        if channel in names and number.isdecimal() and len(number) < _DIGITS:
-            found[names[channel]] = int(number)
-    return found
+        broadcast, _, number = part.partition("-")
+        if broadcast in names and number.isdecimal() and len(number) < _MAX_DIGITS:
+            reached[names[broadcast]] = int(number)
+    return reached

@@ -1,4 +1,4 @@
-"""Where the time of each step went; those that are over are looked at again now and then."""
+"""Seconds of each step by duty, and what speculation saved in it."""
 
 import math
 from collections.abc import Sequence
@@ -10,37 +10,38 @@ from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report import StepAccount
 from tlt.report.time_by_duty import summed
 
-# what was saved in steps that are over becomes surer with each control run
-_RENEWED_SECONDS = 60.0
+# estimates of past steps' savings become surer with each control run
+_REFRESH_SECONDS = 60.0
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     seconds: float
-    # of all workers, by duty
+    # summed over all workers
     duties: dict[str, float]
     saved: SavingsInterval | None
+    # what was saved of the wait for the last answer
     critical: SavingsInterval | None
 
 
 class StepTimes:
     def __init__(self) -> None:
-        self._known: list[StepTime] = []
-        self._renewed = -math.inf
+        self._rows: list[StepTime] = []
+        self._refreshed = -math.inf
 
-    def since(self, now: float, ended: bool) -> Step:
-        """The first step that has to be looked at: time still passes in the last one."""
-        if ended or now - self._renewed >= _RENEWED_SECONDS:
-            self._renewed = now
+    def start_refresh(self, now: float, ended: bool) -> Step:
+        """Return the first step to compute again: the last one, or now and then all of them."""
+        if ended or now - self._refreshed >= _REFRESH_SECONDS:
+            self._refreshed = now
             return Step(0)
-        return self._known[-1].step if self._known else Step(0)
+        return self._rows[-1].step if self._rows else Step(0)
 
-    def learn(self, accounts: Sequence[StepAccount]) -> Sequence[StepTime]:
-        """Of the steps since then; returns those of all."""
-        while self._known and accounts and self._known[-1].step >= accounts[0].step:
-            self._known.pop()
-        self._known += map(_step_time, accounts)
-        return self._known
+    def replace(self, accounts: Sequence[StepAccount]) -> Sequence[StepTime]:
+        """Replace the rows from the first of `accounts` on, and return all rows."""
+        while self._rows and accounts and self._rows[-1].step >= accounts[0].step:
+            self._rows.pop()
+        self._rows += map(_step_time, accounts)
+        return self._rows
 
 
 def _step_time(account: StepAccount) -> StepTime:

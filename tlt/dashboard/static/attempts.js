@@ -22,7 +22,7 @@ export class AttemptsCard {
 
   update(told) {
     if (told === null) return;
-    const ended = told.lives.filter((life) => life.ended !== null);
+    const ended = told.incarnations.filter((life) => life.ended !== null);
     say(this.sum, `${plural(told.attempts.length, "attempt")}; ${plural(ended.length, "life of a worker", "lives of workers")} ended before the job did.`);
     renew(
       this.attempts,
@@ -44,7 +44,7 @@ export class AttemptsCard {
       this.lives,
       table(
         [{ name: "worker", left: true }, { name: "incarnation" }, { name: "from" }, { name: "until" }, { name: "ended because", left: true }],
-        told.lives.slice(0, LIVES).map((life) => [
+        told.incarnations.slice(0, LIVES).map((life) => [
           life.worker,
           count(life.incarnation),
           seconds(life.began),
@@ -52,7 +52,7 @@ export class AttemptsCard {
           life.end ?? "–",
         ]),
         {
-          caption: told.lives.length > LIVES ? `the newest ${count(LIVES)} of ${count(told.lives.length)}` : undefined,
+          caption: told.incarnations.length > LIVES ? `the newest ${count(LIVES)} of ${count(told.incarnations.length)}` : undefined,
           empty: "All workers are those that the job began with.",
         },
       ),

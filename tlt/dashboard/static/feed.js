@@ -53,7 +53,7 @@ export class Feed {
     this.source = source;
     source.addEventListener("session", (event) => this.told(() => this.listeners.session(JSON.parse(event.data))));
     source.addEventListener("run", (event) => this.told(() => this.listeners.run(JSON.parse(event.data))));
-    source.addEventListener("beat", () => this.told(() => {}));
+    source.addEventListener("heartbeat", () => this.told(() => {}));
     source.addEventListener("open", () => this.told(() => {}));
     source.addEventListener("error", () => {
       if (source.readyState === EventSource.CLOSED) this.learnWhy(source);

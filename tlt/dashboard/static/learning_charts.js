@@ -55,7 +55,7 @@ export class LearningCard {
     put("gradient", updates, (s) => s.metrics.gradient_norm);
     put("loss", updates, (s) => s.metrics.loss);
     put("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
-    const isShare = learning.right_or_wrong;
+    const isShare = learning.binary_rewards;
     const figure = (value) => (isShare ? percent(value, 1) : number(value, 3));
     renew(
       this.evals,

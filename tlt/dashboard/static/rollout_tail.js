@@ -46,7 +46,7 @@ export class TailCard {
   // `known`: whether there is a session to ask who has what in hand.
   update(tail, run, known) {
     if (tail === null) return;
-    this.done.set(joined([tail.now, tail.before].map((curve) => points(curve, tail))));
+    this.done.set(joined([tail.current, tail.previous].map((curve) => points(curve, tail))));
     const { width, counts } = tail.lengths;
     this.lengths.set(counts.some(Boolean) ? [counts.map((_, index) => (index + 0.5) * width), counts] : [[], []]);
     say(this.sentence, sentence(tail, run, known));
@@ -71,7 +71,7 @@ function points(curve, tail) {
   const scale = (100 * curve.stride) / Math.max(1, curve.expected);
   const at = [0, ...curve.done];
   const share = at.map((_, index) => Math.min(100, index * scale));
-  const open = curve === tail.now && tail.seconds > (at.at(-1) ?? 0);
+  const open = curve === tail.current && tail.seconds > (at.at(-1) ?? 0);
   return open ? [[...at, tail.seconds], [...share, share.at(-1)]] : [at, share];
 }
 
@@ -81,11 +81,11 @@ function nobody(run, known) {
 }
 
 function sentence(tail, { head, live, open }, known) {
-  if (!tail.now) return "No round yet.";
-  const name = tail.now.purpose === "eval" ? "Evaluation" : `Step ${tail.now.step}`;
+  if (!tail.current) return "No round yet.";
+  const name = tail.current.purpose === "eval" ? "Evaluation" : `Step ${tail.current.step}`;
   const scored = `${percent(head.settled / Math.max(1, head.expected))} scored`;
   if (!live && head.settled < head.expected) return `${name}: ${scored} when ${open ? "it was last heard of" : "the job ended"}.`;
-  if (!tail.seconds) return `${name}: all answers were there after ${seconds(tail.now.done.at(-1) ?? 0)}.`;
+  if (!tail.seconds) return `${name}: all answers were there after ${seconds(tail.current.done.at(-1) ?? 0)}.`;
   const parts = [`${name}, ${seconds(tail.seconds)} in: ${scored}`];
   if (tail.running) parts.push(`${count(tail.running)} in hand`);
   if (tail.queued) parts.push(`${count(tail.queued)} ${known ? "in the queue" : "still to come"}`);

@@ -32,7 +32,7 @@ export class RunModel {
   // Returns the names of what has changed.
   apply(update) {
     const changed = new Set();
-    if (update.whole) {
+    if (update.full) {
       this.clear();
       for (const name of [...SECTIONS, "lanes", "lines"]) changed.add(name);
     }
@@ -48,8 +48,8 @@ export class RunModel {
       this.lanes.apply(update.lanes);
       changed.add("lanes");
     }
-    if (update.lines?.length) {
-      this.lines.push(...update.lines);
+    if (update.log_lines?.length) {
+      this.lines.push(...update.log_lines);
       if (this.lines.length > LINES) this.lines.splice(0, this.lines.length - LINES);
       changed.add("lines");
     }

@@ -107,7 +107,7 @@ export class SampleCard {
     fill(this.answers);
   }
 
-  list({ rounds, chosen, groups }) {
+  list({ batches: rounds, chosen, groups }) {
     if (!chosen) {
       fill(this.groups, h("p", { class: "empty" }, "No answer is there yet."));
       return;

@@ -69,7 +69,7 @@ export class SessionPage {
       [{ name: "job", left: true }, { name: "state", left: true }, { name: "error", left: true }, { name: "steps" }, { name: "attempts" }, { name: "workers lost" }, { name: "submitted" }, { name: "" }],
       rows,
       {
-        caption: session.more ? `the newest; ${count(session.more)} older ones: tlt jobs` : undefined,
+        caption: session.older_jobs ? `the newest; ${count(session.older_jobs)} older ones: tlt jobs` : undefined,
         empty: "No job yet. `tlt submit configs/tiny-reasoner.yaml` queues one, or the button above.",
       },
     );

@@ -66,7 +66,7 @@ export class SpeculationCard {
     ]);
     renew(this.accepted, accepted(speculation.acceptance));
     renew(this.reached, reached(speculation.by_drafter));
-    renew(this.ways, ways(speculation.ways));
+    renew(this.ways, ways(speculation.strategies));
   }
 }
 
