@@ -33,12 +33,21 @@ from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.drafter_samples import answered, rollout
 from tlt.spec_files import load_job_spec
-from tlt.trainer.drafter.accept_length import AcceptLengths, Rollout, accept_lengths
+from tlt.trainer.drafter.accept_length import AcceptLengths, PolicyRollout, accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
-from tlt.trainer.drafter.hyperparameters import Recipe
-from tlt.trainer.drafter.initial_drafter import config_for, input_sizes, new_weights
-from tlt.trainer.drafter.micro_batches import DraftBatch, Window, batch, windows
-from tlt.trainer.drafter.samples import DraftSample, PolicyEnds, state_layers
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
+from tlt.trainer.drafter.initial_drafter import (
+    drafter_config_for,
+    initialise_drafter,
+    measure_input_sizes,
+)
+from tlt.trainer.drafter.micro_batches import (
+    DrafterBatch,
+    Window,
+    build_batch,
+    shuffled_micro_batches,
+)
+from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead, state_layers
 
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
 _BARS = {4: 3.6, 6: 4.4, 8: 5.0}
@@ -57,7 +66,7 @@ class _Answers:
     """With the states that either layout reads."""
 
     def __init__(self, spec: JobSpec, policy: Decoder) -> None:
-        config = config_for(policy.config, "eagle3")
+        config = drafter_config_for(policy.config, "eagle3")
         self._layers = state_layers(config, policy.config.layers)
         self._spec = spec
         self._policy = policy
@@ -66,13 +75,13 @@ class _Answers:
         self.seconds = time.process_time() - began
         self._held_out = list(self._written(str(spec.data.eval), "eval", _HELD_OUT))
 
-    def samples(self, layout: _Layout) -> list[DraftSample]:
+    def samples(self, layout: _Layout) -> list[DrafterSample]:
         return [_read_by(found.sample, layout) for found in self._learned]
 
-    def held_out(self, layout: _Layout) -> list[Rollout]:
+    def held_out(self, layout: _Layout) -> list[PolicyRollout]:
         return [replace(f, sample=_read_by(f.sample, layout)) for f in self._held_out]
 
-    def _written(self, file: str, purpose: Purpose, count: int) -> Iterator[Rollout]:
+    def _written(self, file: str, purpose: Purpose, count: int) -> Iterator[PolicyRollout]:
         spec, tokenizer = self._spec, Tokenizer(self._spec.policy.path)
         engine = NativeEngine(
             self._policy,
@@ -105,7 +114,7 @@ class _Answers:
         engine.close()
 
 
-def _read_by(found: DraftSample, layout: _Layout) -> DraftSample:
+def _read_by(found: DrafterSample, layout: _Layout) -> DrafterSample:
     return found if layout == "eagle3" else replace(found, states=found.states[:, -1:].contiguous())
 
 
@@ -113,26 +122,26 @@ class _Training:
     """CPU seconds of updates, and what they came to."""
 
     def __init__(
-        self, policy: Decoder, samples: Sequence[DraftSample], layout: _Layout, seed: int
+        self, policy: Decoder, samples: Sequence[DrafterSample], layout: _Layout, seed: int
     ) -> None:
-        config = config_for(policy.config, layout)
-        ends = PolicyEnds.of(policy, torch.float32, _CPU)
-        sizes = input_sizes(config, ends.embedding, samples)
-        drafter = new_weights(config, sizes, seed)
-        self.learner = DrafterLearner(drafter, ends, Recipe(), sizes)
+        config = drafter_config_for(policy.config, layout)
+        ends = EmbeddingAndHead.of(policy, torch.float32, _CPU)
+        sizes = measure_input_sizes(config, ends.embedding, samples)
+        drafter = initialise_drafter(config, sizes, seed)
+        self.learner = DrafterLearner(drafter, ends, DrafterHyperparameters(), sizes)
         self.seconds, self.rows = 0.0, 0
         self._samples = samples
-        self._windows = windows(samples, self.learner.recipe.rows, seed)
+        self._windows = shuffled_micro_batches(samples, self.learner.hyperparameters.rows, seed)
 
     def until(self, seconds: float) -> None:
         while self.seconds < seconds:
             began = time.process_time()
-            steps = self.learner.recipe.steps
-            chosen = batch(self._samples, next(self._windows), steps, _CPU)
+            steps = self.learner.hyperparameters.steps
+            chosen = build_batch(self._samples, next(self._windows), steps, _CPU)
             self.rows += self.learner.learn(chosen).rows
             self.seconds += time.process_time() - began
 
-    def gain(self, held_out: Sequence[Rollout]) -> AcceptLengths:
+    def gain(self, held_out: Sequence[PolicyRollout]) -> AcceptLengths:
         return accept_lengths(self.learner.drafter(), self.learner.ends, held_out, tuple(_BARS))
 
 
@@ -172,7 +181,7 @@ def main() -> None:
         "tokens_to_learn_from": tokens,
         "cpu_seconds_of_decoding_them": round(answers.seconds, 1),
         "held_out_answers": len(held_out),
-        "recipe": training.learner.recipe,
+        "recipe": training.learner.hyperparameters,
         "accept_length_by_cpu_seconds": {s: _rounded(gain) for s, gain in curve.items()},
         "layouts": {
             "cpu_seconds": _EACH,
@@ -200,13 +209,14 @@ def _layout(policy: Decoder, answers: _Answers, layout: _Layout) -> dict[str, An
     }
 
 
-def _packing(policy: Decoder, samples: Sequence[DraftSample]) -> dict[str, Any]:
+def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any]:
     """Tokens of samples a second, the same learner on batches of three kinds in turns."""
     learner = _Training(policy, samples, "eagle", seed=0).learner
-    rows, steps = learner.recipe.rows, learner.recipe.steps
+    rows, steps = learner.hyperparameters.rows, learner.hyperparameters.steps
     ways = {
         "packed": (
-            batch(samples, chosen, steps, _CPU) for chosen in windows(samples, rows, seed=0)
+            build_batch(samples, chosen, steps, _CPU)
+            for chosen in shuffled_micro_batches(samples, rows, seed=0)
         ),
         "padded": _padded(samples, rows, steps, similar=False),
         "padded_among_similar_lengths": _padded(samples, rows, steps, similar=True),
@@ -230,15 +240,15 @@ def _packing(policy: Decoder, samples: Sequence[DraftSample]) -> dict[str, Any]:
 
 
 def _padded(
-    samples: Sequence[DraftSample], budget: int, steps: int, similar: bool
-) -> Iterator[DraftBatch]:
+    samples: Sequence[DrafterSample], budget: int, steps: int, similar: bool
+) -> Iterator[DrafterBatch]:
     """Rectangles of as many samples as fit; what pads them is computed and not learned from."""
     dice = random.Random(0)
     while True:
         order = dice.sample(list(samples), len(samples))
         if similar:
             order.sort(key=lambda sample: sample.rows)
-        buckets: list[list[DraftSample]] = [[]]
+        buckets: list[list[DrafterSample]] = [[]]
         for found in order:
             bucket = buckets[-1]
             if max(other.rows for other in [*bucket, found]) * (len(bucket) + 1) > budget:
@@ -248,17 +258,17 @@ def _padded(
             yield _rectangle(bucket, steps)
 
 
-def _rectangle(bucket: Sequence[DraftSample], steps: int) -> DraftBatch:
+def _rectangle(bucket: Sequence[DrafterSample], steps: int) -> DrafterBatch:
     longest = max(found.rows for found in bucket)
     filled = [_filled(found, longest - found.rows) for found in bucket]
     whole = [Window(sample=i, first=0, last=longest) for i in range(len(bucket))]
-    made = batch(filled, whole, steps, _CPU)
+    made = build_batch(filled, whole, steps, _CPU)
     ends = torch.tensor([found.rows for found in bucket]).repeat_interleave(longest)
     reached = made.positions[0] + torch.arange(steps)[:, None]
     return replace(made, live=made.live & (reached < ends))
 
 
-def _filled(found: DraftSample, missing: int) -> DraftSample:
+def _filled(found: DrafterSample, missing: int) -> DrafterSample:
     return replace(
         found,
         tokens=[*found.tokens, *[0] * missing],

@@ -29,9 +29,9 @@ from benchmarks.real_step import fixed_lengths, real_step
 from benchmarks.result import Claim, write_result
 from tlt.config import JobSpec
 from tlt.spec_files import load_job_spec
-from tlt.trainer.policy.autotune import set_attention
-from tlt.trainer.policy.logprobs import scores
-from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.attention_choice import set_attention
+from tlt.trainer.policy.logprobs import score_batch
+from tlt.trainer.policy.micro_batches import build_micro_batches
 from tlt.trainer.policy.model_loading import load_model
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch
@@ -170,9 +170,9 @@ def _mismatch(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict
         gaps: list[Tensor] = []
         for share in real:
             budget = job.algorithm.microbatch_tokens
-            for batch in microbatches(share.samples, budget, device, packed):
+            for batch in build_micro_batches(share.samples, budget, device, packed):
                 with torch.no_grad():
-                    ours, _ = scores(model, batch, bfloat16)
+                    ours, _ = score_batch(model, batch, bfloat16)
                 gaps.append((ours - batch.behaviour).abs())
         gap = torch.cat(gaps)
         precision = "bfloat16" if bfloat16 else "float32"

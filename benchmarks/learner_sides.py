@@ -11,16 +11,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.config import AlgorithmSpec, JobSpec
-from tlt.trainer.policy.losses import objective
-from tlt.trainer.policy.micro_batches import Microbatch, buckets, microbatches, pack, pad
+from tlt.trainer.policy.grpo_loss import grpo_loss
+from tlt.trainer.policy.micro_batches import MicroBatch, buckets, build_micro_batches, pack, pad
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import LearnSample, Minibatch
+from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 
 class SameBuckets(PolicyLearner):
     """Micro-batches of the same samples as the reference's."""
 
-    def _microbatches(self, samples: Sequence[LearnSample]) -> list[Microbatch]:
+    def _microbatches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         form = pack if self._packed else pad
         chosen = buckets(samples, self._spec.microbatch_tokens)
         return [form(bucket, self._device) for bucket in chosen]
@@ -64,16 +64,18 @@ class Reference:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._spec.gradient_clip)
             self._optimiser.step()
 
-    def batches(self, share: Minibatch) -> list[Microbatch]:
-        return microbatches(share.samples, self._spec.microbatch_tokens, self._device, packed=False)
+    def batches(self, share: Minibatch) -> list[MicroBatch]:
+        return build_micro_batches(
+            share.samples, self._spec.microbatch_tokens, self._device, packed=False
+        )
 
     def backward(
-        self, share: Minibatch, batches: list[Microbatch], old: Sequence[Tensor | None]
+        self, share: Minibatch, batches: list[MicroBatch], old: Sequence[Tensor | None]
     ) -> None:
         for batch, before in zip(batches, old, strict=True):
             current = self._logprobs(batch)
             known = current.detach() if before is None else before
-            loss, _ = objective(self._spec, batch, share, current, known, None)
+            loss, _ = grpo_loss(self._spec, batch, share, current, known, None)
             loss.backward()
 
     def reset(self) -> None:
@@ -84,7 +86,7 @@ class Reference:
             self.model.parameters(), lr=self._spec.learning_rate, betas=self._spec.betas
         )
 
-    def _logprobs(self, batch: Microbatch) -> Tensor:
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
             logits = self.model(input_ids=batch.tokens, use_cache=False).logits
         chosen = logits.flatten(0, 1)[batch.positions].float() / batch.temperature[:, None]

@@ -10,18 +10,18 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from tlt.config import JobSpec
-from tlt.trainer.kernels.c_kernels import kernels
-from tlt.trainer.policy.autotune import set_attention
+from tlt.kernels.training_kernels import load_kernels
+from tlt.trainer.policy.attention_choice import set_attention
 from tlt.trainer.policy.compile_layers import compile_layers
-from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.micro_batches import build_micro_batches
 from tlt.trainer.policy.model_loading import load_model
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 
 def measured_start(job: JobSpec) -> dict[str, float]:
     """Wall seconds, the compiler's with an empty cache and with a full one, in fresh processes."""
     began = time.monotonic()
-    kernels()
+    load_kernels()
     built = time.monotonic()
     model = load_model(job.policy.path, torch.device("cpu"))
     loaded = time.monotonic()
@@ -48,10 +48,10 @@ def _compile_seconds(job: JobSpec) -> float:
     torch.set_num_threads(1)
     model = load_model(job.policy.path, torch.device("cpu"))
     packed = set_attention(model, job.algorithm, job.policy.max_context, bfloat16=False)
-    sample = LearnSample(
+    sample = PolicySample(
         prompt=(1,), completion=(2,) * 300, logprobs=(-1.0,) * 300, temperature=1.0, advantage=1.0
     )
-    batch, *_ = microbatches([sample] * 3, 4096, torch.device("cpu"), packed)
+    batch, *_ = build_micro_batches([sample] * 3, 4096, torch.device("cpu"), packed)
     began = time.monotonic()
     compile_layers(model, batch, bfloat16=False, forced=True)
     return time.monotonic() - began

@@ -50,7 +50,7 @@ from tlt.protocol.events import DrafterDeltaReady, RolloutFinished
 from tlt.protocol.refs import DrafterBase
 from tlt.ranks.worker_channel import Decode, Dismiss, Dismissed, Load, School, Unload
 from tlt.spec_files import load_job_spec
-from tlt.trainer.drafter.initial_drafter import config_for
+from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 _VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
 _CONTEXT = 2048
@@ -256,7 +256,7 @@ def _stated(numbers: int, drafter: int) -> dict[str, int]:
 
 
 def _drafter_bytes(policy: Path) -> int:
-    config = config_for(read_config(policy), DrafterSpec().layout)
+    config = drafter_config_for(read_config(policy), DrafterSpec().layout)
     with torch.device("meta"):
         drafter = new_drafter(config)
     return sum(parameter.nbytes for parameter in drafter.parameters())

@@ -15,7 +15,7 @@ from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.job.advantages import group_advantages
 from tlt.policies.job.sample_sharding import Sample, shares
-from tlt.trainer.policy.samples import LearnSample, Minibatch
+from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 _RANKS = 2
 
@@ -66,9 +66,9 @@ def real_step(job: JobSpec) -> list[Minibatch]:
         ]
     (first, *_) = shares(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
 
-    def learned(prompt: int, member: int, advantage: float) -> LearnSample:
+    def learned(prompt: int, member: int, advantage: float) -> PolicySample:
         answer = done[prompt * algorithm.group_size + member]
-        return LearnSample(
+        return PolicySample(
             prompt=requests[answer.id].prompt,
             completion=tuple(answer.tokens),
             logprobs=tuple(answer.logprobs),
@@ -90,7 +90,7 @@ def fixed_lengths(real: Sequence[Minibatch], length: int) -> list[Minibatch]:
     """4096 tokens in answers of one length, cut from real ones that are strung together."""
     tokens = [token for share in real for sample in share.samples for token in sample.completion]
     samples = [
-        LearnSample(
+        PolicySample(
             prompt=tokens[start : start + length // 8],
             completion=tokens[start + length // 8 : start + length + 1],
             logprobs=(-1.0,) * (length + 1 - length // 8),

@@ -23,7 +23,7 @@ from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.engine_startup import start_client
 from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
-from tlt.models.drafter_folder import default_layers
+from tlt.models.drafter_folder import default_captured_layers
 
 _SLOTS, _CONTEXT = 8, 1024
 _ANSWER = 160
@@ -41,7 +41,7 @@ def main() -> None:
     layers = read_config(MODEL).layers
     plain, plain_seconds = _start(device, ())
     held = _memory()
-    tapped, tapped_seconds = _start(device, (*default_layers(layers), layers))
+    tapped, tapped_seconds = _start(device, (*default_captured_layers(layers), layers))
     speeds: dict[str, list[float]] = {"plain": [], "tapped": []}
     for attempt in range(-1, _ROUNDS):
         for name, engine in (("plain", plain), ("tapped", tapped)):

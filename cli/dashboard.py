@@ -14,7 +14,7 @@ import typer
 
 from cli.output import complain, say
 from cli.session_control import find_session
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.session_files import session_folder
 
 _FILE = "dashboard.json"
@@ -102,7 +102,7 @@ def start_dashboard(session: str, *, ends_with_us: bool = False) -> str | None:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=ends_with_parent(signal.SIGTERM) if ends_with_us else None,
+            preexec_fn=die_with_parent(signal.SIGTERM) if ends_with_us else None,
         )
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

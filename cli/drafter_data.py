@@ -23,8 +23,8 @@ from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.drafter_samples import Text, answered, read, rollout, sample
-from tlt.trainer.drafter.accept_length import Rollout
-from tlt.trainer.drafter.samples import DraftSample, state_layers
+from tlt.trainer.drafter.accept_length import PolicyRollout
+from tlt.trainer.drafter.samples import DrafterSample, state_layers
 
 _ANSWERS = "answers.json"
 _REPORTS = 8
@@ -32,8 +32,8 @@ _REPORTS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    samples: list[DraftSample]
-    held_out: list[Rollout]
+    samples: list[DrafterSample]
+    held_out: list[PolicyRollout]
 
 
 @dataclass(frozen=True, kw_only=True)

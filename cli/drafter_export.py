@@ -10,15 +10,26 @@ from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.errors import BlobError, ConfigError, TltError
 from tlt.models.config_json import read_config
-from tlt.models.drafter_folder import load_drafter, read_drafter_config, save_drafter, updates_of
-from tlt.models.eagle_drafter import Drafter, DrafterConfig, architecture, misfit, new_drafter
+from tlt.models.drafter_folder import (
+    load_drafter,
+    read_drafter_config,
+    read_update_count,
+    save_drafter,
+)
+from tlt.models.eagle_drafter import (
+    Drafter,
+    DrafterConfig,
+    architecture,
+    describe_misfit,
+    new_drafter,
+)
 from tlt.models.safetensors_io import read_weights
 from tlt.policies.drafter.learning_curve import Mark
 from tlt.policies.drafter.training_state import DrafterTrainingState
 from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
-from tlt.trainer.drafter.initial_drafter import config_for
+from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 _CARD = """---
 library_name: sglang
@@ -72,7 +83,7 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
 def _config(run: Path, spec: JobSpec, used: DrafterRef) -> DrafterConfig:
     """Of the drafter that the job named, or of a new one, if that one was of no use."""
     policy = read_config(Path(spec.policy.path))
-    found = [config_for(policy, spec.drafter.layout)]
+    found = [drafter_config_for(policy, spec.drafter.layout)]
     if spec.drafter.path is not None:
         with contextlib.suppress(TltError):
             found.append(read_drafter_config(Path(spec.drafter.path), policy.layers))
@@ -96,8 +107,11 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
     try:
         policy = read_config(Path(spec.policy.path))
         named = load_drafter(folder, policy.layers)
-        fits = architecture(named.config) == used.architecture and misfit(named, policy) is None
-        return updates_of(folder) if fits else 0
+        fits = (
+            architecture(named.config) == used.architecture
+            and describe_misfit(named, policy) is None
+        )
+        return read_update_count(folder) if fits else 0
     except TltError:
         return None
 

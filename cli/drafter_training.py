@@ -22,10 +22,15 @@ from tlt.models.eagle_drafter import Drafter
 from tlt.models.model_folder import load_decoder
 from tlt.trainer.drafter.accept_length import accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
-from tlt.trainer.drafter.hyperparameters import Recipe
-from tlt.trainer.drafter.initial_drafter import config_for, input_sizes, new_weights, require_fit
-from tlt.trainer.drafter.micro_batches import batch, windows
-from tlt.trainer.drafter.samples import PolicyEnds
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
+from tlt.trainer.drafter.initial_drafter import (
+    drafter_config_for,
+    initialise_drafter,
+    measure_input_sizes,
+    require_drafter_fits,
+)
+from tlt.trainer.drafter.micro_batches import build_batch, shuffled_micro_batches
+from tlt.trainer.drafter.samples import EmbeddingAndHead
 
 _DEPTHS = (4, 6, 8)
 _POINTS = 10
@@ -63,16 +68,16 @@ def train_drafter(
     torch.set_num_threads(1)
     policy = load_decoder(Path(plan.policy))
     started = None if plan.start is None else _started(plan.start, policy)
-    config = config_for(policy.config, plan.layout) if started is None else started.config
+    config = drafter_config_for(policy.config, plan.layout) if started is None else started.config
     notes = Notes(out, msgspec.to_builtins(plan))
     material = gather(plan, policy, config, notes, say, stopped)
     if material is None:
         return None
-    ends = PolicyEnds.of(policy, torch.float32, torch.device("cpu"))
-    sizes = input_sizes(config, ends.embedding, material.samples)
-    drafter = started or new_weights(config, sizes, plan.seed)
-    recipe = Recipe(past=0 if started is None else _PAST)
-    learner = DrafterLearner(drafter, ends, recipe, sizes)
+    ends = EmbeddingAndHead.of(policy, torch.float32, torch.device("cpu"))
+    sizes = measure_input_sizes(config, ends.embedding, material.samples)
+    drafter = started or initialise_drafter(config, sizes, plan.seed)
+    hyperparameters = DrafterHyperparameters(past=0 if started is None else _PAST)
+    learner = DrafterLearner(drafter, ends, hyperparameters, sizes)
     training = _Training(plan, learner, material, notes)
     while not training.done:
         if stopped():
@@ -92,7 +97,7 @@ def train_drafter(
 
 def _started(folder: str, policy: Decoder) -> Drafter:
     drafter = load_drafter(Path(folder), policy.config.layers)
-    require_fit(drafter, policy.config, folder)
+    require_drafter_fits(drafter, policy.config, folder)
     return drafter
 
 
@@ -108,7 +113,9 @@ class _Training:
             learner.load(state)
         self.curve = notes.read(_CURVE, list[Point]) or []
         self._seconds = self.curve[-1].seconds if self.curve else 0.0
-        self._windows = windows(material.samples, learner.recipe.rows, plan.seed)
+        self._windows = shuffled_micro_batches(
+            material.samples, learner.hyperparameters.rows, plan.seed
+        )
         past = islice(self._windows, learner.updates + learner.skipped)
         self._tokens = sum(window.rows for chosen in past for window in chosen)
         self._loss = float("nan")
@@ -125,8 +132,8 @@ class _Training:
 
     def learn(self) -> None:
         began = time.process_time()
-        steps, device = self.learner.recipe.steps, self.learner.ends.head.device
-        chosen = batch(self._material.samples, next(self._windows), steps, device)
+        steps, device = self.learner.hyperparameters.steps, self.learner.ends.head.device
+        chosen = build_batch(self._material.samples, next(self._windows), steps, device)
         training_session = self.learner.learn(chosen)
         self._seconds += time.process_time() - began
         self._tokens += training_session.rows

@@ -14,7 +14,7 @@ from cli.spec_loading import load_runnable
 from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.errors import ConfigError
-from tlt.rewards.sandbox import Judge
+from tlt.rewards.sandbox import RewardSandbox
 
 if TYPE_CHECKING:
     from tlt.engine.base import Completion
@@ -100,7 +100,7 @@ def _decode(spec: JobSpec, model: str, table: "list[dict[str, object]]") -> "lis
 
 
 async def _score(spec: JobSpec, texts: list[str], table: "list[dict[str, object]]") -> list[float]:
-    judge = Judge(spec.reward, Path("/dev/null"))
+    judge = RewardSandbox(spec.reward, Path("/dev/null"))
     try:
         await judge.start()
         key = spec.data.answer_key

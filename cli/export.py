@@ -65,7 +65,7 @@ def write_policy(run: Path, spec: JobSpec, kept: Kept, folder: Path) -> None:
             if file.is_file() and not _holds_weights(file):
                 shutil.copyfile(file, unfinished / file.name)
         blobs = Blobs(run / "blobs", run / "blobs")
-        shutil.copyfile(blobs.verified(kept.weights), unfinished / "model.safetensors")
+        shutil.copyfile(blobs.verify(kept.weights), unfinished / "model.safetensors")
         _state_precision(unfinished / "config.json")
 
 

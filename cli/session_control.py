@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, TltError
 from tlt.session_files import (
@@ -98,7 +98,7 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=ends_with_parent(signal.SIGTERM) if ends_with_us else None,
+            preexec_fn=die_with_parent(signal.SIGTERM) if ends_with_us else None,
             cwd="/",
         )
     deadline = time.monotonic() + _START_SECONDS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from tlt.interrupt import Interrupted
 
 
-def giving_up(stride: int) -> Iterator[Callable[[], None]]:
+def interrupting_checks(stride: int) -> Iterator[Callable[[], None]]:
     """At the first look, at a later one, ..."""
     for count in itertools.count(0, stride):
         left = iter(range(count))

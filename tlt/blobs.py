@@ -34,12 +34,12 @@ _Read = TypeVar("_Read")
 
 class Blobs:
     def __init__(
-        self, flight: Path, committed: Path, *, leave: Callable[[], int] = lambda: 0
+        self, flight: Path, committed: Path, *, reserved_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         """`leave`: bytes that stay free in flight, for policies, after whatever is put there."""
         self.flight = flight
         self.committed = committed
-        self._leave = leave
+        self._leave = reserved_bytes
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
         return self.put_file(lambda file: _fill(file, data), commit=commit)
@@ -54,7 +54,7 @@ class Blobs:
         """What `write` makes of the file that it is given."""
         if commit:
             return _write(self.committed, write, durable=True, check=check)
-        return _write(self.flight, write, durable=False, leave=self._leave(), check=check)
+        return _write(self.flight, write, durable=False, reserved_bytes=self._leave(), check=check)
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -66,7 +66,7 @@ class Blobs:
     def get(self, ref: BlobRef) -> bytes:
         return self._intact(ref, _read)
 
-    def verified(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
+    def verify(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
         """Of a file that is what its name says: large ones are better mapped than read."""
         return self._intact(ref, partial(_verified, check=check))
 
@@ -83,7 +83,7 @@ class Blobs:
     def commit(self, ref: BlobRef) -> Path:
         """Make a blob in flight one that stays."""
         if not (self.committed / ref.digest).exists():
-            source = self.verified(ref)
+            source = self.verify(ref)
             _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
         return self.committed / ref.digest
 
@@ -170,11 +170,11 @@ def free_bytes(folder: Path) -> int:
     return store.f_bavail * store.f_frsize
 
 
-def _require_room(folder: Path, leave: int) -> None:
-    if leave and (left := free_bytes(folder)) < leave:
+def _require_room(folder: Path, reserved_bytes: int) -> None:
+    if reserved_bytes and (left := free_bytes(folder)) < reserved_bytes:
         raise BlobError(
             f"{folder}: cannot be written: it would leave {left >> 20} MB, "
-            f"and {leave >> 20} MB are kept free for policies"
+            f"and {reserved_bytes >> 20} MB are kept free for policies"
         )
 
 
@@ -183,7 +183,7 @@ def _write(
     write: Callable[[Path], object],
     *,
     durable: bool,
-    leave: int = 0,
+    reserved_bytes: int = 0,
     check: CheckInterrupt = never_interrupt,
 ) -> BlobRef:
     try:
@@ -192,9 +192,9 @@ def _write(
         os.close(handle)
         unfinished = Path(name)
         try:
-            _require_room(folder, leave)
+            _require_room(folder, reserved_bytes)
             write(unfinished)  # or puts another file in its place
-            _require_room(folder, leave)
+            _require_room(folder, reserved_bytes)
             check()
             ref = _ref(unfinished, check, durable=durable)
             unfinished.replace(folder / ref.digest)

@@ -9,7 +9,7 @@ _LONGEST_LINE = 1000
 _libc = ctypes.CDLL(None)
 
 
-def ends_with_parent(how: signal.Signals) -> Callable[[], None]:
+def die_with_parent(how: signal.Signals) -> Callable[[], None]:
     """For `preexec_fn`. The signal follows the *thread* that starts the child, not its process."""
 
     def before_exec() -> None:

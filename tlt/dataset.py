@@ -78,7 +78,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = None
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
     """What `tlt.job_preparation` found."""
 
     train_prompts: int = 0
@@ -86,12 +86,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class PrepareEnded(msgspec.Struct, frozen=True, kw_only=True):
+class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):
     """How the process that prepared one job came to its end."""
 
     code: int
     # None: it ended before it could say
-    prepared: Prepared | None
+    prepared: PreparedJob | None
     last_line: str
 
 

@@ -1,9 +1,9 @@
 """Validate a job's model, data and reward, and tokenise its prompts, before the job starts.
 
 Runs as a process of its own (`python -m tlt.job_preparation`) that receives run folders. For each
-it reads spec.json, writes the tokenised prompts beside it, and reports how many there are or what
-is wrong. Its imports take seconds, so it stays up and forks for each folder; the end of the fork
-undoes whatever users' code did to the interpreter.
+it reads spec.json, writes the tokenised prompts beside it, and reports how many there are or why it
+refuses the job. Its imports take seconds, so it stays up and forks for each folder; the end of the
+fork undoes whatever users' code did to the interpreter.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from tlt.child_process import ends_with_parent, last_line
+from tlt.child_process import die_with_parent, last_line
 from tlt.config import JobSpec
-from tlt.dataset import Prepared, PrepareEnded, Prompt, Prompts, prompts_file, rows
+from tlt.dataset import PreparationExit, PreparedJob, Prompt, Prompts, prompts_file, rows
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
-from tlt.models.drafter_folder import default_layers
+from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.tokenizer import Tokenizer
 from tlt.rewards.verifiers import load_verifier
 
 
-def prepare(folder: Path) -> Prepared:
+def prepare(folder: Path) -> PreparedJob:
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
     policy = read_config(Path(spec.policy.path))
     positions = policy.max_positions
     limit = min(positions, spec.policy.max_context or positions)
     drafter = spec.drafter
     if drafter.train != "off" and drafter.path is None and drafter.layout == "eagle3":
-        default_layers(policy.layers)
+        default_captured_layers(policy.layers)
     if spec.speculation.longest >= limit:
         raise ConfigError(
             f"speculation guesses {spec.speculation.longest} tokens at once, "
@@ -51,7 +51,7 @@ def prepare(folder: Path) -> Prepared:
     if spec.data.eval is not None:
         held_out = _tokenised(Path(spec.data.eval), spec, tokenizer, limit, spec.data.eval_limit)
         eval_prompts = Prompts.write(prompts_file(folder, "eval"), held_out)
-    return Prepared(train_prompts=train_prompts, eval_prompts=eval_prompts)
+    return PreparedJob(train_prompts=train_prompts, eval_prompts=eval_prompts)
 
 
 def _tokenised(
@@ -82,7 +82,7 @@ def main() -> None:
             if child == 0:
                 _as_child(server, said, complaint, folder)
             _, status = os.waitpid(child, 0)
-            ended = PrepareEnded(
+            ended = PreparationExit(
                 code=os.waitstatus_to_exitcode(status),
                 prepared=_prepared(_read(said)),
                 last_line=last_line(_read(complaint)),
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _as_child(server: int, said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
-    ends_with_parent(signal.SIGKILL)()
+    die_with_parent(signal.SIGKILL)()
     if os.getppid() != server:
         os._exit(1)  # it ended before that
     with open(os.devnull, "rb") as nothing:
@@ -105,18 +105,18 @@ def _as_child(server: int, said: IO[bytes], complaint: IO[bytes], folder: Path) 
     os._exit(0)  # to take all apart that was imported takes a second
 
 
-def outcome(folder: Path) -> Prepared:
+def outcome(folder: Path) -> PreparedJob:
     try:
         return prepare(folder)
     except TltError as error:
-        return Prepared(error=str(error))
+        return PreparedJob(error=str(error))
     except OSError as error:
-        return Prepared(error=f"{error.filename or folder}: {error.strerror}")
+        return PreparedJob(error=f"{error.filename or folder}: {error.strerror}")
 
 
-def _prepared(said: bytes) -> Prepared | None:
+def _prepared(said: bytes) -> PreparedJob | None:
     try:
-        return msgspec.json.decode(said, type=Prepared)
+        return msgspec.json.decode(said, type=PreparedJob)
     except msgspec.DecodeError:
         return None
 

@@ -13,7 +13,7 @@ from tlt.ids import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_spec import Decoder
 from tlt.models.model_folder import load_decoder
 from tlt.ranks.drafter_samples import answered, read, rollout
-from tlt.trainer.drafter.samples import PolicyEnds
+from tlt.trainer.drafter.samples import EmbeddingAndHead
 
 LAYERS: int = SHAPE["num_hidden_layers"]
 
@@ -61,7 +61,7 @@ def test_a_text_is_read_with_the_states_that_it_was_written_with(policy: Decoder
 
 def test_noise_and_last_states_give_back_what_was_drawn(policy: Decoder):
     keys = {request.id: request.key for request in requests()}
-    ends = PolicyEnds.of(policy, torch.float64, torch.device("cpu"))
+    ends = EmbeddingAndHead.of(policy, torch.float64, torch.device("cpu"))
     for text, states in answered(engine(policy), requests()):
         drawn = rollout(text, states, keys[text.id], policy.config.vocabulary)
         positions = torch.arange(text.prompt, len(text.tokens))
@@ -73,6 +73,6 @@ def test_noise_and_last_states_give_back_what_was_drawn(policy: Decoder):
 def test_a_policy_with_a_head_of_its_own_lends_that(tmp_path: Path):
     folder = save_model(tmp_path / "untied", seed=6, tie_word_embeddings=False)
     untied = load_decoder(folder)
-    ends = PolicyEnds.of(untied, torch.float32, torch.device("cpu"))
+    ends = EmbeddingAndHead.of(untied, torch.float32, torch.device("cpu"))
     assert torch.equal(ends.head, untied.weights["lm_head.weight"])
     assert not torch.equal(ends.head, ends.embedding)

@@ -13,7 +13,7 @@ from tlt.ids import Digest, DrafterVersion
 from tlt.interrupt import CheckInterrupt, Interrupted
 from tlt.protocol.refs import BlobRef, DrafterBase
 from tlt.ranks.delta_tracker import DeltaTracker
-from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge
+from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 
 _Found = TypeVar("_Found")
 NAME = "1.0"
@@ -42,7 +42,7 @@ def learn(found: DeltaTracker, seed: int) -> None:
 
 
 def weights(found: DeltaTracker) -> dict[str, Tensor]:
-    return found.learner.mark().tensors
+    return found.learner.snapshot().tensors
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -56,7 +56,7 @@ def test_a_delta_holds_all_that_no_trunk_has() -> None:
     learn(one, 2)
     second = one.hand_in(1)
     assert (first.micro_batches, second.micro_batches) == (1, 2)
-    merged = merge(one.root, [second])
+    merged = merge_deltas(one.root, [second])
     same(merged.tensors, weights(one))
 
 
@@ -69,12 +69,12 @@ def test_what_was_learned_during_a_merge_comes_with_the_next_delta() -> None:
     learn(one, 2)
     one.hand_in(1)  # which nobody merges
     learn(one, 3)
-    base = merge(one.root, [asked])
+    base = merge_deltas(one.root, [asked])
     one.stand_on(ref(1, base, number=0), base)
     learn(one, 4)
     last = one.hand_in(2)
     assert last.micro_batches == 3
-    same(merge(base, [last]).tensors, weights(alone))
+    same(merge_deltas(base, [last]).tensors, weights(alone))
 
 
 def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
@@ -83,10 +83,10 @@ def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
     learn(one, 1)
     learn(other, 7)
     mine, theirs = one.hand_in(0), other.hand_in(0)
-    first = merge(one.root, [theirs])
+    first = merge_deltas(one.root, [theirs])
     one.stand_on(ref(1, first), first)
     learn(one, 2)
-    second = merge(first, [mine])
+    second = merge_deltas(first, [mine])
     one.stand_on(ref(2, second, number=0), second)
     left = one.hand_in(1)
     assert left.micro_batches == 1
@@ -127,7 +127,7 @@ def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
         learn(found, 2)
         found.hand_in(1)
         learn(found, 3)
-    base = merge(one.root, [mine, theirs])
+    base = merge_deltas(one.root, [mine, theirs])
     standing = ref(6, base, root=root, number=0)
     known = disturbed(lambda check: one.stand_on(standing, base, check))
     assert known == undisturbed.stand_on(standing, base) == (root == 0)
@@ -146,7 +146,7 @@ def test_a_new_root_leaves_nothing_of_what_was_given_up() -> None:
     learn(one, 2)
     fresh = member()
     learn(fresh, 9)
-    mark = fresh.learner.mark()
+    mark = fresh.learner.snapshot()
     used = BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=mark.updates)
     one.stand_on(ref(5, used, root=5), used)
     same(weights(one), used.tensors)
@@ -160,7 +160,7 @@ def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
     for number in range(1, 20):
         learn(one, number)
         one.hand_in(number)
-    base = merge(one.root, [first])
+    base = merge_deltas(one.root, [first])
     one.stand_on(ref(1, base, number=0), base)
     same(weights(one), base.tensors)
 
@@ -173,7 +173,7 @@ def test_of_large_drafters_fewer_marks_are_kept(monkeypatch: pytest.MonkeyPatch)
         for number in range(handed_in):
             learn(one, number)
             deltas.append(one.hand_in(number))
-        base = merge(one.root, deltas[:1])
+        base = merge_deltas(one.root, deltas[:1])
         one.stand_on(ref(1, base, number=0), base)
         assert one.hand_in(handed_in).micro_batches == (handed_in - 1 if known else 0)
 
@@ -181,7 +181,7 @@ def test_of_large_drafters_fewer_marks_are_kept(monkeypatch: pytest.MonkeyPatch)
 def test_who_begins_from_a_trunk_counts_from_it() -> None:
     one, late = member(), member()
     learn(one, 1)
-    base = merge(one.root, [one.hand_in(0)])
+    base = merge_deltas(one.root, [one.hand_in(0)])
     late.stand_on(ref(1, base), base)
     learn(late, 2)
     added: Delta = late.hand_in(0)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.interrupts import giving_up
+from tests.interrupts import interrupting_checks
 from tests.samples import JOB, SPEC, prompt
 from tests.session import write_policy
 from tlt.blobs import Blobs
@@ -39,7 +39,7 @@ from tlt.ranks.worker_channel import (
     School,
 )
 from tlt.strategies import Draft
-from tlt.trainer.drafter.drafter_learner import Lesson
+from tlt.trainer.drafter.drafter_learner import MicroBatchResult
 
 Kind = TypeVar("Kind")
 WORKER = WorkerId("worker-1")
@@ -168,7 +168,7 @@ def test_a_delta_that_is_merged_late_is_in_what_its_member_learned_no_more(
     learner = late._on_trunk(third, check).learner
     assert third.weights is not None
     expected = read_weights(late._blobs, third.weights)
-    torch.testing.assert_close(learner.mark().tensors, expected)
+    torch.testing.assert_close(learner.snapshot().tensors, expected)
     assert learner.updates == third.updates
 
 
@@ -285,7 +285,7 @@ def test_who_spoils_says_so_and_goes_on_when_told_to(
     learner = draft._member.learner
     learns = learner.learn
 
-    def learn(*args: Any) -> Lesson:
+    def learn(*args: Any) -> MicroBatchResult:
         return dataclasses.replace(learns(*args), loss=math.nan, skipped=True)
 
     monkeypatch.setattr(learner, "learn", learn)
@@ -310,7 +310,7 @@ def test_who_unlearns_says_so_however_short_its_lessons_are(
     learns = learner.learn
     covered = itertools.chain(itertools.repeat(0.8, 20), itertools.repeat(0.1))
 
-    def learn(*args: Any) -> Lesson:
+    def learn(*args: Any) -> MicroBatchResult:
         return dataclasses.replace(learns(*args), overlap=(next(covered),))
 
     monkeypatch.setattr(learner, "learn", learn)
@@ -342,7 +342,7 @@ def test_who_begins_with_another_trunk_is_not_held_to_what_was_known_before(
 
     def covers(part: float) -> str | None:
         for _ in range(20):
-            draft._health.note(Lesson(rows=1, loss=1.0, overlap=(part,), skipped=False))
+            draft._health.note(MicroBatchResult(rows=1, loss=1.0, overlap=(part,), skipped=False))
         return draft._health.complaint()
 
     assert covers(0.9) is None
@@ -443,8 +443,8 @@ def test_what_a_look_keeps_from_being_handed_in_is_handed_in_next(ranks: list[Ra
     files = sorted(draft._blobs.flight.iterdir())
     member = draft._member
     assert member is not None
-    expected = member.learner.mark().tensors
-    for training_session, stop in enumerate(itertools.islice(giving_up(1), 4), 1):
+    expected = member.learner.snapshot().tensors
+    for training_session, stop in enumerate(itertools.islice(interrupting_checks(1), 4), 1):
         draft.begin(school(NEW, training_session=training_session))
         with pytest.raises(Interrupted):
             draft.step(stop)
@@ -508,7 +508,7 @@ def test_a_merge_that_is_given_up_at_any_look_leaves_no_file(ranks: list[Rank]) 
     draft.ask(merge(trained.base, 2, second))
     files = sorted(draft._blobs.flight.iterdir())
     gone = 0
-    for stop in giving_up(1):
+    for stop in interrupting_checks(1):
         try:
             made = only(draft.step(stop), DrafterMerged)
         except Interrupted:
@@ -560,7 +560,7 @@ def test_a_loss_that_is_no_number_is_not_spoken_of(
     learner = draft._member.learner
     learns, losses = learner.learn, iter([math.nan, None, math.inf])
 
-    def learn(*args: Any) -> Lesson:
+    def learn(*args: Any) -> MicroBatchResult:
         loss, training_session = next(losses), learns(*args)
         if loss is None:
             return training_session

@@ -78,7 +78,7 @@ def test_waiting_for_peers_shows_progress(
         raise RankError("nobody came")
 
     monkeypatch.setattr(policy_update, "PolicyLearner", lambda *_: None)
-    monkeypatch.setattr(policy_update.groups, "join", join)
+    monkeypatch.setattr(policy_update.groups, "join_group", join)
     learn = UpdatePolicy(
         worker=WorkerId("worker-1"),
         incarnation=Incarnation(1),

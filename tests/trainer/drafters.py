@@ -11,9 +11,9 @@ from tests.trainer.models import CPU
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
-from tlt.trainer.drafter.hyperparameters import Recipe
-from tlt.trainer.drafter.micro_batches import DraftBatch, Window, batch
-from tlt.trainer.drafter.samples import DraftSample, PolicyEnds
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
+from tlt.trainer.drafter.micro_batches import DrafterBatch, Window, build_batch
+from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
 
 HIDDEN, VOCABULARY, LAYERS = 16, 24, 5
 LAYOUTS = ["eagle", "eagle3"]
@@ -52,23 +52,23 @@ def drafter(
     return made.to(dtype)
 
 
-def ends(dtype: torch.dtype = torch.float64) -> PolicyEnds:
+def ends(dtype: torch.dtype = torch.float64) -> EmbeddingAndHead:
     generator = torch.Generator().manual_seed(4)
     embedding, head = torch.randn(2, VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64)
-    return PolicyEnds(embedding=embedding.to(dtype), head=head.to(dtype))
+    return EmbeddingAndHead(embedding=embedding.to(dtype), head=head.to(dtype))
 
 
 def samples(
     layout: str, count: int, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> list[DraftSample]:
+) -> list[DrafterSample]:
     dice = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     kept = 1 if layout == "eagle" else 4
-    made: list[DraftSample] = []
+    made: list[DrafterSample] = []
     for _ in range(count):
         length = dice.randint(3, 20)
         made.append(
-            DraftSample(
+            DrafterSample(
                 tokens=[dice.randrange(VOCABULARY) for _ in range(length)],
                 prompt=dice.randint(1, min(5, length - 1)),
                 states=torch.randn(
@@ -79,9 +79,9 @@ def samples(
     return made
 
 
-def whole(chosen: Sequence[DraftSample], steps: int) -> DraftBatch:
+def whole(chosen: Sequence[DrafterSample], steps: int) -> DrafterBatch:
     windows = [Window(sample=i, first=0, last=sample.rows) for i, sample in enumerate(chosen)]
-    return batch(chosen, windows, steps, CPU)
+    return build_batch(chosen, windows, steps, CPU)
 
 
 def learner(
@@ -89,10 +89,10 @@ def learner(
 ) -> DrafterLearner:
     made = drafter(layout, dtype, own_head)
     sizes = torch.linspace(0.5, 2.0, made.fc.in_features, dtype=dtype)
-    return DrafterLearner(made, ends(dtype), Recipe(**changes), sizes)  # pyright: ignore
+    return DrafterLearner(made, ends(dtype), DrafterHyperparameters(**changes), sizes)  # pyright: ignore
 
 
-def decoded(made: Drafter, sample: DraftSample, row: int, steps: int) -> list[Tensor]:
+def decoded(made: Drafter, sample: DrafterSample, row: int, steps: int) -> list[Tensor]:
     """The readouts of a chain from `row` on that is fed the sample's tokens, over a cache."""
     read = len(made.config.captured)
     features = made.feature(sample.states[: row + 1, :read])

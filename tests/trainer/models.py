@@ -16,12 +16,12 @@ from transformers import (
 )
 
 from tlt.config import AlgorithmSpec
-from tlt.trainer.kernels.c_kernels import kernels
+from tlt.kernels.training_kernels import load_kernels
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import LearnSample, Minibatch
+from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 CPU = torch.device("cpu")
-needs_compiler = pytest.mark.skipif(kernels() is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")
 PATHS = ["padded", "packed", pytest.param("native", marks=needs_compiler)]
 VOCABULARY = 24
 
@@ -99,13 +99,13 @@ def learner(folder: str, **changes: Any) -> PolicyLearner:
     return PolicyLearner(folder, spec(**changes), None, CPU)
 
 
-def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[LearnSample]:
+def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[PolicySample]:
     dice = random.Random(seed)
-    made: list[LearnSample] = []
+    made: list[PolicySample] = []
     for _ in range(count):
         length = dice.randint(1, 20)
         made.append(
-            LearnSample(
+            PolicySample(
                 prompt=tuple(dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 6))),
                 completion=tuple(dice.randrange(VOCABULARY) for _ in range(length)),
                 logprobs=tuple(-3.0 + dice.random() for _ in range(length)),
@@ -116,12 +116,12 @@ def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[LearnSa
     return made
 
 
-def whole(chosen: list[LearnSample]) -> Minibatch:
+def whole(chosen: list[PolicySample]) -> Minibatch:
     """A minibatch all of which lies on one rank."""
     return share(chosen, chosen)
 
 
-def share(mine: list[LearnSample], everybody: list[LearnSample]) -> Minibatch:
+def share(mine: list[PolicySample], everybody: list[PolicySample]) -> Minibatch:
     return Minibatch(
         samples=mine,
         total_tokens=sum(len(sample.completion) for sample in everybody),

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import samples
 from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 
 def load(folder: str) -> PreTrainedModel:
@@ -17,7 +17,7 @@ def load(folder: str) -> PreTrainedModel:
     )
 
 
-def logprobs(model: PreTrainedModel, sample: LearnSample) -> tuple[Tensor, Tensor]:
+def logprobs(model: PreTrainedModel, sample: PolicySample) -> tuple[Tensor, Tensor]:
     tokens = torch.tensor([[*sample.prompt, *sample.completion]])
     logits = model(input_ids=tokens).logits[0] / sample.temperature
     table = logits.log_softmax(-1)[len(sample.prompt) - 1 : -1]
@@ -25,7 +25,7 @@ def logprobs(model: PreTrainedModel, sample: LearnSample) -> tuple[Tensor, Tenso
     return chosen, -(table.exp() * table).sum(-1).detach()
 
 
-def drawn_by(folder: str, count: int, seed: int) -> list[LearnSample]:
+def drawn_by(folder: str, count: int, seed: int) -> list[PolicySample]:
     """Samples whose sampler is the policy itself."""
     model = load(folder)
     made = samples(count, seed)
@@ -37,7 +37,7 @@ def drawn_by(folder: str, count: int, seed: int) -> list[LearnSample]:
 def loss(
     spec: AlgorithmSpec,
     model: PreTrainedModel,
-    minibatch: list[LearnSample],
+    minibatch: list[PolicySample],
     old: list[Tensor],
     frozen: PreTrainedModel | None,
 ) -> Tensor:
@@ -63,7 +63,7 @@ def loss(
 
 
 def update(
-    spec: AlgorithmSpec, folder: str, minibatches: list[list[LearnSample]], rate: float
+    spec: AlgorithmSpec, folder: str, minibatches: list[list[PolicySample]], rate: float
 ) -> tuple[PreTrainedModel, list[float], list[float]]:
     """The model after the update, and each minibatch's loss and gradient norm."""
     model = load(folder)

@@ -20,16 +20,16 @@ from tests.trainer.models import copies
 from tlt.errors import ConfigError
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
-from tlt.trainer.drafter.hyperparameters import Recipe
-from tlt.trainer.drafter.muon import MixedOptimiser, orthogonal
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
+from tlt.trainer.drafter.muon import MuonWithAdam, orthogonalise
+from tlt.trainer.drafter.samples import DrafterSample
 from tlt.trainer.policy import logprobs
 
 STEPS = 3
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def gradient(learns: DrafterLearner, chosen: list[DraftSample]) -> dict[str, Tensor]:
+def gradient(learns: DrafterLearner, chosen: list[DrafterSample]) -> dict[str, Tensor]:
     """After one step from nothing, the first moment is the gradient's twentieth or tenth part."""
     learns.learn(whole(chosen, STEPS))
     state = learns.state()
@@ -39,7 +39,7 @@ def gradient(learns: DrafterLearner, chosen: list[DraftSample]) -> dict[str, Ten
     }
 
 
-def naive_loss(made: Drafter, chosen: list[DraftSample], fading: float) -> Tensor:
+def naive_loss(made: Drafter, chosen: list[DrafterSample], fading: float) -> Tensor:
     """One chain after the other, all logits; a mean whose later steps weigh less."""
     head, losses, weights = ends().head, [], []
     for sample in chosen:
@@ -130,7 +130,7 @@ def test_the_state_of_another_drafter_is_refused_by_name():
 def test_an_orthogonal_update_moves_all_directions_alike():
     matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for shaped in (matrix, matrix.T):
-        values = torch.linalg.svdvals(orthogonal(shaped))
+        values = torch.linalg.svdvals(orthogonalise(shaped))
         assert values.min() > 0.6
         assert values.max() < 1.3
 
@@ -142,7 +142,7 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
     products: list[Tensor] = []
     for scale in (torch.ones_like(sizes), sizes):
         weight = (torch.eye(3, dtype=torch.float64) / scale).requires_grad_()
-        optimiser = MixedOptimiser({"weight": weight}, {"weight": scale})
+        optimiser = MuonWithAdam({"weight": weight}, {"weight": scale})
         for _ in range(5):
             loss = ((inputs * scale) @ weight.T).square().sum()
             (slope,) = torch.autograd.grad(loss, weight)
@@ -152,13 +152,17 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
 
 
 def test_rates_rise_stay_and_fall_to_a_part():
-    recipe = Recipe(warmup=4, level=10, lowest=0.25, matrix_rate=1.0, vector_rate=0.5)
+    recipe = DrafterHyperparameters(
+        warmup=4, level=10, lowest=0.25, matrix_rate=1.0, vector_rate=0.5
+    )
     rates = [recipe.rates(update, update) for update in range(1000)]
     assert rates[0] == (0.25, 0.125)
     assert rates[3] == rates[9] == (1.0, 0.5)
     assert rates[39] == (0.5, 0.25)
     assert rates[999] == (0.25, 0.125)
-    taught = Recipe(warmup=4, level=10, lowest=0.25, past=30, matrix_rate=1.0, vector_rate=0.5)
+    taught = DrafterHyperparameters(
+        warmup=4, level=10, lowest=0.25, past=30, matrix_rate=1.0, vector_rate=0.5
+    )
     assert taught.rates(0, 0) == (0.25, 0.125)
     assert taught.rates(9, 9) == (0.5, 0.25)
     # a member whose moments are fresh, on a trunk that others made
@@ -167,7 +171,7 @@ def test_rates_rise_stay_and_fall_to_a_part():
 
 
 def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_further():
-    recipe = Recipe(averaged=0.1, most_averaged=50)
+    recipe = DrafterHyperparameters(averaged=0.1, most_averaged=50)
     assert recipe.newest(1) == 1.0
     assert recipe.newest(40) == 1 / 5
     assert recipe.newest(500) == recipe.newest(9000) == 1 / 51

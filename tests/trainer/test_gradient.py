@@ -11,12 +11,12 @@ from torch import Tensor
 from tests.trainer import reference
 from tests.trainer.models import PATHS, learner, never_interrupt, samples, save_family, spec, whole
 from tlt.trainer.policy import logprobs
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 LOOSE = 1e9
 
 
-def gradient(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str, Tensor]:
+def gradient(folder: str, chosen: list[PolicySample], **changes: Any) -> dict[str, Tensor]:
     """After one step from nothing, Adam's first moment is the gradient times (1 - beta)."""
     changes = {"gradient_clip": LOOSE} | changes
     learns = learner(folder, **changes)
@@ -26,7 +26,7 @@ def gradient(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str
     return {name: state[f"{name}.exp_avg"] / factor for name in learns.weights()}
 
 
-def expected(folder: str, chosen: list[LearnSample], **changes: Any) -> dict[str, Tensor]:
+def expected(folder: str, chosen: list[PolicySample], **changes: Any) -> dict[str, Tensor]:
     model = reference.load(folder)
     algorithm = spec(**changes)
     with torch.no_grad():

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.interrupts import giving_up
+from tests.interrupts import interrupting_checks
 from tests.trainer.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
 from tests.trainer.models import CPU, copies
 from tlt.interrupt import Interrupted
 from tlt.trainer.drafter import interruptible_matmul
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.interruptible_matmul import product
-from tlt.trainer.drafter.micro_batches import DraftBatch, Window, batch
+from tlt.trainer.drafter.micro_batches import DrafterBatch, Window, build_batch
 from tlt.trainer.policy import logprobs
 
 STEPS = 3
@@ -24,17 +24,17 @@ def _everything_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptible_matmul, "STRETCH", 2000)
 
 
-def window() -> DraftBatch:
+def window() -> DrafterBatch:
     """Of a sample, so that others of its rows lie before it."""
     sample = max(samples("eagle3", 9, dtype=torch.float32), key=lambda sample: sample.rows)
-    return batch([sample], [Window(sample=0, first=9, last=sample.rows)], STEPS, CPU)
+    return build_batch([sample], [Window(sample=0, first=9, last=sample.rows)], STEPS, CPU)
 
 
-def several(layout: str) -> DraftBatch:
+def several(layout: str) -> DrafterBatch:
     return whole(samples(layout, 2, dtype=torch.float32), STEPS)
 
 
-CASES: dict[str, Callable[[], tuple[DrafterLearner, DraftBatch]]] = {
+CASES: dict[str, Callable[[], tuple[DrafterLearner, DrafterBatch]]] = {
     **{
         layout: lambda layout=layout: (learner(layout, torch.float32), several(layout))
         for layout in LAYOUTS
@@ -55,7 +55,7 @@ def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
     given_up = 0
     # one case is enough for all
     stride = 1 if case == "eagle" else 5
-    for check in giving_up(stride):
+    for check in interrupting_checks(stride):
         try:
             found = interrupted.learn(lesson, check)
             break

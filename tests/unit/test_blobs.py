@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.interrupts import giving_up
+from tests.interrupts import interrupting_checks
 from tlt.blobs import INLINE_BYTES, Blobs
 from tlt.errors import BlobError
 from tlt.ids import Digest
@@ -78,7 +78,7 @@ def test_a_copy_in_flight_that_is_torn_hides_none_that_is_whole(blobs: Blobs) ->
     path = blobs.commit(ref)
     (blobs.flight / ref.digest).write_bytes(b"wei")
     assert blobs.get(ref) == b"weights"
-    assert blobs.verified(ref) == path
+    assert blobs.verify(ref) == path
     path.write_bytes(b"weighs!")
     with pytest.raises(BlobError, match="checksum"):
         blobs.get(ref)
@@ -107,7 +107,7 @@ def test_what_is_written_may_be_another_file(commit: bool, blobs: Blobs, tmp_pat
 
     ref = blobs.put_file(write, commit=commit)
     assert ref == blobs.put(b"weights", commit=commit)
-    assert blobs.verified(ref).read_bytes() == b"weights"
+    assert blobs.verify(ref).read_bytes() == b"weights"
 
 
 def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
@@ -127,13 +127,13 @@ def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: B
     )
     assert ref.digest == hashlib.blake2b(content, digest_size=20).hexdigest()
     assert len(looks) == 4
-    for stop in itertools.islice(giving_up(1), 4):
+    for stop in itertools.islice(interrupting_checks(1), 4):
         with pytest.raises(Interrupted):
             blobs.put_file(lambda file: file.write_bytes(content), commit=True, check=stop)
         assert list(blobs.committed.iterdir()) == []
 
     with pytest.raises(Interrupted):
-        blobs.verified(ref, next(giving_up(1)))
+        blobs.verify(ref, next(interrupting_checks(1)))
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
 def test_what_leaves_too_little_is_not_put(
     free: int, fits: bool, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    careful = Blobs(blobs.flight, blobs.committed, leave=lambda: 100)
+    careful = Blobs(blobs.flight, blobs.committed, reserved_bytes=lambda: 100)
     monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: free)
     if fits:
         careful.put(b"drafter", commit=False)

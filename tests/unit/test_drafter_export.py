@@ -20,7 +20,7 @@ from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.models.safetensors_io import put_weights
 from tlt.protocol.refs import DrafterRef
-from tlt.trainer.drafter.initial_drafter import config_for
+from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def spec(policy: Path, named: Path | None) -> JobSpec:
 
 def made(policy: Path, **changes: Any) -> Drafter:
     drafter = new_drafter(
-        msgspec.structs.replace(config_for(read_config(policy), "eagle"), **changes)
+        msgspec.structs.replace(drafter_config_for(read_config(policy), "eagle"), **changes)
     )
     for parameter in drafter.parameters():
         torch.nn.init.constant_(parameter, 0.5)

@@ -13,7 +13,7 @@ from tests.samples import SPEC
 from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
-from tlt.dataset import Prepared, PrepareEnded, Prompts, prompts_file
+from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file
 from tlt.ids import JobId, PromptIndex
 from tlt.job_preparation import outcome
 from tlt.protocol.events import JobPrepared, JobRefused
@@ -44,14 +44,14 @@ def spec(tmp_path: Path) -> JobSpec:
     )
 
 
-def prepared_in(folder: Path, spec: JobSpec) -> Prepared:
+def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
     """What a fork of the process does."""
     (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
     return outcome(folder)
 
 
 def test_good_job_is_prepared(spec: JobSpec, tmp_path: Path) -> None:
-    assert prepared_in(tmp_path, spec) == Prepared(train_prompts=3, eval_prompts=2)
+    assert prepared_in(tmp_path, spec) == PreparedJob(train_prompts=3, eval_prompts=2)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
     first = prompts[PromptIndex(0)]
@@ -106,21 +106,21 @@ async def test_what_is_no_answer_is_not_taken_for_one(
     ("said", "heard"),
     [
         (
-            Prepared(train_prompts=3, eval_prompts=2),
+            PreparedJob(train_prompts=3, eval_prompts=2),
             JobPrepared(job=JOB, train_prompts=3, eval_prompts=2),
         ),
-        (Prepared(error="why"), JobRefused(job=JOB, error="why")),
+        (PreparedJob(error="why"), JobRefused(job=JOB, error="why")),
     ],
 )
 async def test_what_the_process_says_is_the_outcome(
-    said: Prepared,
+    said: PreparedJob,
     heard: JobPrepared | JobRefused,
     preparer: Preparer,
     spec: JobSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = msgspec.json.encode(PrepareEnded(code=0, prepared=said, last_line="")).decode()
+    line = msgspec.json.encode(PreparationExit(code=0, prepared=said, last_line="")).decode()
     code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -12,8 +12,8 @@ import pytest
 from tests.waiting import wait_until
 from tlt.config import RewardSpec
 from tlt.errors import ConfigError
-from tlt.rewards.sandbox import Judge
-from tlt.rewards.sandbox_process import Verdict
+from tlt.rewards.sandbox import RewardSandbox
+from tlt.rewards.sandbox_process import ScoreResult
 
 FALLBACK = -0.5
 CODE = """
@@ -45,21 +45,21 @@ def reward(*, completion, answer, row):
 
 
 @pytest.fixture
-async def judge(tmp_path: Path) -> AsyncIterator[Judge]:
+async def judge(tmp_path: Path) -> AsyncIterator[RewardSandbox]:
     (tmp_path / "own.py").write_text(CODE)
     spec = RewardSpec(
         kind="function", function=f"{tmp_path}/own.py:reward", on_error=FALLBACK, timeout_seconds=30
     )
-    judge = Judge(spec, tmp_path / "logs" / "reward.log")
+    judge = RewardSandbox(spec, tmp_path / "logs" / "reward.log")
     yield judge
     judge.stop()
     await asyncio.sleep(0)  # the loop closes the link
 
 
-async def test_answers_are_scored_one_after_the_other(judge: Judge, tmp_path: Path) -> None:
+async def test_answers_are_scored_one_after_the_other(judge: RewardSandbox, tmp_path: Path) -> None:
     for number in range(5):
-        assert await judge.score("", number, {"x": 0.25}) == Verdict(reward=number + 0.25)
-    assert await judge.score("print", 1, {}) == Verdict(reward=1.0)
+        assert await judge.score("", number, {"x": 0.25}) == ScoreResult(reward=number + 0.25)
+    assert await judge.score("print", 1, {}) == ScoreResult(reward=1.0)
     judge.stop()
     log = (tmp_path / "logs" / "reward.log").read_text()
     assert log.splitlines() in (["imported"], ["imported", "printed"])
@@ -78,47 +78,51 @@ async def test_answers_are_scored_one_after_the_other(judge: Judge, tmp_path: Pa
     ],
 )
 async def test_failure_gets_the_fallback_and_the_next_is_answered(
-    completion: str, error: str, judge: Judge
+    completion: str, error: str, judge: RewardSandbox
 ) -> None:
     verdict = await judge.score(completion, 1, {})
     assert verdict.reward == FALLBACK
     assert verdict.error is not None
     assert verdict.error.startswith(error)
-    assert await judge.score("", 2, {}) == Verdict(reward=2.0)
+    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_time_limit_ends_the_code_and_what_it_started(judge: Judge, tmp_path: Path) -> None:
+async def test_time_limit_ends_the_code_and_what_it_started(
+    judge: RewardSandbox, tmp_path: Path
+) -> None:
     spec = RewardSpec(
         kind="function",
         function=f"{tmp_path}/own.py:reward",
         on_error=FALLBACK,
         timeout_seconds=0.4,
     )
-    hasty = Judge(spec, tmp_path / "reward.log")
+    hasty = RewardSandbox(spec, tmp_path / "reward.log")
     await hasty.start()
     pid = tmp_path / "pid"
     verdict = await hasty.score("hang", 1, {"pid": str(pid)})
-    assert verdict == Verdict(reward=FALLBACK, error="no answer within 0.4 s")
+    assert verdict == ScoreResult(reward=FALLBACK, error="no answer within 0.4 s")
     if pid.exists() and (text := pid.read_text()):  # else it was ended before it started a child
         await wait_until(lambda: not _lives(int(text)), message="its child lives on")
-    assert await hasty.score("", 2, {}) == Verdict(reward=2.0)
+    assert await hasty.score("", 2, {}) == ScoreResult(reward=2.0)
     hasty.stop()
     await asyncio.sleep(0)
 
 
 async def test_killed_process_gets_the_fallback_and_the_next_is_answered(
-    judge: Judge, tmp_path: Path
+    judge: RewardSandbox, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
     row = {"pid": str(pid), "open": str(tmp_path / "never")}
     asking = asyncio.create_task(judge.score("gate", 1, row))
     await wait_until(lambda: pid.exists() and pid.read_text(), message="nobody was asked")
     os.kill(int(pid.read_text()), signal.SIGKILL)
-    assert await asking == Verdict(reward=FALLBACK, error="the reward's process ended")
-    assert await judge.score("", 2, {}) == Verdict(reward=2.0)
+    assert await asking == ScoreResult(reward=FALLBACK, error="the reward's process ended")
+    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_cancelled_question_does_not_answer_the_next(judge: Judge, tmp_path: Path) -> None:
+async def test_cancelled_question_does_not_answer_the_next(
+    judge: RewardSandbox, tmp_path: Path
+) -> None:
     row = {"pid": str(tmp_path / "pid"), "open": str(tmp_path / "open")}
     asking = asyncio.create_task(judge.score("gate", 1, row))
     await wait_until((tmp_path / "pid").exists, message="nobody was asked")
@@ -126,22 +130,22 @@ async def test_cancelled_question_does_not_answer_the_next(judge: Judge, tmp_pat
     with pytest.raises(asyncio.CancelledError):
         await asking
     (tmp_path / "open").touch()
-    assert await judge.score("", 2, {}) == Verdict(reward=2.0)
+    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_everything_that_a_row_can_hold_reaches_the_function(judge: Judge) -> None:
+async def test_everything_that_a_row_can_hold_reaches_the_function(judge: RewardSandbox) -> None:
     row: dict[str, Any] = {"long": 10**30, "nested": [{"a": None}], "text": "\x00ü", "x": 1.5}
-    assert await judge.score("ü" * 200_000, 1, row) == Verdict(reward=2.5)
+    assert await judge.score("ü" * 200_000, 1, row) == ScoreResult(reward=2.5)
 
 
 async def test_verifier_that_cannot_be_had(tmp_path: Path) -> None:
     spec = RewardSpec(kind="function", function="no.such:name", on_error=FALLBACK)
-    judge = Judge(spec, tmp_path / "reward.log")
+    judge = RewardSandbox(spec, tmp_path / "reward.log")
     line = "reward.function: no.such cannot be imported: ModuleNotFoundError: No module named 'no'"
     with pytest.raises(ConfigError) as error:
         await judge.start()
     assert str(error.value) == line
-    assert await judge.score("", 1, {}) == Verdict(reward=FALLBACK, error=line)
+    assert await judge.score("", 1, {}) == ScoreResult(reward=FALLBACK, error=line)
     await asyncio.sleep(0)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from tlt.child_process import ends_with_parent, last_line
+from tlt.child_process import die_with_parent, last_line
 from tlt.config import JobSpec
-from tlt.dataset import PrepareEnded
+from tlt.dataset import PreparationExit
 from tlt.ids import JobId
 from tlt.protocol.events import JobPrepared, JobRefused
 
@@ -54,7 +54,7 @@ class Preparer:
             eval_prompts=ended.prepared.eval_prompts,
         )
 
-    async def _ask(self, folder: Path) -> PrepareEnded:
+    async def _ask(self, folder: Path) -> PreparationExit:
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -63,13 +63,13 @@ class Preparer:
         try:
             line = await process.stdout.readline()
             if line:
-                return msgspec.json.decode(line, type=PrepareEnded)
+                return msgspec.json.decode(line, type=PreparationExit)
             last = last_line(await process.stderr.read())
-            return PrepareEnded(code=await process.wait(), prepared=None, last_line=last)
+            return PreparationExit(code=await process.wait(), prepared=None, last_line=last)
         except (msgspec.DecodeError, ValueError):
             await self.close()  # what else it says would be taken for the next job's
             said = "it said what is no answer"
-            return PrepareEnded(code=process.returncode or 0, prepared=None, last_line=said)
+            return PreparationExit(code=process.returncode or 0, prepared=None, last_line=said)
         except asyncio.CancelledError:  # a user's module may never end its import
             await self.close()
             raise
@@ -82,7 +82,7 @@ class Preparer:
                 stdout=PIPE,
                 stderr=PIPE,
                 limit=_LONGEST_ANSWER,
-                preexec_fn=ends_with_parent(signal.SIGKILL),
+                preexec_fn=die_with_parent(signal.SIGKILL),
             )
         return self._process
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.config import JobSpec
 
 
@@ -21,6 +21,6 @@ def start_loggers(folder: Path, spec: JobSpec) -> list["subprocess.Popen[bytes]"
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=ends_with_parent(signal.SIGTERM),
+                preexec_fn=die_with_parent(signal.SIGTERM),
             )
         ]

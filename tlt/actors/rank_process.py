@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.errors import RankError
 from tlt.ranks.worker_channel import FromRank, Progress, Ready, ToRank, pack, read_from_rank
 
@@ -44,7 +44,7 @@ class RankProcess:
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}.log"
 
-        end_with_worker = ends_with_parent(signal.SIGKILL)
+        end_with_worker = die_with_parent(signal.SIGKILL)
 
         def before_exec() -> None:
             end_with_worker()

@@ -14,7 +14,7 @@ from tlt.ids import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.records import JobRecord
-from tlt.rewards.sandbox import Judge
+from tlt.rewards.sandbox import RewardSandbox
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import GONE, Connection, connect, persistently
 from tlt.store.redis_keys import REWARD, Keys
@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, record: JobRecord, logs: Path) -> None:
         self.record = record
-        self.judge = Judge(record.spec.reward, logs / "reward-function.log")
+        self.judge = RewardSandbox(record.spec.reward, logs / "reward-function.log")
         self._prompts: dict[Purpose, Prompts] = {}
 
     def prompts(self, purpose: Purpose) -> Prompts:

@@ -75,7 +75,7 @@ def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {f"{name}.weight": (width,) for name, width in norms.items()}
 
 
-def mismatch(config: DecoderConfig, found: Mapping[str, tuple[int, ...]]) -> str | None:
+def describe_mismatch(config: DecoderConfig, found: Mapping[str, tuple[int, ...]]) -> str | None:
     """In a few words, what keeps these weights from being this model's; None if nothing does.
 
     A tied head may be listed or not: it is the embedding.

@@ -57,7 +57,7 @@ def save_drafter(drafter: Drafter, folder: Path, updates: int | None = None) -> 
     (folder / "config.json").write_text(json.dumps(file, indent=2) + "\n")
 
 
-def updates_of(folder: Path) -> int | None:
+def read_update_count(folder: Path) -> int | None:
     """None if somebody else has trained it."""
     return read_json(folder / "config.json", _ConfigFile).tlt_updates
 
@@ -121,7 +121,9 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
 
 def _entrances(file: _ConfigFile, policy_layers: int) -> tuple[int, ...]:
     listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
-    return tuple(layer + 1 for layer in listed) if listed else default_layers(policy_layers)
+    return (
+        tuple(layer + 1 for layer in listed) if listed else default_captured_layers(policy_layers)
+    )
 
 
 def _theta(folder: Path, file: _ConfigFile) -> float:
@@ -134,7 +136,7 @@ def _theta(folder: Path, file: _ConfigFile) -> float:
     return given.rope_theta
 
 
-def default_layers(policy_layers: int) -> tuple[int, int, int]:
+def default_captured_layers(policy_layers: int) -> tuple[int, int, int]:
     """A low, a middle and a high one: at whose entrances EAGLE-3 heads are trained."""
     if policy_layers < 3:
         raise UnsupportedModel(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tlt.ids import Digest
 from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.rope import Rope, rotations
+from tlt.models.rope import Rope, rotary_table
 
 # queries [..., heads, tokens, width], keys and values with fewer heads -> as the queries
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -134,7 +134,7 @@ def new_drafter(config: DrafterConfig) -> Drafter:
     return Eagle(config) if config.layout == "eagle" else Eagle3(config)
 
 
-def misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
+def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
     """In a few words, what keeps a drafter from guessing for this policy."""
     config = drafter.config
     if (complaint := _misshape(config, policy)) is not None:
@@ -235,7 +235,7 @@ class _Turns:
         needed = int(positions.max()) + 1 if positions.numel() else 0
         if len(self._table) < needed or self._table.device != positions.device:
             rows = max(config.max_positions, needed)
-            self._table = rotations(config.rope, config.head_dim, rows, positions.device)
+            self._table = rotary_table(config.rope, config.head_dim, rows, positions.device)
         return self._table[positions]
 
 

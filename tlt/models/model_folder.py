@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_json import read_config, read_json, unsupported
-from tlt.models.decoder_spec import Decoder, mismatch, weight_shapes
+from tlt.models.decoder_spec import Decoder, describe_mismatch, weight_shapes
 
 _FORMATS = {"F64", "F32", "F16", "BF16"}
 # A buffer that old checkpoints carry along; it follows from rope_theta.
@@ -38,7 +38,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
                         weights[name] = tensors.get_tensor(name).to(dtype)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file}: cannot be read as safetensors: {error}") from error
-    if (complaint := mismatch(config, shapes)) is not None:
+    if (complaint := describe_mismatch(config, shapes)) is not None:
         raise UnsupportedModel(f"{folder}: {complaint}")
     return Decoder(config=config, weights=weights)
 

@@ -39,7 +39,7 @@ class YarnRope(msgspec.Struct, frozen=True, kw_only=True):
 Rope = PlainRope | LinearRope | Llama3Rope | YarnRope
 
 
-def rotations(rope: Rope, head_dim: int, positions: int, device: torch.device) -> torch.Tensor:
+def rotary_table(rope: Rope, head_dim: int, positions: int, device: torch.device) -> torch.Tensor:
     """[positions, head_dim / 2] complex numbers to multiply the pairs with."""
     exponents = torch.arange(0, head_dim, 2, device=device).float() / head_dim
     frequencies = _scaled(rope, 1.0 / rope.theta**exponents)

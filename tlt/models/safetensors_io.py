@@ -17,7 +17,7 @@ def read_weights(
     blobs: Blobs, ref: BlobRef, check: CheckInterrupt = never_interrupt
 ) -> dict[str, torch.Tensor]:
     """Mapped, not copied; only what has the checksum that is its name."""
-    path = blobs.verified(ref, check)
+    path = blobs.verify(ref, check)
     try:
         return load_file(path)
     except FileNotFoundError as error:

@@ -6,7 +6,13 @@ when it was handed in, and once a trunk has it, the learner counts from there.
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import DrafterBase
-from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, Mark, delta, rebased
+from tlt.trainer.drafter.delta_merging import (
+    BaseWeights,
+    Delta,
+    DrafterSnapshot,
+    compute_delta,
+    rebase_snapshot,
+)
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 
 # deltas whose mark is kept, each as large as weights and mean together: a merge may take as long
@@ -19,7 +25,7 @@ _MARKED_BYTES = 64 << 20
 class DeltaTracker:
     def __init__(self, name: str, learner: DrafterLearner) -> None:
         self.learner = learner
-        mark = learner.mark()
+        mark = learner.snapshot()
         # where it began: about there, all that have the same seed
         self.root = BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=0)
         self.ref: DrafterBase | None = None
@@ -28,7 +34,7 @@ class DeltaTracker:
         # lessons of the first trunk that had this member's last delta in it
         self._known = 0
         # where the learner was when it handed in a delta that may not be in a trunk yet
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, DrafterSnapshot] = {}
         self._merged = -1
         size = sum(tensor.nbytes for tensor in mark.tensors.values())
         self._kept = min(max(_LEAST_MARKS, _MARKED_BYTES // size), _MOST_MARKS)
@@ -40,13 +46,13 @@ class DeltaTracker:
         known, number = self._knows(ref), self._merged_in(ref)
         if not known:
             # it goes on from the trunk as it is
-            since, marks = self.learner.mark(check), dict[int, Mark]()
+            since, marks = self.learner.snapshot(check), dict[int, DrafterSnapshot]()
         elif number <= self._merged:
             since, marks = self._trunk, self._marks
         else:
             since = self._marks[number]
             marks = {n: mark for n, mark in self._marks.items() if n > number}
-        marks = {n: rebased(mark, since, base, check) for n, mark in marks.items()}
+        marks = {n: rebase_snapshot(mark, since, base, check) for n, mark in marks.items()}
         check()
         if self.learner.updates == since.updates:
             self._known = base.micro_batches  # it begins from there
@@ -59,8 +65,8 @@ class DeltaTracker:
 
     def hand_in(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
         """A look may put it off."""
-        mark = self.learner.mark(check)
-        handed_in = delta(mark, self._trunk, self._known, check)
+        mark = self.learner.snapshot(check)
+        handed_in = compute_delta(mark, self._trunk, self._known, check)
         self._marks[number] = mark
         for old in sorted(self._marks)[: -self._kept]:
             del self._marks[old]

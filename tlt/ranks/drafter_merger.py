@@ -18,9 +18,9 @@ from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
 from tlt.ranks.drafter_samples import Text, rollout
 from tlt.ranks.replay_buffer import Answer
 from tlt.ranks.worker_channel import Load
-from tlt.trainer.drafter.accept_length import Rollout, accept_lengths
-from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge
-from tlt.trainer.drafter.samples import PolicyEnds
+from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
+from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
+from tlt.trainer.drafter.samples import EmbeddingAndHead
 
 _WEIGHTS, _MEAN = "weights.", "mean."
 
@@ -57,7 +57,7 @@ def next_trunk(
     for ref in command.deltas:
         tensors = _read(blobs, ref.blob, device, check)
         deltas.append(Delta(tensors=tensors, micro_batches=ref.micro_batches, known=ref.known))
-    return merge(base, deltas, check)
+    return merge_deltas(base, deltas, check)
 
 
 def _read(
@@ -72,7 +72,10 @@ def mean_of(base: BaseWeights) -> dict[str, Tensor]:
 
 
 def drafter_of(
-    tensors: Mapping[str, Tensor], config: DrafterConfig, ends: PolicyEnds, named: Drafter | None
+    tensors: Mapping[str, Tensor],
+    config: DrafterConfig,
+    ends: EmbeddingAndHead,
+    named: Drafter | None,
 ) -> Drafter:
     """What is not trained of it is that of the drafter which the job names."""
     drafter = new_drafter(config)
@@ -91,7 +94,7 @@ def drafter_of(
 def measured(
     trained: Drafter,
     used: Drafter | None,
-    ends: PolicyEnds,
+    ends: EmbeddingAndHead,
     answers: Sequence[Answer],
     budget: int,
     check: CheckInterrupt,
@@ -142,7 +145,7 @@ def report(
     )
 
 
-def _rollout(answer: Answer, vocabulary: int) -> Rollout:
+def _rollout(answer: Answer, vocabulary: int) -> PolicyRollout:
     assert answer.states is not None
     text = Text(id=0, tokens=answer.tokens, prompt=answer.prompt)
     return rollout(text, answer.states, answer.key, vocabulary)

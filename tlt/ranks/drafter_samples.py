@@ -12,8 +12,8 @@ from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 from tlt.ids import Member, PromptIndex, Step
-from tlt.trainer.drafter.accept_length import Rollout
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.accept_length import PolicyRollout
+from tlt.trainer.drafter.samples import DrafterSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,18 @@ def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, to
             yield known[done.id], engine.hidden_states(done.id).clone()
 
 
-def sample(text: Text, states: torch.Tensor) -> DraftSample:
-    return DraftSample(tokens=text.tokens, prompt=text.prompt, states=states)
+def sample(text: Text, states: torch.Tensor) -> DrafterSample:
+    return DrafterSample(tokens=text.tokens, prompt=text.prompt, states=states)
 
 
-def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) -> Rollout:
+def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) -> PolicyRollout:
     """Of a text that the policy drew with this key, at temperature 1 and unfiltered."""
     word, noise = key_word(key), GumbelNoise(vocabulary, states.device)
 
     def gumbel(positions: torch.Tensor) -> torch.Tensor:
         return noise.gumbel(torch.full_like(positions, word), positions)
 
-    return Rollout(sample=sample(text, states), noise=gumbel)
+    return PolicyRollout(sample=sample(text, states), noise=gumbel)
 
 
 def _reading(text: Text) -> Request:

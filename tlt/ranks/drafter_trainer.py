@@ -18,7 +18,8 @@ from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
 from tlt.ids import NAMED
 from tlt.interrupt import CheckInterrupt, never_interrupt
-from tlt.models.drafter_folder import updates_of
+from tlt.kernels.training_kernels import load_kernels
+from tlt.models.drafter_folder import read_update_count
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.protocol.commands import MergeDrafter
@@ -33,13 +34,12 @@ from tlt.ranks.replay_buffer import Answer, ReplayBuffer
 from tlt.ranks.shared_memory_budget import SharedMemoryBudget
 from tlt.ranks.worker_channel import Dismissed, FromRank, Load, Merge, School
 from tlt.trainer.drafter.delta_merging import BaseWeights
-from tlt.trainer.drafter.divergence import Health
-from tlt.trainer.drafter.drafter_learner import DrafterLearner, Lesson
-from tlt.trainer.drafter.hyperparameters import Recipe
-from tlt.trainer.drafter.initial_drafter import input_sizes, new_weights
-from tlt.trainer.drafter.micro_batches import Window, batch
-from tlt.trainer.drafter.samples import PolicyEnds
-from tlt.trainer.kernels.c_kernels import kernels
+from tlt.trainer.drafter.divergence_detector import DivergenceDetector
+from tlt.trainer.drafter.drafter_learner import DrafterLearner, MicroBatchResult
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
+from tlt.trainer.drafter.initial_drafter import initialise_drafter, measure_input_sizes
+from tlt.trainer.drafter.micro_batches import Window, build_batch
+from tlt.trainer.drafter.samples import EmbeddingAndHead
 
 # a micro-batch should take so long: who calls waits for no more than a look, but drops it
 _SECONDS = 0.06
@@ -79,7 +79,11 @@ class _Open:
         return len(self.seconds)
 
     def add(
-        self, answers: list[Answer], windows: list[Window], training_session: Lesson, seconds: float
+        self,
+        answers: list[Answer],
+        windows: list[Window],
+        training_session: MicroBatchResult,
+        seconds: float,
     ) -> None:
         self.seconds.append(seconds)
         self.loss += training_session.loss
@@ -101,7 +105,7 @@ class DrafterTrainer:
         self._engine = engine
         self._named = self._used = named
         self._config = drafter_config(load, named)
-        self._ends = PolicyEnds(
+        self._ends = EmbeddingAndHead(
             embedding=engine.embedding_and_head[0], head=engine.embedding_and_head[1]
         )
         with torch.device("meta"):
@@ -109,7 +113,7 @@ class DrafterTrainer:
         # of a delta: the weights, and their mean
         self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
         room = SharedMemoryBudget(engine, self._bytes)
-        self._blobs = Blobs(blobs.flight, blobs.committed, leave=room.beside_drafters)
+        self._blobs = Blobs(blobs.flight, blobs.committed, reserved_bytes=room.beside_drafters)
         states = Path(load.flight) / "states"
         shelf = HiddenStateStore(states, engine.token_state_example, room.beside_states)
         self.pool = ReplayBuffer(shelf, load.spec.drafter.megabytes << 20)
@@ -118,7 +122,7 @@ class DrafterTrainer:
         # what it was asked to merge, and has not merged yet
         self._asked: MergeDrafter | None = None
         self._member: DeltaTracker | None = None
-        self._health = Health()
+        self._health = DivergenceDetector()
         self._number = 0
         self._rows = _FIRST_ROWS
         # who has to share a core learns as much by a micro-batch as who has it alone
@@ -134,7 +138,7 @@ class DrafterTrainer:
         # the last lesson that this rank has said to be over
         self._over = 0
         # builds what a first micro-batch would have to wait for
-        kernels()
+        load_kernels()
 
     @property
     def active(self) -> bool:
@@ -151,7 +155,7 @@ class DrafterTrainer:
         member, base = self._member, school.train.base
         if member is not None and member.ref is not None and member.ref.root != base.root:
             self._lose_open()  # the trunk it was of was given up
-            self._health = Health()
+            self._health = DivergenceDetector()
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
         self.pool.begin(school.train.step)
@@ -219,7 +223,7 @@ class DrafterTrainer:
         if member is None or starts_over:
             name = f"{self.load.incarnation}.{self.load.rank}"
             member = self._member = DeltaTracker(name, self._new_learner())
-            self._health = Health()
+            self._health = DivergenceDetector()
         device = self._ends.head.device
         if not member.stand_on(
             ref, read_trunk(self._blobs, ref, member.root, device, check), check
@@ -229,18 +233,18 @@ class DrafterTrainer:
 
     def _new_learner(self) -> DrafterLearner:
         samples = [answer.sample() for answer in self.pool.known()]
-        sizes = input_sizes(self._config, self._ends.embedding, samples)
+        sizes = measure_input_sizes(self._config, self._ends.embedding, samples)
         if self._named is None:
-            drafter, past = new_weights(self._config, sizes, self.load.spec.seed), 0
+            drafter, past = initialise_drafter(self._config, sizes, self.load.spec.seed), 0
         else:
             drafter, past = new_drafter(self._config), self._updates_of_named()
             drafter.load_state_dict(self._named.state_dict())
         drafter = drafter.to(self._ends.head).requires_grad_(True)
-        return DrafterLearner(drafter, self._ends, Recipe(past=past), sizes)
+        return DrafterLearner(drafter, self._ends, DrafterHyperparameters(past=past), sizes)
 
     def _updates_of_named(self) -> int:
         assert self.load.spec.drafter.path is not None
-        known = updates_of(Path(self.load.spec.drafter.path))
+        known = read_update_count(Path(self.load.spec.drafter.path))
         return _TRAINED if known is None else min(known, _TRAINED)
 
     def _read(self, answers: list[Answer], check: CheckInterrupt) -> None:
@@ -259,11 +263,11 @@ class DrafterTrainer:
         if len(samples) == 1 and samples[0].rows > self._rows:
             last = self._dice.randint(samples[0].first + 1, samples[0].rows)
             windows = [Window(sample=0, first=max(0, last - self._rows), last=last)]
-        steps = learner.recipe.steps
+        steps = learner.hyperparameters.steps
         began, worked = time.monotonic(), self._work_clock()
         try:
             training_session = learner.learn(
-                batch(samples, windows, steps, self._ends.head.device), check
+                build_batch(samples, windows, steps, self._ends.head.device), check
             )
         except Exception:
             self._shorten(self._work_clock() - worked)

@@ -13,7 +13,7 @@ from tlt.errors import TltError
 from tlt.ids import NAMED, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.eagle_drafter import Drafter, DrafterConfig, misfit
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
 from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.keyed_random import mix
@@ -23,7 +23,7 @@ from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.ranks.worker_channel import Load
 from tlt.strategies import Draft
-from tlt.trainer.drafter.initial_drafter import config_for
+from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
 
 
@@ -47,7 +47,7 @@ def drafter_config(load: Load, named: Drafter | None) -> DrafterConfig:
     """Of the drafter that the job trains: the one it names, or a new one."""
     if named is not None:
         return named.config
-    return config_for(read_config(Path(load.spec.policy.path)), load.spec.drafter.layout)
+    return drafter_config_for(read_config(Path(load.spec.policy.path)), load.spec.drafter.layout)
 
 
 def context_of(load: Load) -> int:
@@ -102,7 +102,7 @@ def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
         drafter = load_drafter(Path(path), policy.layers)
     except TltError as error:
         return None, str(error)
-    complaint = misfit(drafter, policy)
+    complaint = describe_misfit(drafter, policy)
     if complaint is not None:
         return None, f"{path}: the drafter does not fit the policy: {complaint}"
     return drafter, None

@@ -239,7 +239,7 @@ def main() -> None:
     host = sys.argv[4]
     torch.set_num_threads(1)
     # The store lives as long as this process: other ranks meet there.
-    store, port = groups.serve(host)
+    store, port = groups.serve_rendezvous(host)
     channel.send(Ready(rendezvous=f"{host}:{port}"))
     try:
         Rank(channel, progress, device).run()

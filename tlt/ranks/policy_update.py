@@ -14,7 +14,7 @@ from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef
 from tlt.ranks.worker_channel import Load, Progress, Train, Trained
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import LearnSample, Minibatch
+from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 
 class PolicyUpdateDuty:
@@ -67,8 +67,8 @@ class PolicyUpdateDuty:
         learn = frame.learn
         if learn.world == 1:
             return None
-        stack.callback(groups.leave)
-        return groups.join(
+        stack.callback(groups.leave_group)
+        return groups.join_group(
             learn.rendezvous, learn.group, rank, learn.world, self._timeout, self._device
         )
 
@@ -84,8 +84,8 @@ class PolicyUpdateDuty:
             total_sequences=share.total_sequences,
         )
 
-    def _sample(self, rollout: RolloutFinished, advantage: float) -> LearnSample:
-        return LearnSample(
+    def _sample(self, rollout: RolloutFinished, advantage: float) -> PolicySample:
+        return PolicySample(
             prompt=rollout.prompt_tokens,
             completion=tuple(self._blobs.unpack(rollout.tokens).tolist()),
             logprobs=tuple(self._blobs.unpack(rollout.logprobs).tolist()),

@@ -15,7 +15,7 @@ from tlt.engine.base import NoiseKey
 from tlt.ids import PromptIndex, Step
 from tlt.policies.drafter.data_selection import Candidate, Origin, drawn, is_held_out, least_worth
 from tlt.ranks.hidden_state_store import HiddenStateStore, Name
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.samples import DrafterSample
 
 _TOKEN_BYTES = 8
 _SOME = 32
@@ -35,9 +35,9 @@ class Answer:
     def name(self) -> Name:
         return self.key.step, self.key.prompt, self.key.member
 
-    def sample(self) -> DraftSample:
+    def sample(self) -> DrafterSample:
         assert self.states is not None
-        return DraftSample(tokens=self.tokens, prompt=self.prompt, states=self.states)
+        return DrafterSample(tokens=self.tokens, prompt=self.prompt, states=self.states)
 
 
 class ReplayBuffer:

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.config import RewardSpec
 from tlt.errors import ConfigError
-from tlt.rewards.sandbox_process import LENGTH, Question, Verdict
+from tlt.rewards.sandbox_process import LENGTH, ScoreRequest, ScoreResult
 
 _START_SECONDS = 60.0
-_verdict = msgspec.json.Decoder(Verdict)
+_verdict = msgspec.json.Decoder(ScoreResult)
 
 
-class Judge:
+class RewardSandbox:
     """Start it from a thread that lives as long as it should: its process dies with that thread."""
 
     def __init__(self, spec: RewardSpec, log: Path) -> None:
@@ -31,25 +31,25 @@ class Judge:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def score(self, completion: str, answer: Any, row: dict[str, Any]) -> Verdict:
+    async def score(self, completion: str, answer: Any, row: dict[str, Any]) -> ScoreResult:
         """The reward, or the configured fallback with the reason."""
         try:
             if self._process is None:
                 await self.start()
             verdict = await self._ask(
-                Question(completion=completion, answer=answer, row=row),
+                ScoreRequest(completion=completion, answer=answer, row=row),
                 self._spec.timeout_seconds,
             )
         except TimeoutError:
             self.stop()
             error = f"no answer within {self._spec.timeout_seconds:g} s"
-            return Verdict(reward=self._spec.on_error, error=error)
+            return ScoreResult(reward=self._spec.on_error, error=error)
         except (asyncio.IncompleteReadError, ConnectionError, ConfigError) as error:
             self.stop()
             complaint = "the reward's process ended"
             if isinstance(error, ConfigError):
                 complaint = str(error)
-            return Verdict(reward=self._spec.on_error, error=complaint)
+            return ScoreResult(reward=self._spec.on_error, error=complaint)
         except asyncio.CancelledError:
             self.stop()  # its answer would pass for that to the next question
             raise
@@ -65,7 +65,7 @@ class Judge:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tlt.rewards.sandbox_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=ends_with_parent(signal.SIGKILL),
+                preexec_fn=die_with_parent(signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -91,7 +91,7 @@ class Judge:
                 self._process.wait(timeout=5)
         self._process = self._reader = self._writer = None
 
-    async def _ask(self, question: Question | RewardSpec, seconds: float) -> Verdict:
+    async def _ask(self, question: ScoreRequest | RewardSpec, seconds: float) -> ScoreResult:
         assert self._reader is not None
         assert self._writer is not None
         body = msgspec.json.encode(question)

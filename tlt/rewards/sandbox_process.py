@@ -21,40 +21,40 @@ from tlt.rewards.verifiers import Verifier, load_verifier
 LENGTH = struct.Struct("<Q")
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     completion: str
     answer: Any
     row: dict[str, Any]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     error: str | None = None
     # the verifier itself cannot be had: no answer will ever be scored
     fatal: bool = False
 
 
-def judge(verifier: Verifier, question: Question) -> Verdict:
+def judge(verifier: Verifier, question: ScoreRequest) -> ScoreResult:
     try:
         reward = float(verifier(question.completion, question.answer, question.row))
     except Exception as error:  # whatever the user's code raises
-        return Verdict(error=" ".join(f"{type(error).__name__}: {error}".split()))
+        return ScoreResult(error=" ".join(f"{type(error).__name__}: {error}".split()))
     if not math.isfinite(reward):
-        return Verdict(error=f"the reward is {reward}")
-    return Verdict(reward=reward)
+        return ScoreResult(error=f"the reward is {reward}")
+    return ScoreResult(reward=reward)
 
 
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     stream = link.makefile("rwb")
-    decoder = msgspec.json.Decoder(Question)
+    decoder = msgspec.json.Decoder(ScoreRequest)
     spec = msgspec.json.decode(_read(stream), type=RewardSpec)
     try:
         verifier = load_verifier(spec)
     except ConfigError as error:
-        _write(stream, Verdict(error=str(error), fatal=True))
+        _write(stream, ScoreResult(error=str(error), fatal=True))
         return
-    _write(stream, Verdict())
+    _write(stream, ScoreResult())
     while body := _read(stream):
         _write(stream, judge(verifier, decoder.decode(body)))
 
@@ -64,7 +64,7 @@ def _read(stream: Any) -> bytes:
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
-def _write(stream: Any, verdict: Verdict) -> None:
+def _write(stream: Any, verdict: ScoreResult) -> None:
     body = msgspec.json.encode(verdict)
     stream.write(LENGTH.pack(len(body)) + body)
     stream.flush()

@@ -11,7 +11,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.errors import StoreError
 
 # a Unix socket's path has to fit into 108 bytes
@@ -75,7 +75,7 @@ class EmbeddedRedis:
                 *("--maxmemory-policy", "noeviction"),
             ],
             # SIGTERM would not do: Redis stays where it cannot write its file any more
-            preexec_fn=ends_with_parent(signal.SIGKILL),
+            preexec_fn=die_with_parent(signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,

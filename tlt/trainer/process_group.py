@@ -18,14 +18,14 @@ from torch.distributed import (
 from tlt.trainer.collectives import translated
 
 
-def serve(host: str) -> tuple[TCPStore, int]:
+def serve_rendezvous(host: str) -> tuple[TCPStore, int]:
     """A rendezvous on a free port; it lives as long as the store that is returned."""
     with translated(f"serving a rendezvous on {host}"):
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return store, store.port
 
 
-def join(
+def join_group(
     rendezvous: str,
     name: str,
     rank: int,
@@ -34,7 +34,7 @@ def join(
     device: torch.device,
 ) -> ProcessGroup | None:
     """Returns when all `world` members are there. One alone needs no group: None."""
-    leave()
+    leave_group()
     if world == 1:
         return None
     host, _, port = rendezvous.rpartition(":")
@@ -55,7 +55,7 @@ def join(
     return dist.group.WORLD
 
 
-def leave() -> None:
+def leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     # A join that failed was counted, and the count is part of the keys in the store: members with

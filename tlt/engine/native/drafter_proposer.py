@@ -20,7 +20,7 @@ from tlt.engine.native.prompt_prefill import CHUNK
 from tlt.engine.native.running_batch import RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.rope import rotations
+from tlt.models.rope import rotary_table
 
 # A row that lacks more positions than this is filled up by itself: the others would wait for it,
 # as all rows of a window are as wide as the widest.
@@ -47,7 +47,7 @@ class DrafterProposer:
         self._buffers = LayerBuffers(
             shape, max(rows * max(longest_draft + 1, _NARROW), CHUNK), dtype, device
         )
-        turns = rotations(shape.rope, shape.head_dim, positions, device)
+        turns = rotary_table(shape.rope, shape.head_dim, positions, device)
         self._rope = turns.to(self._buffers.wide.to_complex())
         self._columns = slots.states.columns(drafter.config.captured)
         self._range = torch.arange(max(rows, positions), device=device)

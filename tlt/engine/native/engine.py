@@ -27,8 +27,8 @@ from tlt.engine.request_queue import cancelled_before_start, check_requests, ord
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError
 from tlt.ids import DrafterVersion, PolicyVersion, StopReason
-from tlt.models.decoder_spec import EMBEDDING, Decoder, mismatch
-from tlt.models.eagle_drafter import Drafter, DrafterConfig, misfit
+from tlt.models.decoder_spec import EMBEDDING, Decoder, describe_mismatch
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.protocol.records import StrategyTally
 from tlt.strategies import Draft, Off, Strategy, max_drafts
@@ -140,7 +140,7 @@ class NativeEngine:
 
     def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if (complaint := mismatch(self._config, shapes)) is not None:
+        if (complaint := describe_mismatch(self._config, shapes)) is not None:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
         self._weights.load(weights)
         self._version = version
@@ -150,7 +150,7 @@ class NativeEngine:
 
     def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
         """From the next step on, it may be asked."""
-        if (complaint := misfit(drafter, self._config)) is not None:
+        if (complaint := describe_misfit(drafter, self._config)) is not None:
             raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
         if missing := set(drafter.config.captured) - set(self._captured):
             raise ConfigError(

@@ -18,7 +18,7 @@ from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan, Span
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.rope import rotations
+from tlt.models.rope import rotary_table
 
 
 class PrefillChunk(NamedTuple):
@@ -50,7 +50,7 @@ class PolicyForward:
         self._buffers = LayerBuffers(config, most_tokens, dtype, device)
         wide = self._buffers.wide
         self._logits = torch.empty(most_decoded, config.vocabulary, dtype=wide, device=device)
-        self._rope = rotations(config.rope, config.head_dim, positions, device).to(
+        self._rope = rotary_table(config.rope, config.head_dim, positions, device).to(
             wide.to_complex()
         )
         self._range = torch.arange(max(positions, most_tokens), device=device)

@@ -23,7 +23,7 @@ from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
 from tlt.ids import PolicyVersion
-from tlt.models.decoder_spec import DecoderConfig, mismatch
+from tlt.models.decoder_spec import DecoderConfig, describe_mismatch
 from tlt.protocol.records import StrategyTally
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 
@@ -98,7 +98,7 @@ class SglangEngine:
 
     def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if (complaint := mismatch(self._config, shapes)) is not None:
+        if (complaint := describe_mismatch(self._config, shapes)) is not None:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
         self._recall_waiting()
         self._server.run(self._server.update_policy(weights, version))

@@ -15,7 +15,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from tlt.child_process import ends_with_parent
+from tlt.child_process import die_with_parent
 from tlt.errors import RankError
 
 _LAST_LINES = 3
@@ -35,7 +35,7 @@ class SchedulerProcess:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=ends_with_parent(signal.SIGKILL),
+                preexec_fn=die_with_parent(signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -13,19 +13,19 @@ from torch import Tensor
 from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.interruptible_matmul import stretch, watched
-from tlt.trainer.drafter.micro_batches import batch, cut
-from tlt.trainer.drafter.samples import DraftSample, PolicyEnds
-from tlt.trainer.drafter.unrolled_chains import unrolled
+from tlt.trainer.drafter.micro_batches import build_batch, split_into_windows
+from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
+from tlt.trainer.drafter.unrolled_chains import unroll
 
 # [positions] -> [positions, vocabulary]: what the policy's draw of these tokens was given
 Noise = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rollout:
+class PolicyRollout:
     """A sample that the policy drew itself, at temperature 1."""
 
-    sample: DraftSample
+    sample: DrafterSample
     noise: Noise
 
 
@@ -41,8 +41,8 @@ class AcceptLengths:
 @torch.no_grad()
 def accept_lengths(
     drafter: Drafter,
-    ends: PolicyEnds,
-    rollouts: Iterable[Rollout],
+    ends: EmbeddingAndHead,
+    rollouts: Iterable[PolicyRollout],
     depths: Sequence[int],
     budget: int | None = None,
     check: CheckInterrupt = never_interrupt,
@@ -66,8 +66,8 @@ def accept_lengths(
 
 def _accepted(
     drafter: Drafter,
-    ends: PolicyEnds,
-    rollout: Rollout,
+    ends: EmbeddingAndHead,
+    rollout: PolicyRollout,
     depth: int,
     budget: int | None,
     check: CheckInterrupt,
@@ -77,11 +77,11 @@ def _accepted(
     tokens = torch.tensor(sample.tokens, device=device)
     # by kind, step and row
     right = torch.zeros(2, depth, sample.rows, dtype=torch.bool, device=device)
-    for window in cut(0, sample.first, sample.rows, budget or sample.rows):
-        one = batch([sample], [window], depth, device)
+    for window in split_into_windows(0, sample.first, sample.rows, budget or sample.rows):
+        one = build_batch([sample], [window], depth, device)
         rows = torch.arange(window.first, window.last, device=device)
         with watched(drafter, window.rows, check):
-            for step, readout in enumerate(unrolled(drafter, one, ends.embedding, None, check)):
+            for step, readout in enumerate(unroll(drafter, one, ends.embedding, None, check)):
                 aims = rows + step + 2
                 guesses = _guesses(drafter, ends, rollout.noise, readout, aims, check)
                 wanted = tokens[aims.clamp(max=len(tokens) - 1)]
@@ -92,7 +92,7 @@ def _accepted(
 
 def _guesses(
     drafter: Drafter,
-    ends: PolicyEnds,
+    ends: EmbeddingAndHead,
     noise: Noise,
     readout: Tensor,
     aims: Tensor,
@@ -111,7 +111,7 @@ def _guesses(
     return torch.cat(found, dim=1)
 
 
-def _walk(sample: DraftSample, accepted: Sequence[int], depth: int) -> tuple[int, int]:
+def _walk(sample: DrafterSample, accepted: Sequence[int], depth: int) -> tuple[int, int]:
     """Tokens of the answer, and verify steps that give them: one begins where the last ended."""
     known, steps = max(2, sample.prompt), 0
     first = known

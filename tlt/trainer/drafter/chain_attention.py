@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.kernels.training_kernels import TrainingKernels
 from tlt.trainer.drafter.interruptible_matmul import look_back, stretch
-from tlt.trainer.kernels.c_kernels import Kernels
 
 # What mask and softmax cost a score, in multiplications.
 _SCORE = 256
@@ -87,7 +87,7 @@ def _one(
 
 
 def attend_natively(
-    kernels: Kernels, queries: Tensor, seen: Pairs, own: Sequence[Pairs], bounds: Tensor
+    kernels: TrainingKernels, queries: Tensor, seen: Pairs, own: Sequence[Pairs], bounds: Tensor
 ) -> Tensor:
     """The same on a CPU in float32."""
     by_row = [tensor.transpose(0, 1).contiguous() for tensor in (queries, *seen)]
@@ -103,7 +103,7 @@ class _Native(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, bounds: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: TrainingKernels, bounds: Tensor, *tensors: Tensor) -> Tensor:
         queries, keys, values, *own = tensors
         scale = queries.shape[-1] ** -0.5
         out, lse = kernels.attend(queries, keys, values, bounds, scale)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
-from tlt.trainer.policy.adamw import require_alike
+from tlt.trainer.policy.adamw import require_same_shapes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mark:
+class DrafterSnapshot:
     """A drafter as it was."""
 
     # `weights.*` and their running `mean.*`, as in a learner's state
@@ -28,7 +28,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BaseWeights(Mark):
+class BaseWeights(DrafterSnapshot):
     """The drafter that all members have in common."""
 
     # micro-batches in it, those learned side by side included
@@ -46,9 +46,14 @@ class Delta:
     known: int
 
 
-def delta(now: Mark, since: Mark, known: int, check: CheckInterrupt = never_interrupt) -> Delta:
+def compute_delta(
+    now: DrafterSnapshot,
+    since: DrafterSnapshot,
+    known: int,
+    check: CheckInterrupt = never_interrupt,
+) -> Delta:
     """`since` is the base that the member stands on."""
-    require_alike(since.tensors, now.tensors, "drafter's mark")
+    require_same_shapes(since.tensors, now.tensors, "drafter's mark")
     tensors: dict[str, Tensor] = {}
     for name, tensor in since.tensors.items():
         check()
@@ -56,16 +61,21 @@ def delta(now: Mark, since: Mark, known: int, check: CheckInterrupt = never_inte
     return Delta(tensors=tensors, micro_batches=now.updates - since.updates, known=known)
 
 
-def rebased(mark: Mark, since: Mark, onto: Mark, check: CheckInterrupt = never_interrupt) -> Mark:
+def rebase_snapshot(
+    mark: DrafterSnapshot,
+    since: DrafterSnapshot,
+    onto: DrafterSnapshot,
+    check: CheckInterrupt = never_interrupt,
+) -> DrafterSnapshot:
     """A mark as it would be, had what came after `since` been learned on something else."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in mark.tensors.items():
         check()
         tensors[name] = tensor - since.tensors[name] + onto.tensors[name]
-    return Mark(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
+    return DrafterSnapshot(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
 
 
-def merge(
+def merge_deltas(
     base: BaseWeights, deltas: Sequence[Delta], check: CheckInterrupt = never_interrupt
 ) -> BaseWeights:
     """In any order."""
@@ -73,7 +83,7 @@ def merge(
     tensors = {name: tensor.clone() for name, tensor in base.tensors.items()}
     updates = 0.0
     for found in deltas:
-        require_alike(tensors, found.tensors, "drafter's delta")
+        require_same_shapes(tensors, found.tensors, "drafter's delta")
         if found.micro_batches == 0:
             continue
         share = found.micro_batches / (micro_batches - found.known)

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.trainer.drafter.delta_merging import Mark
-from tlt.trainer.drafter.hyperparameters import Recipe
+from tlt.trainer.drafter.delta_merging import DrafterSnapshot
+from tlt.trainer.drafter.distillation_loss import distance
+from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.interruptible_matmul import watched
-from tlt.trainer.drafter.loss import distance
-from tlt.trainer.drafter.micro_batches import DraftBatch
-from tlt.trainer.drafter.muon import MixedOptimiser
-from tlt.trainer.drafter.samples import PolicyEnds
-from tlt.trainer.drafter.unrolled_chains import unrolled
-from tlt.trainer.kernels.c_kernels import Kernels, kernels
-from tlt.trainer.policy.adamw import copy_named, require_alike
+from tlt.trainer.drafter.micro_batches import DrafterBatch
+from tlt.trainer.drafter.muon import MuonWithAdam
+from tlt.trainer.drafter.samples import EmbeddingAndHead
+from tlt.trainer.drafter.unrolled_chains import unroll
+from tlt.trainer.policy.adamw import copy_named, require_same_shapes
 from tlt.trainer.policy.fused_layers import fuse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class MicroBatchResult:
     """What one micro-batch showed."""
 
     rows: int
@@ -40,12 +40,18 @@ class Lesson:
 
 
 class DrafterLearner:
-    def __init__(self, drafter: Drafter, ends: PolicyEnds, recipe: Recipe, sizes: Tensor) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        ends: EmbeddingAndHead,
+        hyperparameters: DrafterHyperparameters,
+        sizes: Tensor,
+    ) -> None:
         """Takes the drafter over; `ends` are of the same device and precision.
 
         `sizes` are its `input_sizes`.
         """
-        self.recipe = recipe
+        self.hyperparameters = hyperparameters
         self.ends = ends
         # behind the weights, whoever made them
         self.updates = 0
@@ -53,12 +59,14 @@ class DrafterLearner:
         self._drafter = drafter
         self._parameters = dict(drafter.named_parameters())
         self._mean = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._optimiser = MixedOptimiser(self._parameters, {"fc.weight": sizes})
+        self._optimiser = MuonWithAdam(self._parameters, {"fc.weight": sizes})
         self._kernels = _kernels(ends.head)
         if self._kernels is not None:
             fuse(drafter, self._kernels)
 
-    def learn(self, batch: DraftBatch, check: CheckInterrupt = never_interrupt) -> Lesson:
+    def learn(
+        self, batch: DrafterBatch, check: CheckInterrupt = never_interrupt
+    ) -> MicroBatchResult:
         """`look` is called often, and gives the micro-batch up by raising."""
         with watched(self._drafter, batch.rows, check):
             loss, overlap = self._loss(batch, check)
@@ -70,11 +78,13 @@ class DrafterLearner:
         if skipped:
             self.skipped += 1
         else:
-            rates = self.recipe.rates(self.updates, self._optimiser.steps)
+            rates = self.hyperparameters.rates(self.updates, self._optimiser.steps)
             self._optimiser.step(gradients, *rates, check)
             self.updates += 1
             self._average()
-        return Lesson(rows=batch.rows, loss=value, overlap=tuple(overlap), skipped=skipped)
+        return MicroBatchResult(
+            rows=batch.rows, loss=value, overlap=tuple(overlap), skipped=skipped
+        )
 
     def drafter(self) -> Drafter:
         """A copy, of the running mean."""
@@ -104,19 +114,19 @@ class DrafterLearner:
         self.updates = int(state["updates"])
         self.skipped = int(state["skipped"])
 
-    def mark(self, check: CheckInterrupt = never_interrupt) -> Mark:
+    def snapshot(self, check: CheckInterrupt = never_interrupt) -> DrafterSnapshot:
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._weights().items():
             check()
             tensors[name] = tensor.clone()
-        return Mark(tensors=tensors, updates=self.updates)
+        return DrafterSnapshot(tensors=tensors, updates=self.updates)
 
     @torch.no_grad()
-    def rebase(self, since: Mark, onto: Mark) -> None:
+    def rebase(self, since: DrafterSnapshot, onto: DrafterSnapshot) -> None:
         """What was learned since then is put onto something else; the moments stay."""
         weights = self._weights()
-        require_alike(weights, since.tensors, "drafter's mark")
-        require_alike(weights, onto.tensors, "drafter's trunk")
+        require_same_shapes(weights, since.tensors, "drafter's mark")
+        require_same_shapes(weights, onto.tensors, "drafter's trunk")
         for name, tensor in weights.items():
             tensor.sub_(since.tensors[name]).add_(onto.tensors[name])
         self.updates += onto.updates - since.updates
@@ -127,16 +137,16 @@ class DrafterLearner:
             **{f"mean.{name}": tensor for name, tensor in self._mean.items()},
         }
 
-    def _loss(self, batch: DraftBatch, check: CheckInterrupt) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: DrafterBatch, check: CheckInterrupt) -> tuple[Tensor, list[float]]:
         """A mean over the guesses that can be measured, later steps weighing less."""
         total, weight = self.ends.head.new_zeros(()), 0.0
         overlaps: list[Tensor] = []
-        readouts = unrolled(self._drafter, batch, self.ends.embedding, self._kernels, check)
+        readouts = unroll(self._drafter, batch, self.ends.embedding, self._kernels, check)
         for step, readout in enumerate(readouts):
             live = batch.live[step].nonzero()[:, 0]
             last = batch.states[batch.aims[step][live], -1]
             found = distance(self._drafter, readout[live], last, self.ends.head, check)
-            share = self.recipe.fading**step
+            share = self.hyperparameters.fading**step
             total = total + share * found.loss
             weight += share * len(live)
             overlaps.append(found.overlap / max(1, len(live)))
@@ -144,10 +154,10 @@ class DrafterLearner:
 
     @torch.no_grad()
     def _average(self) -> None:
-        weight = self.recipe.newest(self.updates)
+        weight = self.hyperparameters.newest(self.updates)
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter, weight)
 
 
-def _kernels(like: Tensor) -> Kernels | None:
-    return kernels() if like.device.type == "cpu" and like.dtype == torch.float32 else None
+def _kernels(like: Tensor) -> TrainingKernels | None:
+    return load_kernels() if like.device.type == "cpu" and like.dtype == torch.float32 else None

@@ -7,7 +7,7 @@ policy that moves.
 import msgspec
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     # guesses in a row that a chain is trained on
     steps: int = 4
     # what a step's loss weighs of that of the step before it

@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from tlt.errors import UnsupportedModel
 from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.drafter_folder import default_layers
-from tlt.models.eagle_drafter import Drafter, DrafterConfig, misfit, new_drafter
+from tlt.models.drafter_folder import default_captured_layers
+from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.samples import DrafterSample
 
 # samples, of which a few say how large inputs are
 _MEASURED = 32
 
 
-def config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
-    captured = (policy.layers,) if layout == "eagle" else default_layers(policy.layers)
+def drafter_config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
+    captured = (policy.layers,) if layout == "eagle" else default_captured_layers(policy.layers)
     return DrafterConfig(
         layout="eagle" if layout == "eagle" else "eagle3",
         hidden=policy.hidden,
@@ -36,7 +36,9 @@ def config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
     )
 
 
-def input_sizes(config: DrafterConfig, embedding: Tensor, samples: Sequence[DraftSample]) -> Tensor:
+def measure_input_sizes(
+    config: DrafterConfig, embedding: Tensor, samples: Sequence[DrafterSample]
+) -> Tensor:
     """The root mean square of what each column of `fc` is multiplied with."""
     some = samples[:_MEASURED]
     states = torch.cat([sample.states[:, : len(config.captured)] for sample in some])
@@ -48,7 +50,7 @@ def input_sizes(config: DrafterConfig, embedding: Tensor, samples: Sequence[Draf
     return sizes.to(embedding).repeat_interleave(config.hidden)
 
 
-def new_weights(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:
+def initialise_drafter(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:
     """For inputs of these sizes; what is added to the residual starts small."""
     drafter = new_drafter(config)
     generator = torch.Generator().manual_seed(seed)
@@ -63,7 +65,7 @@ def new_weights(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:
     return drafter
 
 
-def require_fit(drafter: Drafter, policy: DecoderConfig, name: str) -> None:
+def require_drafter_fits(drafter: Drafter, policy: DecoderConfig, name: str) -> None:
     """Before anything is computed with a drafter that was made elsewhere."""
-    if (complaint := misfit(drafter, policy)) is not None:
+    if (complaint := describe_misfit(drafter, policy)) is not None:
         raise UnsupportedModel(f"{name}: {complaint}")

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.samples import DrafterSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DraftBatch:
+class DrafterBatch:
     """Chain r begins at row r; at step d it consumes a token d further on, at a position so far."""
 
     # [steps, rows]
@@ -55,7 +55,9 @@ class DraftBatch:
         return len(self.places)
 
 
-def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[list[Window]]:
+def shuffled_micro_batches(
+    samples: Sequence[DrafterSample], budget: int, seed: int
+) -> Iterator[list[Window]]:
     """Endless micro-batches: all samples once, then again in another order."""
     dice = random.Random(f"windows {seed}")
     while True:
@@ -65,7 +67,7 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
             whole = samples[index].rows
             if whole > budget:
                 first = samples[index].first
-                yield from ([window] for window in cut(index, first, whole, budget))
+                yield from ([window] for window in split_into_windows(index, first, whole, budget))
                 continue
             if rows + whole > budget:
                 yield chosen
@@ -76,16 +78,16 @@ def windows(samples: Sequence[DraftSample], budget: int, seed: int) -> Iterator[
             yield chosen
 
 
-def cut(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
+def split_into_windows(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
     """As even as can be."""
     count = -(-(last - first) // budget)
     cuts = [first + (last - first) * part // count for part in range(count + 1)]
     return (Window(sample=sample, first=a, last=b) for a, b in pairwise(cuts))
 
 
-def batch(
-    samples: Sequence[DraftSample], chosen: Sequence[Window], steps: int, device: torch.device
-) -> DraftBatch:
+def build_batch(
+    samples: Sequence[DrafterSample], chosen: Sequence[Window], steps: int, device: torch.device
+) -> DrafterBatch:
     """Several whole samples, or one window."""
     assert len(chosen) == 1 or all(window.first == 0 for window in chosen)
     parts = [_part(samples[window.sample], window, steps) for window in chosen]
@@ -96,7 +98,7 @@ def batch(
         shifted = [getattr(p, name) + o for p, o in zip(parts, offsets, strict=False)]
         return torch.cat(shifted, dim=-1)
 
-    return DraftBatch(
+    return DrafterBatch(
         tokens=torch.cat([part.tokens for part in parts], dim=1).to(device),
         positions=torch.cat([part.positions for part in parts], dim=1).to(device),
         states=torch.cat([part.states.to(device) for part in parts]),
@@ -108,12 +110,12 @@ def batch(
     )
 
 
-def _part(sample: DraftSample, window: Window, steps: int) -> DraftBatch:
+def _part(sample: DrafterSample, window: Window, steps: int) -> DrafterBatch:
     tokens = torch.tensor(sample.tokens)
     rows = torch.arange(window.first, window.last)
     ahead = rows + torch.arange(steps)[:, None]
     known = ahead.clamp(max=sample.rows - 1)
-    return DraftBatch(
+    return DrafterBatch(
         tokens=tokens[known + 1],
         positions=known,
         states=sample.states[: int(known.max()) + 2],

@@ -34,7 +34,7 @@ class _Move(NamedTuple):
     second: Tensor | None = None
 
 
-class MixedOptimiser:
+class MuonWithAdam:
     def __init__(self, parameters: Mapping[str, Tensor], sizes: Mapping[str, Tensor]) -> None:
         """`sizes` are those of what a matrix's columns meet, where they aren't one."""
         self._parameters = dict(parameters)
@@ -91,7 +91,7 @@ class MixedOptimiser:
         if sizes is not None:
             gradient = gradient / sizes
         momentum = self._first[name].lerp(gradient, 1 - _MOMENTUM)
-        way = orthogonal(gradient.lerp(momentum, _MOMENTUM), check)
+        way = orthogonalise(gradient.lerp(momentum, _MOMENTUM), check)
         return _Move(way if sizes is None else way / sizes, rate, momentum)
 
     def _adapted(self, name: str, gradient: Tensor, steps: int, rate: float) -> _Move:
@@ -102,7 +102,7 @@ class MixedOptimiser:
         return _Move(mean / size.add_(_EPSILON), rate, first, second)
 
 
-def orthogonal(matrix: Tensor, check: CheckInterrupt = never_interrupt) -> Tensor:
+def orthogonalise(matrix: Tensor, check: CheckInterrupt = never_interrupt) -> Tensor:
     """Nearly: singular values between 0.7 and 1.2, by products alone."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -11,7 +11,7 @@ from tlt.models.eagle_drafter import DrafterConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DraftSample:
+class DrafterSample:
     """`states` are [tokens but the last, layers, hidden]; see `state_layers`."""
 
     tokens: Sequence[int]
@@ -37,17 +37,17 @@ class DraftSample:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PolicyEnds:
+class EmbeddingAndHead:
     """What a drafter borrows from its policy: both are [vocabulary, hidden]."""
 
     embedding: Tensor
     head: Tensor
 
     @staticmethod
-    def of(policy: Decoder, dtype: torch.dtype, device: torch.device) -> "PolicyEnds":
+    def of(policy: Decoder, dtype: torch.dtype, device: torch.device) -> "EmbeddingAndHead":
         embedding = policy.weights[EMBEDDING]
         head = embedding if policy.config.tied else policy.weights[HEAD]
-        return PolicyEnds(embedding=embedding.to(device, dtype), head=head.to(device, dtype))
+        return EmbeddingAndHead(embedding=embedding.to(device, dtype), head=head.to(device, dtype))
 
 
 def state_layers(config: DrafterConfig, policy_layers: int) -> tuple[int, ...]:

@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.kernels.training_kernels import TrainingKernels
 from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.chain_attention import Pairs, attend, attend_natively
-from tlt.trainer.drafter.micro_batches import DraftBatch
-from tlt.trainer.kernels.c_kernels import Kernels
+from tlt.trainer.drafter.micro_batches import DrafterBatch
 
 
-def unrolled(
+def unroll(
     drafter: Drafter,
-    batch: DraftBatch,
+    batch: DrafterBatch,
     embedding: Tensor,
-    kernels: Kernels | None,
+    kernels: TrainingKernels | None,
     check: CheckInterrupt = never_interrupt,
 ) -> Iterator[Tensor]:
     """The readouts [rows, hidden] of one step after the other."""
@@ -44,7 +44,7 @@ def unrolled(
 
 
 @torch.no_grad()
-def _before(drafter: Drafter, batch: DraftBatch, embedding: Tensor) -> Pairs | None:
+def _before(drafter: Drafter, batch: DrafterBatch, embedding: Tensor) -> Pairs | None:
     """Keys and values of the rows before a window; what these would guess is of no interest."""
     count = len(batch.before)
     if count == 0:

@@ -76,13 +76,15 @@ class NamedAdamW:
 
 def copy_named(into: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
     """Copies by name; both sides must have the same names and shapes."""
-    require_alike(into, source, what)
+    require_same_shapes(into, source, what)
     with torch.no_grad():
         for name, tensor in into.items():
             tensor.copy_(source[name])
 
 
-def require_alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str) -> None:
+def require_same_shapes(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str
+) -> None:
     """`what` is what theirs are."""
     if odd := sorted(ours.keys() ^ theirs.keys()):
         missing = [name for name in odd if name in ours]

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.trainer.policy.fused_layers import restore, unfuse
-from tlt.trainer.policy.layer_probe import Probe, decoder_layers
-from tlt.trainer.policy.micro_batches import Microbatch
+from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
+from tlt.trainer.policy.micro_batches import MicroBatch
 
 # Measured with an empty cache: from 68 to 131, the more the busier the machine.
 _SECONDS = 130.0
@@ -24,13 +24,13 @@ _SAVED = 0.05
 _log = structlog.get_logger("learn")
 
 
-def worth_compiling(spec: AlgorithmSpec, step: int, last_update_seconds: float) -> bool:
+def is_compiling_worthwhile(spec: AlgorithmSpec, step: int, last_update_seconds: float) -> bool:
     """Whether what is left of the job saves more than compiling costs."""
     left = spec.steps - step
     return left * last_update_seconds * _SAVED > _SECONDS
 
 
-def compile_layers(model: PreTrainedModel, batch: Microbatch, bfloat16: bool, forced: bool) -> bool:
+def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, forced: bool) -> bool:
     """One graph serves all layers and lengths.
 
     False if it cannot be had, or isn't faster and nobody insists.
@@ -43,7 +43,7 @@ def compile_layers(model: PreTrainedModel, batch: Microbatch, bfloat16: bool, fo
     compiled, reason = False, "it is not faster"
     fused: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
     try:
-        probe = Probe(model, batch.tokens, batch.bounds)
+        probe = LayerProbe(model, batch.tokens, batch.bounds)
         before = probe.seconds(bfloat16)
         # The compiler fuses more than our kernels do, if it can see what there is.
         fused = unfuse(model)

@@ -3,14 +3,14 @@
 import random
 from collections.abc import Iterable
 
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 
-def typical_samples(lengths: Iterable[int], vocabulary: int) -> list[LearnSample]:
+def make_dummy_samples(lengths: Iterable[int], vocabulary: int) -> list[PolicySample]:
     """Half of them rewarded: what is left when gradients cancel is what rounding shows in."""
     dice = random.Random(0)
     return [
-        LearnSample(
+        PolicySample(
             prompt=(0,),
             completion=[dice.randrange(vocabulary) for _ in range(length - 1)],
             logprobs=(0.0,) * (length - 1),

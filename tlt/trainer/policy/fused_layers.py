@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tlt.trainer.kernels.c_kernels import Kernels
+from tlt.kernels.training_kernels import TrainingKernels
 
 _Forward = Callable[[Tensor], Tensor]
 
@@ -29,7 +29,9 @@ class _Fused:
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, kernels: TrainingKernels, x: Tensor, weight: Tensor, eps: float
+    ) -> Tensor:
         x = x.contiguous()
         out, inverse = kernels.norm(x, weight, eps)
         ctx.kernels = kernels
@@ -45,7 +47,7 @@ class _Norm(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: TrainingKernels, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.kernels = kernels
         ctx.save_for_backward(gate, up)
@@ -58,7 +60,7 @@ class _Gated(torch.autograd.Function):
         return None, *ctx.kernels.gated_backward(slope.contiguous(), *ctx.saved_tensors)
 
 
-def fuse(model: nn.Module, kernels: Kernels) -> None:
+def fuse(model: nn.Module, kernels: TrainingKernels) -> None:
     for module in model.modules():
         if "forward" in module.__dict__:
             continue
@@ -78,7 +80,7 @@ def restore(fused: dict[nn.Module, _Forward]) -> None:
         module.forward = forward
 
 
-def _norm(module: nn.Module, kernels: Kernels) -> _Forward | None:
+def _norm(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or weight is None or eps is None:
@@ -92,7 +94,7 @@ def _norm(module: nn.Module, kernels: Kernels) -> _Forward | None:
     return forward
 
 
-def _gated(module: nn.Module, kernels: Kernels) -> _Forward | None:
+def _gated(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate_proj, up_proj, down_proj = parts
     act: Any = getattr(module, "act_fn", functional.silu)

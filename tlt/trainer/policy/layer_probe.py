@@ -19,7 +19,7 @@ def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
-class Probe:
+class LayerProbe:
     """The first layer that text reaches, under one micro-batch."""
 
     def __init__(self, model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None) -> None:

@@ -5,14 +5,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tlt.trainer.policy.micro_batches import Microbatch
+from tlt.trainer.policy.micro_batches import MicroBatch
 from tlt.trainer.policy.model_loading import head, states
 
 # 256 MiB of float32 logits; beyond that they are computed again in the backward pass, not kept.
 CHUNK = 2**26
 
 
-def scores(model: PreTrainedModel, batch: Microbatch, bfloat16: bool) -> tuple[Tensor, Tensor]:
+def score_batch(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> tuple[Tensor, Tensor]:
     """Of every completion token, in the order of the micro-batch's other tensors."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bfloat16):
         hidden = states(model, batch.tokens, batch.bounds)

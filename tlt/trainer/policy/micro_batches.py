@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 # Once a micro-batch has this many tokens, a row that would be padding by more than a fifth opens
 # the next: padding costs more than a launch.
@@ -23,7 +23,7 @@ _DENSE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Microbatch:
+class MicroBatch:
     """`tokens` is rows x width; what follows `bounds` has one entry per completion token."""
 
     tokens: Tensor
@@ -40,17 +40,17 @@ class Microbatch:
     samples: int
 
 
-def microbatches(
-    samples: Sequence[LearnSample], budget: int, device: torch.device, packed: bool
-) -> list[Microbatch]:
+def build_micro_batches(
+    samples: Sequence[PolicySample], budget: int, device: torch.device, packed: bool
+) -> list[MicroBatch]:
     """Longest first, so that a lack of memory shows at once."""
     if packed:
         return [pack(chosen, device) for chosen in _packs(samples, budget)]
     return [pad(bucket, device) for bucket in buckets(samples, budget)]
 
 
-def _packs(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[LearnSample]]:
-    chosen: list[LearnSample] = []
+def _packs(samples: Sequence[PolicySample], budget: int) -> Iterator[Sequence[PolicySample]]:
+    chosen: list[PolicySample] = []
     tokens = 0
     for sample in sorted(samples, key=_fed, reverse=True):
         if chosen and tokens + _fed(sample) > budget:
@@ -62,7 +62,7 @@ def _packs(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[Lea
         yield chosen
 
 
-def buckets(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[LearnSample]]:
+def buckets(samples: Sequence[PolicySample], budget: int) -> Iterator[Sequence[PolicySample]]:
     """Samples of similar length, so that little of a rectangle is padding."""
     ordered = sorted(samples, key=_fed, reverse=True)
     start = 0
@@ -78,18 +78,18 @@ def buckets(samples: Sequence[LearnSample], budget: int) -> Iterator[Sequence[Le
         start = end
 
 
-def _fed(sample: LearnSample) -> int:
+def _fed(sample: PolicySample) -> int:
     """The last token predicts nothing that we score, so it isn't fed."""
     return sample.length - 1
 
 
-def pack(chosen: Sequence[LearnSample], device: torch.device) -> Microbatch:
+def pack(chosen: Sequence[PolicySample], device: torch.device) -> MicroBatch:
     ends = list(accumulate((_fed(sample) for sample in chosen), initial=0))
     row = torch.tensor([token for sample in chosen for token in _tokens(sample)])
     return _microbatch(chosen, row[None], ends[:-1], torch.tensor(ends), device)
 
 
-def pad(bucket: Sequence[LearnSample], device: torch.device) -> Microbatch:
+def pad(bucket: Sequence[PolicySample], device: torch.device) -> MicroBatch:
     width = max(_fed(sample) for sample in bucket)
     rows = torch.zeros(len(bucket), width, dtype=torch.long)
     for row, sample in enumerate(bucket):
@@ -97,17 +97,17 @@ def pad(bucket: Sequence[LearnSample], device: torch.device) -> Microbatch:
     return _microbatch(bucket, rows, range(0, rows.numel(), width), None, device)
 
 
-def _tokens(sample: LearnSample) -> tuple[int, ...]:
+def _tokens(sample: PolicySample) -> tuple[int, ...]:
     return (*sample.prompt, *sample.completion[:-1])
 
 
 def _microbatch(
-    bucket: Sequence[LearnSample],
+    bucket: Sequence[PolicySample],
     tokens: Tensor,
     starts: Sequence[int],
     bounds: Tensor | None,
     device: torch.device,
-) -> Microbatch:
+) -> MicroBatch:
     firsts = [start + len(s.prompt) - 1 for start, s in zip(starts, bucket, strict=True)]
     positions = [
         torch.arange(first, first + len(sample.completion))
@@ -121,7 +121,7 @@ def _microbatch(
     def per_token(values: Iterable[float]) -> Tensor:
         return flat(values).repeat_interleave(lengths).to(device)
 
-    return Microbatch(
+    return MicroBatch(
         tokens=tokens.to(device),
         bounds=None if bounds is None else bounds.to(device),
         positions=torch.cat(positions).to(device),

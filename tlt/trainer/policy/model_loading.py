@@ -107,7 +107,7 @@ def vocabulary(model: PreTrainedModel) -> int:
     return found.num_embeddings
 
 
-def require_fit(model: PreTrainedModel, limit: int | None, tokens: Sequence[int]) -> None:
+def require_valid_tokens(model: PreTrainedModel, limit: int | None, tokens: Sequence[int]) -> None:
     """Before anything is computed: on an accelerator a wrong index ends the process."""
     if limit is not None and len(tokens) > limit:
         raise ConfigError(f"a sample of {len(tokens)} tokens exceeds the context of {limit}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tlt.trainer.kernels.c_kernels import kernels, one_by_one
+from tlt.kernels.training_kernels import load_kernels, one_by_one
 
 # torch's kernel, once for each sequence
 PACKED = "tlt_packed"
@@ -38,7 +38,7 @@ def _native(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: fl
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    found = kernels()
+    found = load_kernels()
     assert found is not None
     return found.attend(query, key, value, bounds, scale)
 
@@ -54,7 +54,7 @@ def _attend_backward(
     bounds: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = kernels()
+    found = load_kernels()
     assert found is not None
     return found.attend_backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
 

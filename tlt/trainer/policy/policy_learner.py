@@ -19,18 +19,18 @@ from tlt.errors import RankError
 from tlt.protocol.records import UpdateMetrics
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.policy.adamw import NamedAdamW, copy_named
-from tlt.trainer.policy.autotune import set_attention
-from tlt.trainer.policy.bf16_choice import takes_bfloat16
-from tlt.trainer.policy.compile_layers import compile_layers, worth_compiling
+from tlt.trainer.policy.attention_choice import set_attention
+from tlt.trainer.policy.compile_layers import compile_layers, is_compiling_worthwhile
 from tlt.trainer.policy.flat_gradients import FlatGradients, flat_gradients
+from tlt.trainer.policy.grpo_loss import grpo_loss, sampler_mismatch
 from tlt.trainer.policy.layer_probe import decoder_layers
 from tlt.trainer.policy.learning_rate import learning_rate
-from tlt.trainer.policy.logprobs import scores
-from tlt.trainer.policy.losses import mismatch, objective
-from tlt.trainer.policy.micro_batches import Microbatch, microbatches
-from tlt.trainer.policy.model_loading import context_limit, load_model, require_fit
-from tlt.trainer.policy.samples import LearnSample, Minibatch
-from tlt.trainer.policy.update_metrics import Tally
+from tlt.trainer.policy.logprobs import score_batch
+from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.model_loading import context_limit, load_model, require_valid_tokens
+from tlt.trainer.policy.precision_choice import choose_bfloat16
+from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.trainer.policy.update_metrics import MetricSums
 
 # Log-probs nearer than this are one policy's; what is clipped differs by hundreds of times more.
 _SAME = 1e-3
@@ -52,7 +52,7 @@ class PolicyLearner:
         self._device = device
         self._model = load_model(model_dir, device)
         self._limit = context_limit(self._model, max_context)
-        self._bfloat16 = takes_bfloat16(self._model, spec, self._limit)
+        self._bfloat16 = choose_bfloat16(self._model, spec, self._limit)
         self._packed = set_attention(self._model, spec, self._limit, self._bfloat16)
         self._may_compile = spec.compile is not False
         self._busy = busy
@@ -79,13 +79,13 @@ class PolicyLearner:
         `between` is called after every micro-batch and may raise to abandon the update.
         """
         for sample in (sample for share in minibatches for sample in share.samples):
-            require_fit(self._model, self._limit, (*sample.prompt, *sample.completion))
+            require_valid_tokens(self._model, self._limit, (*sample.prompt, *sample.completion))
         live = [share for share in minibatches if share.total_sequences > 0]
         batches = [self._microbatches(share.samples) for share in live]
         self._compile(step, batches, group)
         began = time.monotonic()
         rate = learning_rate(self._spec, step)
-        tally = Tally(self._device)
+        tally = MetricSums(self._device)
         # The first minibatch's old log-probs are those of its own forward pass.
         old: list[Sequence[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
         with flat_gradients(list(self._parameters.values())) as gradients:
@@ -133,11 +133,13 @@ class PolicyLearner:
         broadcast(list(self._parameters.values()), source, group)
         broadcast(list(self._optimiser.moments().values()), source, group)
 
-    def _microbatches(self, samples: Sequence[LearnSample]) -> list[Microbatch]:
-        return microbatches(samples, self._spec.microbatch_tokens, self._device, self._packed)
+    def _microbatches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
+        return build_micro_batches(
+            samples, self._spec.microbatch_tokens, self._device, self._packed
+        )
 
     def _compile(
-        self, step: int, batches: list[list[Microbatch]], group: ProcessGroup | None
+        self, step: int, batches: list[list[MicroBatch]], group: ProcessGroup | None
     ) -> None:
         """At most once, in the first update for which it is worth the while on all ranks.
 
@@ -147,7 +149,7 @@ class PolicyLearner:
         first = next((batch for share in batches for batch in share), None)
         if self._spec.compile is False:
             return
-        worth = forced or worth_compiling(self._spec, step, self._last_update_seconds)
+        worth = forced or is_compiling_worthwhile(self._spec, step, self._last_update_seconds)
         ready = not self._may_compile or (worth and first is not None)
         votes = torch.tensor([not ready, self._may_compile], dtype=torch.int32).to(self._device)
         reduce_sum(votes, group)
@@ -162,9 +164,9 @@ class PolicyLearner:
 
     def _believes(
         self,
-        samples: Sequence[LearnSample],
+        samples: Sequence[PolicySample],
         apart: Tensor,
-        tally: Tally,
+        tally: MetricSums,
         group: ProcessGroup | None,
         between: Callable[[], None],
     ) -> bool:
@@ -179,7 +181,7 @@ class PolicyLearner:
         for batch in self._microbatches([] if apart.item() else samples):
             known = self._known(batch)
             apart += _apart(known, batch)
-            found.append(mismatch(self._spec, known, batch.behaviour))
+            found.append(sampler_mismatch(self._spec, known, batch.behaviour))
             between()
         reduce_sum(apart, group)
         if apart.item():
@@ -189,7 +191,7 @@ class PolicyLearner:
         return True
 
     def _old_logprobs(
-        self, later: list[list[Microbatch]], between: Callable[[], None]
+        self, later: list[list[MicroBatch]], between: Callable[[], None]
     ) -> list[list[Tensor]]:
         old: list[list[Tensor]] = []
         for share in later:
@@ -199,12 +201,12 @@ class PolicyLearner:
                 between()
         return old
 
-    def _known(self, batch: Microbatch) -> Tensor:
+    def _known(self, batch: MicroBatch) -> Tensor:
         with torch.no_grad():
             return self._scores(self._model, batch)[0]
 
     def _accumulate(
-        self, share: Minibatch, batch: Microbatch, old: Tensor | None, tally: Tally
+        self, share: Minibatch, batch: MicroBatch, old: Tensor | None, tally: MetricSums
     ) -> Tensor:
         """The log-probs of this pass."""
         current, entropy = self._scores(self._model, batch)
@@ -213,7 +215,7 @@ class PolicyLearner:
             with torch.no_grad():
                 reference, _ = self._scores(self._reference, batch)
         before = current.detach() if old is None else old
-        loss, figures = objective(self._spec, batch, share, current, before, reference)
+        loss, figures = grpo_loss(self._spec, batch, share, current, before, reference)
         loss.backward()
         tally.add(loss, entropy, figures, batch.samples, compared=old is not batch.behaviour)
         return current.detach()
@@ -227,11 +229,11 @@ class PolicyLearner:
         self._optimiser.step(rate)
         return norm
 
-    def _scores(self, model: PreTrainedModel, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        return scores(model, batch, self._bfloat16)
+    def _scores(self, model: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return score_batch(model, batch, self._bfloat16)
 
 
-def _apart(logprobs: Tensor, batch: Microbatch) -> Tensor:
+def _apart(logprobs: Tensor, batch: MicroBatch) -> Tensor:
     """How many tokens differ from what their sampler said."""
     return (~((logprobs - batch.behaviour).abs() <= _SAME)).sum()
 

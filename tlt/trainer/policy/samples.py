@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LearnSample:
+class PolicySample:
     prompt: Sequence[int]
     completion: Sequence[int]
     # of the sampled tokens, after temperature and before filters
@@ -30,7 +30,7 @@ class LearnSample:
 class Minibatch:
     """This rank's share of one optimiser step; it may be empty while the totals are not."""
 
-    samples: Sequence[LearnSample]
+    samples: Sequence[PolicySample]
     # completion tokens and samples over all ranks
     total_tokens: int
     total_sequences: int

@@ -29,7 +29,7 @@ _HUGE = 1e300
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TokenFigures:
+class TokenMetrics:
     """One entry per completion token of a micro-batch."""
 
     clipped_low: Tensor
@@ -39,7 +39,7 @@ class TokenFigures:
     importance_truncated: Tensor
 
 
-class Tally:
+class MetricSums:
     """Adds up on the device, so that reading a figure doesn't stall every micro-batch."""
 
     def __init__(self, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class Tally:
         self._norms: list[float] = []
 
     def add(
-        self, loss: Tensor, entropy: Tensor, figures: TokenFigures, samples: int, compared: bool
+        self, loss: Tensor, entropy: Tensor, figures: TokenMetrics, samples: int, compared: bool
     ) -> None:
         """`compared`: the old log-probs are our own, so their distance to the sampler's counts."""
         drift = figures.reference_kl

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tests.trainer.drafters import HIDDEN, LAYOUTS, VOCABULARY, drafter, ends
 from tlt.models.eagle_drafter import Drafter
-from tlt.trainer.drafter.accept_length import Rollout, accept_lengths
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
+from tlt.trainer.drafter.samples import DrafterSample
 
 
 def noise(positions: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def noise(positions: Tensor) -> Tensor:
     return 3 * table[positions]
 
 
-def written_with(made: Drafter, layout: str, share: float, seed: int) -> Rollout:
+def written_with(made: Drafter, layout: str, share: float, seed: int) -> PolicyRollout:
     """Of random states, and mostly of the tokens that the drafter would guess with noise."""
     generator = torch.Generator().manual_seed(seed)
     kept = 1 if layout == "eagle" else 4
@@ -26,7 +26,7 @@ def written_with(made: Drafter, layout: str, share: float, seed: int) -> Rollout
         (guess,) = guesses(made, tokens, states, 1, True)
         chance = torch.rand((), generator=generator)
         tokens.append(guess if chance < share else int(chance * 1000) % VOCABULARY)
-    return Rollout(sample=DraftSample(tokens=tokens, prompt=2, states=states), noise=noise)
+    return PolicyRollout(sample=DrafterSample(tokens=tokens, prompt=2, states=states), noise=noise)
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def guesses(made: Drafter, tokens: list[int], states: Tensor, depth: int, noisy:
     return chain
 
 
-def decoded(made: Drafter, rollout: Rollout, depth: int, noisy: bool) -> tuple[int, int]:
+def decoded(made: Drafter, rollout: PolicyRollout, depth: int, noisy: bool) -> tuple[int, int]:
     sample = rollout.sample
     known, steps = sample.prompt, 0
     while known < len(sample.tokens):

@@ -10,7 +10,7 @@ before there was a median is for a canary to find.
 from collections import deque
 from statistics import median
 
-from tlt.trainer.drafter.drafter_learner import Lesson
+from tlt.trainer.drafter.drafter_learner import MicroBatchResult
 
 _SKIPPED = 5
 _WINDOW = 15
@@ -20,13 +20,13 @@ _PART, _LITTLE = 0.5, 0.05
 _FADES = 1 / 500
 
 
-class Health:
+class DivergenceDetector:
     def __init__(self) -> None:
         self._skipped = 0
         self._covered: deque[float] = deque(maxlen=_WINDOW)
         self._best: float | None = None
 
-    def note(self, lesson: Lesson) -> None:
+    def note(self, lesson: MicroBatchResult) -> None:
         self._skipped = self._skipped + 1 if lesson.skipped else 0
         if lesson.skipped:
             return

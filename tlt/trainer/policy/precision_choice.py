@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.dummy_samples import typical_samples
-from tlt.trainer.policy.layer_probe import Probe, decoder_layers
-from tlt.trainer.policy.logprobs import scores
-from tlt.trainer.policy.micro_batches import Microbatch, pad
+from tlt.trainer.policy.dummy_samples import make_dummy_samples
+from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
+from tlt.trainer.policy.logprobs import score_batch
+from tlt.trainer.policy.micro_batches import MicroBatch, pad
 from tlt.trainer.policy.model_loading import head, states, vocabulary
 
 # with float32's gradient
@@ -27,7 +27,7 @@ _LENGTHS = (64, 48, 32, 32)
 _log = structlog.get_logger("learn")
 
 
-def takes_bfloat16(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> bool:
+def choose_bfloat16(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> bool:
     match spec.precision:
         case "float32":
             return False
@@ -50,9 +50,9 @@ def _pays(model: PreTrainedModel, context: int | None) -> bool:
     if not decoder_layers(model):
         return False
     lengths = [min(length, context or length) for length in _LENGTHS]
-    samples = typical_samples(lengths, vocabulary(model))
+    samples = make_dummy_samples(lengths, vocabulary(model))
     batch = _own(model, pad(samples, model.device))
-    probe = Probe(model, batch.tokens, batch.bounds)
+    probe = LayerProbe(model, batch.tokens, batch.bounds)
     float32, bfloat16 = probe.seconds(bfloat16=False), probe.seconds(bfloat16=True)
     cosine = gradient_cosine(model, batch) if bfloat16 < float32 else None
     pays = cosine is not None and cosine >= _COSINE
@@ -66,7 +66,7 @@ def _pays(model: PreTrainedModel, context: int | None) -> bool:
     return pays
 
 
-def _own(model: PreTrainedModel, batch: Microbatch) -> Microbatch:
+def _own(model: PreTrainedModel, batch: MicroBatch) -> MicroBatch:
     """Targets that the model itself would draw.
 
     Their slopes nearly cancel, as in a step, and rounding shows: other targets would hide most
@@ -80,7 +80,7 @@ def _own(model: PreTrainedModel, batch: Microbatch) -> Microbatch:
     return replace(batch, targets=targets)
 
 
-def gradient_cosine(model: PreTrainedModel, batch: Microbatch) -> float:
+def gradient_cosine(model: PreTrainedModel, batch: MicroBatch) -> float:
     """Between the gradients in both precisions. Not above the bar where one isn't finite."""
     exact, rough = (_gradient(model, batch, bfloat16) for bfloat16 in (False, True))
     pairs = list(zip(exact, rough, strict=True))
@@ -93,8 +93,8 @@ def gradient_cosine(model: PreTrainedModel, batch: Microbatch) -> float:
     return product / norms**0.5 if norms > 0 else 0.0
 
 
-def _gradient(model: PreTrainedModel, batch: Microbatch, bfloat16: bool) -> list[Tensor]:
-    logprobs, _ = scores(model, batch, bfloat16)
+def _gradient(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> list[Tensor]:
+    logprobs, _ = score_batch(model, batch, bfloat16)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss = (logprobs * batch.advantage).sum()
     return list(torch.autograd.grad(loss, learned, materialize_grads=True))

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.micro_batches import Microbatch
+from tlt.trainer.policy.micro_batches import MicroBatch
 from tlt.trainer.policy.samples import Minibatch
-from tlt.trainer.policy.update_metrics import TokenFigures
+from tlt.trainer.policy.update_metrics import TokenMetrics
 
 
-def objective(
+def grpo_loss(
     spec: AlgorithmSpec,
-    batch: Microbatch,
+    batch: MicroBatch,
     minibatch: Minibatch,
     current: Tensor,
     old: Tensor,
     reference: Tensor | None,
-) -> tuple[Tensor, TokenFigures]:
+) -> tuple[Tensor, TokenMetrics]:
     """GRPO with a truncated correction for the gap between who sampled and who learns.
 
     `old` is this learner's view of the samples before the update's first step. The penalty
@@ -37,8 +37,8 @@ def objective(
         losses = losses + spec.kl_coefficient * drift
     loss = (losses * _weight(spec, batch, minibatch)).sum()
     with torch.no_grad():
-        sampling_kl, truncated = mismatch(spec, old, batch.behaviour)
-        figures = TokenFigures(
+        sampling_kl, truncated = sampler_mismatch(spec, old, batch.behaviour)
+        figures = TokenMetrics(
             clipped_low=(ratio < 1.0 - spec.clip_low) & (batch.advantage < 0),
             clipped_high=(ratio > 1.0 + spec.clip_high) & (batch.advantage > 0),
             sampling_kl=sampling_kl,
@@ -48,7 +48,7 @@ def objective(
     return loss, figures
 
 
-def mismatch(spec: AlgorithmSpec, old: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
+def sampler_mismatch(spec: AlgorithmSpec, old: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
     """How far who learns is from who sampled, and whether its weight is cut; for each token."""
     gap = old - behaviour
     return k3(gap.clamp(-20.0, 20.0)), gap > math.log(spec.importance_cap)
@@ -64,7 +64,7 @@ def k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def _weight(spec: AlgorithmSpec, batch: Microbatch, minibatch: Minibatch) -> Tensor:
+def _weight(spec: AlgorithmSpec, batch: MicroBatch, minibatch: Minibatch) -> Tensor:
     match spec.averaging:
         case "token":
             return torch.full_like(batch.advantage, 1.0 / minibatch.total_tokens)

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
-from tlt.trainer.kernels.c_kernels import kernels
-from tlt.trainer.policy.dummy_samples import typical_samples
+from tlt.kernels.training_kernels import load_kernels
+from tlt.trainer.policy.dummy_samples import make_dummy_samples
 from tlt.trainer.policy.fused_layers import fuse, unfuse
-from tlt.trainer.policy.layer_probe import Probe, decoder_layers
-from tlt.trainer.policy.micro_batches import microbatches, pack
+from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
+from tlt.trainer.policy.micro_batches import build_micro_batches, pack
 from tlt.trainer.policy.model_loading import states, vocabulary
 from tlt.trainer.policy.packed_attention import NATIVE, PACKED, watched
 
@@ -48,7 +48,7 @@ def set_attention(
 def _take(model: PreTrainedModel, kind: _Kind) -> None:
     if kind != "padded":
         model.set_attn_implementation(_REGISTERED[kind])
-    if kind == "native" and (found := kernels()) is not None:
+    if kind == "native" and (found := load_kernels()) is not None:
         fuse(model, found)
 
 
@@ -63,7 +63,7 @@ def _kind(
         if key not in _chosen:
             _chosen[key] = _fastest(model, spec, context, bfloat16)
         return _chosen[key]
-    if spec.attention == "native" and (device.type != "cpu" or kernels() is None):
+    if spec.attention == "native" and (device.type != "cpu" or load_kernels() is None):
         raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
     if not _packs(model, spec, context, spec.attention):
         raise ConfigError(
@@ -79,7 +79,7 @@ def _fastest(
     fitting: list[_Kind] = ["padded"]
     if decoder_layers(model) and _packs(model, spec, context, "packed"):
         fitting.append("packed")
-    if len(fitting) > 1 and kernels() is not None and _packs(model, spec, context, "native"):
+    if len(fitting) > 1 and load_kernels() is not None and _packs(model, spec, context, "native"):
         fitting.append("native")
     seconds: dict[_Kind, float] = {"padded": 0.0}
     if len(fitting) > 1:
@@ -105,10 +105,12 @@ def _seconds(
 ) -> float:
     """One layer's time for a step of typical lengths."""
     lengths = [min(length, context or length) for length in _LENGTHS]
-    samples = typical_samples(lengths, vocabulary(model))
-    batches = microbatches(samples, spec.microbatch_tokens, model.device, kind != "padded")
+    samples = make_dummy_samples(lengths, vocabulary(model))
+    batches = build_micro_batches(samples, spec.microbatch_tokens, model.device, kind != "padded")
     with _attending(model, kind):
-        return sum(Probe(model, batch.tokens, batch.bounds).seconds(bfloat16) for batch in batches)
+        return sum(
+            LayerProbe(model, batch.tokens, batch.bounds).seconds(bfloat16) for batch in batches
+        )
 
 
 @contextmanager
@@ -150,9 +152,9 @@ def _take_a_long_row(model: PreTrainedModel, spec: AlgorithmSpec, context: int |
     width = min(_LONG, context or _LONG, spec.microbatch_tokens)
     # a sample's last token isn't fed
     lengths = [width + 1] * (spec.microbatch_tokens // width)
-    row = pack(typical_samples(lengths, vocabulary(model)), model.device)
+    row = pack(make_dummy_samples(lengths, vocabulary(model)), model.device)
     if decoder_layers(model):
-        Probe(model, row.tokens, row.bounds).forward(bfloat16=False)
+        LayerProbe(model, row.tokens, row.bounds).forward(bfloat16=False)
 
 
 def _attends_to_all(model: PreTrainedModel) -> bool:

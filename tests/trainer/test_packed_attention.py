@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import needs_compiler, save_mistral
-from tlt.trainer.kernels.c_kernels import Kernels, kernels, one_by_one
+from tlt.kernels.training_kernels import TrainingKernels, load_kernels, one_by_one
 from tlt.trainer.policy.model_loading import states
 from tlt.trainer.policy.packed_attention import NATIVE, PACKED
 
@@ -20,15 +20,15 @@ _PROCESSOR = Path("/proc/cpuinfo").read_text()
 
 
 @cache
-def built(flags: str) -> Kernels | None:
+def built(flags: str) -> TrainingKernels | None:
     with pytest.MonkeyPatch.context() as patch:
         if flags:
             patch.setenv("CC", f"cc {flags}")
-        return kernels.__wrapped__()
+        return load_kernels.__wrapped__()
 
 
 @pytest.fixture(params=["", "-mno-avx512f", "-mno-avx"])
-def native(request: pytest.FixtureRequest) -> Kernels:
+def native(request: pytest.FixtureRequest) -> TrainingKernels:
     """With registers of every width that the processor has."""
     flags: str = request.param
     lacking = flags.removeprefix("-mno-")
@@ -49,7 +49,7 @@ def native(request: pytest.FixtureRequest) -> Kernels:
     ("heads", "shared", "width"), [(4, 4, 8), (4, 2, 32), (2, 1, 33), (6, 2, 80)]
 )
 def test_the_kernel_computes_what_torch_does(
-    native: Kernels, lengths: list[int], heads: int, shared: int, width: int
+    native: TrainingKernels, lengths: list[int], heads: int, shared: int, width: int
 ):
     torch.manual_seed(sum(lengths))
     tokens, scale = sum(lengths), width**-0.5
@@ -76,7 +76,7 @@ def _naive(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return torch.einsum("hqk,khw->qhw", weights, values)
 
 
-def test_what_is_not_a_number_stays_so(native: Kernels):
+def test_what_is_not_a_number_stays_so(native: TrainingKernels):
     query, bounds = torch.ones(40, 2, 8), torch.tensor([0, 20, 40])
     for index in range(3):
         inputs = [query.clone() for _ in range(3)]
@@ -95,7 +95,7 @@ def test_what_is_not_a_number_stays_so(native: Kernels):
 def test_shapes_that_do_not_fit_are_refused(
     query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
 ):
-    found = kernels()
+    found = load_kernels()
     assert found is not None
     tensors = [torch.randn(shape) for shape in (query, key, value)]
     with pytest.raises(NotImplementedError):
@@ -107,7 +107,7 @@ def test_shapes_that_do_not_fit_are_refused(
 @needs_compiler
 @pytest.mark.parametrize("bounds", [torch.tensor([0, 9]).int(), torch.tensor([0, 10])])
 def test_bounds_that_do_not_fit_are_refused(bounds: Tensor):
-    found, tensor = kernels(), torch.randn(9, 2, 8)
+    found, tensor = load_kernels(), torch.randn(9, 2, 8)
     assert found is not None
     with pytest.raises(ValueError, match="of 9 tokens"):
         found.attend(tensor, tensor, tensor, bounds, 1.0)

@@ -18,7 +18,7 @@ from tlt.kernels.c_build import build_kernels
 _SOURCES = [Path(__file__).with_name(name) for name in ("causal_attention.c", "norms_and_gates.c")]
 
 
-class Kernels:
+class TrainingKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, long, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
@@ -107,12 +107,12 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> tuple[i
 
 
 @cache
-def kernels() -> Kernels | None:
+def load_kernels() -> TrainingKernels | None:
     """None, and one line in the log, where they cannot be had."""
-    return build_kernels(_SOURCES, Kernels, _agree)
+    return build_kernels(_SOURCES, TrainingKernels, _agree)
 
 
-def _agree(made: Kernels) -> bool:
+def _agree(made: TrainingKernels) -> bool:
     dice = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

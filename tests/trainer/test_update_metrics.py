@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tlt.protocol.records import UpdateMetrics
-from tlt.trainer.policy.update_metrics import Tally
+from tlt.trainer.policy.update_metrics import MetricSums
 
 
 @pytest.mark.parametrize("divergence", [math.inf, math.nan])
 def test_a_divergence_that_is_no_number_is_told_as_a_huge_one(divergence: float):
-    tally = Tally(torch.device("cpu"))
+    tally = MetricSums(torch.device("cpu"))
     tally.compare(torch.tensor([0.5, divergence]), torch.tensor([0.0, 1.0]))
     tally.stepped(2.0)
     metrics = tally.metrics(1e-3, False, None)

@@ -7,10 +7,10 @@ import torch
 
 from tests.trainer.drafters import LAYOUTS, decoded, drafter, ends, samples, whole
 from tests.trainer.models import CPU, needs_compiler
-from tlt.trainer.drafter.micro_batches import Window, batch
-from tlt.trainer.drafter.samples import DraftSample
-from tlt.trainer.drafter.unrolled_chains import unrolled
-from tlt.trainer.kernels.c_kernels import kernels
+from tlt.kernels.training_kernels import load_kernels
+from tlt.trainer.drafter.micro_batches import Window, build_batch
+from tlt.trainer.drafter.samples import DrafterSample
+from tlt.trainer.drafter.unrolled_chains import unroll
 
 STEPS = 4
 # the drafter turns its queries and keys in float32
@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 def test_every_step_of_every_chain_is_what_decoding_computes(layout: str):
     made, chosen = drafter(layout), samples(layout, 3)
     with torch.no_grad():
-        found = list(unrolled(made, whole(chosen, STEPS), ends().embedding, None))
+        found = list(unroll(made, whole(chosen, STEPS), ends().embedding, None))
         first = 0
         for sample in chosen:
             for row in range(sample.rows):
@@ -36,10 +36,10 @@ def test_windows_compute_what_the_whole_does(layout: str):
     sample = max(samples(layout, 9), key=lambda sample: sample.rows)
     cuts = [0, 5, 6, 13, sample.rows]
     with torch.no_grad():
-        expected = torch.stack(list(unrolled(made, whole([sample], 3), ends().embedding, None)))
+        expected = torch.stack(list(unroll(made, whole([sample], 3), ends().embedding, None)))
         for first, last in pairwise(cuts):
-            window = batch([sample], [Window(sample=0, first=first, last=last)], 3, CPU)
-            found = torch.stack(list(unrolled(made, window, ends().embedding, None)))
+            window = build_batch([sample], [Window(sample=0, first=first, last=last)], 3, CPU)
+            found = torch.stack(list(unroll(made, window, ends().embedding, None)))
             live = (torch.arange(first, last) + torch.arange(3)[:, None]) < sample.rows
             torch.testing.assert_close(found[live], expected[:, first:last][live], **CLOSE)
 
@@ -48,8 +48,8 @@ def test_the_last_position_of_all_can_be_learned_from():
     made = drafter("eagle")
     length = made.config.max_positions
     states = torch.zeros(length - 1, 1, made.config.hidden, dtype=torch.float64)
-    sample = DraftSample(tokens=[1] * length, prompt=1, states=states)
-    *_, last = unrolled(made, whole([sample], 8), ends().embedding, None)
+    sample = DrafterSample(tokens=[1] * length, prompt=1, states=states)
+    *_, last = unroll(made, whole([sample], 8), ends().embedding, None)
     assert last.isfinite().all()
 
 
@@ -59,10 +59,8 @@ def test_the_kernel_computes_the_same_there_and_back(layout: str):
     found: list[list[torch.Tensor]] = []
     made = drafter(layout, torch.float32)
     together = whole(samples(layout, 4, dtype=torch.float32), STEPS)
-    for native in (kernels(), None):
-        readouts = torch.stack(
-            list(unrolled(made, together, ends(torch.float32).embedding, native))
-        )
+    for native in (load_kernels(), None):
+        readouts = torch.stack(list(unroll(made, together, ends(torch.float32).embedding, native)))
         slopes = torch.autograd.grad(
             (readouts * torch.linspace(-1, 1, readouts.numel()).view_as(readouts)).sum(),
             [parameter for parameter in made.parameters() if parameter.requires_grad],

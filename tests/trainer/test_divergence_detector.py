@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.trainer.drafter.divergence import Health
-from tlt.trainer.drafter.drafter_learner import Lesson
+from tlt.trainer.drafter.divergence_detector import DivergenceDetector
+from tlt.trainer.drafter.drafter_learner import MicroBatchResult
 
 
 def complaints(covered: Iterable[float]) -> list[str | None]:
-    health = Health()
+    health = DivergenceDetector()
     found: list[str | None] = []
     for part in covered:
         skipped = not math.isfinite(part)
-        health.note(Lesson(rows=1, loss=1.0, overlap=(part, 0.1), skipped=skipped))
+        health.note(MicroBatchResult(rows=1, loss=1.0, overlap=(part, 0.1), skipped=skipped))
         found.append(health.complaint())
     return found
 
@@ -54,9 +54,9 @@ def test_one_outlier_or_a_few_say_nothing():
 
 def test_answers_that_are_harder_than_those_before_say_nothing():
     """However large a part of the loss is the policy's own doubt."""
-    health = Health()
+    health = DivergenceDetector()
     for loss in (*[0.15] * 40, *[4.0] * 40):
-        health.note(Lesson(rows=1, loss=loss, overlap=(0.8,), skipped=False))
+        health.note(MicroBatchResult(rows=1, loss=loss, overlap=(0.8,), skipped=False))
         assert health.complaint() is None
 
 

@@ -40,14 +40,14 @@ def doomed() -> Iterator[Peer]:
 
 @pytest.fixture
 def rendezvous() -> Iterator[str]:
-    store, port = groups.serve("127.0.0.1")
+    store, port = groups.serve_rendezvous("127.0.0.1")
     yield f"127.0.0.1:{port}"
-    groups.leave()
+    groups.leave_group()
     del store
 
 
 def join(rendezvous: str, name: str, rank: int, seconds: float = 30.0) -> ProcessGroup:
-    group = groups.join(rendezvous, name, rank, 2, seconds, CPU)
+    group = groups.join_group(rendezvous, name, rank, 2, seconds, CPU)
     assert group is not None
     return group
 
@@ -67,7 +67,7 @@ def update_as(
 ) -> UpdateMetrics:
     learns = learner(folder, averaging=averaging, learning_rate=RATE, gradient_clip=0.1)
     metrics = learns.update(0, shares(rank), join(rendezvous, averaging, rank), never_interrupt)
-    groups.leave()
+    groups.leave_group()
     save_file(learns.weights(), saved)
     return metrics
 
@@ -101,7 +101,7 @@ def disagree(rendezvous: str, folder: str) -> None:
     theirs = samples(2, seed=9)
     other = [share(theirs, theirs), share([], theirs)]
     learner(folder, learning_rate=RATE).update(0, other, group, never_interrupt)
-    groups.leave()
+    groups.leave_group()
 
 
 def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str, model_dir: str):
@@ -131,7 +131,7 @@ def compiles_in(rendezvous: str, name: str, rank: int, folder: str) -> list[int]
         for step, cut in enumerate((4, 2, 2)):
             mine = everybody[:cut] if rank == 0 else everybody[cut:]
             learns.update(step, [share(mine, everybody)], group, never_interrupt)
-        groups.leave()
+        groups.leave_group()
     return seen
 
 
@@ -147,7 +147,7 @@ def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:
     learns.update(0, [whole(samples(2, seed=5))], None, never_interrupt)
     group = join(rendezvous, name, 1)
     learns.broadcast(0, group)
-    groups.leave()
+    groups.leave_group()
     save_file(learns.weights() | learns.optimiser_state(), saved)
     return int(learns.optimiser_state()["step"])
 
@@ -176,7 +176,7 @@ def fresh_receives(rendezvous: str, folder: str, saved: Path) -> None:
     group = join(rendezvous, "newcomer", 0)
     learns.broadcast(1, group)
     learns.update(1, shares(0), group, never_interrupt)
-    groups.leave()
+    groups.leave_group()
     save_file(learns.weights(), saved)
 
 
@@ -224,21 +224,21 @@ def test_a_silent_member_is_given_up_at_the_deadline(peer: Peer, rendezvous: str
     with pytest.raises(RankError, match="sum over the ranks"):
         reduce_sum(torch.ones(1), group)
     assert 0.5 < time.monotonic() - began < 10
-    peer.tell(groups.leave)
+    peer.tell(groups.leave_group)
     peer.answer()
 
 
 def sum_in(rendezvous: str, name: str, rank: int) -> float:
     value = torch.ones(1)
     reduce_sum(value, join(rendezvous, name, rank))
-    groups.leave()
+    groups.leave_group()
     return value.item()
 
 
 def test_a_member_that_never_comes_spoils_no_later_group(peer: Peer, rendezvous: str):
     began = time.monotonic()
     with pytest.raises(RankError, match="joining the group absent"):
-        groups.join(rendezvous, "absent", 0, 2, 1.0, CPU)
+        groups.join_group(rendezvous, "absent", 0, 2, 1.0, CPU)
     assert time.monotonic() - began < 10
     peer.tell(sum_in, rendezvous, "present", 1)
     assert sum_in(rendezvous, "present", 0) == 2.0
@@ -247,8 +247,8 @@ def test_a_member_that_never_comes_spoils_no_later_group(peer: Peer, rendezvous:
 
 def test_nobody_serving_is_given_up_at_the_deadline():
     with pytest.raises(RankError, match="joining the group lonely"):
-        groups.join("127.0.0.1:1", "lonely", 0, 2, 1.0, CPU)
+        groups.join_group("127.0.0.1:1", "lonely", 0, 2, 1.0, CPU)
 
 
 def test_one_alone_needs_no_group():
-    assert groups.join("nowhere:1", "alone", 0, 1, 1.0, CPU) is None
+    assert groups.join_group("nowhere:1", "alone", 0, 1, 1.0, CPU) is None

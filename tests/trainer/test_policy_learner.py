@@ -24,7 +24,7 @@ from tests.trainer.models import (
 )
 from tlt.errors import ConfigError, RankError, UnsupportedModel
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.samples import PolicySample
 
 
 @pytest.mark.parametrize("averaging", ["token", "sequence"])
@@ -85,7 +85,7 @@ def test_a_stale_minibatch_is_found_though_the_first_is_fresh(model_dir: str):
 
 
 def test_what_was_not_compared_dilutes_no_mismatch(model_dir: str):
-    def shifted(seed: int) -> list[LearnSample]:
+    def shifted(seed: int) -> list[PolicySample]:
         drawn = reference.drawn_by(model_dir, 9, seed)
         return [replace(s, logprobs=tuple(value - 5e-4 for value in s.logprobs)) for s in drawn]
 
@@ -129,8 +129,8 @@ def test_a_far_step_is_clipped_in_the_minibatch_after_it(model_dir: str):
 
 
 def test_updates_make_a_rewarded_token_likelier(model_dir: str):
-    def answer(token: int, advantage: float) -> LearnSample:
-        return LearnSample(
+    def answer(token: int, advantage: float) -> PolicySample:
+        return PolicySample(
             prompt=(1, 2, 3),
             completion=(token,),
             logprobs=(-3.0,),
@@ -266,7 +266,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(model_dir: str):
 
 def test_a_sample_beyond_the_context_is_refused(model_dir: str):
     learns = PolicyLearner(model_dir, spec(), 10, CPU)
-    long = LearnSample(
+    long = PolicySample(
         prompt=(1,) * 5, completion=(2,) * 6, logprobs=(-1.0,) * 6, temperature=1.0, advantage=1.0
     )
     with pytest.raises(ConfigError, match="context of 10"):

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.models import CPU, samples
-from tlt.trainer.policy.micro_batches import microbatches
-from tlt.trainer.policy.samples import LearnSample
+from tlt.trainer.policy.micro_batches import build_micro_batches
+from tlt.trainer.policy.samples import PolicySample
 
 
 @settings(max_examples=40, deadline=None)
@@ -19,7 +19,7 @@ def test_every_completion_token_is_scored_once_within_the_budget(
     count: int, budget: int, seed: int, packed: bool
 ):
     chosen = samples(count, seed)
-    batches = microbatches(chosen, budget, CPU, packed)
+    batches = build_micro_batches(chosen, budget, CPU, packed)
     assert sum(batch.samples for batch in batches) == count
     assert all(batch.samples == 1 or batch.tokens.numel() <= budget for batch in batches)
     scored = sorted(token for batch in batches for token in batch.targets.tolist())
@@ -28,14 +28,14 @@ def test_every_completion_token_is_scored_once_within_the_budget(
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_position_is_the_one_before_its_target(packed: bool):
-    for batch in microbatches(samples(12), 1, CPU, packed):
+    for batch in build_micro_batches(samples(12), 1, CPU, packed):
         known = batch.tokens.flatten()[batch.positions[1:]]
         torch.testing.assert_close(known, batch.targets[:-1])
 
 
 def test_a_pack_has_no_padding_and_knows_where_samples_begin():
     chosen = samples(12)
-    (batch,) = microbatches(chosen, 10_000, CPU, packed=True)
+    (batch,) = build_micro_batches(chosen, 10_000, CPU, packed=True)
     assert batch.bounds is not None
     fed = sorted((sample.length - 1 for sample in chosen), reverse=True)
     assert batch.bounds.diff().tolist() == fed
@@ -64,4 +64,4 @@ def test_a_sample_that_cannot_be_learned_from_is_refused(
         "advantage": 1.0,
     }
     with pytest.raises(ValueError, match=complaint):
-        LearnSample(**(sound | changes))  # pyright: ignore[reportArgumentType]
+        PolicySample(**(sound | changes))  # pyright: ignore[reportArgumentType]

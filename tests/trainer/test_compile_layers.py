@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from torch._dynamo.utils import counters
 
 from tests.trainer.models import CPU, learner, needs_compiler, never_interrupt, samples, spec, whole
-from tlt.trainer.policy.compile_layers import compile_layers, worth_compiling
-from tlt.trainer.policy.layer_probe import Probe, decoder_layers
-from tlt.trainer.policy.micro_batches import microbatches
+from tlt.trainer.policy.compile_layers import compile_layers, is_compiling_worthwhile
+from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
+from tlt.trainer.policy.micro_batches import build_micro_batches
 from tlt.trainer.policy.model_loading import load_model
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
@@ -78,7 +78,7 @@ def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.Mon
         raise RuntimeError("out of memory")
 
     learns = learner(fresh_dir, compile=True, attention="padded")
-    monkeypatch.setattr(Probe, "seconds", broken)
+    monkeypatch.setattr(LayerProbe, "seconds", broken)
     with capture_logs() as logs:
         learns.update(0, [whole(samples(4))], None, never_interrupt)
     (entry,) = logs
@@ -104,9 +104,9 @@ def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.Mon
 
 def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     said = [1.0, 2.0]
-    monkeypatch.setattr(Probe, "seconds", lambda *_: said.pop(0))
+    monkeypatch.setattr(LayerProbe, "seconds", lambda *_: said.pop(0))
     model = load_model(fresh_dir, CPU)
-    (batch,) = microbatches(samples(4), 1000, CPU, packed=False)
+    (batch,) = build_micro_batches(samples(4), 1000, CPU, packed=False)
     assert not compile_layers(model, batch, bfloat16=False, forced=False)
     assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
     said += [1.0, 2.0]
@@ -125,7 +125,7 @@ def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyP
 
 
 def test_compiling_has_to_pay_within_the_job():
-    assert not worth_compiling(spec(steps=1000), 0, last_update_seconds=0.0)
-    assert not worth_compiling(spec(steps=8), 1, last_update_seconds=10.0)
-    assert worth_compiling(spec(steps=1000), 1, last_update_seconds=10.0)
-    assert not worth_compiling(spec(steps=1000), 990, last_update_seconds=10.0)
+    assert not is_compiling_worthwhile(spec(steps=1000), 0, last_update_seconds=0.0)
+    assert not is_compiling_worthwhile(spec(steps=8), 1, last_update_seconds=10.0)
+    assert is_compiling_worthwhile(spec(steps=1000), 1, last_update_seconds=10.0)
+    assert not is_compiling_worthwhile(spec(steps=1000), 990, last_update_seconds=10.0)

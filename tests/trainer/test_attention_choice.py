@@ -20,21 +20,21 @@ from tests.trainer.models import (
     spec,
 )
 from tlt.errors import ConfigError
-from tlt.trainer.kernels.c_kernels import Kernels, kernels
-from tlt.trainer.policy import autotune, layer_probe
-from tlt.trainer.policy.dummy_samples import typical_samples
-from tlt.trainer.policy.layer_probe import Probe, decoder_layers
+from tlt.kernels.training_kernels import TrainingKernels, load_kernels
+from tlt.trainer.policy import attention_choice, layer_probe
+from tlt.trainer.policy.dummy_samples import make_dummy_samples
+from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
 from tlt.trainer.policy.micro_batches import pad
 from tlt.trainer.policy.model_loading import load_model
 from tlt.trainer.policy.packed_attention import NATIVE, PACKED
 
 NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
-_build: Callable[[], Kernels | None] = kernels.__wrapped__
+_build: Callable[[], TrainingKernels | None] = load_kernels.__wrapped__
 
 
 def attention_of(folder: str, **changes: Any) -> tuple[str, bool]:
     model = load_model(folder, CPU)
-    packed = autotune.set_attention(model, spec(**changes), 64, bfloat16=False)
+    packed = attention_choice.set_attention(model, spec(**changes), 64, bfloat16=False)
     return str(model.config._attn_implementation), packed
 
 
@@ -46,13 +46,13 @@ def test_the_spec_decides(model_dir: str, wanted: str):
 
 
 def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     with capture_logs() as logs:
         first, second = attention_of(model_dir), attention_of(model_dir)
     assert first == second
     (entry,) = logs
     assert NAMES[entry["attention"]] == first[0]
-    kinds = {"padded", "packed"} | ({"native"} if kernels() else set())
+    kinds = {"padded", "packed"} | ({"native"} if load_kernels() else set())
     assert entry["measured"].keys() == kinds
     assert all(seconds > 0 for seconds in entry["measured"].values())
 
@@ -61,11 +61,11 @@ def test_the_fastest_is_taken_and_a_draw_stays_as_it_was(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     seconds = {"padded": 1.0, "packed": 0.99, "native": 0.98}
-    monkeypatch.setattr(autotune, "_seconds", lambda *arguments: seconds[arguments[-1]])
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "_seconds", lambda *arguments: seconds[arguments[-1]])
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     assert attention_of(model_dir) == ("sdpa", False)
     seconds["packed"] = 0.5
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     assert attention_of(model_dir) == (PACKED, True)
 
 
@@ -89,8 +89,8 @@ def test_without_a_sound_compiler_the_rest_goes_on(
     with capture_logs() as logs:
         assert _build() is None
     assert len(logs) == 1
-    monkeypatch.setattr(autotune, "kernels", lambda: None)
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "load_kernels", lambda: None)
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     assert attention_of(model_dir)[0] in ("sdpa", PACKED)
     with pytest.raises(ConfigError, match="C compiler"):
         attention_of(model_dir, attention="native")
@@ -162,8 +162,8 @@ def test_a_model_gets_what_fits_it(
     fitting: set[str],
 ):
     folder = save_family(tmp_path, family, **changes)
-    fitting &= {"padded", "packed"} | ({"native"} if kernels() else set())
-    monkeypatch.setattr(autotune, "_chosen", {})
+    fitting &= {"padded", "packed"} | ({"native"} if load_kernels() else set())
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     with capture_logs() as logs:
         attention_of(folder)
     (entry,) = logs
@@ -190,7 +190,7 @@ def test_a_model_whose_rows_have_a_limit_stays_padded(
 
 
 def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "_chosen", {})
     with capture_logs() as logs:
         for tokens in (64, 512, 64):
             attention_of(model_dir, microbatch_tokens=tokens)
@@ -203,11 +203,11 @@ def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
     strange = LlamaDecoderLayer(model.config, 0)
     model._modules = {"vision": strange, **model._modules}
     assert decoder_layers(model) == [strange, *reached]
-    batch = pad(typical_samples([5, 4], VOCABULARY), CPU)
-    assert Probe(model, batch.tokens, None).seconds(bfloat16=False) > 0
+    batch = pad(make_dummy_samples([5, 4], VOCABULARY), CPU)
+    assert LayerProbe(model, batch.tokens, None).seconds(bfloat16=False) > 0
     model.model.layers = torch.nn.ModuleList()
     with pytest.raises(NotImplementedError, match="none of the model's layers"):
-        Probe(model, batch.tokens, None)
+        LayerProbe(model, batch.tokens, None)
 
 
 def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.drafters import samples, whole
-from tlt.trainer.drafter.micro_batches import Window, windows
-from tlt.trainer.drafter.samples import DraftSample
+from tlt.trainer.drafter.micro_batches import Window, shuffled_micro_batches
+from tlt.trainer.drafter.samples import DrafterSample
 
 
 @settings(max_examples=40, deadline=None)
@@ -22,7 +22,7 @@ def test_all_that_can_be_learned_comes_once_before_it_comes_again(
         # of a prompt that doesn't fit, nothing
         for row in range(0 if sample.rows <= budget else sample.first, sample.rows)
     }
-    batches = windows(chosen, budget, seed)
+    batches = shuffled_micro_batches(chosen, budget, seed)
     while left:
         made = next(batches)
         assert sum(window.rows for window in made) <= budget
@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_order_and_each_round_another_one():
     chosen = samples("eagle", 12)
 
     def first(seed: int) -> list[list[Window]]:
-        return list(islice(windows(chosen, 40, seed), 9))
+        return list(islice(shuffled_micro_batches(chosen, 40, seed), 9))
 
     assert first(1) == first(1)
     assert first(1) != first(2)
@@ -74,4 +74,4 @@ def test_a_sample_that_teaches_nothing_is_refused(
     tokens: list[int], prompt: int, states: tuple[int, ...], complaint: str
 ):
     with pytest.raises(ValueError, match=complaint):
-        DraftSample(tokens=tokens, prompt=prompt, states=torch.zeros(states))
+        DrafterSample(tokens=tokens, prompt=prompt, states=torch.zeros(states))

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import CPU, spec
-from tlt.trainer.policy.losses import objective
-from tlt.trainer.policy.micro_batches import Microbatch, microbatches
-from tlt.trainer.policy.samples import LearnSample, Minibatch
-from tlt.trainer.policy.update_metrics import TokenFigures
+from tlt.trainer.policy.grpo_loss import grpo_loss
+from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.trainer.policy.update_metrics import TokenMetrics
 
 
-def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.0) -> Microbatch:
+def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.0) -> MicroBatch:
     made = [
-        LearnSample(
+        PolicySample(
             prompt=(1,),
             completion=(2,) * length,
             logprobs=(behaviour,) * length,
@@ -25,24 +25,24 @@ def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.
         )
         for advantage, length in zip(advantages, lengths, strict=True)
     ]
-    (batch,) = microbatches(made, 10_000, CPU, packed=False)
+    (batch,) = build_micro_batches(made, 10_000, CPU, packed=False)
     return batch
 
 
 def loss_of(
-    batch: Microbatch,
+    batch: MicroBatch,
     ratios: list[float],
     old: float = -1.0,
     reference: Tensor | None = None,
     totals: tuple[int, int] | None = None,
     **changes: Any,
-) -> tuple[float, Tensor, TokenFigures]:
+) -> tuple[float, Tensor, TokenMetrics]:
     """The loss, its gradient by each token's log-prob, and the figures."""
     before = torch.full((len(ratios),), old)
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)
     minibatch = Minibatch(samples=(), total_tokens=tokens, total_sequences=sequences)
-    loss, figures = objective(spec(**changes), batch, minibatch, current, before, reference)
+    loss, figures = grpo_loss(spec(**changes), batch, minibatch, current, before, reference)
     (slope,) = torch.autograd.grad(loss, current)
     return loss.item(), slope, figures
 

@@ -6,12 +6,12 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tests.trainer.models import CPU, VOCABULARY, spec
-from tlt.trainer.policy import bf16_choice
-from tlt.trainer.policy.bf16_choice import gradient_cosine, takes_bfloat16
-from tlt.trainer.policy.dummy_samples import typical_samples
-from tlt.trainer.policy.layer_probe import Probe
+from tlt.trainer.policy import precision_choice
+from tlt.trainer.policy.dummy_samples import make_dummy_samples
+from tlt.trainer.policy.layer_probe import LayerProbe
 from tlt.trainer.policy.micro_batches import pad
 from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.precision_choice import choose_bfloat16, gradient_cosine
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_is_enough(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bf16_choice, "_pays", None)
-    assert takes_bfloat16(model, spec(precision="bfloat16"), None)
-    assert not takes_bfloat16(model, spec(precision="float32"), None)
+    monkeypatch.setattr(precision_choice, "_pays", None)
+    assert choose_bfloat16(model, spec(precision="bfloat16"), None)
+    assert not choose_bfloat16(model, spec(precision="float32"), None)
 
 
 def test_without_units_for_it_nothing_is_measured(
@@ -35,7 +35,7 @@ def test_without_units_for_it_nothing_is_measured(
 ):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     with capture_logs() as logs:
-        assert not takes_bfloat16(model, spec(precision="auto"), None)
+        assert not choose_bfloat16(model, spec(precision="auto"), None)
     assert logs == []
 
 
@@ -51,27 +51,27 @@ def test_it_has_to_be_faster_and_to_point_the_same_way(
     cosine: float,
     taken: bool,
 ):
-    monkeypatch.setattr(Probe, "seconds", lambda _, bfloat16: seconds if bfloat16 else 1.0)
-    monkeypatch.setattr(bf16_choice, "gradient_cosine", lambda *_: cosine)
+    monkeypatch.setattr(LayerProbe, "seconds", lambda _, bfloat16: seconds if bfloat16 else 1.0)
+    monkeypatch.setattr(precision_choice, "gradient_cosine", lambda *_: cosine)
     with capture_logs() as logs:
-        assert takes_bfloat16(model, spec(precision="auto"), 40) is taken
+        assert choose_bfloat16(model, spec(precision="auto"), 40) is taken
     assert [entry["precision"] for entry in logs] == ["bfloat16" if taken else "float32"]
 
 
 @pytest.mark.usefixtures("units")
 def test_the_demos_model_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
     """Its gradient on a real step has a cosine of 0.994, and the measurement says about that."""
-    monkeypatch.setattr(Probe, "seconds", lambda _, bfloat16: 0.5 if bfloat16 else 1.0)
+    monkeypatch.setattr(LayerProbe, "seconds", lambda _, bfloat16: 0.5 if bfloat16 else 1.0)
     demo = load_model("examples/tiny_reasoner/model", CPU)
     with capture_logs() as logs:
-        assert not takes_bfloat16(demo, spec(precision="auto"), None)
+        assert not choose_bfloat16(demo, spec(precision="auto"), None)
     assert 0.98 < logs[0]["cosine"] < 0.998
 
 
 def test_the_cosine_is_that_of_the_gradients(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ):
-    batch = pad(typical_samples([20, 12], VOCABULARY), CPU)
+    batch = pad(make_dummy_samples([20, 12], VOCABULARY), CPU)
     assert 0.9 < gradient_cosine(model, batch) < 1.0
-    monkeypatch.setattr(bf16_choice, "_gradient", lambda *_: [torch.ones(2), torch.ones(3)])
+    monkeypatch.setattr(precision_choice, "_gradient", lambda *_: [torch.ones(2), torch.ones(3)])
     assert gradient_cosine(model, batch) == pytest.approx(1.0)
