@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench docs clean
 
 setup: $(STAMP)
 
@@ -25,9 +25,13 @@ check: setup
 	@$(BIN)/lint-imports
 
 bench: setup
-	@for name in road second_task engine learner sglang ngram drafter lossless speculation drain strategy_simulation large_vocabulary dashboard sweep accuracy e2e by_product members real_shape beside; do \
+	@for name in $$($(BIN)/python -m benchmarks.catalogue); do \
 		$(BIN)/python -m benchmarks.$$name --out benchmarks/results/$$name.json || exit 1; \
 	done
+	@$(BIN)/python docs/generate.py benchmarks
+
+docs: setup
+	@$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

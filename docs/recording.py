@@ -1,8 +1,8 @@
-"""A run to show: what the dashboard folds of one, small enough to lie in the repository.
+"""Keep what the dashboard folds of a finished run, small enough for the repository.
 
     python docs/recording.py runs/tiny-reasoner-1
 
-Log-probs and all answers but those of two steps are left out; nothing that is folded is.
+Log-probs are left out, and so are the answers of all but two steps.
 """
 
 import gzip
@@ -21,19 +21,19 @@ def record(run: Path) -> None:
     checkout = json.loads(spec)["policy"]["path"].removesuffix(_MODEL)
 
     def here(text: str) -> str:
-        """Without the names of whoever ran it."""
+        """Replace the absolute paths of the machine that ran it."""
         return text.replace(f"{run.parent}/", "runs/").replace(checkout, "")
 
-    asked: set[int] = set()
+    shown: set[int] = set()
     lines = (run / "journal.jsonl").read_text().splitlines()
-    _write("journal.jsonl", [here(_stripped(json.loads(line), asked)) for line in lines])
+    _write("journal.jsonl", [here(_stripped(json.loads(line), shown)) for line in lines])
     prompts = (run / "data" / "train.jsonl").read_text().splitlines()
-    _write("train.jsonl", [row if index in asked else "" for index, row in enumerate(prompts)])
+    _write("train.jsonl", [row if index in shown else "" for index, row in enumerate(prompts)])
     (RECORDED / "spec.json").write_text(here(spec))
 
 
 def unpack(run: Path) -> Path:
-    """As a run's folder."""
+    """Write the recording as a run's folder."""
     (run / "data").mkdir(parents=True)
     (run / "journal.jsonl").write_bytes(_read("journal.jsonl"))
     (run / "data" / "train.jsonl").write_bytes(_read("train.jsonl"))
@@ -43,13 +43,13 @@ def unpack(run: Path) -> Path:
     return run
 
 
-def _stripped(entry: dict[str, dict[str, object]], asked: set[int]) -> str:
+def _stripped(entry: dict[str, dict[str, object]], shown: set[int]) -> str:
     event = entry["event"]
     if event["type"] == "RolloutFinished":
         event["logprobs"]["data"] = None
         event["batches"] = event["batches"][-1:]
         if event["purpose"] == "train" and event["step"] in _SHOWN_STEPS:
-            asked.add(event["prompt"])
+            shown.add(event["prompt"])
         else:
             event["tokens"]["data"] = None
             event["text"] = ""

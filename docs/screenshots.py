@@ -1,4 +1,4 @@
-"""The pictures in docs/images, from the recorded run.
+"""Take the pictures in docs/images from the recorded run.
 
 python -m docs.screenshots [FOLDER]
 """
@@ -23,7 +23,7 @@ class Shot(NamedTuple):
     scheme: str
     width: int
     height: int
-    # scrolled to
+    # id of the section to scroll to
     section: str = ""
 
 
@@ -37,7 +37,7 @@ SHOTS = (
 
 
 def take(browser: Browser, address: str, folder: Path) -> None:
-    """`address`: of a dashboard that serves the recorded run."""
+    """Photograph the dashboard at `address`, which serves the recorded run."""
     for shot in SHOTS:
         _take(browser, address, shot, folder / f"dashboard-{shot.name}.png")
 

@@ -1,4 +1,7 @@
-"""Job and session specs: frozen, each value within its bounds."""
+"""A spec is frozen and valid: every value was checked against its bounds when it was made.
+
+The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
+"""
 
 import math
 from pathlib import Path
@@ -10,12 +13,12 @@ from tlt.ids import JobId
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
-# Each row of a batch verifies that many at once, needed or not
+# every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a spec. Subclasses state their own bounds in __post_init__."""
+    """Base of a spec's sections; a section checks its bounds in `__post_init__`."""
 
 
 def _require(holds: bool, complaint: str) -> None:
@@ -24,8 +27,13 @@ def _require(holds: bool, complaint: str) -> None:
 
 
 class PolicySpec(Section, frozen=True, kw_only=True):
+    """Name the model to train."""
+
+    # Folder of the policy in Hugging Face's layout.
     path: str
+    # Most tokens of a prompt and its answer together; the model's own limit if absent.
     max_context: int | None = None
+    # Number format in which the engine decodes.
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
@@ -33,12 +41,21 @@ class PolicySpec(Section, frozen=True, kw_only=True):
 
 
 class DataSpec(Section, frozen=True, kw_only=True):
+    """Name the prompts to train on and to evaluate with."""
+
+    # JSONL or parquet file of training prompts.
     train: str
+    # File of held-out prompts; needed for evaluations.
     eval: str | None = None
+    # Column of the prompt: a text, or with `chat_template` a list of messages.
     prompt_key: str = "prompt"
+    # Column of the answer that the reward compares with; null if there is none.
     answer_key: str | None = "answer"
+    # Format each prompt with the tokenizer's chat template.
     chat_template: bool = False
+    # System message put before each prompt by the chat template.
     system_prompt: str | None = None
+    # Evaluate on this many rows at most.
     eval_limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,14 +63,21 @@ class DataSpec(Section, frozen=True, kw_only=True):
 
 
 class RewardSpec(Section, frozen=True, kw_only=True):
-    """`kind: function` takes `function: package.module:name` (or file.py:name)."""
+    """Choose how an answer is scored."""
 
+    # Built-in verifier (1 if right, else 0), or a function of yours.
     kind: Literal["final_answer", "numeric", "regex", "boxed", "function"]
+    # `final_answer` compares the text after the last marker.
     marker: str = "#"
+    # `regex` compares the first group of the pattern's last match.
     pattern: str | None = None
+    # Relative error that `numeric` accepts.
     tolerance: float = 1e-6
+    # Your function, as `package.module:name` or `file.py:name`.
     function: str | None = None
+    # A function that takes longer is stopped.
     timeout_seconds: float = 10.0
+    # Reward where the function fails, times out or returns NaN.
     on_error: float = 0.0
 
     def __post_init__(self) -> None:
@@ -69,40 +93,65 @@ class RewardSpec(Section, frozen=True, kw_only=True):
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):
-    """`precision`, `attention` and `compile` are found out on the machine unless they are given.
+    """Set the GRPO update."""
 
-    `old_logprobs: auto` takes the sampler's where they are found to be the learner's.
-    """
-
+    # Algorithm.
     name: Literal["grpo"] = "grpo"
+    # Number of policy updates.
     steps: int
+    # Groups in a rollout batch.
     prompts_per_step: int
+    # Answers to each prompt.
     group_size: int
+    # Highest learning rate.
     learning_rate: float = 1e-6
+    # Steps in which the learning rate rises to its highest.
     warmup_steps: int = 0
+    # Course of the learning rate after the warm-up.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    # Optimiser steps in each update.
     minibatches: int = 1
+    # Most tokens of a forward and backward pass.
     microbatch_tokens: int = 8192
+    # The probability ratio is clipped below 1 - `clip_low`.
     clip_low: float = 0.2
+    # The probability ratio is clipped above 1 + `clip_high`.
     clip_high: float = 0.28
+    # Weight of the penalty for moving away from the initial policy; 0 for none.
     kl_coefficient: float = 0.0
+    # Give every token, or every answer, the same weight in the loss.
     averaging: Literal["token", "sequence"] = "token"
+    # Divide advantages by the standard deviation of their group.
     normalise_advantage: bool = True
+    # Highest weight for the gap between the sampler's and the learner's probabilities.
     importance_cap: float = 2.0
+    # Highest norm of the gradient.
     gradient_clip: float = 1.0
+    # AdamW's weight decay.
     weight_decay: float = 0.0
+    # AdamW's two decay rates.
     betas: tuple[float, float] = (0.9, 0.95)
+    # Number format of the update; `auto` measures which is faster and accurate enough.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Kernel of the update's attention; `auto` measures which is fastest.
     attention: Literal["auto", "padded", "packed", "native"] = "auto"
+    # Compile the layers; `auto` does so where the job is long enough to gain.
     compile: bool | Literal["auto"] = "auto"
+    # `auto` takes the sampler's log-probs where they equal the learner's.
     old_logprobs: Literal["auto", "learner"] = "auto"
+    # Recompute activations in the backward pass to save memory.
     gradient_checkpointing: bool = False
+    # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
     allow_filtered_sampling: bool = False
+    # Steps between checkpoints.
     checkpoint_every: int = 10
+    # Steps between evaluations; 0 for none.
     eval_every: int = 0
+    # Keep the policy that did best in an evaluation.
     keep_best: bool = True
-    # checkpoints, and policies that were the best: otherwise only the newest stays
+    # Keep every checkpoint and every best policy, not only the newest.
     keep_all: bool = False
+    # A rank that waits longer for the others fails the update.
     collective_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
@@ -129,21 +178,29 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
-    """A rank decodes up to `slots` answers together. With `spread`, each worker leaves the others
-    their part of a round when it begins, even where it has room for all. Without it, who comes
-    first may take everything, and the others are free to train the drafter.
-    """
+    """Set how answers are decoded."""
 
+    # Engine that decodes; speculation needs `native`.
     engine: Literal["native", "sglang"] = "native"
+    # Sampling temperature.
     temperature: float = 1.0
+    # Sample from the k most likely tokens; 0 for all.
     top_k: int = 0
+    # Sample from the most likely tokens that hold this much probability.
     top_p: float = 1.0
+    # Leave out tokens below this share of the highest probability.
     min_p: float = 0.0
+    # Most tokens of an answer.
     max_new_tokens: int = 1024
+    # Answers that a rank decodes together.
     slots: int = 16
+    # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
     spread: bool = True
+    # Texts that end an answer.
     stop: list[str] = []
+    # Temperature of evaluations; 0 is greedy.
     eval_temperature: float = 1.0
+    # Attempts at an answer whose worker is lost before it is dropped.
     max_tries: int = 3
 
     def __post_init__(self) -> None:
@@ -162,21 +219,19 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
 
 
 class SpeculationSpec(Section, frozen=True, kw_only=True):
-    """`static` decodes with `strategy`, always; `adaptive` chooses for each batch.
+    """Choose how decoding guesses ahead; answers are the same in every mode."""
 
-    To choose from there are the drafter's chains of `depths` tokens, with and without the policy's
-    noise, up to `ngrams` tokens that followed the same words before, and no guessing at all.
-
-    `control_share` of the rounds decode without any: what speculation saves is measured against
-    them.
-    """
-
+    # `static` always decodes with `strategy`; `adaptive` chooses one for each batch.
     mode: Literal["off", "static", "adaptive"] = "off"
+    # Strategy of mode `static`: `{type: draft, depth: 4}` or `{type: ngram, tokens: 8}`.
     strategy: Strategy | None = None
+    # Lengths of the drafter's proposals that `adaptive` chooses from.
     depths: tuple[int, ...] = (2, 4, 6, 8, 12)
+    # Lengths of n-gram proposals that `adaptive` chooses from.
     ngrams: tuple[int, ...] = (4, 8)
-    # what the index of past words may hold, on each rank
+    # Memory of a rank's n-gram index.
     ngram_megabytes: int = 64
+    # Share of the decoding that goes without speculation, to measure its savings.
     control_share: float = 0.02
 
     def __post_init__(self) -> None:
@@ -196,7 +251,7 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
 
     @property
     def arms(self) -> tuple[Strategy, ...]:
-        """The ways to decode that may be chosen."""
+        """Return the strategies that may be chosen."""
         match self.mode:
             case "off":
                 return ()
@@ -212,24 +267,21 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
 
 
 class DrafterSpec(Section, frozen=True, kw_only=True):
-    """`path`: the drafter to begin with, a folder that `tlt drafter train` wrote, or SGLang loads.
+    """Set the drafter: where it comes from and when it is trained."""
 
-    One that does not fit the policy is refused when it is loaded, and the job goes on without.
-    Idle workers train it: `auto` when that pays, `always` whenever they can. Without a path they
-    begin with random weights in this `layout`.
-    """
-
+    # Folder of the drafter to begin with; random weights if absent and `train` is on.
     path: str | None = None
+    # `auto` trains when that pays; `always` whenever a worker is idle.
     train: Literal["off", "auto", "always"] = "off"
+    # Layout of a drafter that begins with random weights.
     layout: Literal["eagle", "eagle3"] = "eagle"
-    # what each rank may keep of answers to learn from, states included; and as much again of
-    # answers that it is still writing, for others to learn from
+    # Memory of a rank for answers to train on, and as much again for unfinished ones.
     megabytes: int = 256
-    # micro-batches of all members together between two drafters that are measured
+    # Micro-batches of all members together between two evaluations of the drafter.
     merge_every: int = 48
-    # a worker that takes longer to stop gets fresh ranks
+    # A worker that takes longer to stop drafter training gets fresh ranks.
     preempt_seconds: float = 10.0
-    # all that were used stay in the run's folder, not the newest alone
+    # Keep every adopted drafter, not only the newest.
     keep_all: bool = False
 
     def __post_init__(self) -> None:
@@ -239,7 +291,11 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):
+    """Set what happens to workers that fail."""
+
+    # A rank that makes no progress for longer is replaced.
     stuck_seconds: float = 120.0
+    # Lost workers after which the job fails.
     max_restarts: int = 5
 
     def __post_init__(self) -> None:
@@ -248,17 +304,29 @@ class WorkersSpec(Section, frozen=True, kw_only=True):
 
 
 class JobSpec(Section, frozen=True, kw_only=True):
+    """Describe a job; every section is a mapping."""
+
+    # Name of the job; a number is added to it.
     name: str = "job"
+    # The model to train.
     policy: PolicySpec
+    # Prompts.
     data: DataSpec
+    # Scoring.
     reward: RewardSpec
+    # The update.
     algorithm: AlgorithmSpec
+    # Decoding.
     rollout: RolloutSpec = RolloutSpec()
+    # Speculative decoding.
     speculation: SpeculationSpec = SpeculationSpec()
+    # The drafter.
     drafter: DrafterSpec = DrafterSpec()
+    # Failures.
     workers: WorkersSpec = WorkersSpec()
-    # each step's figures are written to these, too; opentelemetry is sent its spans
+    # Services that get each step's figures: `tensorboard`, `wandb`, `trackio`, `opentelemetry`.
     loggers: tuple[str, ...] = ()
+    # Seed of prompts' order and of sampling.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -289,12 +357,12 @@ class JobSpec(Section, frozen=True, kw_only=True):
             not isinstance(self.speculation.strategy, Draft)
             or self.drafter.path is not None
             or self.drafter.train != "off",
-            "speculation.strategy asks a drafter; drafter.path names none, and none is trained",
+            "speculation.strategy needs a drafter: set drafter.path, or drafter.train: auto",
         )
         guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
         _require(
             self.drafter.train == "off" or guesses_with_it,
-            "a drafter is trained that nobody asks: set speculation.mode: adaptive",
+            "drafter.train needs decoding with the drafter: set speculation.mode: adaptive",
         )
         longest = self.speculation.longest
         room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
@@ -305,22 +373,29 @@ class JobSpec(Section, frozen=True, kw_only=True):
 
 
 class SessionSpec(Section, frozen=True, kw_only=True):
-    """What `tlt up` starts; every process of the session is given it."""
+    """Describe what `tlt up` starts; every process of the session receives it."""
 
+    # Name of the session.
     name: str
-    # the session's own: Redis, logs, its journal
+    # Folder of the session's Redis, logs and journal.
     folder: str
-    # a folder for each job
+    # Folder that holds one folder a job.
     runs: str
-    # shared memory, gone with the session
+    # Folder in shared memory; removed with the session.
     flight: str
+    # Redis of the session.
     redis_url: str
+    # Number of workers.
     workers: int = 2
+    # Devices, and so processes, of a worker.
     ranks_per_worker: int = 1
+    # Kind of device that ranks compute on.
     device: Literal["cpu", "cuda"] = "cpu"
+    # A worker without a heartbeat for this long is lost.
     lease_seconds: float = 15.0
+    # Time between two heartbeats.
     heartbeat_seconds: float = 0.5
 
     def job_flight(self, job: JobId) -> Path:
-        """Of a job's shared memory, gone with the job."""
+        """Return the job's folder in shared memory, which is removed when the job ends."""
         return Path(self.flight) / job

@@ -193,7 +193,7 @@ def test_ways_to_decode() -> None:
     drafted = parse(speculation=static, drafter__path="drafter")
     assert drafted.speculation.arms == (Draft(depth=4, noise=False),)
     assert drafted.drafter.path == "/specs/drafter"
-    with pytest.raises(ConfigError, match=r"asks a drafter; drafter.path names none, and none is"):
+    with pytest.raises(ConfigError, match=r"strategy needs a drafter: set drafter.path"):
         parse(speculation=static)
     adaptive = parse(speculation={"mode": "adaptive", "depths": [2], "ngrams": [9]}).speculation
     assert adaptive.arms == (

@@ -1,0 +1,90 @@
+"""The list of all benchmarks, in the order in which `make bench` runs them.
+
+`python -m benchmarks.catalogue` prints their names; docs/benchmarks.md takes the sentences.
+"""
+
+BENCHMARKS = {
+    "road": (
+        "A fresh clone with an empty home runs `make demo`; then Transformers loads the exported"
+        " policy and answers the same held-out problems with its own sampler."
+    ),
+    "second_task": (
+        "`examples/brief_sums`, a task that nothing was tuned for, is trained as its README says."
+    ),
+    "engine": (
+        "The native engine decodes against Transformers' `generate`, all answers of one length,"
+        " log-probs and hidden states included on our side; CPU seconds of one thread."
+    ),
+    "learner": (
+        "The policy update runs against the same Transformers model as it comes, on the samples of"
+        " a real step; tokens per CPU second."
+    ),
+    "sglang": (
+        "SGLang 0.5.23 starts on this CPU from its unmodified wheel: seconds to start, memory with"
+        " its rank."
+    ),
+    "ngram": (
+        "N-grams propose what followed the same tokens before: accept length from finished"
+        " siblings, the cost of the index, and what the engine gains from it without a drafter."
+    ),
+    "drafter": (
+        "A drafter learns from random weights for 60 CPU seconds on answers of the tiny reasoner"
+        " and is measured on held-out prompts."
+    ),
+    "lossless": (
+        "Answers decoded with every strategy, and with strategies and drafters that change at"
+        " random, are compared token by token with answers decoded without speculation."
+    ),
+    "speculation": (
+        "The native engine decodes full batches with adaptive speculation, without any, and with"
+        " the best fixed strategies; one thread."
+    ),
+    "drain": (
+        "A batch drains from 32 answers to the last one, as at the end of a rollout; `adaptive` is"
+        " compared with an oracle that knows the best strategy for each batch size."
+    ),
+    "strategy_simulation": (
+        "The strategy policy decodes in simulated worlds, against an oracle that knows their true"
+        " costs and acceptances."
+    ),
+    "large_vocabulary": (
+        "Sampling's share of a decode step, and its memory, at the shape of Qwen2.5-0.5B with"
+        " random weights and its whole vocabulary."
+    ),
+    "dashboard": (
+        "The dashboard follows a job of 1,000 workers and 200 events a second: CPU, memory, and"
+        " delay at its listeners."
+    ),
+    "sweep": (
+        "Each stack of `e2e` is tried with several numbers of slots and micro-batch sizes, to find"
+        " the settings that it is fastest with."
+    ),
+    "accuracy": (
+        "Pairs of jobs with the same seed, one without speculation and one with drafter training"
+        " from random weights, are evaluated on the same held-out problems."
+    ),
+    "e2e": (
+        "Whole jobs, two workers of one core each, submitted as `tlt submit` does and taking turns:"
+        " no speculation (off), n-grams alone, a frozen drafter, and all of TLT, with 64 answers a"
+        " worker, with 16 (tail), and from random weights (cold)."
+    ),
+    "by_product": (
+        "The drafter that a job leaves behind decodes in SGLang and in the native engine: accept"
+        " length in both, and how far apart they are."
+    ),
+    "members": (
+        "Three workers train one drafter together, against one that trains it alone with as many"
+        " micro-batches."
+    ),
+    "real_shape": (
+        "One worker trains policy and drafter at the shape of Qwen2.5-0.5B with random weights:"
+        " memory, and how soon a rank in the middle of drafter training obeys a command."
+    ),
+    "beside": (
+        "Jobs whose idle workers always train, against jobs that never do: what the rollouts lose"
+        " while others train beside them on the same machine."
+    ),
+}
+
+if __name__ == "__main__":
+    print(*BENCHMARKS)
