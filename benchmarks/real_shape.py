@@ -45,13 +45,14 @@ from tlt.ids import (
 )
 from tlt.models.config_json import read_config
 from tlt.models.eagle_drafter import new_drafter
-from tlt.protocol.commands import PromptIssued, TrainDrafter
-from tlt.protocol.events import DrafterDeltaReady, RolloutFinished
+from tlt.protocol.commands import CloseJob, OpenJob, PromptIssued, StopDrafterTraining, TrainDrafter
+from tlt.protocol.events import DrafterDeltaReady, DrafterTrainingStopped, RolloutFinished
+from tlt.protocol.rank_messages import DecodePrompts, RankSetup
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.worker_channel import Decode, Dismiss, Dismissed, Load, School, Unload
 from tlt.spec_files import load_job_spec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
+_JOB, _WORKER, _INCARNATION = JobId("real-shape"), WorkerId("worker-1"), Incarnation(1)
 _VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
 _CONTEXT = 2048
 _ANSWERS, _TOKENS = 4, 96
@@ -59,7 +60,7 @@ _STEPS = 3
 # micro-batches, of which a step has a few
 _MERGED = 4
 _STOPS = 40
-_LESSON_SECONDS = (0.5, 9.0)
+_SESSION_SECONDS = (0.5, 9.0)
 _LONG_ANSWERS, _LONG_TOKENS = 2, 300
 _ALONE = [
     "speculation.mode=adaptive",
@@ -290,56 +291,63 @@ class _Alone(NamedTuple):
 
 
 async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
-    rank = await RankProcess.start(
-        "rank", device="cpu", host="127.0.0.1", cores=frozenset(), logs=folder / "logs"
+    setup = RankSetup(
+        worker=_WORKER,
+        incarnation=_INCARNATION,
+        rank=0,
+        device="cpu",
+        host="127.0.0.1",
+        flight=str(folder / "flight"),
     )
-    await rank.ready(60.0)
+    rank = await RankProcess.start(setup, cores=frozenset(), logs=folder / "logs")
+    await rank.wait_ready(60.0)
     dice, waits, typical, kept = random.Random(1), list[float](), list[float](), 0
-    load = _load(folder, spec)
-    rank.send(load)
-    rank.send(Decode(prompts=tuple(_prompt(load, member) for member in range(_LONG_ANSWERS))))
+    rank.send(
+        OpenJob(
+            worker=_WORKER,
+            incarnation=_INCARNATION,
+            job=_JOB,
+            epoch=Epoch(1),
+            spec=spec,
+            folder=str(folder / "run"),
+        )
+    )
+    prompts = tuple(_prompt(member) for member in range(_LONG_ANSWERS))
+    rank.send(DecodePrompts(job=_JOB, prompts=prompts))
     tokens, answers = 0, 0
     while answers < _LONG_ANSWERS:
-        frame = await rank.receive()
-        if isinstance(frame, RolloutFinished):
+        message = await rank.receive()
+        if isinstance(message, RolloutFinished):
             answers += 1
-            tokens += len(frame.prompt_tokens) + frame.length - 1
-    captured = sum(file.stat().st_size for file in (folder / "flight" / "states").iterdir())
-    for training_session in range(1, _STOPS + 1):
-        rank.send(School(train=_lesson(load, training_session)))
+            tokens += len(message.prompt_tokens) + message.length - 1
+    states = folder / "flight" / _JOB / "states"
+    captured = sum(file.stat().st_size for file in states.iterdir())
+    for number in range(1, _STOPS + 1):
+        rank.send(_train(number))
         # the first micro-batches are long: their length is found by trying
-        await asyncio.sleep(20.0 if training_session == 1 else dice.uniform(*_LESSON_SECONDS))
+        await asyncio.sleep(20.0 if number == 1 else dice.uniform(*_SESSION_SECONDS))
         sent = time.monotonic()
-        rank.send(Dismiss(job=load.job, training_session=training_session, sent=sent))
-        frame = await rank.receive()
-        while not isinstance(frame, Dismissed):
-            kept += frame.updates if isinstance(frame, DrafterDeltaReady) else 0
-            frame = await rank.receive()
+        rank.send(
+            StopDrafterTraining(
+                worker=_WORKER, incarnation=_INCARNATION, job=_JOB, training_session=number
+            )
+        )
+        message = await rank.receive()
+        while not isinstance(message, DrafterTrainingStopped):
+            kept += message.updates if isinstance(message, DrafterDeltaReady) else 0
+            message = await rank.receive()
         waits.append(time.monotonic() - sent)
-        if frame.typical_seconds:
-            typical.append(frame.typical_seconds)
-    rank.send(Unload(job=load.job))
+        if message.typical_seconds:
+            typical.append(message.typical_seconds)
+    rank.send(CloseJob(worker=_WORKER, incarnation=_INCARNATION, job=_JOB))
     rank.kill()
     return _Alone(waits, typical, kept, captured / tokens)
 
 
-def _load(folder: Path, spec: JobSpec) -> Load:
-    return Load(
-        job=JobId("real-shape"),
-        epoch=Epoch(1),
-        spec=spec,
-        worker=WorkerId("worker-1"),
-        incarnation=Incarnation(1),
-        rank=0,
-        flight=str(folder / "flight"),
-        committed=str(folder / "committed"),
-    )
-
-
-def _prompt(load: Load, member: int) -> PromptIssued:
+def _prompt(member: int) -> PromptIssued:
     return PromptIssued(
-        job=load.job,
-        epoch=load.epoch,
+        job=_JOB,
+        epoch=Epoch(1),
         step=Step(0),
         attempt=Attempt(0),
         purpose="train",
@@ -349,14 +357,14 @@ def _prompt(load: Load, member: int) -> PromptIssued:
     )
 
 
-def _lesson(load: Load, training_session: int) -> TrainDrafter:
+def _train(session: int) -> TrainDrafter:
     first = DrafterVersion(0)
     return TrainDrafter(
-        worker=load.worker,
-        incarnation=load.incarnation,
-        job=load.job,
+        worker=_WORKER,
+        incarnation=_INCARNATION,
+        job=_JOB,
         step=Step(0),
-        training_session=training_session,
+        training_session=session,
         base=DrafterBase(version=first, root=first, weights=None, updates=0, micro_batches=0),
     )
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
 from tlt.actors.cancellation import cancel_all
-from tlt.actors.peer_answers import overhear
+from tlt.actors.peer_answers import follow_peers
 from tlt.protocol.events import AnyEvent, JobCancelRequested, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
@@ -18,7 +18,12 @@ async def test_answers_and_idlers_are_heard_and_nothing_else(
 ) -> None:
     events = Stream(connection, keys.events, Codec[AnyEvent](AnyEvent))
     heard: list[RolloutFinished | WorkerIdled] = []
-    listening = asyncio.create_task(overhear(events, heard.append))
+
+    async def listen() -> None:
+        async for event in follow_peers(events):
+            heard.append(event)
+
+    listening = asyncio.create_task(listen())
 
     async def say(event: AnyEvent) -> None:
         async with connection.pipeline(transaction=True) as transaction:

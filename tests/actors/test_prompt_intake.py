@@ -12,9 +12,11 @@ from tests.samples import JOB, SPEC, answer, prompt, rolls
 from tests.waiting import wait_until
 from tlt.actors.cancellation import cancel_all
 from tlt.actors.prompt_intake import PromptIntake
+from tlt.actors.worker_setup import IncarnationSetup
 from tlt.ids import Epoch, Incarnation, Member, WorkerId
-from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
-from tlt.ranks.worker_channel import Decode
+from tlt.protocol.commands import OpenJob, PromptIssued
+from tlt.protocol.events import WorkerIdled
+from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -32,7 +34,7 @@ class _Rank:
         self.members: list[Member] = []
 
     def send(self, frame: Any) -> None:
-        assert isinstance(frame, Decode)
+        assert isinstance(frame, DecodePrompts)
         self.members += [given.member for given in frame.prompts]
 
 
@@ -50,20 +52,22 @@ class _Worker:
 
     def __init__(self, connection: Connection, keys: Keys, polite_seconds: float) -> None:
         self.ranks = [_Rank(), _Rank()]
-        self.idled: list[StartRollout] = []
-        self.intake = PromptIntake(
-            connection,
-            keys,
-            Incarnation(1),
-            self.ranks,  # type: ignore[arg-type]
-            self.idled.append,
-            polite_seconds,
+        self.idled: list[WorkerIdled] = []
+        setup = IncarnationSetup(
+            connection=connection,
+            keys=keys,
+            **_WHO,  # pyright: ignore
+            ranks=self.ranks,  # type: ignore[arg-type]
         )
+        self.intake = PromptIntake(setup, self, polite_seconds)  # type: ignore[arg-type]
         rollout = msgspec.structs.replace(SPEC.rollout, slots=2)
         spec = msgspec.structs.replace(SPEC, rollout=rollout)
         self.intake.open(
             OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs")  # pyright: ignore
         )
+
+    def post(self, event: WorkerIdled) -> None:
+        self.idled.append(event)
 
     @property
     def given(self) -> list[int]:
@@ -91,9 +95,9 @@ async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -
         await wait_until(lambda: len(worker.given) >= 2)
         # neighbours are spread over the ranks
         assert [len(rank.members) for rank in worker.ranks] == [1, 1]
-        assert worker.intake.busy == {0, 1}
-        assert worker.intake.finished(answer(0)) is not None
-        assert worker.intake.finished(answer(0)) is None
+        assert worker.intake.busy_ranks == {0, 1}
+        assert worker.intake.finish(answer(0)) is not None
+        assert worker.intake.finish(answer(0)) is None
         await wait_until(lambda: len(worker.given) >= 3)
         assert worker.given == [0, 1, 2]
         # another worker is lost: its part is ours, as far as there are slots
@@ -114,12 +118,15 @@ async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Key
         worker.intake.start(rolls(share=3))
         await wait_until(lambda: len(worker.given) == 3)
         for member in range(2):
-            assert worker.intake.finished(answer(member)) is not None
+            assert worker.intake.finish(answer(member)) is not None
         # it reads again, finds nothing, and has one in hand
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await wait_until(lambda: worker.idled)
-        assert worker.intake.finished(answer(2)) is not None
+        assert worker.intake.finish(answer(2)) is not None
         await wait_until(lambda: worker.idled)
-        assert worker.idled == [rolls(share=3)]
-        assert not worker.intake.busy
+        (idled,) = worker.idled
+        command = rolls(share=3)
+        assert (idled.job, idled.worker, idled.step) == (JOB, command.worker, command.step)
+        assert (idled.purpose, idled.requeues) == (command.purpose, command.requeues)
+        assert not worker.intake.busy_ranks

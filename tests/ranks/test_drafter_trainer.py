@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,29 +13,25 @@ import pytest
 import torch
 
 from tests.interrupts import interrupting_checks
-from tests.samples import JOB, SPEC, prompt
-from tests.session import write_policy
+from tests.ranks.ranks import local_rank, open_job, with_policy
+from tests.samples import JOB, prompt
 from tlt.blobs import Blobs
-from tlt.config import DrafterSpec, PolicySpec, RolloutSpec, SpeculationSpec
-from tlt.ids import Digest, DrafterVersion, Epoch, Incarnation, Step, WorkerId
+from tlt.config import DrafterSpec, RolloutSpec, SpeculationSpec
+from tlt.ids import Digest, DrafterVersion, Incarnation, Step, WorkerId
 from tlt.interrupt import Interrupted
 from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.policies.drafter import gate
 from tlt.protocol.commands import MergeDrafter, TrainDrafter
-from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterMerged
+from tlt.protocol.events import (
+    DrafterDeltaReady,
+    DrafterDiverged,
+    DrafterMerged,
+    DrafterTrainingStopped,
+)
+from tlt.protocol.rank_messages import DecodePrompts, FromRank
 from tlt.protocol.refs import BlobRef, DrafterBase
 from tlt.ranks.drafter_trainer import DrafterTrainer
 from tlt.ranks.main import Rank
-from tlt.ranks.worker_channel import (
-    Decode,
-    Dismissed,
-    FromRank,
-    Load,
-    Merge,
-    Progress,
-    RankChannel,
-    School,
-)
 from tlt.strategies import Draft
 from tlt.trainer.drafter.drafter_learner import MicroBatchResult
 
@@ -58,78 +52,51 @@ def interrupt() -> None:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
     """Two of one worker, each with four answers to learn from."""
-    opened: list[Rank] = []
-    policy = write_policy(tmp_path / "policy", layers=1)
-    sockets = [socket.socketpair() for _ in range(2)]
-    for index, (ours, _) in enumerate(sockets):
-        memory = os.memfd_create("progress")
-        os.ftruncate(memory, Progress.SIZE)
-        rank = Rank(RankChannel(ours.detach()), Progress(memory), torch.device("cpu"))
-        rank._obey(_load(index, policy, tmp_path))
-        rank._obey(Decode(prompts=tuple(prompt(7 + index, member=m) for m in range(4))))
-        os.close(memory)
-        opened.append(rank)
-        job = rank._job
-        assert job is not None
-        while job.rollout.engine.running:
-            job.rollout.step()
-    yield opened
-    for rank, (_, theirs) in zip(opened, sockets, strict=True):
-        rank._channel._socket.close()
-        theirs.close()
-
-
-def _load(rank: int, policy: Path, folder: Path) -> Load:
-    spec = msgspec.structs.replace(
-        SPEC,
-        policy=PolicySpec(path=str(policy)),
+    spec = with_policy(
+        tmp_path,
         rollout=RolloutSpec(max_new_tokens=100, slots=4),
         speculation=SpeculationSpec(mode="adaptive"),
         drafter=DrafterSpec(train="always"),
     )
-    return Load(
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        worker=WORKER,
-        incarnation=Incarnation(1),
-        rank=rank,
-        flight=str(folder),
-        committed=str(folder),
-    )
+    with local_rank(tmp_path, 0) as one, local_rank(tmp_path, 1) as other:
+        for index, local in enumerate((one, other)):
+            local.rank.handle(open_job(tmp_path, spec))
+            prompts = tuple(prompt(7 + index, member=m) for m in range(4))
+            local.rank.handle(DecodePrompts(job=JOB, prompts=prompts))
+            duties = local.rank.duties
+            assert duties is not None
+            while duties.engine.running:
+                duties.rollout.step()
+        yield [one.rank, other.rank]
 
 
 def draft_of(rank: Rank) -> DrafterTrainer:
-    assert rank._job is not None
-    assert rank._job.draft is not None
-    return rank._job.draft
+    assert rank.duties is not None
+    assert rank.duties.drafter is not None
+    return rank.duties.drafter
 
 
-def school(base: DrafterBase, training_session: int = 1) -> School:
-    return School(
-        train=TrainDrafter(
-            worker=WORKER,
-            incarnation=Incarnation(1),
-            job=JOB,
-            step=Step(0),
-            training_session=training_session,
-            base=base,
-        )
+def school(base: DrafterBase, training_session: int = 1) -> TrainDrafter:
+    return TrainDrafter(
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        job=JOB,
+        step=Step(0),
+        training_session=training_session,
+        base=base,
     )
 
 
-def merge(base: DrafterBase, version: int, *learned: DrafterDeltaReady) -> Merge:
-    return Merge(
-        merge=MergeDrafter(
-            worker=WORKER,
-            incarnation=Incarnation(1),
-            job=JOB,
-            step=Step(0),
-            training_session=1,
-            version=DrafterVersion(version),
-            base=base,
-            deltas=tuple(one.delta for one in learned),
-        )
+def merge(base: DrafterBase, version: int, *learned: DrafterDeltaReady) -> MergeDrafter:
+    return MergeDrafter(
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        job=JOB,
+        step=Step(0),
+        training_session=1,
+        version=DrafterVersion(version),
+        base=base,
+        deltas=tuple(one.delta for one in learned),
     )
 
 
@@ -144,7 +111,7 @@ def handed_in(draft: DrafterTrainer, base: DrafterBase) -> DrafterDeltaReady:
     return only(found, DrafterDeltaReady)
 
 
-def merged(draft: DrafterTrainer, asked: Merge) -> DrafterMerged:
+def merged(draft: DrafterTrainer, asked: MergeDrafter) -> DrafterMerged:
     draft.ask(asked)
     return only(draft.step(check), DrafterMerged)
 
@@ -231,14 +198,14 @@ def test_a_merge_of_what_is_over_is_not_made(ranks: list[Rank], over: str) -> No
     learned = handed_in(draft, NEW)
     draft.ask(merge(NEW, 1, learned))
     if over == "dismissed":
-        draft.dismiss(1, 0.0)
+        draft.dismiss(1)
         draft.begin(school(NEW, training_session=2))
     else:
         draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
     for _ in range(2):
         assert not any(isinstance(frame, DrafterMerged) for frame in draft.step(check))
-    draft.dismiss(2, 0.0)
-    draft.dismiss(1, 0.0)
+    draft.dismiss(2)
+    draft.dismiss(1)
     draft.ask(merge(NEW, 1, learned))
     assert not draft.active
 
@@ -320,7 +287,7 @@ def test_who_unlearns_says_so_however_short_its_lessons_are(
         for _ in range(3):
             frames = draft.step(check) if draft.active else []
             spoiled += [frame for frame in frames if isinstance(frame, DrafterDiverged)]
-        draft.dismiss(training_session, 0.0)
+        draft.dismiss(training_session)
         if spoiled:
             break
     # a median of fifteen takes more of them than one lesson here has
@@ -366,7 +333,7 @@ def test_where_nothing_more_can_be_written_it_is_given_up(
     else:
         draft.step(check)
         draft._open.publishing = 0.0  # however long the last one took
-        frames = draft.dismiss(1, 0.0)[:1]
+        frames = draft.dismiss(1)[:1]
     assert "cannot be written" in only(frames, DrafterDiverged).error
     assert not draft.active
 
@@ -409,10 +376,10 @@ def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
     assert draft.adopt(None) is None
     assert draft._engine.drafter is None
     rank = ranks[0]
-    rank._obey(Decode(prompts=tuple(prompt(3, member=m) for m in range(4))))
-    assert rank._job is not None
-    while rank._job.rollout.engine.running:
-        rank._job.rollout.step()
+    rank.handle(DecodePrompts(job=JOB, prompts=tuple(prompt(3, member=m) for m in range(4))))
+    assert rank.duties is not None
+    while rank.duties.engine.running:
+        rank.duties.rollout.step()
     tallies = draft._engine.take_strategy_tallies()
     assert tallies
     assert not any(isinstance(tally.strategy, Draft) for tally in tallies)
@@ -449,8 +416,8 @@ def test_what_a_look_keeps_from_being_handed_in_is_handed_in_next(ranks: list[Ra
         with pytest.raises(Interrupted):
             draft.step(stop)
         assert sorted(draft._blobs.flight.iterdir()) == files
-        (dismissed,) = draft.dismiss(training_session, 0.0)
-        assert isinstance(dismissed, Dismissed)
+        (dismissed,) = draft.dismiss(training_session)
+        assert isinstance(dismissed, DrafterTrainingStopped)
         assert dismissed.dropped_seconds == 0.0
     draft.begin(school(NEW, training_session=9))
     learned = only(draft.step(check), DrafterDeltaReady)
@@ -544,10 +511,10 @@ def test_what_was_learned_on_a_trunk_that_is_given_up_is_not_handed_in(
     draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
     assert draft.step(check) == []
     draft._open.publishing = 0.0
-    learned, dismissed = draft.dismiss(1, 0.0)
+    learned, dismissed = draft.dismiss(1)
     assert isinstance(learned, DrafterDeltaReady)
     assert learned.updates == learned.delta.micro_batches == 1
-    assert isinstance(dismissed, Dismissed)
+    assert isinstance(dismissed, DrafterTrainingStopped)
     assert dismissed.dropped_seconds >= 10.0
 
 
@@ -569,9 +536,9 @@ def test_a_loss_that_is_no_number_is_not_spoken_of(
     monkeypatch.setattr(learner, "learn", learn)
     assert not [frame for _ in range(3) for frame in draft.step(check)]
     draft._open.publishing = 0.0
-    learned, dismissed = draft.dismiss(1, 0.0)
+    learned, dismissed = draft.dismiss(1)
     assert isinstance(learned, DrafterDeltaReady)
     assert (first.updates, learned.updates) == (2, 1)
     assert math.isfinite(learned.loss)
-    assert isinstance(dismissed, Dismissed)
+    assert isinstance(dismissed, DrafterTrainingStopped)
     assert dismissed.dropped_seconds > 0.0

@@ -1,42 +1,73 @@
-"""A lesson that a worker has said to be over does not begin again."""
+"""A worker's training sessions end once, and it shares partial answers while other workers idle."""
 
 import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.samples import JOB, SPEC, rolls
 from tlt.actors.cancellation import cancel_all
 from tlt.actors.drafter_training import DrafterTraining
+from tlt.actors.partial_answers import PartialAnswerExchange
+from tlt.actors.worker_setup import IncarnationSetup
 from tlt.config import DrafterSpec, SpeculationSpec
 from tlt.ids import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 from tlt.protocol.commands import OpenJob, StopDrafterTraining, TrainDrafter
-from tlt.protocol.events import WorkerIdled
+from tlt.protocol.events import DrafterTrainingStopped, WorkerIdled
+from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.worker_channel import Dismiss, Dismissed, PartialAnswers, School, SharePartialAnswers
 from tlt.store.redis_keys import Keys
 
 _WORKER, _INCARNATION = WorkerId("w0"), Incarnation(1)
+_OPEN = OpenJob(
+    worker=_WORKER,
+    incarnation=_INCARNATION,
+    job=JOB,
+    epoch=Epoch(1),
+    spec=msgspec.structs.replace(
+        SPEC,
+        speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(train="always"),
+    ),
+    folder="/runs",
+)
 
 
 class _Rank:
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.asked_to_share = asyncio.Semaphore(0)
+        self.share_requests = asyncio.Semaphore(0)
 
-    def send(self, frame: Any) -> None:
-        self.sent.append(frame)
-        if isinstance(frame, SharePartialAnswers):
-            self.asked_to_share.release()
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if isinstance(message, SharePartialAnswers):
+            self.share_requests.release()
 
 
-def _train(training_session: int, version: int) -> TrainDrafter:
+def _setup(ranks: list[_Rank]) -> IncarnationSetup:
+    return IncarnationSetup(
+        connection=None,
+        keys=Keys("test"),
+        worker=_WORKER,
+        incarnation=_INCARNATION,
+        ranks=ranks,  # type: ignore[arg-type]
+    )
+
+
+def _training(ranks: list[_Rank]) -> DrafterTraining:
+    training = DrafterTraining(_setup(ranks))
+    training.open(_OPEN)
+    return training
+
+
+def _train(session: int, version: int) -> TrainDrafter:
     return TrainDrafter(
         worker=_WORKER,
         incarnation=_INCARNATION,
         job=JOB,
         step=Step(0),
-        training_session=training_session,
+        training_session=session,
         base=DrafterBase(
             version=DrafterVersion(version),
             root=DrafterVersion(0),
@@ -47,42 +78,30 @@ def _train(training_session: int, version: int) -> TrainDrafter:
     )
 
 
-def _dismissed(training_session: int) -> Dismissed:
-    return Dismissed(
+def _stop(session: int) -> StopDrafterTraining:
+    return StopDrafterTraining(
+        worker=_WORKER, incarnation=_INCARNATION, job=JOB, training_session=session
+    )
+
+
+def _stopped(session: int, dropped: float = 0.0, typical: float = 0.1) -> DrafterTrainingStopped:
+    return DrafterTrainingStopped(
+        worker=_WORKER,
+        incarnation=_INCARNATION,
         job=JOB,
-        training_session=training_session,
-        seconds=0.0,
-        dropped_seconds=0.0,
-        typical_seconds=0.1,
+        training_session=session,
+        dropped_seconds=dropped,
+        typical_seconds=typical,
     )
 
 
-def _opened(ranks: list[_Rank]) -> DrafterTraining:
-    school = DrafterTraining(None, Keys("test"), _WORKER, _INCARNATION, ranks)  # type: ignore[arg-type]
-    spec = msgspec.structs.replace(
-        SPEC,
-        speculation=SpeculationSpec(mode="adaptive"),
-        drafter=DrafterSpec(train="always"),
-    )
-    school.open(
-        OpenJob(
-            worker=_WORKER,
-            incarnation=_INCARNATION,
-            job=JOB,
-            epoch=Epoch(1),
-            spec=spec,
-            folder="/runs",
-        )
-    )
-    return school
-
-
-async def test_who_idles_is_shared_with_until_the_round_is_over() -> None:
-    """Also when there was nothing to share at first, and when it was heard of early."""
+async def test_shares_partial_answers_until_the_rollout_batch_is_over() -> None:
+    """Having nothing to share at first, and hearing of the idle worker early, changes nothing."""
     rank = _Rank()
-    school = _opened([rank])
-    sharing = asyncio.create_task(school.share())
-    idles = WorkerIdled(
+    exchange = PartialAnswerExchange(_setup([rank]), _training([rank]))
+    exchange.open(_OPEN)
+    requesting = asyncio.create_task(exchange.request())
+    idle = WorkerIdled(
         job=JOB,
         epoch=Epoch(1),
         step=Step(0),
@@ -92,37 +111,46 @@ async def test_who_idles_is_shared_with_until_the_round_is_over() -> None:
         purpose="train",
         requeues=0,
     )
-    school.somebody_idles(idles)
-    school.decodes(rolls(0))
-    await school.grew(PartialAnswers(job=JOB, answers=()))
+    exchange.note_idle_worker(idle)
+    exchange.start_rollout(rolls(0))
+    await exchange.publish(PartialAnswers(job=JOB, answers=()))
     async with asyncio.timeout(30):
         for _ in range(3):
-            await rank.asked_to_share.acquire()
-    school.decodes(rolls(1))
-    assert not school._wanted.is_set()
-    await cancel_all([sharing])
+            await rank.share_requests.acquire()
+    exchange.start_rollout(rolls(1))
+    assert not exchange.is_wanted
+    await cancel_all([requesting])
 
 
-async def test_a_lesson_ends_once() -> None:
-    """Its ranks had nothing to learn from, and a new trunk was on its way to them."""
+def test_a_training_session_ends_once() -> None:
+    """Its ranks had nothing to learn from, and a new base was on its way to them."""
     ranks = [_Rank(), _Rank()]
-    school = _opened(ranks)
-    school.begin(_train(training_session=1, version=0))
-    assert school.dismissed(0, _dismissed(1)) is None
-    assert [school.busy(rank) for rank in (0, 1)] == [False, True]
-    school.begin(_train(training_session=1, version=1))
-    said = school.dismissed(1, _dismissed(1))
-    assert said is not None
-    assert said.training_session == 1
-    school.begin(_train(training_session=1, version=2))
-    assert not school.trains
-    school.preempt(
-        StopDrafterTraining(worker=_WORKER, incarnation=_INCARNATION, job=JOB, training_session=1)
-    )
-    assert [type(frame) for frame in ranks[0].sent] == [School, School]
-    school.begin(_train(training_session=2, version=2))
-    assert school.trains
-    school.preempt(
-        StopDrafterTraining(worker=_WORKER, incarnation=_INCARNATION, job=JOB, training_session=2)
-    )
-    assert isinstance(ranks[1].sent[-1], Dismiss)
+    training = _training(ranks)
+    training.begin(_train(session=1, version=0))
+    assert training.note_stopped(0, _stopped(1)) is None
+    assert [training.is_training(rank) for rank in (0, 1)] == [False, True]
+    training.begin(_train(session=1, version=1))
+    event = training.note_stopped(1, _stopped(1))
+    assert event is not None
+    assert (event.training_session, event.seconds) == (1, 0.0)
+    training.begin(_train(session=1, version=2))
+    assert training.session is None
+    training.stop(_stop(1))
+    assert ranks[0].sent == [_train(session=1, version=0), _train(session=1, version=1)]
+    training.begin(_train(session=2, version=2))
+    assert training.session is not None
+    training.stop(_stop(2))
+    assert ranks[1].sent[-1] == _stop(2)
+
+
+def test_reports_a_stop_from_the_command_to_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tlt.actors.drafter_training.time.monotonic", lambda: now)
+    training = _training([_Rank(), _Rank()])
+    training.begin(_train(session=1, version=0))
+    training.stop(_stop(1))
+    assert training.note_stopped(1, _stopped(1, dropped=0.25, typical=0.5)) is None
+    now += 2.0
+    event = training.note_stopped(0, _stopped(1, dropped=0.5, typical=0.125))
+    assert event is not None
+    assert (event.seconds, event.dropped_seconds, event.typical_seconds) == (2.0, 0.75, 0.5)

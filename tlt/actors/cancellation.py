@@ -1,4 +1,4 @@
-"""How a worker's incarnation ends, and the tasks that it ran."""
+"""End a worker's incarnation: the exception that ends it, and the cancellation of its tasks."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ class IncarnationEnded(Exception):
 
 
 async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
-    """Until they are done: a client's own time-out can swallow a cancellation."""
+    """Cancel tasks until they are done: a client's own time-out can swallow a cancellation."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,71 +1,67 @@
-"""What a worker reports: events, and the acknowledgement of the prompts that they are about.
+"""Send a worker's events, and acknowledge the prompts that they are about.
 
-All that waits leaves in one transaction, in order; it either counts whole or, where the worker's
-lease ended, not at all.
+All waiting events leave in one transaction, in order. It counts as a whole or, where the worker's
+lease has ended, not at all.
 """
 
 import asyncio
 from typing import NamedTuple
 
-from tlt.ids import EntryId, Incarnation, WorkerId
+from tlt.actors.worker_setup import IncarnationSetup
+from tlt.ids import EntryId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent
 from tlt.store import worker_fence
-from tlt.store.redis_connection import Connection, persistently
-from tlt.store.redis_keys import Keys
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import persistently
 from tlt.store.redis_stream import Consumer, Stream
 
+_events = Codec[AnyEvent](AnyEvent)
 
-class _Item(NamedTuple):
-    event: AnyEvent
-    consumer: Consumer[PromptIssued] | None
-    entry: EntryId | None
+
+class TakenPrompt(NamedTuple):
+    """A prompt that a rank answers, as it stands in the job's queue."""
+
+    queue: Consumer[PromptIssued]
+    entry: EntryId
+    rank: int
 
 
 class Outbox:
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        events: Stream[AnyEvent],
-        worker: WorkerId,
-        incarnation: Incarnation,
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._events = events
-        self._worker = worker
-        self._incarnation = incarnation
-        self._waiting: list[_Item] = []
+    """Events that wait to be sent."""
+
+    def __init__(self, setup: IncarnationSetup) -> None:
+        self.events = Stream(setup.connection, setup.keys.events, _events)
+        self._setup = setup
+        self._waiting: list[tuple[AnyEvent, TakenPrompt | None]] = []
         self._wake = asyncio.Event()
 
-    def post(
-        self,
-        event: AnyEvent,
-        consumer: Consumer[PromptIssued] | None = None,
-        entry: EntryId | None = None,
-    ) -> None:
-        self._waiting.append(_Item(event, consumer, entry))
+    def post(self, event: AnyEvent, answered: TakenPrompt | None = None) -> None:
+        """Send an event soon, and acknowledge the prompt that it answers."""
+        self._waiting.append((event, answered))
         self._wake.set()
 
     async def run(self) -> None:
+        """Send events as they are posted."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             await persistently(self.flush, asyncio.sleep)
 
     async def flush(self) -> None:
+        """Send all that waits; raise Fenced if the worker's lease has ended."""
         batch = list(self._waiting)
         if not batch:
             return
+        setup = self._setup
         async with worker_fence.transaction(
-            self._connection, self._keys, self._worker, self._incarnation
+            setup.connection, setup.keys, setup.worker, setup.incarnation
         ) as transaction:
-            for item in batch:
-                self._events.add(transaction, item.event)
-                if item.consumer is not None and item.entry is not None:
-                    item.consumer.acknowledge(transaction, [item.entry])
+            for event, answered in batch:
+                self.events.add(transaction, event)
+                if answered is not None:
+                    answered.queue.acknowledge(transaction, [answered.entry])
         del self._waiting[: len(batch)]
-        for item in batch:
-            if item.consumer is not None and item.entry is not None:
-                item.consumer.forget([item.entry])
+        for _, answered in batch:
+            if answered is not None:
+                answered.queue.forget([answered.entry])

@@ -1,35 +1,29 @@
-"""What others answered reaches this worker's ranks, who guess and learn from it.
+"""Follow what other workers answer, so that this worker's ranks can guess and learn from it.
 
-An answer that is missed costs a guess and nothing else: so events are read here without a group,
-from now on, and nothing is acknowledged.
+An answer that is missed costs a guess and nothing else, so events are read from now on, without a
+group, and nothing is acknowledged.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 
+from tlt.actors.stream_reader import read_pages
 from tlt.errors import StoreError
 from tlt.protocol.events import AnyEvent, RolloutFinished, WorkerIdled
-from tlt.store.redis_connection import GONE
-from tlt.store.redis_stream import Stream, rows
+from tlt.store.redis_stream import Stream
 
 _BLOCK_MS = 1000
 
 
-async def overhear(
-    events: Stream[AnyEvent], hear: Callable[[RolloutFinished | WorkerIdled], None]
-) -> None:
-    last = "$"
-    while True:
-        try:
-            reply = await events.connection.xread({events.key: last}, count=100, block=_BLOCK_MS)
-        except GONE:
-            await asyncio.sleep(0.1)
-            continue
-        for id_, fields in rows(reply):
-            last = id_.decode()
+async def follow_peers(
+    events: Stream[AnyEvent],
+) -> AsyncGenerator[RolloutFinished | WorkerIdled]:
+    """Yield the answers and the idle workers that the session's events speak of from now on."""
+    pages = read_pages(events.connection, events.key, after="$", count=100, block_ms=_BLOCK_MS)
+    async for page in pages:
+        for _, fields in page:
             try:
                 event = events.codec.decode(fields)
             except StoreError:
-                continue  # the coordinator buries it
+                continue  # the coordinator moves it to the dead letters
             if isinstance(event, RolloutFinished | WorkerIdled):
-                hear(event)
+                yield event

@@ -1,15 +1,14 @@
-"""A worker's part in updates of the policy: its ranks get their samples, and learn together."""
+"""Run a worker's part of a policy update: its ranks get their samples, and learn together."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from tlt.actors.cancellation import IncarnationEnded
 from tlt.actors.energy_meter import Meter, gpus, packages
-from tlt.actors.rank_process import RankProcess
-from tlt.ids import Incarnation, Member, PromptIndex, WorkerId
+from tlt.actors.worker_setup import IncarnationSetup
+from tlt.ids import Member, PromptIndex
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import (
     CheckpointCommitted,
@@ -17,86 +16,69 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RolloutFinished,
 )
-from tlt.ranks.worker_channel import Train, Trained
-from tlt.store.redis_connection import Connection, persistently
-from tlt.store.redis_keys import Keys
+from tlt.protocol.rank_messages import UpdateSamples
+from tlt.store.redis_connection import persistently
 
-_Told = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
+UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
+_decoder = msgspec.msgpack.Decoder(RolloutFinished)
 
 
-class Updates:
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        worker: WorkerId,
-        incarnation: Incarnation,
-        ranks: Sequence[RankProcess],
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._worker = worker
-        self._incarnation = incarnation
-        self._ranks = ranks
+class PolicyUpdate:
+    """The policy update of a worker's ranks."""
+
+    def __init__(self, setup: IncarnationSetup) -> None:
+        self._setup = setup
         self._running: UpdatePolicy | None = None
         self._last: UpdatePolicy | None = None
-        self._trained: list[Trained] = []
+        self._finished: list[PolicyUpdateFinished] = []
+        # what the first rank published, to be reported once all ranks have finished
+        self._published: list[UpdateEvent] = []
         self._meter: Meter | None = None
 
     @property
     def running(self) -> bool:
+        """Return True while the ranks learn."""
         return self._running is not None
 
     def open(self, devices: Sequence[str]) -> None:
+        """Measure energy from now on."""
         self._meter = Meter(packages(), gpus(sum(device != "cpu" for device in devices)))
 
-    def is_new(self, command: UpdatePolicy) -> bool:
-        """What is said twice is made once."""
-        return command != self._last
+    def is_repeated(self, command: UpdatePolicy) -> bool:
+        """Return True if this command has been followed already."""
+        return command == self._last
 
     async def begin(self, command: UpdatePolicy) -> None:
+        """Let the ranks learn, each from its samples."""
         self._running = self._last = command
-        self._trained = []
+        self._finished, self._published = [], []
         rollouts = await persistently(lambda: self._fetch(command), asyncio.sleep)
-        for index, rank in enumerate(self._ranks):
+        for index, rank in enumerate(self._setup.ranks):
             samples = tuple(
                 tuple(rollouts[ref.prompt, ref.member] for ref in share.ranks[index])
                 for share in command.minibatches
             )
-            rank.send(Train(learn=command, local_rank=index, samples=samples))
+            rank.send(UpdateSamples(job=command.job, minibatches=samples))
+            rank.send(command)
 
-    def trained(self, frame: Trained) -> list[_Told] | None:
-        """What is to be told, once all ranks are through. None where no such update runs."""
-        learn = frame.learn
-        if learn != self._running:
-            return None
-        self._trained.append(frame)
-        if len(self._trained) < len(self._ranks):
+    def collect(self, event: UpdateEvent) -> list[UpdateEvent]:
+        """Return the worker's events once all of its ranks have finished."""
+        command = self._running
+        if command is None or _update_of(event) != _update_of(command):
+            return []
+        if not isinstance(event, PolicyUpdateFinished):
+            self._published.append(event)
+            return []
+        self._finished.append(event)
+        if len(self._finished) < len(self._setup.ranks):
             return []
         self._running = None
-        origin: dict[str, Any] = {
-            "job": learn.job,
-            "epoch": learn.epoch,
-            "step": learn.step,
-            "attempt": learn.attempt,
-        }
-        told: list[_Told] = []
-        for done in self._trained:
-            if done.checkpoint is not None:
-                told.append(CheckpointCommitted(**origin, checkpoint=done.checkpoint))
-            if done.policy is not None:
-                told.append(PolicyPublished(**origin, policy=done.policy, metrics=done.metrics))
-        told.append(
-            PolicyUpdateFinished(
-                **origin,
-                worker=self._worker,
-                incarnation=self._incarnation,
-                version=frame.version,
-                seconds=max(done.seconds for done in self._trained),
-                joules=None if self._meter is None else self._meter.read(),
-            )
+        finished = msgspec.structs.replace(
+            event,
+            seconds=max(found.seconds for found in self._finished),
+            joules=None if self._meter is None else self._meter.read(),
         )
-        return told
+        return [*self._published, finished]
 
     async def _fetch(
         self, command: UpdatePolicy
@@ -109,15 +91,18 @@ class Updates:
         ]
         if not wanted:
             return {}
-        key = self._keys.rollouts(command.job, command.step)
+        key = self._setup.keys.rollouts(command.job, command.step)
         fields = [f"{prompt}.{member}" for prompt, member in wanted]
-        stored = await self._connection.hmget(key, fields)
-        decoder = msgspec.msgpack.Decoder(RolloutFinished)
+        stored = await self._setup.connection.hmget(key, fields)
         found: dict[tuple[PromptIndex, Member], RolloutFinished] = {}
-        for where, raw in zip(wanted, stored, strict=True):
+        for name, raw in zip(wanted, stored, strict=True):
             if raw is None:
                 raise IncarnationEnded(
-                    f"the rollout {where} of {command.job}, step {command.step}, is gone"
+                    f"the rollout {name} of {command.job}, step {command.step}, is gone"
                 )
-            found[where] = decoder.decode(raw)
+            found[name] = _decoder.decode(raw)
         return found
+
+
+def _update_of(message: UpdatePolicy | UpdateEvent) -> tuple[str, int, int, int]:
+    return message.job, message.epoch, message.step, message.attempt

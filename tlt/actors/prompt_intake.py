@@ -1,100 +1,90 @@
-"""What a worker takes from the shared queue, and which of its ranks has it in hand.
+"""Take prompts from the job's queue for the free slots of a worker's ranks.
 
-It takes as much as there are free slots, but leaves the others their parts when a round begins.
-What they have not taken after a moment is anybody's. Once nothing is in hand, and a read of the
-queue finds nothing either, the worker idles.
+When a rollout batch begins, each worker leaves the others their share; what they have not taken
+after a moment, any worker takes. The worker idles once its ranks have no prompts and a read of the
+queue finds none.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from tlt.actors.rank_process import RankProcess
-from tlt.ids import EntryId, Incarnation, Member, PromptIndex, Step
+from tlt.actors.event_outbox import Outbox, TakenPrompt
+from tlt.actors.worker_setup import IncarnationSetup
+from tlt.ids import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
-from tlt.protocol.events import RolloutFinished
-from tlt.ranks.worker_channel import Decode
+from tlt.protocol.events import RolloutFinished, WorkerIdled
+from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.blocking_read import Waiter
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import GONE, Connection
-from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_connection import GONE
+from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
-# how long a read of the queue may block, if nothing ends it before
+# of a read of the queue, which `wake` may end earlier
 _BLOCK_MS = 100
-# all are told at once that a round begins; who trains stops first
-_POLITE_SECONDS = 1.0
+# time in which a worker that still trains the drafter can stop and take its share
+_SHARE_SECONDS = 1.0
 
 _PromptKey = tuple[Step, str, PromptIndex, Member]
 _prompts = Codec[PromptIssued](PromptIssued)
 
 
-class Taken(NamedTuple):
-    queue: Consumer[PromptIssued]
-    entry: EntryId
-    rank: int
-
-
 class PromptIntake:
+    """The prompts that a worker's ranks are answering, and how it gets more."""
+
     def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        incarnation: Incarnation,
-        ranks: Sequence[RankProcess],
-        idle: Callable[[StartRollout], None],
-        polite_seconds: float = _POLITE_SECONDS,
+        self, setup: IncarnationSetup, outbox: Outbox, share_seconds: float = _SHARE_SECONDS
     ) -> None:
-        self._keys = keys
-        self._incarnation = incarnation
-        self._ranks = ranks
-        self._idle = idle
-        self._polite_seconds = polite_seconds
-        self._waiter = Waiter(connection)
+        self._setup = setup
+        self._outbox = outbox
+        self._share_seconds = share_seconds
+        self._waiter = Waiter(setup.connection)
         self._queue: Consumer[PromptIssued] | None = None
         self._slots = 0
-        # so much is this worker's part, and until when others are left theirs
-        self._share = 0
-        self._polite_until = 0.0
+        # until then the worker takes no more than its share
+        self._share_until = 0.0
         self._assignment: StartRollout | None = None
-        self._taken: dict[_PromptKey, Taken] = {}
-        # whether anything was handed out since it was last told to roll out
+        self._taken: dict[_PromptKey, TakenPrompt] = {}
+        # True if prompts were handed out since the last StartRollout
         self._served = False
         self._changed = asyncio.Event()
-        # nothing is in hand any more
+        # set when the last prompt has been answered
         self._emptied = asyncio.Event()
 
     @property
-    def busy(self) -> set[int]:
-        """Ranks that have something in hand."""
+    def busy_ranks(self) -> set[int]:
+        """Return the ranks that have prompts to answer."""
         return {taken.rank for taken in self._taken.values()}
 
     def open(self, command: OpenJob) -> None:
-        stream = Stream(self._waiter.connection, self._keys.prompts(command.job), _prompts)
-        self._queue = Consumer(stream, ROLLOUT, str(self._incarnation))
-        self._slots = command.spec.rollout.slots * len(self._ranks)
+        """Take prompts of this job."""
+        keys = self._setup.keys
+        stream = Stream(self._waiter.connection, keys.prompts(command.job), _prompts)
+        self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
+        self._slots = command.spec.rollout.slots * len(self._setup.ranks)
         self._taken.clear()
 
     def close(self) -> None:
+        """Forget the job."""
         self._assignment = None
         self._queue = None
         self._taken.clear()
 
     def start(self, command: StartRollout) -> None:
+        """Take prompts until the queue is drained."""
         self._assignment = command
-        self._share = command.share
-        self._polite_until = time.monotonic() + self._polite_seconds
+        self._share_until = time.monotonic() + self._share_seconds
         self._served = False
         self._changed.set()
 
     def stop(self) -> None:
-        """What is in hand is finished; no more is taken."""
+        """Take no more prompts; those that were taken are still answered."""
         self._assignment = None
 
-    def finished(self, rollout: RolloutFinished) -> Taken | None:
-        """None where it was not in hand."""
+    def finish(self, rollout: RolloutFinished) -> TakenPrompt | None:
+        """Return the prompt that this answers; None if the worker has not taken it."""
         taken = self._taken.pop(_key(rollout), None)
         if taken is not None:
             self._changed.set()
@@ -103,15 +93,15 @@ class PromptIntake:
         return taken
 
     async def pull(self) -> None:
+        """Take prompts as slots become free, and report when the worker idles."""
         while True:
             queue, assignment = self._queue, self._assignment
-            polite = self._polite_until - time.monotonic()
-            room = min(self._slots, self._share) if polite > 0 else self._slots
-            free = room - len(self._taken)
+            left = self._share_until - time.monotonic()
+            free = 0 if assignment is None else self._room(assignment, left > 0)
             if queue is None or assignment is None or free <= 0:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(polite if polite > 0 else None):
+                    async with asyncio.timeout(left if left > 0 else None):
                         await self._changed.wait()
                 continue
             drained = self._served and not self._taken
@@ -128,36 +118,56 @@ class PromptIntake:
                 self._hand_out(queue, entries)
             elif not self._taken and self._assignment is assignment:
                 self._assignment = None
-                self._idle(assignment)
+                self._report_idle(assignment)
 
     async def wake(self) -> None:
-        """Once nothing is in hand, it is known that nothing is left: the read would have got it."""
+        """End a read that blocks when the last prompt is answered: it would have found more."""
         while True:
             await self._emptied.wait()
             self._emptied.clear()
             await self._waiter.wake()
 
     async def end(self) -> None:
+        """Close the connection."""
         await self._waiter.close()
 
     def _hand_out(
         self, queue: Consumer[PromptIssued], entries: Sequence[Entry[PromptIssued]]
     ) -> None:
-        """Neighbours share a prompt: a run of them goes to one rank that has little to do."""
-        loads = [0] * len(self._ranks)
+        """Give neighbours, which often share a prompt, to one rank that has few prompts."""
+        ranks = self._setup.ranks
+        loads = [0] * len(ranks)
         for taken in self._taken.values():
             loads[taken.rank] += 1
-        each = -(-(len(self._taken) + len(entries)) // len(self._ranks))
-        batches: list[list[PromptIssued]] = [[] for _ in self._ranks]
+        each = -(-(len(self._taken) + len(entries)) // len(ranks))
+        batches: list[list[PromptIssued]] = [[] for _ in ranks]
         for entry in entries:
             rank = next((r for r, load in enumerate(loads) if load < each), 0)
             loads[rank] += 1
             batches[rank].append(entry.message)
-            self._taken[_key(entry.message)] = Taken(queue, entry.id, rank)
+            self._taken[_key(entry.message)] = TakenPrompt(queue, entry.id, rank)
         self._served = True
-        for rank, batch in zip(self._ranks, batches, strict=True):
+        for rank, batch in zip(ranks, batches, strict=True):
             if batch:
-                rank.send(Decode(prompts=tuple(batch)))
+                rank.send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
+
+    def _room(self, assignment: StartRollout, only_share: bool) -> int:
+        most = min(self._slots, assignment.share) if only_share else self._slots
+        return most - len(self._taken)
+
+    def _report_idle(self, assignment: StartRollout) -> None:
+        self._outbox.post(
+            WorkerIdled(
+                job=assignment.job,
+                epoch=assignment.epoch,
+                step=assignment.step,
+                attempt=Attempt(0),
+                worker=assignment.worker,
+                incarnation=assignment.incarnation,
+                purpose=assignment.purpose,
+                requeues=assignment.requeues,
+            )
+        )
 
 
 def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:

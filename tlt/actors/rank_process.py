@@ -1,4 +1,4 @@
-"""A rank seen from its worker: a child process that computes, and dies with its worker.
+"""Start, reach and kill a rank: a child process of its worker that computes, and dies with it.
 
 The parent-death signal follows the thread that starts the child, so start it from one that lives
 as long as the worker.
@@ -13,12 +13,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 from tlt.child_process import die_with_parent
 from tlt.errors import RankError
-from tlt.ranks.worker_channel import FromRank, Progress, Ready, ToRank, pack, read_from_rank
+from tlt.protocol.rank_messages import FromRank, RankReady, RankSetup, ToRank
+from tlt.ranks.worker_channel import Progress, pack, read_from_rank
 
 
 class RankProcess:
+    """The worker's end of a rank."""
+
     def __init__(
         self,
         process: "subprocess.Popen[bytes]",
@@ -35,9 +40,9 @@ class RankProcess:
         self.rendezvous = ""
 
     @classmethod
-    async def start(
-        cls, name: str, *, device: str, host: str, cores: frozenset[int], logs: Path
-    ) -> "RankProcess":
+    async def start(cls, setup: RankSetup, *, cores: frozenset[int], logs: Path) -> "RankProcess":
+        """Start a rank on these cores; `wait_ready` says when it can be used."""
+        name = f"{setup.worker}-rank{setup.rank}"
         ours, theirs = socket.socketpair()
         memory = os.memfd_create(f"tlt-{name}")
         os.ftruncate(memory, Progress.SIZE)
@@ -52,7 +57,7 @@ class RankProcess:
                 os.sched_setaffinity(0, cores)
 
         command = [sys.executable, "-m", "tlt.ranks.main"]
-        command += [str(theirs.fileno()), str(memory), device, host]
+        command += [str(theirs.fileno()), str(memory), msgspec.json.encode(setup).decode()]
         with theirs, open(log, "ab") as output:
             process = subprocess.Popen(
                 command,
@@ -61,10 +66,10 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # The kernel shares cores out among sessions (autogroup). To one whose ranks are
-                # pinned it may leave a hundredth of a core where another session's are pinned, too.
+                # The kernel divides cores among process sessions (autogroup). Where the ranks of
+                # two sessions are pinned to one core, one may be left a hundredth of it.
                 start_new_session=True,
-                env=_environment(host),
+                env=_environment(setup.host),
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
         progress = Progress(memory)
@@ -73,40 +78,45 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
+        """Return the process id."""
         return self._process.pid
 
     def progress(self) -> tuple[int, int]:
+        """Return the work done and the requests running."""
         return self._progress.read()
 
-    async def ready(self, deadline_seconds: float) -> None:
+    async def wait_ready(self, deadline_seconds: float) -> None:
+        """Wait until the rank can take commands."""
         try:
             first = await asyncio.wait_for(self.receive(), deadline_seconds)
         except TimeoutError as error:
             raise RankError(f"not ready after {deadline_seconds:.0f} s") from error
-        if not isinstance(first, Ready):
+        if not isinstance(first, RankReady):
             raise RankError(f"began with {type(first).__name__}")
         self.rendezvous = first.rendezvous
 
-    def send(self, frame: ToRank) -> None:
-        """Frames wait in memory while the rank computes; commands are small and few."""
+    def send(self, message: ToRank) -> None:
+        """Send a message; it waits in memory while the rank computes."""
         if self._writer.is_closing():
-            raise RankError(self._epitaph())
-        self._writer.write(pack(frame))
+            raise RankError(self._describe_end())
+        self._writer.write(pack(message))
 
     async def receive(self) -> FromRank:
+        """Return the rank's next message; raise RankError if it has ended."""
         try:
             return await read_from_rank(self._reader)
         except RankError as error:
-            raise RankError(self._epitaph()) from error
+            raise RankError(self._describe_end()) from error
 
     def kill(self) -> None:
+        """Kill the process."""
         self._writer.close()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
 
-    def _epitaph(self) -> str:
-        """How it ended, and the last thing that it said."""
+    def _describe_end(self) -> str:
+        """Return how the process ended, and the last line of its log."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
         code = self._process.returncode
@@ -123,6 +133,6 @@ class RankProcess:
 def _environment(host: str) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if host == "127.0.0.1":
-        # gloo would look its interface up by the host's name, which need not resolve
+        # Gloo would look up its interface by the host's name, which may not resolve.
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment

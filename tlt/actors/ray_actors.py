@@ -17,6 +17,7 @@ import structlog
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.reward_scorer import Reward
 from tlt.actors.worker import Worker
+from tlt.actors.worker_setup import WorkerSetup
 from tlt.config import SessionSpec
 from tlt.ids import WorkerId
 from tlt.json_logs import write_logs_to
@@ -71,13 +72,14 @@ class WorkerActor:
         devices = [f"cuda:{i}" if spec.device == "cuda" else "cpu" for i in range(len(cores))]
 
         async def run() -> None:
-            await Worker(
-                spec,
-                WorkerId(name),
+            setup = WorkerSetup(
+                session=spec,
+                worker=WorkerId(name),
                 host=host,
                 devices=devices,
                 cores=[frozenset(rank) for rank in cores],
-            ).run()
+            )
+            await Worker(setup).run()
 
         _serve(spec, name, run)
 

@@ -1,7 +1,7 @@
-"""A worker: the unit of lease and scheduling. It outlives its ranks: heartbeat, backoff, numbers.
+"""Run a worker, the unit of lease and scheduling: one incarnation after the other, and heartbeats.
 
-It moves messages and supervises; its ranks compute. When one life has ended, the next begins with
-fresh ranks under a higher number.
+It moves messages and supervises; its ranks compute. When an incarnation has ended, the next one
+begins with fresh ranks under a higher number.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ import msgspec
 import structlog
 
 from tlt.actors.cancellation import IncarnationEnded
-from tlt.actors.incarnation import WorkerIncarnation, WorkerPlace
-from tlt.config import SessionSpec
+from tlt.actors.incarnation import WorkerIncarnation
+from tlt.actors.worker_setup import WorkerSetup
 from tlt.errors import RankError
-from tlt.ids import Incarnation, WorkerId
+from tlt.ids import Incarnation
 from tlt.protocol.records import Heartbeat
 from tlt.store import worker_fence
 from tlt.store.redis_connection import GONE, connect, persistently
@@ -28,71 +28,55 @@ _heartbeat = msgspec.msgpack.Encoder()
 
 
 class Worker:
-    """Outlives its incarnations: heartbeat, backoff, numbers."""
+    """A worker, which outlives its incarnations."""
 
-    def __init__(
-        self,
-        session: SessionSpec,
-        worker: WorkerId,
-        *,
-        host: str,
-        devices: list[str],
-        cores: list[frozenset[int]],
-    ) -> None:
-        self._place = WorkerPlace(
-            session=session,
-            worker=worker,
-            host=host,
-            devices=devices,
-            cores=cores,
-            keys=Keys(session.name),
-            connection=connect(session.redis_url),
-        )
-        self._life: WorkerIncarnation | None = None
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._connection = connect(setup.session.redis_url)
+        self._keys = Keys(setup.session.name)
+        self._current: WorkerIncarnation | None = None
         self._incarnation = Incarnation(0)
         self._beats = 0
 
     async def run(self) -> None:
-        # A restarted actor begins with the number that its predecessor left, until it has its own.
+        """Run until the actor's process ends."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._beat())
-            tasks.create_task(self._live())
+            tasks.create_task(self._send_heartbeats())
+            tasks.create_task(self._run_incarnations())
 
-    async def _live(self) -> None:
+    async def _run_incarnations(self) -> None:
         failures = 0
         while True:
             number = await persistently(
-                lambda: self._place.connection.incr(self._place.keys.incarnations), asyncio.sleep
+                lambda: self._connection.incr(self._keys.incarnations), asyncio.sleep
             )
             self._incarnation = Incarnation(int(number))
-            life = WorkerIncarnation(self._place, self._incarnation)
+            current = WorkerIncarnation(self._setup, self._connection, self._incarnation)
             try:
-                await life.start()
-                self._life = life
-                await life.run()
+                await current.start()
+                self._current = current
+                await current.run()
             except (IncarnationEnded, RankError, worker_fence.Fenced) as end:
                 _log.warning("incarnation ends", incarnation=self._incarnation, reason=str(end))
-                await life.end(str(end))
+                await current.end(str(end))
             finally:
-                self._life = None
-                life.kill()
-            failures = 1 if life.useful else failures + 1
+                self._current = None
+                current.kill()
+            failures = 1 if current.productive else failures + 1
             await asyncio.sleep(min(0.1 * 2 ** (failures - 1), _LONGEST_BACKOFF))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             self._beats += 1
-            beat = self._pulse()
+            beat = _heartbeat.encode(self._heartbeat())
             with contextlib.suppress(*GONE):
-                await self._place.connection.hset(
-                    self._place.keys.heartbeats, self._place.worker, _heartbeat.encode(beat)
-                )
-            await asyncio.sleep(self._place.session.heartbeat_seconds)
+                await self._connection.hset(self._keys.heartbeats, self._setup.worker, beat)
+            await asyncio.sleep(self._setup.session.heartbeat_seconds)
 
-    def _pulse(self) -> Heartbeat:
-        life = self._life
-        ranks = () if life is None else tuple(rank.pid for rank in life.ranks)
-        progress = [] if life is None else [rank.progress() for rank in life.ranks]
+    def _heartbeat(self) -> Heartbeat:
+        current = self._current
+        ranks = () if current is None else tuple(rank.pid for rank in current.ranks)
+        progress = [] if current is None else [rank.progress() for rank in current.ranks]
         return Heartbeat(
             incarnation=self._incarnation,
             counter=self._beats,
@@ -100,13 +84,13 @@ class Worker:
             running=sum(running for _, running in progress),
             pid=os.getpid(),
             rank_pids=ranks,
-            job=None if life is None or life.job is None else life.job.job,
-            resident_bytes=sum(map(_resident, (os.getpid(), *ranks))),
+            job=None if current is None else current.job,
+            resident_bytes=sum(map(_resident_bytes, (os.getpid(), *ranks))),
         )
 
 
-def _resident(pid: int) -> int:
-    """0 for a process that is gone."""
+def _resident_bytes(pid: int) -> int:
+    """Return a process's memory, 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE

@@ -1,4 +1,7 @@
-"""Commands: what to do, in the imperative. A closed union of frozen, tagged structs."""
+"""Commands say what to do, in the imperative: a closed union of frozen, tagged structs.
+
+A worker passes its commands on to its ranks as they are.
+"""
 
 from typing import Literal, TypeAlias
 
@@ -32,6 +35,8 @@ from tlt.protocol.refs import (
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One answer to be written, as it stands in the job's queue."""
+
     job: JobId
     epoch: Epoch
     step: Step
@@ -46,59 +51,77 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Something to do."""
 
 
+class JobCommand(Command, frozen=True, kw_only=True):
+    """Something to do for one job."""
+
+    job: JobId
+
+
 class ToWorker(Command, frozen=True, kw_only=True):
+    """Something that one incarnation of a worker does."""
+
     worker: WorkerId
     incarnation: Incarnation
 
 
-class OpenJob(ToWorker, frozen=True, kw_only=True):
+class ToWorkerOfJob(ToWorker, frozen=True, kw_only=True):
+    """Something that one incarnation of a worker does for one job."""
+
     job: JobId
+
+
+# --- to workers
+
+
+class OpenJob(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Load the policy and get ready to decode."""
+
     epoch: Epoch
     spec: JobSpec
     folder: str
 
 
-class CloseJob(ToWorker, frozen=True, kw_only=True):
-    """Drop what is running, forget the job."""
-
-    job: JobId
+class CloseJob(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Drop what is running and forget the job."""
 
 
-class StartRollout(ToWorker, frozen=True, kw_only=True):
-    job: JobId
+class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Take prompts from the job's queue and answer them with this policy and drafter."""
+
     epoch: Epoch
     step: Step
     purpose: Purpose
     policy: PolicyRef
-    # None: the one that the spec names, if it does
+    # None: the drafter that the spec names, if it names one
     drafter: DrafterRef | None
     requeues: int
-    # so many answers of the round are this worker's part: at first it takes no more at once
+    # this worker's part of the rollout batch in answers: at first it takes no more at once
     share: int
 
 
-class TrainDrafter(ToWorker, frozen=True, kw_only=True):
-    """Said again in the same lesson: go on from this trunk."""
+class StopSpeculation(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Decode without speculation for the rest of the job."""
 
-    job: JobId
+
+class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Train the drafter; repeated in the same training session, go on from this base."""
+
     step: Step
     training_session: int
     base: DrafterBase
-    # of prompts of this step and of the one before: they measure what is learned from the others
+    # prompts of this step and of the one before that are kept for evaluations
     held_out: dict[Step, tuple[PromptIndex, ...]] = {}
 
 
-class StopDrafterTraining(ToWorker, frozen=True, kw_only=True):
-    """Drop the micro-batch in hand, hand in what was learned, be free."""
+class StopDrafterTraining(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Drop the micro-batch in progress, publish what was learned, and be free."""
 
-    job: JobId
     training_session: int
 
 
-class MergeDrafter(ToWorker, frozen=True, kw_only=True):
-    """Make the next trunk of what has arrived, and measure the drafter in it."""
+class MergeDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Merge deltas into the next base, and evaluate the drafter in it."""
 
-    job: JobId
     step: Step
     training_session: int
     version: DrafterVersion
@@ -106,24 +129,16 @@ class MergeDrafter(ToWorker, frozen=True, kw_only=True):
     deltas: tuple[DrafterDelta, ...]
 
 
-class AdoptDrafter(ToWorker, frozen=True, kw_only=True):
-    """In the middle of a rollout: its tokens do not change, only their speed."""
+class AdoptDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Swap drafters in the middle of a rollout: tokens stay the same, only their speed changes."""
 
-    job: JobId
-    # None: what the spec names
+    # None: the drafter that the spec names, or none
     drafter: DrafterRef | None
 
 
-class StopSpeculation(ToWorker, frozen=True, kw_only=True):
-    """For the rest of the job."""
-
-    job: JobId
-
-
-class UpdatePolicy(ToWorker, frozen=True, kw_only=True):
+class UpdatePolicy(ToWorkerOfJob, frozen=True, kw_only=True):
     """Bring the trainer from `version` to `version + 1`, with all ranks of all workers."""
 
-    job: JobId
     epoch: Epoch
     step: Step
     attempt: Attempt
@@ -132,9 +147,9 @@ class UpdatePolicy(ToWorker, frozen=True, kw_only=True):
     group: str
     world: int
     first_rank: int
-    # everybody loads this first; None: go on with what is held
+    # every rank loads this first; None: go on with the weights that the rank holds
     restore: Checkpoint | None
-    # this global rank's state is broadcast first, because some member holds an older one
+    # this global rank's state is broadcast first, because some rank holds an older one
     sync_from: int | None
     minibatches: tuple[MinibatchShare, ...]
     # the first rank commits policy and optimiser to the run's folder afterwards
@@ -142,13 +157,17 @@ class UpdatePolicy(ToWorker, frozen=True, kw_only=True):
 
 
 class ReplaceRanks(ToWorker, frozen=True, kw_only=True):
-    """A collective failed: whatever the ranks hold is void, start fresh ones."""
+    """Start fresh ranks: a collective failed, and what the present ones hold is void."""
 
     reason: str
 
 
-class IssuePrompts(Command, frozen=True, kw_only=True):
-    job: JobId
+# --- prompts, answers and blobs
+
+
+class IssuePrompts(JobCommand, frozen=True, kw_only=True):
+    """Put the prompts of a rollout batch into the job's queue."""
+
     epoch: Epoch
     step: Step
     purpose: Purpose
@@ -156,102 +175,103 @@ class IssuePrompts(Command, frozen=True, kw_only=True):
     members: int
 
 
-class RequeuePrompts(Command, frozen=True, kw_only=True):
-    """What this incarnation held goes back to the queue."""
+class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
+    """Return the prompts that this incarnation held to the queue."""
 
-    job: JobId
     incarnation: Incarnation
 
 
-class KeepRollout(Command, frozen=True, kw_only=True):
-    """The answer in the event at hand counts: keep its tokens until they are learned from."""
+class KeepRollout(JobCommand, frozen=True, kw_only=True):
+    """Keep the tokens of the answer in the present event until the policy has learned from them."""
 
-    job: JobId
     step: Step
     prompt: PromptIndex
     member: Member
 
 
-class ForgetRollouts(Command, frozen=True, kw_only=True):
-    job: JobId
+class ForgetRollouts(JobCommand, frozen=True, kw_only=True):
+    """Delete the answers that were kept of these steps."""
+
     steps: tuple[Step, ...]
 
 
-class ReleaseBlobs(Command, frozen=True, kw_only=True):
-    """Nobody needs them in flight any more."""
+class ReleaseBlobs(JobCommand, frozen=True, kw_only=True):
+    """Delete blobs from shared memory; copies in the run's folder stay."""
 
-    job: JobId
     blobs: tuple[BlobRef, ...]
 
 
-class DiscardBlobs(Command, frozen=True, kw_only=True):
-    """Nobody needs them any more, in flight or in the run's folder."""
+class DiscardBlobs(JobCommand, frozen=True, kw_only=True):
+    """Delete blobs from shared memory and from the run's folder."""
 
-    job: JobId
     blobs: tuple[BlobRef, ...]
 
 
-class CommitDrafter(Command, frozen=True, kw_only=True):
-    """It is used from now on: commit it to the run's folder."""
+# --- records of the run
 
-    job: JobId
+
+class CommitDrafter(JobCommand, frozen=True, kw_only=True):
+    """Commit a drafter to the run's folder: it was adopted."""
+
     drafter: DrafterRef
 
 
 Decision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
 
 
-class ExplainDrafterDecision(Command, frozen=True, kw_only=True):
-    """Why the drafter is trained, or isn't: seconds of the job's, as predicted."""
+class ExplainDrafterDecision(JobCommand, frozen=True, kw_only=True):
+    """Record why the drafter is trained or isn't, with the predicted seconds of the job."""
 
-    job: JobId
     what: Decision
     saved: float
     cost: float
     why: str
 
 
-class RecordRolloutBatch(Command, frozen=True, kw_only=True):
-    """A round is over; these are the rewards of the answers that were scored."""
+class RecordRolloutBatch(JobCommand, frozen=True, kw_only=True):
+    """Record the rewards of a rollout batch that is complete."""
 
-    job: JobId
     step: Step
     purpose: Purpose
     version: PolicyVersion
     rewards: tuple[float, ...]
 
 
-class CommitBestPolicy(Command, frozen=True, kw_only=True):
-    """These weights scored best so far: commit them to the run's folder."""
+class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
+    """Commit the weights that scored best so far to the run's folder."""
 
-    job: JobId
     policy: PolicyRef
     mean: float
 
 
-class GiveUpSpeculation(Command, frozen=True, kw_only=True):
-    """It has cost more than it saved: seconds saved, and the interval that they lie in."""
+class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
+    """Record that speculation cost more than it saved: seconds saved, and their interval."""
 
-    job: JobId
     saved: float
     low: float
     high: float
 
 
-class FinishRun(Command, frozen=True, kw_only=True):
-    job: JobId
+class FinishRun(JobCommand, frozen=True, kw_only=True):
+    """Close the run's records."""
+
     status: JobStatus
     error: str | None
 
 
-class PrepareJob(Command, frozen=True, kw_only=True):
-    job: JobId
+# --- jobs of the session
+
+
+class PrepareJob(JobCommand, frozen=True, kw_only=True):
+    """Read and tokenise the data, and check the model folder."""
+
     spec: JobSpec
     folder: str
 
 
-class StartJob(Command, frozen=True, kw_only=True):
-    job: JobId
+class StartJob(JobCommand, frozen=True, kw_only=True):
+    """Run a job on these workers."""
+
     spec: JobSpec
     folder: str
     train_prompts: int
@@ -259,14 +279,13 @@ class StartJob(Command, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...]
 
 
-class CancelJob(Command, frozen=True, kw_only=True):
-    job: JobId
+class CancelJob(JobCommand, frozen=True, kw_only=True):
+    """Cancel the running job."""
 
 
-class RecordStatus(Command, frozen=True, kw_only=True):
-    """What `tlt jobs` shows."""
+class RecordStatus(JobCommand, frozen=True, kw_only=True):
+    """Record the status that `tlt jobs` shows."""
 
-    job: JobId
     status: JobStatus
     error: str | None
 

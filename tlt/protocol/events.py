@@ -1,4 +1,4 @@
-"""Events: what happened, in the past tense. A closed union of frozen, tagged structs."""
+"""Events say what happened, in the past tense: a closed union of frozen, tagged structs."""
 
 from typing import TypeAlias
 
@@ -47,69 +47,64 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
+    """An event of one job."""
+
     job: JobId
+
+
+class WorkerEvent(JobEvent, frozen=True, kw_only=True):
+    """An event that one incarnation of a worker reports about a job."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+
+
+class StepEvent(JobEvent, frozen=True, kw_only=True):
+    """An event of one attempt at one step of a job."""
+
     epoch: Epoch
     step: Step
     attempt: Attempt
 
 
-class JobSubmitted(Event, frozen=True, kw_only=True):
-    job: JobId
+class WorkerStepEvent(StepEvent, frozen=True, kw_only=True):
+    """An event that one incarnation of a worker reports about a step."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+
+
+# --- jobs and sessions
+
+
+class JobSubmitted(JobEvent, frozen=True, kw_only=True):
+    """A user submitted a job."""
+
     spec: JobSpec
-    # the run's own, wherever later sessions put theirs
+    # of this job alone; stays the same when a later session resumes the job
     folder: str
 
 
-class JobCancelRequested(Event, frozen=True, kw_only=True):
-    job: JobId
+class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
+    """A user asked for a job to be cancelled."""
 
 
-class JobPrepared(Event, frozen=True, kw_only=True):
-    """The data was read and tokenised; the model folder is one that we run."""
+class JobPrepared(JobEvent, frozen=True, kw_only=True):
+    """The data is read and tokenised, and the model folder is one that TLT runs."""
 
-    job: JobId
     train_prompts: int
     eval_prompts: int
 
 
-class JobRefused(Event, frozen=True, kw_only=True):
-    job: JobId
+class JobRefused(JobEvent, frozen=True, kw_only=True):
+    """A job can't run as its spec is written."""
+
     error: str
 
 
-class SessionResumed(Event, frozen=True, kw_only=True):
-    """A coordinator took over; what lay in shared memory may be gone."""
+class JobStarted(JobEvent, frozen=True, kw_only=True):
+    """A job runs from now on, on these workers."""
 
-    epoch: Epoch
-    blobs_kept: bool
-
-
-class WorkerJoined(Event, frozen=True, kw_only=True):
-    info: WorkerInfo
-
-
-class WorkerLost(Event, frozen=True, kw_only=True):
-    """This incarnation is over; `returning` says that its worker is already replacing the ranks."""
-
-    worker: WorkerId
-    incarnation: Incarnation
-    reason: str
-    returning: bool
-    # it went down with its session, which is no failure of the job's
-    with_session: bool = False
-
-
-class WorkerFailed(Event, frozen=True, kw_only=True):
-    """The ranks refused a job in a way that trying again won't mend."""
-
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
-    error: str
-
-
-class JobStarted(Event, frozen=True, kw_only=True):
-    job: JobId
     epoch: Epoch
     spec: JobSpec
     folder: str
@@ -118,23 +113,65 @@ class JobStarted(Event, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...]
 
 
-class JobEnded(Event, frozen=True, kw_only=True):
-    job: JobId
+class JobEnded(JobEvent, frozen=True, kw_only=True):
+    """A job is done, failed or cancelled."""
+
     status: JobStatus
     error: str | None
 
 
-class RolloutFinished(JobEvent, frozen=True, kw_only=True):
-    """A whole answer, and where each of its tokens came from."""
+class SessionResumed(Event, frozen=True, kw_only=True):
+    """A new coordinator took over; blobs in shared memory may be gone."""
+
+    epoch: Epoch
+    blobs_kept: bool
+
+
+# --- workers
+
+
+class WorkerJoined(Event, frozen=True, kw_only=True):
+    """A worker started fresh ranks, which wait for a job."""
+
+    info: WorkerInfo
+
+
+class WorkerLost(Event, frozen=True, kw_only=True):
+    """An incarnation ended; `returning` says that its worker is already replacing the ranks."""
 
     worker: WorkerId
     incarnation: Incarnation
+    reason: str
+    returning: bool
+    # it ended with its session, which is no failure of the job
+    with_session: bool = False
+
+
+class WorkerFailed(WorkerEvent, frozen=True, kw_only=True):
+    """The ranks can't run a job as its spec is written; a retry would fail as well."""
+
+    error: str
+
+
+class WorkerIdled(WorkerStepEvent, frozen=True, kw_only=True):
+    """The queue is drained and all slots are empty; `requeues` echoes the last StartRollout."""
+
+    purpose: Purpose
+    requeues: int
+
+
+# --- rollouts
+
+
+class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
+    """A whole answer, and where each of its tokens came from."""
+
     purpose: Purpose
     prompt: PromptIndex
     member: Member
     prompt_tokens: tuple[int, ...]
     tokens: Tensor
-    # of the sampled token, after temperature and before filters
+    # of the sampled tokens, after temperature and before filters
     logprobs: Tensor
     text: str
     temperature: float
@@ -150,17 +187,22 @@ class RolloutFinished(JobEvent, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
+        """Return the number of the answer's tokens."""
         return self.tokens.shape[0]
 
 
-class RolloutDropped(JobEvent, frozen=True, kw_only=True):
+class RolloutDropped(StepEvent, frozen=True, kw_only=True):
+    """An answer was given up."""
+
     purpose: Purpose
     prompt: PromptIndex
     member: Member
     reason: str
 
 
-class RolloutScored(JobEvent, frozen=True, kw_only=True):
+class RolloutScored(StepEvent, frozen=True, kw_only=True):
+    """An answer has its reward."""
+
     purpose: Purpose
     prompt: PromptIndex
     member: Member
@@ -170,131 +212,117 @@ class RolloutScored(JobEvent, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class WorkerIdled(JobEvent, frozen=True, kw_only=True):
-    """Queue drained and slots empty; `requeues` echoes the last StartRollout."""
+class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
+    """How a rank decoded since its last report; sent at most once a second."""
 
-    worker: WorkerId
-    incarnation: Incarnation
-    purpose: Purpose
-    requeues: int
-
-
-class PolicyUpdateFinished(JobEvent, frozen=True, kw_only=True):
-    worker: WorkerId
-    incarnation: Incarnation
-    version: PolicyVersion
-    seconds: float
-    # since the worker opened the job
-    joules: Joules | None = None
-
-
-class DecodingReported(Event, frozen=True, kw_only=True):
-    """How a rank decoded since it last said so: at most once a second, while it decodes."""
-
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
     rank: int
-    # counts what this rank has said of the job
+    # counts this rank's reports on the job
     serial: int
-    # what it decoded for
     step: Step
     purpose: Purpose
     tallies: tuple[StrategyTally, ...]
 
 
-class DrafterRefused(Event, frozen=True, kw_only=True):
-    """The rollout goes on without it."""
+class SpeculationStopped(WorkerEvent, frozen=True, kw_only=True):
+    """The worker's ranks decode without speculation from now on, as commanded."""
 
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
+
+# --- drafter training
+
+
+class DrafterRefused(WorkerEvent, frozen=True, kw_only=True):
+    """A rank can't use a drafter; the rollout goes on without it."""
+
     error: str
     # None in journals of earlier releases
     version: DrafterVersion | None = None
 
 
-class DrafterCommitFailed(Event, frozen=True, kw_only=True):
-    """One that was adopted could not be committed to the run's folder."""
+class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
+    """A member published what it learned in its last micro-batches."""
 
-    job: JobId
-    version: DrafterVersion
-    error: str
-
-
-class SpeculationStopped(Event, frozen=True, kw_only=True):
-    """The worker's ranks decode without it from now on, as they were told."""
-
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
-
-
-class DrafterDeltaReady(Event, frozen=True, kw_only=True):
-    """Some micro-batches of one member: every few of them, and when it leaves."""
-
-    job: JobId
     training_session: int
     policy: PolicyVersion
     delta: DrafterDelta
-    # since it last said so
+    # the counts and seconds that follow are those since the member's last delta
     updates: int
     tokens: TokensByOrigin
-    # in micro-batches that were kept; in reading what others wrote; in publishing
+    # spent in micro-batches that were kept
     seconds: float
+    # spent in prefills of answers whose states weren't on the host
     reading_seconds: float
     publishing_seconds: float
-    # of one micro-batch: the median and the longest
+    # duration of one micro-batch: the median and the longest
     typical_seconds: float
     longest_seconds: float
     loss: float
 
 
-class DrafterTrainingStopped(Event, frozen=True, kw_only=True):
-    """A worker trains no more: it was told so, or has nothing to learn from."""
+class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
+    """A worker stopped training: it was commanded to, or has nothing to learn from.
 
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
+    A rank reports this to its worker, which reports it once for all of its ranks.
+    """
+
     training_session: int
-    # from the command's arrival at the slowest rank until that had stopped
-    seconds: float
-    # in micro-batches that were dropped
+    # from the command until the last rank had stopped, as the worker measures it
+    seconds: float = 0.0
+    # spent in micro-batches that were dropped
     dropped_seconds: float
-    # of a micro-batch
+    # median duration of a micro-batch
     typical_seconds: float
 
 
-class DrafterMerged(Event, frozen=True, kw_only=True):
-    """Deltas were merged into a new trunk, and the drafter in it was measured."""
+class DrafterMerged(WorkerEvent, frozen=True, kw_only=True):
+    """Deltas were merged into a new base, and the drafter in it was evaluated."""
 
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
     base: DrafterBase
     drafter: DrafterRef
     evaluation: DrafterEvaluation
     seconds: float
 
 
-class DrafterDiverged(Event, frozen=True, kw_only=True):
-    """What was trained since the last good drafter is void: it diverged, or cannot be read."""
+class DrafterDiverged(WorkerEvent, frozen=True, kw_only=True):
+    """The drafter diverged or can't be read: what was trained since the last good one is void."""
 
-    job: JobId
-    worker: WorkerId
-    incarnation: Incarnation
     training_session: int
-    # that it was told to train
+    # the base that the member was commanded to train
     base: DrafterVersion
     error: str
 
 
-class PolicyPublished(JobEvent, frozen=True, kw_only=True):
+class DrafterCommitFailed(JobEvent, frozen=True, kw_only=True):
+    """An adopted drafter could not be committed to the run's folder."""
+
+    version: DrafterVersion
+    error: str
+
+
+# --- policy updates
+
+
+class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
+    """All ranks of a worker hold the next policy.
+
+    A rank reports this to its worker, which reports it once for all of its ranks.
+    """
+
+    version: PolicyVersion
+    seconds: float
+    # spent since the worker opened the job, as the worker measures it
+    joules: Joules | None = None
+
+
+class PolicyPublished(StepEvent, frozen=True, kw_only=True):
+    """The weights of the next policy are there to be loaded."""
+
     policy: PolicyRef
     metrics: UpdateMetrics | None
 
 
-class CheckpointCommitted(JobEvent, frozen=True, kw_only=True):
+class CheckpointCommitted(StepEvent, frozen=True, kw_only=True):
+    """Policy and optimiser lie in the run's folder."""
+
     checkpoint: Checkpoint
 
 

@@ -7,7 +7,7 @@ from tlt.strategies import Strategy
 
 
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
-    """Of each run: tokens and seconds, squared and multiplied, summed over the runs."""
+    """Sums over control runs: each run's tokens and seconds, squared and multiplied."""
 
     count: int
     tokens_squared: float
@@ -37,6 +37,8 @@ class StrategyTally(Value, frozen=True, kw_only=True):
 
 
 class WorkerInfo(Value, frozen=True, kw_only=True):
+    """A worker that has joined the session."""
+
     worker: WorkerId
     incarnation: Incarnation
     ranks: int
@@ -46,10 +48,10 @@ class WorkerInfo(Value, frozen=True, kw_only=True):
 
 
 class TokensByOrigin(Value, frozen=True, kw_only=True):
-    """Tokens that were learned from, by where they came from."""
+    """Tokens that were learned from: finished answers of the rank's own and of others, answers
+    that are still being written, and answers of the step before.
+    """
 
-    # this rank's own finished answers, those of others, parts of answers that are still being
-    # written, and answers of the step before
     own: int = 0
     others: int = 0
     running: int = 0
@@ -57,39 +59,42 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
+        """Return the tokens of all origins."""
         return self.own + self.others + self.running + self.previous
 
 
 class DrafterEvaluation(Value, frozen=True, kw_only=True):
-    """Accept lengths on answers of the current policy; on held out ones, if there are such."""
+    """Accept lengths of two drafters on answers of the current policy, held out where possible."""
 
-    # of the drafter in use, if there is one, and of the one that was trained
+    # the drafter in use; None if there is none
     used: float | None
+    # the drafter that was trained
     trained: float
     answers: int
 
 
 class Joules(Value, frozen=True, kw_only=True):
-    """What was spent; None where nobody counts."""
+    """Energy that was spent; None where the machine has no counter."""
 
-    # by all processors of a host, whoever works there
+    # all processors of the host, other programs included
     host: float | None = None
-    # by a worker's own GPUs
+    # the worker's own GPUs
     devices: float | None = None
 
 
 class Heartbeat(Value, frozen=True, kw_only=True):
-    """A worker's pulse: whoever watches it compares counters, never clocks."""
+    """A worker's sign of life: observers compare its counter, never clocks."""
 
     incarnation: Incarnation
     counter: int
-    # of the rank that has done the least since its last command; stands still when it is stuck
+    # work done by the rank that has done the least; stands still when that rank is stuck
     progress: int
+    # requests being decoded
     running: int
     pid: int
     rank_pids: tuple[int, ...]
     job: JobId | None
-    # that the worker and its ranks hold, by their own host's account
+    # memory of the worker and its ranks
     resident_bytes: int = 0
 
 
@@ -113,7 +118,7 @@ class UpdateMetrics(Value, frozen=True, kw_only=True):
     entropy: float
     clipped_low: float
     clipped_high: float
-    # k3 estimate between the policy and the one that sampled
+    # k3 estimate of the divergence between the policy and the one that sampled
     sampling_kl: float
     reference_kl: float | None
     importance_truncated: float

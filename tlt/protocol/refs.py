@@ -1,4 +1,4 @@
-"""References to what lies in files, and the spans that say where tokens came from."""
+"""References to weights and tensors in files, and spans that say where tokens came from."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ class BlobRef(Value, frozen=True, kw_only=True):
 
 
 class Tensor(Value, frozen=True, kw_only=True):
-    """Small tensors are inline, larger ones are a blob."""
+    """A tensor: a small one is inline, a larger one is a blob."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,12 +43,14 @@ class PolicySpan(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class DrafterSpan(Value, frozen=True, kw_only=True, array_like=True):
+    """`tokens` consecutive tokens were decoded while this drafter version was proposing."""
+
     version: DrafterVersion | None
     tokens: int
 
 
 class OriginSpan(Value, frozen=True, kw_only=True, array_like=True):
-    """How consecutive tokens came about: 'plain', 'accepted' (a draft) or 'corrected'."""
+    """`tokens` consecutive tokens came about like this: 'plain', 'accepted' or 'corrected'."""
 
     origin: str
     tokens: int
@@ -69,7 +71,7 @@ class PolicyRef(Value, frozen=True, kw_only=True):
 
 
 class Checkpoint(Value, frozen=True, kw_only=True):
-    """Files that lie in the run's folder: policy and optimiser as of one version."""
+    """Policy and optimiser of one version, as files in the run's folder."""
 
     version: PolicyVersion
     weights: BlobRef
@@ -77,63 +79,67 @@ class Checkpoint(Value, frozen=True, kw_only=True):
 
 
 class DrafterRef(Value, frozen=True, kw_only=True):
-    """Weights that engines guess with: the drafter's own, never the embedding or head it shares."""
+    """A drafter version: its own weights, without the embedding and head that the policy lends."""
 
     version: DrafterVersion
     weights: BlobRef
-    # what it learned from last; later policies may use it
+    # the policy that it learned from last; later policies may use it
     policy: PolicyVersion
-    # of its shape, which must match
+    # digest of its shape
     architecture: Digest
-    # of the trunk that it was taken from: what starts over from it has learned no more. None in
-    # journals of earlier releases
+    # of the base that it was taken from: a lineage that starts over from it has learned no more.
+    # None in journals of earlier releases
     updates: int | None = None
     micro_batches: int | None = None
 
 
 class DrafterBase(Value, frozen=True, kw_only=True):
-    """Where the one drafter stands that all members train: what a member starts from."""
+    """The weights that members' deltas are added to: a member starts from them."""
 
     version: DrafterVersion
-    # the trunk that it grew from; what was added to older ones is void
+    # the first version of the lineage; deltas to bases of other lineages are void
     root: DrafterVersion
     # raw weights and their running mean; None: the drafter that the spec names, or random weights
     weights: BlobRef | None
-    # one after the other, which the learning rates depend on; and all micro-batches, those that
-    # were learned side by side included
+    # updates made one after the other, which set the learning rates
     updates: int
+    # all micro-batches, those learned side by side included
     micro_batches: int
-    # by member: the number of its newest delta in it, and the lessons of the first trunk with that
+    # by member: the number of its newest delta in this base, and the micro-batches of the first
+    # base that had that delta
     merged: dict[str, tuple[int, int]] = {}
 
 
 class DrafterDelta(Value, frozen=True, kw_only=True):
-    """What one member has added to a trunk by now: it takes the place of its earlier ones."""
+    """All that one member has added to a base by now: it replaces the member's earlier deltas."""
 
     worker: WorkerId
     incarnation: Incarnation
     rank: int
-    # counts up by one for each of the rank's deltas
+    # counts the rank's deltas
     number: int
     base: DrafterVersion
     blob: BlobRef
-    # micro-batches in it; and those in the first trunk with the member's last delta in it
     micro_batches: int
+    # micro-batches in the first base that had the member's previous delta
     known: int
 
     @property
     def member(self) -> str:
+        """Return the name of the rank that learned it."""
         return f"{self.incarnation}.{self.rank}"
 
 
 class SampleRef(Value, frozen=True, kw_only=True, array_like=True):
+    """An answer of the step, and its advantage."""
+
     prompt: PromptIndex
     member: Member
     advantage: float
 
 
 class MinibatchShare(Value, frozen=True, kw_only=True):
-    """What the ranks of one worker do in one optimiser step, and the totals over all workers."""
+    """The samples of one worker's ranks in one optimiser step, and totals over all workers."""
 
     ranks: tuple[tuple[SampleRef, ...], ...]
     total_tokens: int

@@ -16,8 +16,8 @@ from tlt.protocol.events import DrafterMerged
 from tlt.protocol.records import DrafterEvaluation
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
 from tlt.ranks.drafter_samples import Text, rollout
+from tlt.ranks.rank_job import RankJob
 from tlt.ranks.replay_buffer import Answer
-from tlt.ranks.worker_channel import Load
 from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 from tlt.trainer.drafter.samples import EmbeddingAndHead
@@ -116,7 +116,7 @@ def measured(
 
 
 def report(
-    load: Load,
+    job: RankJob,
     command: MergeDrafter,
     base: BaseWeights,
     blob: BlobRef,
@@ -125,9 +125,7 @@ def report(
     seconds: float,
 ) -> DrafterMerged:
     return DrafterMerged(
-        job=load.job,
-        worker=load.worker,
-        incarnation=load.incarnation,
+        **job.reporter,
         base=DrafterBase(
             version=command.version,
             root=command.base.root,

@@ -13,7 +13,6 @@ from statistics import median
 
 import torch
 
-from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
 from tlt.ids import NAMED
@@ -22,17 +21,18 @@ from tlt.kernels.training_kernels import load_kernels
 from tlt.models.drafter_folder import read_update_count
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.safetensors_io import put_weights, read_weights
-from tlt.protocol.commands import MergeDrafter
-from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged
+from tlt.protocol.commands import MergeDrafter, TrainDrafter
+from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterTrainingStopped
+from tlt.protocol.rank_messages import FromRank
 from tlt.protocol.records import TokensByOrigin
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta, DrafterRef
 from tlt.ranks.delta_tracker import DeltaTracker
 from tlt.ranks.drafter_merger import drafter_of, mean_of, measured, next_trunk, read_trunk, report
 from tlt.ranks.engine_factory import drafter_config
 from tlt.ranks.hidden_state_store import HiddenStateStore
+from tlt.ranks.rank_job import RankJob
 from tlt.ranks.replay_buffer import Answer, ReplayBuffer
 from tlt.ranks.shared_memory_budget import SharedMemoryBudget
-from tlt.ranks.worker_channel import Dismissed, FromRank, Load, Merge, School
 from tlt.trainer.drafter.delta_merging import BaseWeights
 from tlt.trainer.drafter.divergence_detector import DivergenceDetector
 from tlt.trainer.drafter.drafter_learner import DrafterLearner, MicroBatchResult
@@ -97,14 +97,12 @@ class _Open:
 
 
 class DrafterTrainer:
-    def __init__(
-        self, load: Load, engine: NativeEngine, named: Drafter | None, blobs: Blobs
-    ) -> None:
+    def __init__(self, job: RankJob, engine: NativeEngine, named: Drafter | None) -> None:
         """`named`: the drafter that the spec names."""
-        self.load = load
+        self._job = job
         self._engine = engine
         self._named = self._used = named
-        self._config = drafter_config(load, named)
+        self._config = drafter_config(job.spec, named)
         self._ends = EmbeddingAndHead(
             embedding=engine.embedding_and_head[0], head=engine.embedding_and_head[1]
         )
@@ -113,12 +111,12 @@ class DrafterTrainer:
         # of a delta: the weights, and their mean
         self._bytes = 2 * sum(p.numel() for p in parameters) * self._ends.head.itemsize
         room = SharedMemoryBudget(engine, self._bytes)
-        self._blobs = Blobs(blobs.flight, blobs.committed, reserved_bytes=room.beside_drafters)
-        states = Path(load.flight) / "states"
+        self._blobs = job.blobs(room.beside_drafters)
+        states = job.flight / "states"
         shelf = HiddenStateStore(states, engine.token_state_example, room.beside_states)
-        self.pool = ReplayBuffer(shelf, load.spec.drafter.megabytes << 20)
-        self._dice = random.Random(f"{load.spec.seed} {load.incarnation} {load.rank}")
-        self._school: School | None = None
+        self.pool = ReplayBuffer(shelf, job.spec.drafter.megabytes << 20)
+        self._dice = random.Random(f"{job.spec.seed} {job.setup.incarnation} {job.setup.rank}")
+        self._school: TrainDrafter | None = None
         # what it was asked to merge, and has not merged yet
         self._asked: MergeDrafter | None = None
         self._member: DeltaTracker | None = None
@@ -146,20 +144,20 @@ class DrafterTrainer:
 
     # --- lessons
 
-    def begin(self, school: School) -> None:
-        if school.train.training_session <= self._over:
+    def begin(self, school: TrainDrafter) -> None:
+        if school.training_session <= self._over:
             return
         if self._school is None:
             self._fed = time.monotonic()
         self._school = school
-        member, base = self._member, school.train.base
+        member, base = self._member, school.base
         if member is not None and member.ref is not None and member.ref.root != base.root:
             self._lose_open()  # the trunk it was of was given up
             self._health = DivergenceDetector()
         if self._asked is not None and not self._is_asked(self._asked):
             self._asked = None
-        self.pool.begin(school.train.step)
-        self.pool.hold_out(school.train.held_out)
+        self.pool.begin(school.step)
+        self.pool.hold_out(school.held_out)
 
     def step(self, check: CheckInterrupt) -> list[FromRank]:
         """One micro-batch, or a merge. What `look` raises ends it, and that micro-batch never was.
@@ -178,14 +176,14 @@ class DrafterTrainer:
         if not answers:
             # others' answers may be on their way
             waited = began - self._fed
-            return self.dismiss(school.train.training_session, began) if waited > _PATIENCE else []
+            return self.dismiss(school.training_session) if waited > _PATIENCE else []
         self._fed = began
         try:
-            if self._member is not None and school.train.base.weights is not None:
+            if self._member is not None and school.base.weights is not None:
                 # before what may take long: others replace it, and nobody keeps it for this member
-                self._on_trunk(school.train.base, check)
+                self._on_trunk(school.base, check)
             self._read(answers, check)
-            member = self._on_trunk(school.train.base, check)
+            member = self._on_trunk(school.base, check)
             complaint = self._learn(member.learner, answers, check)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
@@ -196,9 +194,9 @@ class DrafterTrainer:
             return [self._spoiled(school, complaint)]
         return self._hand_in(school, member, check) if self._is_due() else []
 
-    def dismiss(self, training_session: int, sent: float) -> list[FromRank]:
+    def dismiss(self, training_session: int) -> list[FromRank]:
         school, frames = self._school, list[FromRank]()
-        if school is not None and school.train.training_session == training_session:
+        if school is not None and school.training_session == training_session:
             if self._open.updates and self._member is not None and self._hands_in_at_once():
                 frames += self._hand_in(school, self._member, never_interrupt)
             self._school = self._asked = None
@@ -206,10 +204,9 @@ class DrafterTrainer:
         dropped, self._dropped = self._dropped, 0.0
         return [
             *frames,
-            Dismissed(
-                job=self.load.job,
+            DrafterTrainingStopped(
+                **self._job.reporter,
                 training_session=training_session,
-                seconds=max(0.0, time.monotonic() - sent),
                 dropped_seconds=dropped,
                 typical_seconds=self._typical(),
             ),
@@ -221,8 +218,7 @@ class DrafterTrainer:
             return member
         starts_over = member is not None and member.ref is not None and ref.weights is None
         if member is None or starts_over:
-            name = f"{self.load.incarnation}.{self.load.rank}"
-            member = self._member = DeltaTracker(name, self._new_learner())
+            member = self._member = DeltaTracker(self._job.member, self._new_learner())
             self._health = DivergenceDetector()
         device = self._ends.head.device
         if not member.stand_on(
@@ -235,7 +231,7 @@ class DrafterTrainer:
         samples = [answer.sample() for answer in self.pool.known()]
         sizes = measure_input_sizes(self._config, self._ends.embedding, samples)
         if self._named is None:
-            drafter, past = initialise_drafter(self._config, sizes, self.load.spec.seed), 0
+            drafter, past = initialise_drafter(self._config, sizes, self._job.spec.seed), 0
         else:
             drafter, past = new_drafter(self._config), self._updates_of_named()
             drafter.load_state_dict(self._named.state_dict())
@@ -243,8 +239,8 @@ class DrafterTrainer:
         return DrafterLearner(drafter, self._ends, DrafterHyperparameters(past=past), sizes)
 
     def _updates_of_named(self) -> int:
-        assert self.load.spec.drafter.path is not None
-        known = read_update_count(Path(self.load.spec.drafter.path))
+        assert self._job.spec.drafter.path is not None
+        known = read_update_count(Path(self._job.spec.drafter.path))
         return _TRAINED if known is None else min(known, _TRAINED)
 
     def _read(self, answers: list[Answer], check: CheckInterrupt) -> None:
@@ -308,13 +304,13 @@ class DrafterTrainer:
         expected = max(self._open.publishing, self._bytes / _WRITTEN_A_SECOND)
         return expected <= _DISMISSAL_SECONDS
 
-    def _hand_in_late(self, school: School, check: CheckInterrupt) -> list[FromRank]:
+    def _hand_in_late(self, school: TrainDrafter, check: CheckInterrupt) -> list[FromRank]:
         """A look has put it off: it goes before other work."""
         began, late = time.monotonic(), self._open
         if late.times_put_off >= _PUT_OFF:
             check = never_interrupt
         try:
-            member = self._on_trunk(school.train.base, check)
+            member = self._on_trunk(school.base, check)
         except (BlobError, ConfigError) as error:
             return [self._spoiled(school, str(error))]
         except Exception:
@@ -324,7 +320,7 @@ class DrafterTrainer:
         return self._hand_in(school, member, check) if self._is_due() else []
 
     def _hand_in(
-        self, school: School, member: DeltaTracker, check: CheckInterrupt
+        self, school: TrainDrafter, member: DeltaTracker, check: CheckInterrupt
     ) -> list[FromRank]:
         """What `look` raises puts it off."""
         began, number, done = time.monotonic(), self._number, self._open
@@ -344,13 +340,13 @@ class DrafterTrainer:
         self._open = _Open(publishing)
         return [
             DrafterDeltaReady(
-                job=self.load.job,
-                training_session=school.train.training_session,
+                job=self._job.id,
+                training_session=school.training_session,
                 policy=self._engine.version,
                 delta=DrafterDelta(
-                    worker=self.load.worker,
-                    incarnation=self.load.incarnation,
-                    rank=self.load.rank,
+                    worker=self._job.setup.worker,
+                    incarnation=self._job.setup.incarnation,
+                    rank=self._job.setup.rank,
                     number=number,
                     base=member.ref.version,
                     blob=blob,
@@ -372,44 +368,41 @@ class DrafterTrainer:
         self._dropped += sum(self._open.seconds)
         self._open = _Open(self._open.publishing)
 
-    def _spoiled(self, school: School, error: str) -> DrafterDiverged:
+    def _spoiled(self, school: TrainDrafter, error: str) -> DrafterDiverged:
         """What this member holds is no use to anybody."""
         self._school = self._asked = self._member = None
         self._open = _Open()
         return DrafterDiverged(
-            job=self.load.job,
-            worker=self.load.worker,
-            incarnation=self.load.incarnation,
-            training_session=school.train.training_session,
-            base=school.train.base.version,
+            **self._job.reporter,
+            training_session=school.training_session,
+            base=school.base.version,
             error=error,
         )
 
     # --- the drafter as others made it
 
-    def ask(self, frame: Merge) -> None:
-        if self._is_asked(frame.merge):
-            self._asked = frame.merge
+    def ask(self, command: MergeDrafter) -> None:
+        if self._is_asked(command):
+            self._asked = command
 
     def _is_asked(self, command: MergeDrafter) -> bool:
         """Else its lesson is over, or its trunk was given up: somebody will be asked again."""
         if self._school is None:
             return False
-        train = self._school.train
         return (
-            train.training_session == command.training_session
-            and train.base.version == command.base.version
+            self._school.training_session == command.training_session
+            and self._school.base.version == command.base.version
         )
 
     def _merge(
-        self, school: School, command: MergeDrafter, check: CheckInterrupt
+        self, school: TrainDrafter, command: MergeDrafter, check: CheckInterrupt
     ) -> list[FromRank]:
         began = time.monotonic()
         try:
             answers = self.pool.canaries()
             self._read(answers, check)
             if self._member is None and answers:
-                self._on_trunk(school.train.base, check)
+                self._on_trunk(school.base, check)
             root = None if self._member is None else self._member.root
             base = next_trunk(self._blobs, command, root, self._ends.head.device, check)
             trained = drafter_of(mean_of(base), self._config, self._ends, self._named)
@@ -429,7 +422,7 @@ class DrafterTrainer:
             micro_batches=base.micro_batches,
         )
         seconds = time.monotonic() - began
-        return [report(self.load, command, base, blob, drafter, evaluation, seconds)]
+        return [report(self._job, command, base, blob, drafter, evaluation, seconds)]
 
     def _put_trunk(
         self, base: BaseWeights, check: CheckInterrupt, *, beside: BlobRef, before: BlobRef | None

@@ -1,4 +1,4 @@
-"""The engine that a job asks for, over the policy in its folder."""
+"""Start the engine that a job's spec names, over the policy in its folder."""
 
 import tempfile
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tlt.config import SpeculationSpec
+from tlt.config import JobSpec, SpeculationSpec
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
 from tlt.errors import TltError
@@ -21,57 +21,59 @@ from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.control_runs import ControlRunPolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
-from tlt.ranks.worker_channel import Load
+from tlt.ranks.rank_job import RankJob
 from tlt.strategies import Draft
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class StartedEngine:
+    """An engine, the drafter that the spec names, and why that drafter can't be used."""
+
     engine: Engine
-    # the drafter that the job names, and why it goes without, if it does
     drafter: Drafter | None = None
     complaint: str | None = None
 
 
-def start_engine(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
-    match load.spec.rollout.engine:
+def start_engine(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
+    """Start the job's engine on the rank's device."""
+    match job.spec.rollout.engine:
         case "native":
-            return _native(load, tokenizer, device)
+            return _start_native(job, tokenizer)
         case "sglang":
-            return Started(engine=_sglang(load, tokenizer, device))
+            return StartedEngine(engine=_start_sglang(job, tokenizer))
 
 
-def drafter_config(load: Load, named: Drafter | None) -> DrafterConfig:
-    """Of the drafter that the job trains: the one it names, or a new one."""
+def drafter_config(spec: JobSpec, named: Drafter | None) -> DrafterConfig:
+    """Return the shape of the drafter that the job trains: the named one's, or a new one's."""
     if named is not None:
         return named.config
-    return drafter_config_for(read_config(Path(load.spec.policy.path)), load.spec.drafter.layout)
+    return drafter_config_for(read_config(Path(spec.policy.path)), spec.drafter.layout)
 
 
-def context_of(load: Load) -> int:
-    """What a prompt and its answer may fill together."""
-    policy = load.spec.policy
+def context_of(spec: JobSpec) -> int:
+    """Return how many tokens a prompt and its answer may have together."""
+    policy = spec.policy
     positions = read_config(Path(policy.path)).max_positions
     return min(positions, policy.max_context or positions)
 
 
-def _native(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
-    spec = load.spec
+def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
+    spec = job.spec
     model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
-    drafter, complaint = _drafter(load)
+    drafter, complaint = _load_named_drafter(spec)
     captured: tuple[int, ...] = ()
     if spec.drafter.train != "off":
-        captured = state_layers(drafter_config(load, drafter), model.config.layers)
+        captured = state_layers(drafter_config(spec, drafter), model.config.layers)
     elif drafter is not None:
         captured = drafter.config.captured
     engine = NativeEngine(
         model,
         tokenizer.decode,
         spec.rollout.slots,
-        context_of(load),
-        device,
+        context_of(spec),
+        job.device,
         PolicyVersion(0),
         captured=captured,
         arms=spec.speculation.arms,
@@ -80,24 +82,27 @@ def _native(load: Load, tokenizer: Tokenizer, device: torch.device) -> Started:
     if drafter is not None:
         engine.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
-        # ranks that drew the same numbers would all measure in the same rounds
-        seed = mix(spec.seed, *load.worker.encode(), load.incarnation, load.rank)
+        # Ranks that drew the same numbers would all explore in the same decode steps.
+        setup = job.setup
+        seed = mix(spec.seed, *setup.worker.encode(), setup.incarnation, setup.rank)
         engine.set_strategy_policy(strategy_policy(spec.speculation), seed)
-    return Started(engine=engine, drafter=drafter, complaint=complaint)
+    return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
 
 
 def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:
+    """Return what chooses the strategy of each decode step, control runs included."""
     fixed = speculation.strategy
     policy = AdaptivePolicy() if fixed is None else FixedPolicy(fixed)
     share = speculation.control_share
     return ControlRunPolicy(policy, share) if share > 0 else policy
 
 
-def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
-    path = load.spec.drafter.path
-    if path is None or not any(isinstance(arm, Draft) for arm in load.spec.speculation.arms):
+def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
+    """Return the drafter that the spec names, or why it can't be used."""
+    path = spec.drafter.path
+    if path is None or not any(isinstance(arm, Draft) for arm in spec.speculation.arms):
         return None, None
-    policy = read_config(Path(load.spec.policy.path))
+    policy = read_config(Path(spec.policy.path))
     try:
         drafter = load_drafter(Path(path), policy.layers)
     except TltError as error:
@@ -108,21 +113,21 @@ def _drafter(load: Load) -> tuple[Drafter | None, str | None]:
     return drafter, None
 
 
-def _sglang(load: Load, tokenizer: Tokenizer, device: torch.device) -> Engine:
-    # imported for a job that asks for it alone: it changes the process
+def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> Engine:
+    # Importing SGLang changes the process, so only a job that uses it does.
     from tlt.engine.sglang import engine_startup
 
-    spec = load.spec
-    Path(load.flight).mkdir(parents=True, exist_ok=True)
+    spec = job.spec
+    job.flight.mkdir(parents=True, exist_ok=True)
     return engine_startup.start_engine(
         Path(spec.policy.path),
         tokenizer.decode,
         spec.rollout.slots,
-        context_of(load),
-        device,
+        context_of(spec),
+        job.device,
         getattr(torch, spec.policy.dtype),
         PolicyVersion(0),
-        Path(tempfile.mkdtemp(prefix="sglang-", dir=load.flight)),
+        Path(tempfile.mkdtemp(prefix="sglang-", dir=job.flight)),
         seed=spec.seed,
         stuck_seconds=spec.workers.stuck_seconds,
     )

@@ -1,8 +1,8 @@
-"""The compute process: one loop that takes commands at a boundary, computes to the next, reports.
+"""Run a compute process: one loop that takes commands at a boundary and computes to the next.
 
-Started by its worker as `python -m tlt.ranks.main SOCKET PROGRESS DEVICE HOST`. It ends when its
-worker does. Whatever it cannot do is either the job's fault (`Refused`) or the end of this process:
-nothing is repaired in here.
+Its worker starts it as `python -m tlt.ranks.main SOCKET PROGRESS SETUP`, and it ends with its
+worker. An error is either the fault of the job (`WorkerFailed`) or the end of this process: nothing
+is repaired in here.
 """
 
 import contextlib
@@ -11,242 +11,230 @@ import shutil
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import assert_never
 
+import msgspec
 import torch
 
-from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
-from tlt.ids import NAMED, DrafterVersion, JobId
+from tlt.ids import NAMED, DrafterVersion, PolicyVersion
 from tlt.interrupt import Interrupted
 from tlt.models.tokenizer import Tokenizer
-from tlt.protocol.events import DrafterRefused
-from tlt.ranks.drafter_trainer import DrafterTrainer
-from tlt.ranks.engine_factory import context_of, start_engine
-from tlt.ranks.policy_update import PolicyUpdateDuty
-from tlt.ranks.rollout import RolloutDuty
-from tlt.ranks.worker_channel import (
-    Decode,
-    Dismiss,
-    Load,
-    Merge,
-    PeerAnswer,
-    Plain,
-    Progress,
-    RankChannel,
-    Ready,
-    Refused,
-    School,
-    SharePartialAnswers,
-    SwapDrafter,
-    SwapPolicy,
-    ToRank,
-    Train,
-    Unload,
+from tlt.protocol.commands import (
+    AdoptDrafter,
+    CloseJob,
+    MergeDrafter,
+    OpenJob,
+    StartRollout,
+    StopDrafterTraining,
+    StopSpeculation,
+    TrainDrafter,
+    UpdatePolicy,
 )
+from tlt.protocol.events import DrafterRefused, WorkerFailed
+from tlt.protocol.rank_messages import (
+    DecodePrompts,
+    FromRank,
+    PeerAnswer,
+    RankReady,
+    RankSetup,
+    SharePartialAnswers,
+    ToRank,
+    UpdateSamples,
+)
+from tlt.protocol.refs import DrafterRef
+from tlt.ranks.drafter_trainer import DrafterTrainer
+from tlt.ranks.engine_factory import start_engine
+from tlt.ranks.policy_update import PolicyUpdateDuty
+from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rollout import RolloutDuty
+from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups
 
-# between two looks for something to learn from
-_HUNGRY_SECONDS = 0.05
+# until a rank without answers to learn from tries again
+_RETRY_SECONDS = 0.05
 
 
-class Job:
-    """What a rank holds for the job in hand; the trainer is brought up when it is first needed."""
+class JobDuties:
+    """The parts of a rank that work for the open job."""
 
-    def __init__(
-        self, load: Load, device: torch.device, progress: Progress, channel: RankChannel
-    ) -> None:
-        spec = load.spec
-        self.id = load.job
-        self.flight = load.flight
-        self._load = load
-        self._device = device
+    def __init__(self, job: RankJob, progress: Progress) -> None:
+        self.job = job
         self._progress = progress
-        self._blobs = Blobs(Path(load.flight), Path(load.committed))
-        tokenizer = Tokenizer(spec.policy.path)
-        started = start_engine(load, tokenizer, device)
-        if started.complaint is not None:
-            channel.send(refused(load, NAMED, started.complaint))
-        self.draft: DrafterTrainer | None = None
-        engine = started.engine
-        if spec.drafter.train != "off" and isinstance(engine, NativeEngine):
-            self.draft = DrafterTrainer(load, engine, started.drafter, self._blobs)
-        self.rollout = RolloutDuty(
-            load,
-            engine,
-            tokenizer.stop_tokens(),
-            context_of(load),
-            self._blobs,
-            None if self.draft is None else self.draft.pool,
-        )
-        self._learn: PolicyUpdateDuty | None = None
+        tokenizer = Tokenizer(job.spec.policy.path)
+        started = start_engine(job, tokenizer)
+        # why the drafter that the spec names can't be used
+        self.complaint = started.complaint
+        self.engine = started.engine
+        self.drafter: DrafterTrainer | None = None
+        if job.spec.drafter.train != "off" and isinstance(started.engine, NativeEngine):
+            self.drafter = DrafterTrainer(job, started.engine, started.drafter)
+        replay = None if self.drafter is None else self.drafter.pool
+        self.rollout = RolloutDuty(job, self.engine, tokenizer.stop_tokens(), replay)
+        # samples of the policy update whose command comes next
+        self.samples: UpdateSamples | None = None
+        self._update: PolicyUpdateDuty | None = None
 
     @property
-    def patience(self) -> float | None:
-        """How long it may wait for a command; None if there is nothing else to do."""
-        if self.rollout.engine.running > 0:
+    def update(self) -> PolicyUpdateDuty:
+        """Return the policy's trainer, which is brought up when it is first needed."""
+        if self._update is None:
+            self._update = PolicyUpdateDuty(self.job, self._progress)
+        return self._update
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """Return how long the rank may wait for a message (None: for ever)."""
+        if self.engine.running > 0:
             return 0.0
-        if self.draft is None or not self.draft.active:
+        if self.drafter is None or not self.drafter.active:
             return None
-        return _HUNGRY_SECONDS if self.draft.hungry else 0.0
-
-    @property
-    def learn(self) -> PolicyUpdateDuty:
-        if self._learn is None:
-            self._learn = PolicyUpdateDuty(self._load, self._device, self._blobs, self._progress)
-        return self._learn
-
-    def close(self) -> None:
-        self.rollout.engine.close()
+        return _RETRY_SECONDS if self.drafter.hungry else 0.0
 
 
 class Rank:
-    def __init__(self, channel: RankChannel, progress: Progress, device: torch.device) -> None:
+    """The loop, and what each message sets off."""
+
+    def __init__(self, setup: RankSetup, channel: RankChannel, progress: Progress) -> None:
+        self._setup = setup
         self._channel = channel
         self._progress = progress
-        self._device = device
-        self._job: Job | None = None
+        self.duties: JobDuties | None = None
 
     def run(self) -> None:
+        """Take messages and compute until the worker is gone (EOFError)."""
         while True:
-            for command in self._channel.receive(wait=self._patience):
-                self._obey(command)
-            if self._job is not None:
-                self._work(self._job)
+            wait = None if self.duties is None else self.duties.wait_seconds
+            for message in self._channel.receive(wait=wait):
+                self.handle(message)
+            self.compute()
 
-    @property
-    def _patience(self) -> float | None:
-        return None if self._job is None else self._job.patience
+    def handle(self, message: ToRank) -> None:
+        """Carry out one message; messages for another job than the open one change nothing."""
+        try:
+            if isinstance(message, OpenJob):
+                self._open(message)
+            elif self.duties is not None and self.duties.job.id == message.job:
+                self._dispatch(self.duties, message)
+        except ConfigError as error:
+            setup = self._setup
+            self._send(
+                WorkerFailed(
+                    job=message.job,
+                    worker=setup.worker,
+                    incarnation=setup.incarnation,
+                    error=str(error),
+                )
+            )
 
-    def _work(self, job: Job) -> None:
-        if job.rollout.engine.running:
-            for rollout in job.rollout.step():
-                self._channel.send(rollout)
-            if (chosen := job.rollout.strategies(time.monotonic())) is not None:
-                self._channel.send(chosen)
-        elif job.draft is not None and job.draft.active:
-            self._train_drafter(job.draft)
-        self._progress.report(job.rollout.engine.running)
+    def compute(self) -> None:
+        """Compute to the next boundary: a decode step, or a piece of drafter training."""
+        duties = self.duties
+        if duties is None:
+            return
+        if duties.engine.running:
+            self._send(*duties.rollout.step())
+            if (report := duties.rollout.report(time.monotonic())) is not None:
+                self._send(report)
+        elif duties.drafter is not None and duties.drafter.active:
+            with contextlib.suppress(Interrupted):
+                self._send(*duties.drafter.step(self._check_interrupt))
+        self._progress.report(duties.engine.running)
 
-    def _train_drafter(self, draft: DrafterTrainer) -> None:
-        """Until it is through with something, or the next command arrives."""
-        with contextlib.suppress(Interrupted):
-            for frame in draft.step(self._look):
-                self._channel.send(frame)
+    def _dispatch(self, duties: JobDuties, message: ToRank) -> None:
+        drafter, rollout = duties.drafter, duties.rollout
+        match message:
+            case OpenJob():
+                raise AssertionError("a job is open")
+            case CloseJob():
+                self._close(duties)
+                shutil.rmtree(duties.job.flight, ignore_errors=True)
+            case StartRollout():
+                rollout.swap(message.policy)
+                if message.drafter is not None:
+                    self._adopt(duties, message.drafter)
+            case AdoptDrafter():
+                self._adopt(duties, message.drafter)
+            case StopSpeculation():
+                duties.engine.stop_speculating()
+            case TrainDrafter():
+                if drafter is not None:
+                    drafter.begin(message)
+            case MergeDrafter():
+                if drafter is not None:
+                    drafter.ask(message)
+            case StopDrafterTraining():
+                if drafter is not None:
+                    self._send(*drafter.dismiss(message.training_session))
+            case DecodePrompts():
+                rollout.submit(message.prompts)
+            case PeerAnswer():
+                rollout.overhear(message)
+            case SharePartialAnswers():
+                self._send(rollout.growing())
+            case UpdateSamples():
+                duties.samples = message
+            case UpdatePolicy():
+                self._update_policy(duties, message)
+            case _:
+                assert_never(message)
 
-    def _look(self) -> None:
+    def _open(self, command: OpenJob) -> None:
+        if self.duties is not None:
+            self._close(self.duties)
+        with self._progress.report_meanwhile():
+            self.duties = JobDuties(RankJob(self._setup, command), self._progress)
+        if self.duties.complaint is not None:
+            self._refuse_drafter(self.duties.job, NAMED, self.duties.complaint)
+
+    def _close(self, duties: JobDuties) -> None:
+        self.duties = None
+        duties.engine.close()
+
+    def _adopt(self, duties: JobDuties, ref: DrafterRef | None) -> None:
+        if duties.drafter is None:
+            return
+        complaint = duties.drafter.adopt(ref)
+        if complaint is not None and ref is not None:
+            self._refuse_drafter(duties.job, ref.version, complaint)
+
+    def _refuse_drafter(self, job: RankJob, version: DrafterVersion, complaint: str) -> None:
+        self._send(DrafterRefused(**job.reporter, error=complaint, version=version))
+
+    def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
+        assert duties.samples is not None
+        samples, duties.samples = duties.samples, None
+        events = duties.update.run(command, samples.minibatches)
+        version = PolicyVersion(command.version + 1)
+        duties.rollout.adopt(version, duties.update.learner.weights())
+        self._send(*events)
+
+    def _check_interrupt(self) -> None:
+        """Raise Interrupted if a message has arrived that can't wait."""
         self._progress.report(0)
-        if self._channel.commanded():
+        if self._channel.has_urgent():
             raise Interrupted
 
-    def _obey(self, command: ToRank) -> None:
-        match command:
-            case Load():
-                self._close()
-                try:
-                    with self._progress.made():
-                        self._job = Job(command, self._device, self._progress, self._channel)
-                except ConfigError as error:
-                    self._channel.send(Refused(job=command.job, error=str(error)))
-            case Unload():
-                self._unload()
-            case SwapPolicy():
-                if job := self._current(command.job):
-                    job.rollout.swap(command.policy)
-            case SwapDrafter():
-                if (job := self._current(command.job)) and job.draft is not None:
-                    self._adopt(job.draft, command)
-            case SharePartialAnswers():
-                if job := self._current(command.job):
-                    self._channel.send(job.rollout.growing())
-            case School():
-                if (job := self._current(command.train.job)) and job.draft is not None:
-                    job.draft.begin(command)
-            case Merge():
-                if (job := self._current(command.merge.job)) and job.draft is not None:
-                    job.draft.ask(command)
-            case Dismiss():
-                if (job := self._current(command.job)) and job.draft is not None:
-                    for frame in job.draft.dismiss(command.training_session, command.sent):
-                        self._channel.send(frame)
-            case Decode():
-                if job := self._current(command.prompts[0].job):
-                    self._decode(job, command)
-            case PeerAnswer():
-                if job := self._current(command.job):
-                    job.rollout.overhear(command)
-            case Plain():
-                if job := self._current(command.job):
-                    job.rollout.engine.stop_speculating()
-            case Train():
-                if job := self._current(command.learn.job):
-                    self._train(job, command)
-            case _:
-                assert_never(command)
-
-    def _adopt(self, draft: DrafterTrainer, command: SwapDrafter) -> None:
-        complaint = draft.adopt(command.drafter)
-        if complaint is not None and command.drafter is not None:
-            self._channel.send(refused(draft.load, command.drafter.version, complaint))
-
-    def _decode(self, job: Job, command: Decode) -> None:
-        try:
-            job.rollout.submit(command.prompts)
-        except ConfigError as error:
-            self._channel.send(Refused(job=job.id, error=str(error)))
-
-    def _train(self, job: Job, command: Train) -> None:
-        try:
-            trained = job.learn.train(command)
-        except ConfigError as error:
-            self._channel.send(Refused(job=job.id, error=str(error)))
-            return
-        job.rollout.adopt(trained.version, job.learn.learner.weights())
-        self._channel.send(trained)
-
-    def _current(self, job: JobId) -> Job | None:
-        return self._job if self._job is not None and self._job.id == job else None
-
-    def _unload(self) -> None:
-        """The job has ended: what was handed in late is nobody's."""
-        job = self._job
-        self._close()
-        if job is not None:
-            shutil.rmtree(job.flight, ignore_errors=True)
-
-    def _close(self) -> None:
-        if self._job is not None:
-            self._job.close()
-            self._job = None
-
-
-def refused(load: Load, version: DrafterVersion, complaint: str) -> DrafterRefused:
-    return DrafterRefused(
-        job=load.job,
-        worker=load.worker,
-        incarnation=load.incarnation,
-        error=complaint,
-        version=version,
-    )
+    def _send(self, *messages: FromRank) -> None:
+        for message in messages:
+            self._channel.send(message)
 
 
 def main() -> None:
-    channel = RankChannel(int(sys.argv[1]))
-    progress = Progress(int(sys.argv[2]))
-    device = torch.device(sys.argv[3])
-    host = sys.argv[4]
+    """Run the rank that the arguments describe."""
+    channel, progress = RankChannel(int(sys.argv[1])), Progress(int(sys.argv[2]))
+    setup = msgspec.json.decode(sys.argv[3], type=RankSetup)
     torch.set_num_threads(1)
     # The store lives as long as this process: other ranks meet there.
-    store, port = groups.serve_rendezvous(host)
-    channel.send(Ready(rendezvous=f"{host}:{port}"))
+    store, port = groups.serve_rendezvous(setup.host)
+    channel.send(RankReady(rendezvous=f"{setup.host}:{port}"))
     try:
-        Rank(channel, progress, device).run()
+        Rank(setup, channel, progress).run()
     except EOFError:
         return
     except Exception:
-        # its last line is what the worker reports: nothing may speak after it
+        # The worker reports the last line of this output, so nothing may follow it.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

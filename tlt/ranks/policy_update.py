@@ -1,84 +1,102 @@
-"""A rank's part of an update: every rank of the job computes one, all end with equal weights."""
+"""Compute a rank's part of a policy update, after which all ranks of the job hold equal weights."""
 
 import time
 from contextlib import ExitStack
+from typing import TypedDict
 
-import torch
 from torch.distributed import ProcessGroup
 
-from tlt.blobs import Blobs
-from tlt.ids import PolicyVersion
+from tlt.ids import Attempt, Epoch, JobId, PolicyVersion, Step
 from tlt.models.safetensors_io import put_weights, read_weights
-from tlt.protocol.events import RolloutFinished
+from tlt.protocol.commands import UpdatePolicy
+from tlt.protocol.events import (
+    CheckpointCommitted,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RolloutFinished,
+)
+from tlt.protocol.records import UpdateMetrics
 from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef
-from tlt.ranks.worker_channel import Load, Progress, Train, Trained
+from tlt.ranks.rank_job import RankJob
+from tlt.ranks.worker_channel import Progress
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 
+UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
+
+
+class _Origin(TypedDict):
+    job: JobId
+    epoch: Epoch
+    step: Step
+    attempt: Attempt
+
 
 class PolicyUpdateDuty:
-    def __init__(self, load: Load, device: torch.device, blobs: Blobs, progress: Progress) -> None:
-        spec = load.spec
-        self._timeout = spec.algorithm.collective_timeout_seconds
-        self._device = device
-        self._blobs = blobs
+    """The policy's trainer in this rank."""
+
+    def __init__(self, job: RankJob, progress: Progress) -> None:
+        spec = job.spec
+        self._job = job
+        self._blobs = job.blobs()
         self._progress = progress
-        # reads the model, builds kernels, measures
-        with progress.made():
+        # reading the model, building kernels and measuring take long
+        with progress.report_meanwhile():
             self.learner = PolicyLearner(
-                spec.policy.path, spec.algorithm, spec.policy.max_context, device, progress.made
+                spec.policy.path,
+                spec.algorithm,
+                spec.policy.max_context,
+                job.device,
+                progress.report_meanwhile,
             )
 
-    def train(self, frame: Train) -> Trained:
+    def run(
+        self, command: UpdatePolicy, minibatches: tuple[tuple[RolloutFinished, ...], ...]
+    ) -> list[UpdateEvent]:
+        """Make one update; the first rank of all publishes the weights."""
         began = time.monotonic()
-        learn = frame.learn
-        rank = learn.first_rank + frame.local_rank
-        version = PolicyVersion(learn.version + 1)
+        rank = command.first_rank + self._job.setup.rank
         with ExitStack() as stack:
-            # Whoever is there first waits while the others bring up their trainers.
-            with self._progress.made():
-                group = self._join(stack, frame, rank)
-            if learn.restore is not None:
-                self._restore(learn.restore)
-            if learn.sync_from is not None and group is not None:
-                self.learner.broadcast(learn.sync_from, group)
-            minibatches = [
-                self._minibatch(share, frame.local_rank, samples)
-                for share, samples in zip(learn.minibatches, frame.samples, strict=True)
+            # The first ranks to join wait while the others bring up their trainers.
+            with self._progress.report_meanwhile():
+                group = self._join(stack, command, rank)
+            if command.restore is not None:
+                self._restore(command.restore)
+            if command.sync_from is not None and group is not None:
+                self.learner.broadcast(command.sync_from, group)
+            samples = [
+                self._minibatch(share, rollouts)
+                for share, rollouts in zip(command.minibatches, minibatches, strict=True)
             ]
             metrics = self.learner.update(
-                learn.version, minibatches, group, lambda: self._progress.report(0)
+                command.version, samples, group, lambda: self._progress.report(0)
             )
-        checkpoint, policy = None, None
-        if rank == 0:
-            checkpoint = self._checkpoint(version) if learn.checkpoint else None
-            policy = self._publish(version, checkpoint)
-        return Trained(
-            learn=learn,
-            version=version,
+        published = self._publish(command, metrics) if rank == 0 else []
+        finished = PolicyUpdateFinished(
+            **_origin(command),
+            worker=command.worker,
+            incarnation=command.incarnation,
+            version=PolicyVersion(command.version + 1),
             seconds=time.monotonic() - began,
-            policy=policy,
-            metrics=metrics if rank == 0 else None,
-            checkpoint=checkpoint,
         )
+        return [*published, finished]
 
-    def _join(self, stack: ExitStack, frame: Train, rank: int) -> ProcessGroup | None:
-        learn = frame.learn
-        if learn.world == 1:
+    def _join(self, stack: ExitStack, command: UpdatePolicy, rank: int) -> ProcessGroup | None:
+        if command.world == 1:
             return None
         stack.callback(groups.leave_group)
+        timeout = self._job.spec.algorithm.collective_timeout_seconds
         return groups.join_group(
-            learn.rendezvous, learn.group, rank, learn.world, self._timeout, self._device
+            command.rendezvous, command.group, rank, command.world, timeout, self._job.device
         )
 
-    def _minibatch(
-        self, share: MinibatchShare, local_rank: int, rollouts: tuple[RolloutFinished, ...]
-    ) -> Minibatch:
+    def _minibatch(self, share: MinibatchShare, rollouts: tuple[RolloutFinished, ...]) -> Minibatch:
+        refs = share.ranks[self._job.setup.rank]
         return Minibatch(
             samples=[
                 self._sample(rollout, ref.advantage)
-                for ref, rollout in zip(share.ranks[local_rank], rollouts, strict=True)
+                for ref, rollout in zip(refs, rollouts, strict=True)
             ],
             total_tokens=share.total_tokens,
             total_sequences=share.total_sequences,
@@ -95,18 +113,19 @@ class PolicyUpdateDuty:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.learner.load_weights(read_weights(self._blobs, checkpoint.weights))
-        optimiser = read_weights(self._blobs, checkpoint.optimiser)
-        self.learner.load_optimiser_state(optimiser)
+        self.learner.load_optimiser_state(read_weights(self._blobs, checkpoint.optimiser))
 
-    def _publish(self, version: PolicyVersion, saved: Checkpoint | None) -> PolicyRef:
-        if saved is not None:
-            return PolicyRef(version=version, weights=saved.weights)
-        weights = put_weights(self._blobs, self.learner.weights(), commit=False)
-        return PolicyRef(version=version, weights=weights)
+    def _publish(self, command: UpdatePolicy, metrics: UpdateMetrics) -> list[UpdateEvent]:
+        version, commit = PolicyVersion(command.version + 1), command.checkpoint
+        weights = put_weights(self._blobs, self.learner.weights(), commit=commit)
+        policy = PolicyRef(version=version, weights=weights)
+        published = PolicyPublished(**_origin(command), policy=policy, metrics=metrics)
+        if not commit:
+            return [published]
+        optimiser = put_weights(self._blobs, self.learner.optimiser_state(), commit=True)
+        checkpoint = Checkpoint(version=version, weights=weights, optimiser=optimiser)
+        return [CheckpointCommitted(**_origin(command), checkpoint=checkpoint), published]
 
-    def _checkpoint(self, version: PolicyVersion) -> Checkpoint:
-        return Checkpoint(
-            version=version,
-            weights=put_weights(self._blobs, self.learner.weights(), commit=True),
-            optimiser=put_weights(self._blobs, self.learner.optimiser_state(), commit=True),
-        )
+
+def _origin(command: UpdatePolicy) -> _Origin:
+    return _Origin(job=command.job, epoch=command.epoch, step=command.step, attempt=command.attempt)

@@ -1,9 +1,8 @@
-"""A rank's half of a rollout: prompts become requests, completions become `RolloutFinished`."""
+"""Decode a rank's prompts: prompts become requests, completions become `RolloutFinished`."""
 
 import numpy as np
 import torch
 
-from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
@@ -11,9 +10,11 @@ from tlt.ids import PolicyVersion, Purpose, Step
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import DecodingReported, RolloutFinished
+from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer
 from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.ranks.engine_factory import context_of
+from tlt.ranks.rank_job import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
-from tlt.ranks.worker_channel import Load, PartialAnswers, PeerAnswer
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens of an answer before others may learn from it, and by how much it grows before they do again
@@ -23,21 +24,19 @@ _LEAST_GROWN, _GROWN = 8, 1.5
 class RolloutDuty:
     def __init__(
         self,
-        load: Load,
+        job: RankJob,
         engine: Engine,
         stop_tokens: frozenset[int],
-        context: int,
-        blobs: Blobs,
         pool: ReplayBuffer | None,
     ) -> None:
         """`pool`: where answers are kept that a drafter may learn from."""
         self.engine = engine
         self.version = PolicyVersion(0)
-        self._load = load
-        self._spec = load.spec
+        self._job = job
+        self._spec = job.spec
         self._stop_tokens = stop_tokens
-        self._context = context
-        self._blobs = blobs
+        self._context = context_of(job.spec)
+        self._blobs = job.blobs()
         self._pool = pool
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
@@ -60,7 +59,7 @@ class RolloutDuty:
     def step(self) -> list[RolloutFinished]:
         return [self._finished(completion) for completion in self.engine.step()]
 
-    def strategies(self, now: float) -> DecodingReported | None:
+    def report(self, now: float) -> DecodingReported | None:
         """How it decoded lately, if that is worth saying again."""
         if now < self._said + _SECONDS_BETWEEN_REPORTS and self.engine.running:
             return None
@@ -71,10 +70,8 @@ class RolloutDuty:
         self._serial += 1
         step, purpose = self._round
         return DecodingReported(
-            job=self._load.job,
-            worker=self._load.worker,
-            incarnation=self._load.incarnation,
-            rank=self._load.rank,
+            **self._job.reporter,
+            rank=self._job.setup.rank,
             serial=self._serial,
             step=step,
             purpose=purpose,
@@ -121,7 +118,7 @@ class RolloutDuty:
                         whole=False,
                     )
                 )
-        return PartialAnswers(job=self._load.job, answers=tuple(answers))
+        return PartialAnswers(job=self._job.id, answers=tuple(answers))
 
     def swap(self, policy: PolicyRef) -> None:
         """Versions that are held already cost nothing."""
@@ -167,12 +164,10 @@ class RolloutDuty:
                 lambda: self.engine.hidden_states(completion.id),
             )
         return RolloutFinished(
-            job=prompt.job,
+            **self._job.reporter,
             epoch=prompt.epoch,
             step=prompt.step,
             attempt=prompt.attempt,
-            worker=self._load.worker,
-            incarnation=self._load.incarnation,
             purpose=prompt.purpose,
             prompt=prompt.prompt,
             member=prompt.member,

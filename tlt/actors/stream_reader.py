@@ -1,0 +1,26 @@
+"""Read a Redis stream without a group: nothing is acknowledged, and every reader sees it all."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from tlt.store.message_codec import Fields
+from tlt.store.redis_connection import GONE, Connection
+from tlt.store.redis_stream import rows
+
+_RETRY_SECONDS = 0.1
+
+
+async def read_pages(
+    connection: Connection, key: str, *, after: str, count: int, block_ms: int
+) -> AsyncGenerator[list[tuple[str, Fields]]]:
+    """Yield a stream's entries after that id, page by page; an empty page if none come in time."""
+    while True:
+        try:
+            reply = await connection.xread({key: after}, count=count, block=block_ms)
+        except GONE:
+            await asyncio.sleep(_RETRY_SECONDS)
+            reply = None
+        page = [(id_.decode(), fields) for id_, fields in rows(reply)]
+        if page:
+            after = page[-1][0]
+        yield page

@@ -1,0 +1,133 @@
+"""What a worker and its ranks exchange beside commands and events: data, never acts.
+
+A rank receives the worker's commands as they are, and answers with events. Tensors are small or
+refer to blobs.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from tlt.ids import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.protocol.commands import (
+    AdoptDrafter,
+    CloseJob,
+    MergeDrafter,
+    OpenJob,
+    PromptIssued,
+    StartRollout,
+    StopDrafterTraining,
+    StopSpeculation,
+    TrainDrafter,
+    UpdatePolicy,
+)
+from tlt.protocol.events import (
+    CheckpointCommitted,
+    DecodingReported,
+    DrafterDeltaReady,
+    DrafterDiverged,
+    DrafterMerged,
+    DrafterRefused,
+    DrafterTrainingStopped,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RolloutFinished,
+    WorkerFailed,
+)
+from tlt.protocol.refs import Tensor, Value
+
+
+class RankSetup(Value, frozen=True, kw_only=True):
+    """Identify a rank and its device; an argument of the rank's process."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    # index among the ranks of its worker
+    rank: int
+    device: str
+    host: str
+    # the session's folder in shared memory, in which each job has a folder of its own
+    flight: str
+
+
+class RankMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A message between a worker and its ranks that is neither a command nor an event."""
+
+
+class RankReady(RankMessage, frozen=True, kw_only=True):
+    """The rank runs; others can meet at its torch.distributed store."""
+
+    rendezvous: str
+
+
+class DecodePrompts(RankMessage, frozen=True, kw_only=True):
+    """Prompts for this rank to answer."""
+
+    job: JobId
+    prompts: tuple[PromptIssued, ...]
+
+
+class PeerAnswer(RankMessage, frozen=True, kw_only=True):
+    """What another rank has answered to a prompt, whole or so far."""
+
+    job: JobId
+    step: Step
+    purpose: Purpose
+    prompt: PromptIndex
+    member: Member
+    prompt_tokens: tuple[int, ...]
+    tokens: Tensor
+    whole: bool
+
+
+class SharePartialAnswers(RankMessage, frozen=True, kw_only=True):
+    """A request for the answers that this rank is writing: idle ranks learn from them."""
+
+    job: JobId
+
+
+class PartialAnswers(RankMessage, frozen=True, kw_only=True):
+    """Answers that a rank is writing."""
+
+    job: JobId
+    answers: tuple[PeerAnswer, ...]
+
+
+class UpdateSamples(RankMessage, frozen=True, kw_only=True):
+    """Samples for this rank in the UpdatePolicy that follows: a tuple for each minibatch."""
+
+    job: JobId
+    minibatches: tuple[tuple[RolloutFinished, ...], ...]
+
+
+ToRank: TypeAlias = (
+    OpenJob
+    | CloseJob
+    | StartRollout
+    | StopSpeculation
+    | TrainDrafter
+    | StopDrafterTraining
+    | MergeDrafter
+    | AdoptDrafter
+    | UpdatePolicy
+    | DecodePrompts
+    | PeerAnswer
+    | SharePartialAnswers
+    | UpdateSamples
+)
+
+FromRank: TypeAlias = (
+    RankReady
+    | PartialAnswers
+    | RolloutFinished
+    | DecodingReported
+    | DrafterRefused
+    | DrafterDeltaReady
+    | DrafterTrainingStopped
+    | DrafterMerged
+    | DrafterDiverged
+    | CheckpointCommitted
+    | PolicyPublished
+    | PolicyUpdateFinished
+    | WorkerFailed
+)
