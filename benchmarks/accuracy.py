@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from benchmarks.sweep import best_settings
-from cli.journal_follow import entries
 from tlt.ids import PromptIndex
 from tlt.protocol.events import RolloutScored
+from tlt.run_folder import journal_entries
 
 _SEEDS, _STEPS, _PROBLEMS = (1, 2, 3, 4), 12, 512
 _WITHIN = 4.0
@@ -116,7 +116,7 @@ def _job(stack: str, seed: int) -> Job:
 
 def _rewards(job: Job) -> dict[PromptIndex, float]:
     """By held-out problem, after the last step."""
-    events = (entry.event for entry in entries(job.folder))
+    events = (entry.event for entry in journal_entries(job.folder))
     rewards = {
         event.prompt: event.reward
         for event in events

@@ -19,8 +19,6 @@ import torch
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import held_out_prompts
 from benchmarks.stacks import run, session, tlt
-from cli.drafter_export import read_drafter
-from cli.journal_follow import folded
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.engine import SglangEngine
@@ -28,11 +26,13 @@ from tlt.engine.sglang.engine_startup import start_client
 from tlt.engine.sglang.hidden_state_tap import RequestName
 from tlt.engine.sglang.scheduler_plugin import Proposal
 from tlt.engine.sglang.sglang_launcher import DrafterOptions
+from tlt.export.drafter_export import read_drafter
 from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.model_folder import load_decoder
+from tlt.run_folder import read_ledger
 from tlt.strategies import Draft
 
 _JOB = ("algorithm.steps=30", "algorithm.prompts_per_step=4")
@@ -84,9 +84,9 @@ def main() -> None:
 
 
 def _used(run: Path) -> Drafter:
-    ledger = folded(run)
-    assert ledger.drafter_state.used is not None
-    return read_drafter(run, ledger.spec, ledger.drafter_state.used)
+    ledger = read_ledger(run)
+    assert ledger.state.drafter_state.used is not None
+    return read_drafter(run, ledger.spec, ledger.state.drafter_state.used)
 
 
 def _requests() -> list[Request]:

@@ -26,15 +26,15 @@ from benchmarks.engine import MODEL
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import accept_length
 from benchmarks.stacks import SPEC, run, session, submit, tlt
-from cli.drafter_export import read_drafter
-from cli.journal_follow import entries, folded
 from cli.session_client import with_client
+from tlt.export.drafter_export import read_drafter
 from tlt.ids import WorkerId
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.model_folder import load_decoder
 from tlt.policies.job.run_state import Duty, RunState
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged, DrafterTrainingStopped, WorkerLost
+from tlt.run_folder import journal_entries, read_ledger
 from tlt.spec_files import load_job_spec
 from tlt.store.journal import FILE_NAME
 
@@ -168,11 +168,11 @@ def _curve(seed: int, half: Path, steps: int) -> Curve:
 def _used(seed: int, *settings: str) -> list[Made]:
     """Drafters that were adopted, in their order."""
     job = run("forced", seed, *settings)
-    spec, drafting = folded(job.folder).spec, job.snapshot.drafting
+    spec, drafting = read_ledger(job.folder).spec, job.snapshot.drafting
     assert drafting is not None
     adopted = {measured.version for measured in drafting.measured if measured.adopted}
     made: list[Made] = []
-    for event in (entry.event for entry in entries(job.folder)):
+    for event in (entry.event for entry in journal_entries(job.folder)):
         if isinstance(event, DrafterMerged) and event.base.version in adopted:
             micro_batches = event.base.micro_batches
             # one that gave way to the drafter before it is no point of the curve
@@ -198,7 +198,7 @@ class _Faulted:
         tlt("cancel", self._job)
 
     def told(self) -> dict[str, Any]:
-        events = [entry.event for entry in entries(self._folder)]
+        events = [entry.event for entry in journal_entries(self._folder)]
         learned = [e for e in events if isinstance(e, DrafterDeltaReady)]
         stopped = [e for e in events if isinstance(e, DrafterTrainingStopped)]
         longest = {
@@ -218,7 +218,7 @@ class _Faulted:
         }
 
     def _state(self) -> RunState:
-        return folded(self._folder).state
+        return read_ledger(self._folder).state
 
     def _doing(self, duty: Duty) -> list[WorkerId]:
         return [name for name, known in self._state().workers.items() if known.duty is duty]

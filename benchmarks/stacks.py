@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from cli.journal_follow import fold
 from cli.session_client import with_client
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.records import JobRecord
 from tlt.report import Snapshot
+from tlt.run_folder import read_snapshot
 from tlt.store.job_records import ENDED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
     ended = wait(name)
     if ended.status != "done":
         raise SystemExit(f"{stack}, seed {seed}: {ended.error}")
-    snapshot = fold(folder)
+    snapshot = read_snapshot(folder)
     steps = [StepTime(s.rollout_seconds, s.learn_seconds or 0.0) for s in snapshot.steps]
     job = Job(stack, seed, steps, snapshot, folder)
     rolled = math.fsum(step.rollout for step in steps)

@@ -1,31 +1,27 @@
-"""tlt config show, tlt config check."""
+"""tlt config: show or check a job's spec."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from cli.arguments import Set, SpecFile
 from cli.output import say
 from cli.spec_loading import load_job
 from tlt.dataset import rows
 from tlt.spec_files import load_job_spec, to_yaml
 
-app = typer.Typer(help="Look at a job's spec.", no_args_is_help=True)
-_Spec = Annotated[Path, typer.Argument(help="The job's YAML file.")]
-_Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the spec.")
-]
+app = typer.Typer(help="Show or check a job's spec.", no_args_is_help=True)
 
 
 @app.command()
-def show(spec: _Spec, changes: _Set = None) -> None:
-    """The whole spec, defaults included, paths absolute."""
+def show(spec: SpecFile, changes: Set = None) -> None:
+    """Print the whole spec with its defaults and absolute paths."""
     typer.echo(to_yaml(load_job_spec(spec, changes)), nl=False)
 
 
 @app.command()
-def check(spec: _Spec, changes: _Set = None) -> None:
-    """The spec, that what it names is there, and every row of its data."""
+def check(spec: SpecFile, changes: Set = None) -> None:
+    """Check the spec, the files that it names, and every row of its data."""
     loaded = load_job(spec, changes)
     data = loaded.data
     for name, file in (("train", data.train), ("eval", data.eval)):

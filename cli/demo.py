@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from cli.arguments import Set
 from cli.dashboard import start_dashboard, stop_dashboard
-from cli.jobs import Set, watch
-from cli.journal_follow import fold
+from cli.jobs import watch
 from cli.output import complain, say
 from cli.run_report import report
 from cli.session_client import with_client
@@ -15,6 +15,7 @@ from cli.session_control import forget_session, new_session, start_session, stop
 from cli.spec_loading import load_job
 from tlt.config import JobSpec
 from tlt.protocol.records import JobRecord
+from tlt.run_folder import read_snapshot
 
 _SESSION = "demo"
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
@@ -56,7 +57,7 @@ def demo(
         stop_session(_SESSION)
     folder = Path(record.folder)
     if (folder / "journal.jsonl").exists():
-        report(fold(folder), folder)
+        report(read_snapshot(folder), folder)
     if record.status != "done":
         complain(f"{record.job} {record.status}" + (f": {record.error}" if record.error else ""))
         raise typer.Exit(1)

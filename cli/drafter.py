@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.jobs import Json
+from cli.arguments import Json
 from cli.output import complain, print_json, say
 from tlt.errors import ConfigError
 
@@ -65,10 +65,10 @@ def train(
         raise ConfigError("give either --data (prompts and answers) or --prompts")
     if layout is not None and start is not None:
         raise ConfigError("--start says what layout the drafter has: leave --layout out")
-    from cli.drafter_train_args import Plan
-    from cli.drafter_training import train_drafter
+    from tlt.offline_drafter.training import train_drafter
+    from tlt.offline_drafter.training_plan import TrainingPlan
 
-    plan = Plan(
+    plan = TrainingPlan(
         policy=str(policy),
         file=str(data or prompts),
         answers_given=data is not None,
@@ -93,7 +93,7 @@ def train(
     if json:
         print_json({"drafter": str(out), "curve": curve})
     else:
-        say(f"{out}: a drafter of {policy}, {curve[-1].accept_lengths()}")
+        say(f"{out}: a drafter of {policy}, {curve[-1].describe_accept_lengths()}")
 
 
 @contextmanager

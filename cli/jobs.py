@@ -7,29 +7,24 @@ from typing import Annotated
 
 import typer
 
-from cli.journal_follow import entries, live_entries, open_ledger
+from cli.arguments import JobName, Json, SessionName, Set, SpecFile
 from cli.output import complain, print_json, print_table, say
 from cli.progress import RunProgress
 from cli.session_client import Client, with_client
-from cli.session_commands import SessionName
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.records import JobRecord
 from tlt.report.log_lines import Narrator
+from tlt.run_folder import follow_journal, journal_entries, open_ledger
 from tlt.store.job_records import ENDED
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 30.0
 
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the spec.")
-]
-
 
 def submit(
-    spec: Annotated[Path, typer.Argument(help="The job's YAML file.")],
+    spec: SpecFile,
     wait: Annotated[bool, typer.Option("--wait", help="Follow it until it has ended.")] = False,
     changes: Set = None,
     session: SessionName = "default",
@@ -73,7 +68,7 @@ def watch(session: str, record: JobRecord) -> JobRecord:
         if not (folder / FILE_NAME).exists():
             return now
         narrator = Narrator(open_ledger(folder))
-        for entry in live_entries(folder):
+        for entry in follow_journal(folder):
             if entry is not None:
                 for line in narrator.tell(entry.event, entry.at):
                     progress.line(line)
@@ -131,7 +126,7 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
 
 
 def logs(
-    job: Annotated[str, typer.Argument(help="As `tlt jobs` lists it.")],
+    job: JobName,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it has ended.")] = False,
     session: SessionName = "default",
     json: Annotated[bool, typer.Option("--json", help="The journal's entries.")] = False,
@@ -152,7 +147,7 @@ def logs(
         say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
         return
     narrator = Narrator(open_ledger(folder))
-    for entry in live_entries(folder) if follow else entries(folder):
+    for entry in follow_journal(folder) if follow else journal_entries(folder):
         if entry is None:
             sys.stdout.flush()
             if record.status in ENDED:
@@ -168,7 +163,7 @@ def logs(
 
 
 def cancel(
-    job: Annotated[str, typer.Argument(help="As `tlt jobs` lists it.")],
+    job: JobName,
     session: SessionName = "default",
 ) -> None:
     """End a job; what it has committed stays."""

@@ -2,29 +2,27 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated
 
-import typer
 from rich.table import Table
 
+from cli.arguments import JobOrFolder, Json, SessionName
 from cli.drafter_tables import print_drafting
-from cli.journal_follow import fold
 from cli.output import console, print_json, say
 from cli.session_client import run_folder
-from cli.session_commands import SessionName
 from tlt.ids import WorkerId
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.records import Joules
 from tlt.report import Acceptance, Snapshot
+from tlt.run_folder import read_snapshot
 
 
 def ledger(
-    job: Annotated[str, typer.Argument(help="A job of the session, or a run's folder.")],
+    job: JobOrFolder,
     session: SessionName = "default",
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Seconds by step, worker and duty, and what speculation saved of them."""
-    snapshot = fold(run_folder(job, session))
+    snapshot = read_snapshot(run_folder(job, session))
     if json:
         print_json(snapshot)
         return

@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from cli.arguments import Json, SessionName
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
 from cli.session_client import Client, with_client
@@ -13,8 +14,6 @@ from cli.session_control import find_session, new_session, start_session, stop_s
 from tlt.ids import WorkerId
 from tlt.protocol.records import Heartbeat, JobRecord
 from tlt.store.redis_connection import shown
-
-SessionName = Annotated[str, typer.Option("--session", help="Name of the session.")]
 
 
 def up(
@@ -66,7 +65,7 @@ def down(session: SessionName = "default") -> None:
 
 def status(
     session: SessionName = "default",
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Workers and jobs of a session."""
     spec = find_session(session)

@@ -16,16 +16,16 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cli.journal_follow import live_entries, open_ledger
+from cli.arguments import SessionName
 from cli.output import console, say
 from cli.session_client import run_folder, with_client
-from cli.session_commands import SessionName
 from cli.session_watch import SessionWatch, session_of
 from cli.top_screen import Screen, Shown
 from tlt.dashboard import page_sections
-from tlt.dashboard.run_fold import Run, read_spec
+from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError
 from tlt.report.log_lines import Narrator
+from tlt.run_folder import follow_journal, open_ledger, read_spec
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
@@ -102,7 +102,7 @@ def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
 def _tell(folder: Path) -> None:
     """A line for each thing that happens, until the job has ended."""
     narrator = Narrator(open_ledger(folder))
-    for entry in live_entries(folder):
+    for entry in follow_journal(folder):
         if entry is not None:
             for line in narrator.tell(entry.event, entry.at):
                 say(line)

@@ -6,18 +6,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.journal_follow import entries, open_ledger
+from cli.arguments import JobOrFolder, SessionName
 from cli.output import say
 from cli.session_client import run_folder
-from cli.session_commands import SessionName
 from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.report import Span, Spans
 from tlt.report.chrome_trace import chrome_trace
+from tlt.run_folder import journal_entries, open_ledger
 
 
 def trace(
-    job: Annotated[str, typer.Argument(help="A job of the session, or a run's folder.")],
+    job: JobOrFolder,
     out: Annotated[
         Path | None, typer.Option(help="The file to write; JOB-trace.json if not given.")
     ] = None,
@@ -46,7 +46,7 @@ def _spans(folder: Path) -> tuple[list[Span], list[Span]]:
     """Those that are over, and those that go on."""
     ledger, spans = open_ledger(folder), Spans()
     over: list[Span] = []
-    for entry in entries(folder):
+    for entry in journal_entries(folder):
         before = ledger.state
         commands = ledger.add(entry.event, entry.at)
         over += spans.watch(before, entry.event, ledger.state, commands, entry.at)

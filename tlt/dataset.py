@@ -57,7 +57,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f"{path}: parquet needs pyarrow: pip install 'tlt[parquet]'") from error
+        raise DataError(f"{path}: parquet needs pyarrow: pip install 'tlt-rl[parquet]'") from error
     try:
         table = pyarrow.parquet.ParquetFile(path)
         number = 0

@@ -17,10 +17,11 @@ from tlt.dashboard import broadcast, run_feed
 from tlt.dashboard.page_sections import ROW_LISTS, Learning
 from tlt.dashboard.row_deltas import row_delta
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.run_fold import Run, read_spec
+from tlt.dashboard.run_fold import Run
 from tlt.dashboard.sse import events
 from tlt.dashboard.step_times import StepTimes
 from tlt.report import Ledger, StepAccount
+from tlt.run_folder import read_spec
 from tlt.store.journal import JournalEntry
 
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cli.journal_follow import fold
 from examples.tiny_reasoner.vocabulary import write_tokenizer
 from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
@@ -22,13 +21,14 @@ from tlt.dashboard.data_sources import FolderSource
 from tlt.dashboard.prometheus import exposition
 from tlt.dashboard.rollout_tail import RunningAnswers, completion_curve
 from tlt.dashboard.run_feed import RunFeed
-from tlt.dashboard.run_fold import Run, read_spec
+from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError, JournalError
 from tlt.ids import DrafterVersion, Step
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import OriginSpan, Tensor
 from tlt.report import Positions
+from tlt.run_folder import read_snapshot, read_spec
 from tlt.store.journal import FILE_NAME, read
 
 
@@ -36,7 +36,7 @@ async def test_metrics_are_those_of_the_ledger(
     folder_client: httpx.AsyncClient, run_folder: Path
 ) -> None:
     metrics = (await folder_client.get("/metrics")).text
-    snapshot = fold(run_folder)
+    snapshot = read_snapshot(run_folder)
     assert f'tlt_step{{job="{JOB}"}} {float(snapshot.step)}' in metrics
     assert f'tlt_policy_version{{job="{JOB}"}} {float(snapshot.version)}' in metrics
     learned = sum(duties.get("learn", 0.0) for duties in snapshot.workers.values())

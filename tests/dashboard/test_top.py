@@ -22,11 +22,12 @@ from tlt.config import SessionSpec
 from tlt.dashboard import page_sections
 from tlt.dashboard.advice import Advice, Urgency
 from tlt.dashboard.rollout_tail import RunningAnswer
-from tlt.dashboard.run_fold import Run, read_spec
+from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import Health, StreamHealth
 from tlt.dashboard.tail_forecast import Forecast
 from tlt.ids import Member, PromptIndex, WorkerId
+from tlt.run_folder import read_spec
 from tlt.session_files import write_session
 
 _TOP = [sys.executable, "-m", "cli.main", "top"]

@@ -14,11 +14,11 @@ import msgspec
 import redis
 import yaml
 
-from cli.journal_follow import entries, fold
 from tlt.protocol.commands import KeepRollout
 from tlt.protocol.events import RolloutDropped
 from tlt.protocol.records import Heartbeat
 from tlt.report import Ledger, Snapshot
+from tlt.run_folder import journal_entries, read_snapshot
 from tlt.session_files import load_session
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_keys import Keys
@@ -73,10 +73,10 @@ class Live:
         return self.job(name)
 
     def journal(self, job: str) -> list[JournalEntry]:
-        return list(entries(self.runs / job))
+        return list(journal_entries(self.runs / job))
 
     def fold(self, job: str) -> Snapshot:
-        return fold(self.runs / job)
+        return read_snapshot(self.runs / job)
 
     def await_phase(self, job: str, phase: str, step: int = 0) -> None:
         def reached() -> bool:

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli.drafter_train_args import Plan
-from cli.drafter_training import train_drafter
 from cli.main import app
 from tests.e2e.live import Live
 from tests.trainer.models import save_llama
 from tlt.errors import UnsupportedModel
 from tlt.models.drafter_folder import load_drafter
+from tlt.offline_drafter.training import train_drafter
+from tlt.offline_drafter.training_plan import TrainingPlan
 
 _TINY = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 LAYERS = 6
@@ -83,7 +83,7 @@ def test_it_writes_a_drafter_and_nothing_else(
     assert load_drafter(out, LAYERS).config.layout == layout
 
 
-def plan(policy: Path, data: Path, **changes: object) -> Plan:
+def plan(policy: Path, data: Path, **changes: object) -> TrainingPlan:
     settings: dict[str, object] = {
         "policy": str(policy),
         "file": str(data),
@@ -101,7 +101,7 @@ def plan(policy: Path, data: Path, **changes: object) -> Plan:
         "system_prompt": None,
         "seed": 0,
     }
-    return msgspec.convert(settings | changes, Plan)
+    return msgspec.convert(settings | changes, TrainingPlan)
 
 
 def stopping_at(calls: int) -> Callable[[], bool]:

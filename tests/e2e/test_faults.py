@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, dropped, kept, kill, wait_until
 from tests.tensorboard_files import points
+from tlt.run_folder import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 ROLLOUTS_A_STEP = 4 * 8

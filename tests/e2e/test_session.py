@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, wait_until
 from tests.tensorboard_files import points
 from tlt.ids import JobId
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase
+from tlt.run_folder import open_ledger
 from tlt.store.decider_state import replay
 from tlt.store.journal import FILE_NAME
 

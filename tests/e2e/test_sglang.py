@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cli.journal_follow import open_ledger
 from tests.e2e.live import Live, dropped, kept, kill, wait_until, write_spec
+from tlt.run_folder import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.journal_follow import fold
 from tlt.config import JobSpec
 from tlt.ids import JobId
 from tlt.report import Report, Reports
+from tlt.run_folder import read_snapshot
 from tlt.store.journal import JournalEntry
 
 JOB = JobId("tiny-reasoner-1")
@@ -22,7 +22,7 @@ def reported(spec: JobSpec, entries: Sequence[JournalEntry], traced: bool = True
 def test_every_step_is_reported_once(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
-    snapshot = fold(recorded)
+    snapshot = read_snapshot(recorded)
     reports = reported(spec, entries)
     assert [report.number for report in reports] == list(range(len(reports)))
     steps = [report for report in reports if "train/reward" in report.figures]
@@ -42,7 +42,7 @@ def test_every_step_is_reported_once(
 def test_what_lies_between_two_steps_adds_up(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
-    drafting = fold(recorded).drafting
+    drafting = read_snapshot(recorded).drafting
     assert drafting is not None
     steps = [r.figures for r in reported(spec, entries) if "train/reward" in r.figures]
     assert steps[-1]["drafter/micro_batches"] == drafting.micro_batches

@@ -14,7 +14,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
 from typer.testing import CliRunner
 
-from cli.journal_follow import fold
 from cli.main import app
 from tests.dashboard.runs import some_run, write_run
 from tests.loggers.test_following import name_loggers, start
@@ -23,6 +22,7 @@ from tlt.config import JobSpec
 from tlt.ids import JobId
 from tlt.loggers.backends import Destination, open_logger
 from tlt.report import Ledger, Span, Spans
+from tlt.run_folder import read_snapshot
 from tlt.store.journal import JournalEntry
 
 
@@ -57,7 +57,7 @@ def test_a_recorded_run_is_a_tree(
 ) -> None:
     spans = spans_of(spec, entries)
     assert_nested(spans)
-    snapshot = fold(recorded)
+    snapshot = read_snapshot(recorded)
     spent: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         spent[span.name] += span.end - span.begin
@@ -164,7 +164,7 @@ def test_a_collector_is_sent_the_tree_step_by_step(
         assert span is job or span.parent_span_id in by_id
     steps = [span for span in collector.spans if span.name == "step"]
     rewards = [a.value.double_value for s in steps for a in s.attributes if "train.rew" in a.key]
-    assert rewards == [step.reward for step in fold(recorded).steps]
+    assert rewards == [step.reward for step in read_snapshot(recorded).steps]
 
     sent = set(by_id)
     collector.spans.clear()

@@ -173,5 +173,5 @@ def test_training_data_need_no_pyarrow(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    advice = "parquet needs pyarrow: pip install 'tlt[parquet]'"
+    advice = "parquet needs pyarrow: pip install 'tlt-rl[parquet]'"
     assert done.stdout == f"1\n{tmp_path}/x.parquet: {advice}\n"

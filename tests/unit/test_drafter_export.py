@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import torch
 
-from cli.drafter_export import read_drafter, updates_in_all
 from tests.samples import SPEC
 from tests.session import write_policy
 from tlt.blobs import Blobs
 from tlt.config import DrafterSpec, JobSpec, PolicySpec
 from tlt.errors import ConfigError
+from tlt.export.drafter_export import read_drafter, total_updates
 from tlt.ids import DrafterVersion, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
@@ -64,12 +64,12 @@ def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -
         assert drafter.config == trained.config
         for name, tensor in trained.state_dict().items():
             assert torch.equal(drafter.state_dict()[name], tensor)
-    assert updates_in_all(spec(policy, turned), used) == 40
-    assert updates_in_all(spec(policy, tmp_path / "nowhere"), used) is None
+    assert total_updates(spec(policy, turned), used) == 40
+    assert total_updates(spec(policy, tmp_path / "nowhere"), used) is None
     broken, folder = made(policy), tmp_path / "broken"
     broken.fc.weight.data[0, 0] = torch.nan
     save_drafter(broken, folder, updates=500)
-    assert updates_in_all(spec(policy, folder), used) == 40
+    assert total_updates(spec(policy, folder), used) == 40
 
 
 def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
     save_drafter(trained, named, updates=500)
     used = kept(run, trained)
     assert read_drafter(run, spec(policy, named), used).config == trained.config
-    assert updates_in_all(spec(policy, named), used) == 540
+    assert total_updates(spec(policy, named), used) == 540
     unknown = msgspec.structs.replace(used, updates=None)
-    assert updates_in_all(spec(policy, named), unknown) is None
+    assert total_updates(spec(policy, named), unknown) is None
 
 
 def test_weights_of_a_shape_that_nothing_says_are_not_written(tmp_path: Path, policy: Path) -> None:

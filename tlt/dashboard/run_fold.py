@@ -13,7 +13,7 @@ from tlt.dashboard.recent_errors import RecentErrors
 from tlt.dashboard.rollout_tail import RolloutTail
 from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.token_rate import TokenRate
-from tlt.errors import ConfigError, JournalError
+from tlt.errors import JournalError
 from tlt.ids import JobId, JobStatus
 from tlt.loggers import delivered
 from tlt.policies.job.run_state import RunState
@@ -185,12 +185,3 @@ class Run:
             line = LogLine(self._line_number, at, text)
             self.log_lines.append(line)
             self.new_log_lines.append(line)
-
-
-def read_spec(folder: Path) -> JobSpec:
-    try:
-        return msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder}: there is no run") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{folder / 'spec.json'}: {error}") from error

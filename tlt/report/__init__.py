@@ -7,11 +7,11 @@ from tlt.report.logger_reports import Report, Reports
 from tlt.report.run_summary import (
     Acceptance,
     EvalSummary,
-    Kept,
     Positions,
     Snapshot,
     StepAccount,
     StepSummary,
+    StoredPolicy,
 )
 from tlt.report.strategy_usage import Way, Ways
 from tlt.report.trace_spans import Span, Spans
@@ -24,7 +24,6 @@ __all__ = [
     "Decision",
     "Drafting",
     "EvalSummary",
-    "Kept",
     "Lanes",
     "Ledger",
     "Life",
@@ -36,6 +35,7 @@ __all__ = [
     "Spans",
     "StepAccount",
     "StepSummary",
+    "StoredPolicy",
     "Way",
     "Ways",
 ]

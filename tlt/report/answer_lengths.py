@@ -1,6 +1,5 @@
 """The answers of one round: how long they were, when they came, which slots they used."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ from tlt.ids import WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.run_summary import Rollout, Spread
+from tlt.report.statistics import quantile
 
 
 class Answers:
@@ -60,19 +60,13 @@ class Answers:
         """Once all time up to now has passed."""
         there = self._there if self._late is None else dict(self._passed)
         return Rollout(
-            done_50=self._done_after(0.5),
-            done_90=self._done_after(0.9),
-            done_99=self._done_after(0.99),
+            done_50=quantile(self.done, 0.5),
+            done_90=quantile(self.done, 0.9),
+            done_99=quantile(self.done, 0.99),
             slots=there,
             empty={worker: max(0.0, slots - self._used[worker]) for worker, slots in there.items()},
             trained=trained / max(1, sum(self.lengths)),
         )
-
-    def _done_after(self, share: float) -> float:
-        """Answers are heard of in the order in which they came."""
-        if not self.done:
-            return 0.0
-        return self.done[math.ceil(share * len(self.done)) - 1]
 
 
 def spread(lengths: Sequence[int]) -> Spread:

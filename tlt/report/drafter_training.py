@@ -1,7 +1,5 @@
 """What training the drafter took and gave: idle seconds that were used, and what for."""
 
-import math
-
 import msgspec
 
 from tlt.ids import DrafterVersion, Step
@@ -16,6 +14,7 @@ from tlt.protocol.events import (
     DrafterTrainingStopped,
 )
 from tlt.protocol.records import TokensByOrigin
+from tlt.report.statistics import quantile
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,12 +153,12 @@ class Drafted:
             dropped=self._dropped,
             micro_batches=self._micro_batches,
             typical_seconds=self._typical,
-            longest_p95=_quantile(sorted(self._longest), 0.95),
+            longest_p95=quantile(sorted(self._longest), 0.95),
             tokens=self._tokens,
             preempted=len(latencies),
-            preempt_p50=_quantile(latencies, 0.5),
-            preempt_p99=_quantile(latencies, 0.99),
-            preempt_p99_micro_batches=_quantile(in_batches, 0.99),
+            preempt_p50=quantile(latencies, 0.5),
+            preempt_p99=quantile(latencies, 0.99),
+            preempt_p99_micro_batches=quantile(in_batches, 0.99),
             measured=tuple(self._measured),
             decisions=tuple(self._decisions),
             spoiled=tuple(self._spoiled),
@@ -199,9 +198,3 @@ class Drafted:
                 adopted=after.drafter_state.used == event.drafter,
             )
         )
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    if not ordered:
-        return 0.0
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]

@@ -4,8 +4,6 @@ The fold drives `decide` over the journal's events and watches the state: second
 phase are what the coordinator itself believed, and what it did not count is not counted here.
 """
 
-import math
-from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -13,7 +11,6 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.ids import JobId, JobStatus, Step
 from tlt.policies import coordinator
-from tlt.policies.drafter.training_state import DrafterTrainingState
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
@@ -37,8 +34,16 @@ from tlt.report.accepted_tokens import Accepted
 from tlt.report.answer_lengths import Answers, spread
 from tlt.report.drafter_training import Drafted
 from tlt.report.energy import Energy
-from tlt.report.run_summary import EvalSummary, Kept, Rollout, Snapshot, StepAccount, StepSummary
+from tlt.report.run_summary import (
+    EvalSummary,
+    Rollout,
+    Snapshot,
+    StepAccount,
+    StepSummary,
+    StoredPolicy,
+)
 from tlt.report.savings import Savings
+from tlt.report.statistics import mean, standard_error
 from tlt.report.time_by_duty import EVERYBODY, FIRST, Wall
 
 
@@ -69,7 +74,7 @@ class Ledger:
         self._learn_began = 0.0
         self.steps: list[StepSummary] = []
         self.evals: list[EvalSummary] = []
-        self._best: Kept | None = None
+        self._best: StoredPolicy | None = None
 
     @property
     def ended(self) -> bool:
@@ -84,11 +89,6 @@ class Ledger:
     def batch(self) -> Answers:
         """Of the round in hand, or of the last one."""
         return self._round
-
-    @property
-    def drafter_state(self) -> DrafterTrainingState:
-        """Where the drafter's training stands."""
-        return self._state.drafter_state
 
     def add(self, event: AnyEvent, at: float) -> list[Command]:
         """The journal's next entry; returns what was commanded."""
@@ -146,7 +146,7 @@ class Ledger:
             evals=tuple(self.evals),
             last=None
             if checkpoint is None
-            else Kept(version=checkpoint.version, weights=checkpoint.weights),
+            else StoredPolicy(version=checkpoint.version, weights=checkpoint.weights),
             best=self._best,
         )
 
@@ -216,7 +216,9 @@ class Ledger:
                 self.steps.append(self._step(command))
                 self._learn_began = self._now
             case CommitBestPolicy() if command.policy.weights is not None:
-                self._best = Kept(version=command.policy.version, weights=command.policy.weights)
+                self._best = StoredPolicy(
+                    version=command.policy.version, weights=command.policy.weights
+                )
             case FinishRun():
                 self._status, self._error = command.status, command.error
             case _:
@@ -235,8 +237,8 @@ class Ledger:
         return EvalSummary(
             step=closed.step,
             version=closed.version,
-            mean=_mean(rewards),
-            stderr=_stderr(rewards),
+            mean=mean(rewards),
+            stderr=standard_error(rewards),
             problems=len(rewards),
             length=spread(self._round.lengths),
             seconds=self._now - self._round.began,
@@ -248,7 +250,7 @@ class Ledger:
         taught = set() if plan is None else {sample.prompt for sample in plan.samples}
         return StepSummary(
             step=closed.step,
-            reward=_mean(closed.rewards),
+            reward=mean(closed.rewards),
             rollouts=len(closed.rewards),
             dropped=sums.dropped,
             unscored=sums.unscored,
@@ -296,15 +298,3 @@ def _of_all(rollout: Rollout) -> Rollout:
         slots={EVERYBODY: sum(rollout.slots.values())},
         empty={EVERYBODY: sum(rollout.empty.values())},
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _stderr(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return math.sqrt(variance / len(values))

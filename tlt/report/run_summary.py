@@ -47,7 +47,7 @@ class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A policy whose weights lie in the run's folder."""
 
     version: PolicyVersion
@@ -139,5 +139,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     drafting: Drafting | None
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
-    last: Kept | None
-    best: Kept | None
+    last: StoredPolicy | None
+    best: StoredPolicy | None

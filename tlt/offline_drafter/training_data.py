@@ -1,6 +1,6 @@
-"""What a training learns from and is measured by: rows of a file, none of them in both.
+"""Collect what a training learns from and what it is evaluated on: disjoint rows of a file.
 
-What the drafter is measured by, the policy has drawn itself, whoever wrote what it learns from.
+The held-out answers are always sampled from the policy itself, even where the file has answers.
 """
 
 import random
@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-from cli.drafter_checkpoint import Notes
-from cli.drafter_train_args import Plan
 from tlt.config import DataSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
@@ -22,6 +20,8 @@ from tlt.ids import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.tokenizer import Tokenizer
+from tlt.offline_drafter.training_files import TrainingFiles
+from tlt.offline_drafter.training_plan import TrainingPlan
 from tlt.ranks.drafter_samples import Text, answered, read, rollout, sample
 from tlt.trainer.drafter.accept_length import PolicyRollout
 from tlt.trainer.drafter.samples import DrafterSample, state_layers
@@ -31,7 +31,7 @@ _REPORTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class TrainingData:
     samples: list[DrafterSample]
     held_out: list[PolicyRollout]
 
@@ -39,25 +39,25 @@ class Material:
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     prompt: tuple[int, ...]
-    # nothing where the policy is to write it
+    # empty where the policy generates it
     answer: tuple[int, ...]
 
 
 def gather(
-    plan: Plan,
+    plan: TrainingPlan,
     policy: Decoder,
     config: DrafterConfig,
-    notes: Notes,
+    files: TrainingFiles,
     say: Callable[[str], None],
     stopped: Callable[[], bool],
-) -> Material | None:
-    """Nothing, if it was stopped: what had been answered by then is noted."""
+) -> TrainingData | None:
+    """Return the data, or None if `stopped` interrupted it; finished answers are stored."""
     tokenizer = Tokenizer(plan.policy)
     context = min(plan.max_context, policy.config.max_positions, config.max_positions)
-    held, learned = _split(plan, list(_rows(plan, tokenizer, context)))
-    requests = _requests(plan, held, learned, tokenizer.stop_tokens(), context)
-    noted = {text.id: text for text in notes.read(_ANSWERS, list[Text]) or ()}
-    given = _given(plan, learned, len(held)) if plan.answers_given else []
+    held_out, training = _split(plan, list(_rows(plan, tokenizer, context)))
+    requests = _requests(plan, held_out, training, tokenizer.stop_tokens(), context)
+    stored = {text.id: text for text in files.read(_ANSWERS, list[Text]) or ()}
+    given = _given(plan, training, len(held_out)) if plan.answers_given else []
     engine = NativeEngine(
         policy,
         decode_text=tokenizer.decode,
@@ -68,8 +68,8 @@ def gather(
         captured=state_layers(config, policy.config.layers),
     )
     passes = chain(
-        answered(engine, [request for id, request in requests.items() if id not in noted]),
-        read(engine, [*noted.values(), *given]),
+        answered(engine, [request for id, request in requests.items() if id not in stored]),
+        read(engine, [*stored.values(), *given]),
     )
     found: dict[int, tuple[Text, torch.Tensor]] = {}
     total = len(requests) + len(given)
@@ -81,15 +81,15 @@ def gather(
             if stopped():
                 return None
     finally:
-        written = [text for text, _ in found.values() if text.id in requests]
-        noted |= {text.id: text for text in written}
-        notes.write(_ANSWERS, list(noted.values()))
+        generated = [text for text, _ in found.values() if text.id in requests]
+        stored |= {text.id: text for text in generated}
+        files.write(_ANSWERS, list(stored.values()))
         engine.close()
-    return _material(found, requests, len(held), policy.config.vocabulary)
+    return _training_data(found, requests, len(held_out), policy.config.vocabulary)
 
 
-def _rows(plan: Plan, tokenizer: Tokenizer, context: int) -> Iterator[_Row]:
-    """As many as are wanted; an answer that doesn't fit the context is cut."""
+def _rows(plan: TrainingPlan, tokenizer: Tokenizer, context: int) -> Iterator[_Row]:
+    """Yield as many rows as the plan needs; cut answers that do not fit the context."""
     spec = DataSpec(
         train=plan.file,
         prompt_key=plan.prompt_key,
@@ -110,14 +110,14 @@ def _rows(plan: Plan, tokenizer: Tokenizer, context: int) -> Iterator[_Row]:
         yield _Row(prompt=prompt, answer=tokens[: context - len(prompt)])
 
 
-def _split(plan: Plan, found: Sequence[_Row]) -> tuple[list[_Row], list[_Row]]:
+def _split(plan: TrainingPlan, found: Sequence[_Row]) -> tuple[list[_Row], list[_Row]]:
     if len(found) <= plan.held_out:
         raise ConfigError(
             f"{plan.file}: {len(found)} rows, of which {plan.held_out} are held out: "
             "none is left to learn from (--held-out)"
         )
-    dice = random.Random(f"held out {plan.seed}")
-    held = set(dice.sample(range(len(found)), plan.held_out))
+    rng = random.Random(f"held out {plan.seed}")
+    held = set(rng.sample(range(len(found)), plan.held_out))
     return (
         [row for index, row in enumerate(found) if index in held],
         [row for index, row in enumerate(found) if index not in held],
@@ -125,13 +125,13 @@ def _split(plan: Plan, found: Sequence[_Row]) -> tuple[list[_Row], list[_Row]]:
 
 
 def _requests(
-    plan: Plan,
-    held: Sequence[_Row],
-    learned: Sequence[_Row],
+    plan: TrainingPlan,
+    held_out: Sequence[_Row],
+    training: Sequence[_Row],
     stop_tokens: frozenset[int],
     context: int,
 ) -> dict[int, Request]:
-    """Those to measure by come first; too few prompts to learn from are answered again."""
+    """Return the held-out requests, then those to learn from, which repeat prompts as needed."""
 
     def request(id: int, prompt: tuple[int, ...], index: int, member: int) -> Request:
         return Request(
@@ -140,7 +140,7 @@ def _requests(
             key=NoiseKey(
                 seed=plan.seed,
                 step=Step(0),
-                purpose="eval" if id < len(held) else "train",
+                purpose="eval" if id < len(held_out) else "train",
                 prompt=PromptIndex(index),
                 member=Member(member),
             ),
@@ -149,33 +149,33 @@ def _requests(
             stop_tokens=stop_tokens,
         )
 
-    found = [request(id, row.prompt, id, 0) for id, row in enumerate(held)]
+    found = [request(id, row.prompt, id, 0) for id, row in enumerate(held_out)]
     for number in range(0 if plan.answers_given else plan.samples):
-        member, index = divmod(number, len(learned))
-        found.append(request(len(held) + number, learned[index].prompt, index, member))
+        member, index = divmod(number, len(training))
+        found.append(request(len(held_out) + number, training[index].prompt, index, member))
     return {request.id: request for request in found}
 
 
-def _given(plan: Plan, learned: Sequence[_Row], first: int) -> list[Text]:
+def _given(plan: TrainingPlan, training: Sequence[_Row], first: int) -> list[Text]:
     return [
         Text(id=first + index, tokens=(*row.prompt, *row.answer), prompt=len(row.prompt))
-        for index, row in enumerate(learned[: plan.samples])
+        for index, row in enumerate(training[: plan.samples])
     ]
 
 
-def _material(
+def _training_data(
     found: dict[int, tuple[Text, torch.Tensor]],
     requests: dict[int, Request],
-    held: int,
+    held_out: int,
     vocabulary: int,
-) -> Material:
-    """In the order of the file, whatever ended first; an answer of one token may teach nothing."""
+) -> TrainingData:
+    """Return the data in the order of the file, without answers too short to learn from."""
     pairs = [found[id] for id in sorted(found) if len(found[id][0].tokens) > 2]
-    return Material(
-        samples=[sample(text, states) for text, states in pairs if text.id >= held],
+    return TrainingData(
+        samples=[sample(text, states) for text, states in pairs if text.id >= held_out],
         held_out=[
             rollout(text, states, requests[text.id].key, vocabulary)
             for text, states in pairs
-            if text.id < held
+            if text.id < held_out
         ],
     )

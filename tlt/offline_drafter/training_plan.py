@@ -1,14 +1,14 @@
-"""What a training was asked to do: the same plan goes on, another one begins anew."""
+"""The arguments of a training: the same plan continues it, another plan is refused."""
 
 from typing import Literal
 
 import msgspec
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     file: str
-    # whether the file has answers, or the policy writes them
+    # True if the file has answers; otherwise the policy generates them
     answers_given: bool
     layout: Literal["eagle", "eagle3"]
     start: str | None

@@ -1,6 +1,6 @@
-"""The files of a training that is not done, beside the folder that its drafter will have.
+"""The files of an unfinished training, in a hidden folder beside that of the future drafter.
 
-Each is whole or as it was before.
+Each file is replaced as a whole, so that a training that is killed continues from its last write.
 """
 
 import os
@@ -17,26 +17,28 @@ from tlt.errors import ConfigError
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.safetensors_io import write_weights
+from tlt.offline_drafter.training_plan import TrainingPlan
 
 _T = TypeVar("_T")
 _PLAN = "plan.json"
 _LEARNER = "learner.safetensors"
 
 
-class Notes:
-    def __init__(self, out: Path, plan: dict[str, Any]) -> None:
+class TrainingFiles:
+    def __init__(self, out: Path, plan: TrainingPlan) -> None:
         self._out = out
         self._folder = out.with_name(f".{out.name}-training")
         if out.exists():
             raise ConfigError(f"{out}: exists already")
+        wanted: dict[str, Any] = msgspec.to_builtins(plan)
         begun = self.read(_PLAN, dict[str, Any])
         if begun is None:
-            self.write(_PLAN, plan)
+            self.write(_PLAN, wanted)
             return
-        if odd := [key for key, value in plan.items() if begun.get(key) != value]:
+        if odd := [key for key, value in wanted.items() if begun.get(key) != value]:
             raise ConfigError(
                 f"{self._folder}: a training that began with {odd[0]} {begun.get(odd[0])}, "
-                f"not {plan[odd[0]]}; repeat its command, or remove that folder"
+                f"not {wanted[odd[0]]}; repeat its command, or remove that folder"
             )
 
     def read(self, name: str, kind: type[_T]) -> _T | None:
@@ -50,25 +52,26 @@ class Notes:
 
     def write(self, name: str, value: Any) -> None:
         content = msgspec.json.encode(value)
-        self._write(name, lambda file: file.write_bytes(content))
+        self._replace(name, lambda file: file.write_bytes(content))
 
-    def learner(self) -> dict[str, Tensor] | None:
+    def read_learner(self) -> dict[str, Tensor] | None:
         file = self._folder / _LEARNER
         return load_file(file) if file.is_file() else None
 
-    def keep_learner(self, state: dict[str, Tensor]) -> None:
-        self._write(_LEARNER, lambda file: write_weights(file, state))
+    def write_learner(self, state: dict[str, Tensor]) -> None:
+        self._replace(_LEARNER, lambda file: write_weights(file, state))
 
     def finish(self, drafter: Drafter, updates: int) -> None:
-        whole = self._folder / "drafter"
+        """Move the finished drafter to its folder and remove the training's files."""
+        finished = self._folder / "drafter"
         try:
-            save_drafter(drafter, whole, updates)
-            os.rename(whole, self._out)
+            save_drafter(drafter, finished, updates)
+            os.rename(finished, self._out)
             shutil.rmtree(self._folder)
         except OSError as error:
             raise ConfigError(f"{self._out}: cannot be written: {error.strerror}") from error
 
-    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             unfinished = self._folder / f"{name}.unfinished"

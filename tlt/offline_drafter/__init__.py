@@ -1,0 +1,1 @@
+"""Train a drafter for a policy folder without a session: `tlt drafter train`."""
