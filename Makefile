@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
-# torch first: whatever is installed later finds it and brings no other build.
+# reinstalls when a pin or the metadata changes
 $(STAMP): pyproject.toml requirements/cpu.lock requirements/setup.sh
 	@PYTHON=$(PYTHON) bash requirements/setup.sh
 	@touch $@

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with the exact versions of cpu.lock. Safe to run again.
+# Make .venv with the exact versions of cpu.lock. Safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
