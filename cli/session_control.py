@@ -83,7 +83,7 @@ def forget_session(spec: SessionSpec) -> None:
 
 
 def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
-    """Start the keeper in the background and wait until it is up; returns its process id."""
+    """Start the supervisor in the background, wait until it is up, and return its process id."""
     folder = Path(spec.folder)
     if is_up(folder):
         raise _already_up(spec.name)
@@ -91,8 +91,8 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     (folder / READY_FILE).unlink(missing_ok=True)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    with open(logs / "keeper.out", "ab") as output:
-        keeper = subprocess.Popen(
+    with open(logs / "supervisor.out", "ab") as output:
+        supervisor = subprocess.Popen(
             [sys.executable, "-m", "tlt.actors.session_supervisor", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -104,16 +104,16 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         ready = read_ready(folder)
-        if ready is not None and ready.pid == keeper.pid:
+        if ready is not None and ready.pid == supervisor.pid:
             if ready.error is not None:
                 raise ConfigError(f"the session did not start: {ready.error}")
-            return keeper.pid
-        if keeper.poll() is not None and is_up(folder):
+            return supervisor.pid
+        if supervisor.poll() is not None and is_up(folder):
             raise _already_up(spec.name)
-        if keeper.poll() is not None:
+        if supervisor.poll() is not None:
             raise TltError(f"the session did not start; see {logs}")
         time.sleep(0.05)
-    keeper.terminate()
+    supervisor.terminate()
     raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")
 
 

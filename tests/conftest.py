@@ -1,4 +1,4 @@
-"""Two real Redis servers for the whole run, so that what uses one is tested against both."""
+"""Fixtures of two real Redis servers, so that code that uses one is tested against both."""
 
 import shutil
 import socket
@@ -19,7 +19,7 @@ from tlt.store.redis_keys import Keys
 
 pytest_plugins = ["tests.session"]
 
-# as in a rank: two would wait for each other wherever something else has one of the cores
+# As in a rank: two threads would wait for each other whenever another process has a core.
 torch.set_num_threads(1)
 
 settings.register_profile("tlt", deadline=None, max_examples=30)
@@ -28,7 +28,7 @@ settings.load_profile("tlt")
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """The path of a socket has to be short; that of tmp_path need not be."""
+    """Return a folder whose path is short enough for a socket; that of tmp_path may not be."""
     folder = Path(tempfile.mkdtemp(prefix="tlt-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -45,7 +45,7 @@ def embedded_redis() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def tcp_redis() -> Iterator[str]:
-    """A server that somebody else runs, named by its URL."""
+    """Start a server that TLT doesn't own, named by its URL."""
     port = free_port()
     server = subprocess.Popen(
         [str(find_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""],

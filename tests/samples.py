@@ -1,4 +1,4 @@
-"""Messages made from their annotations, so that a new type or field has its samples at once."""
+"""Sample messages are generated from type annotations, so that a new field needs no edit here."""
 
 import typing
 from collections.abc import Mapping
@@ -121,7 +121,7 @@ def rolls(step: int = 0, share: int = 1) -> StartRollout:
 
 
 def members(union: Any) -> tuple[type[msgspec.Struct], ...]:
-    """The types of a closed union."""
+    """Return the types of a closed union."""
     return tuple(dict.fromkeys(typing.get_args(union)))
 
 
@@ -162,7 +162,7 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
 
 
 def started(spec: JobSpec, ranks: Mapping[WorkerId, int]) -> JobStarted:
-    """With workers of so many ranks, and as many prompts as a step has."""
+    """Return the start of a job whose workers have these ranks, with the prompts of one step."""
     return JobStarted(
         job=JOB,
         epoch=Epoch(1),

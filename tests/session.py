@@ -1,4 +1,4 @@
-"""One session for all: two workers of two ranks each, over real Ray and an embedded Redis."""
+"""Fixtures of one session that all tests share: two workers of two ranks, real Ray and Redis."""
 
 import json
 from collections.abc import Iterator
@@ -37,10 +37,10 @@ def policy(home: Path) -> Path:
 
 
 def write_policy(folder: Path, layers: int) -> Path:
-    """A random model that talks for as long as it may.
+    """Write a random model that never ends its answers early.
 
-    One dimension carries a constant that no layer touches, and the end's logit is far below zero
-    because of it.
+    One dimension carries a constant that no layer changes; it keeps the logit of the end token far
+    below zero.
     """
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -72,7 +72,7 @@ def write_policy(folder: Path, layers: int) -> Path:
 
 @pytest.fixture(scope="session")
 def raw_spec(home: Path, policy: Path) -> dict[str, Any]:
-    """Short answers, a reward that differs within a group: seconds for a whole job."""
+    """Return a job of seconds: short answers, and rewards that differ within a group."""
     rows = [{"prompt": f"{i:02d}+01=", "answer": str(i % 10)} for i in range(24)]
     data = home / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Tests wait for conditions, with a deadline; they never sleep for a guessed time."""
+"""Tests wait for conditions with a deadline, and never sleep for a guessed time."""
 
 import asyncio
 import inspect

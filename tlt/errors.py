@@ -1,14 +1,14 @@
-"""The exceptions of TLT, in one place.
+"""All exceptions of TLT are defined here.
 
-    TltError                     anything that a user can be told in one line
+    TltError                     an error that one line explains to a user
     ├── ConfigError              a spec, a data set or an argument is wrong (exit 2)
-    │   ├── UnsupportedModel     a model folder that we don't run
+    │   ├── UnsupportedModel     a model folder that TLT doesn't run
     │   └── DataError            a row of a data set, with its file and line
     ├── NoSession                no session answers (exit 3)
-    ├── StoreError               Redis is gone, refuses, or speaks another schema
-    ├── BlobError                a tensor's file cannot be written, or is none of ours
-    │   └── BlobLost             it is missing, cannot be read, or its checksum is wrong
-    ├── JournalError             a journal cannot be written or replayed
+    ├── StoreError               Redis is unreachable, refuses, or holds another schema
+    ├── BlobError                a tensor's file cannot be written, or isn't one of TLT's
+    │   └── BlobLost             the file is missing, unreadable, or has a wrong checksum
+    ├── JournalError             a journal cannot be written, read or replayed
     └── RankError                a compute process died, hung or reported a failure
 
 Foreign errors are translated into these once, at the edge where they appear.
@@ -16,7 +16,7 @@ Foreign errors are translated into these once, at the edge where they appear.
 
 
 class TltError(Exception):
-    """Anything that a user can be told in one line."""
+    """An error that one line explains to a user."""
 
 
 class ConfigError(TltError):
@@ -24,7 +24,7 @@ class ConfigError(TltError):
 
 
 class UnsupportedModel(ConfigError):
-    """A model folder that we don't run."""
+    """TLT doesn't run the model of this folder."""
 
 
 class DataError(ConfigError):
@@ -36,11 +36,11 @@ class NoSession(TltError):
 
 
 class StoreError(TltError):
-    """Redis is gone, refuses, or speaks another schema."""
+    """Redis is unreachable, refuses, or holds another schema."""
 
 
 class BlobError(TltError):
-    """A tensor's file cannot be written, or is none of ours."""
+    """A tensor's file cannot be written, or isn't one of TLT's."""
 
 
 class BlobLost(BlobError):
@@ -48,7 +48,7 @@ class BlobLost(BlobError):
 
 
 class JournalError(TltError):
-    """A journal cannot be written or replayed."""
+    """A journal cannot be written, read or replayed."""
 
 
 class RankError(TltError):

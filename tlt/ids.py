@@ -1,11 +1,11 @@
-"""Names for the numbers and strings that travel, so that none is mistaken for another."""
+"""Types of the numbers and strings in messages, so that none is mistaken for another."""
 
 from typing import Literal, NewType
 
 JobId = NewType("JobId", str)
 WorkerId = NewType("WorkerId", str)
-# One life of a worker's ranks. They are numbered through the session, so a later one is larger;
-# what the ranks held dies with it, and its messages are refused afterwards.
+# Numbers the lives of workers' ranks; it only grows within a session. Messages of an incarnation
+# that is over are refused.
 Incarnation = NewType("Incarnation", int)
 Epoch = NewType("Epoch", int)
 Step = NewType("Step", int)
@@ -14,7 +14,7 @@ PromptIndex = NewType("PromptIndex", int)
 Member = NewType("Member", int)
 PolicyVersion = NewType("PolicyVersion", int)
 DrafterVersion = NewType("DrafterVersion", int)
-# the drafter that a job's spec names
+# the drafter that the job's spec names
 NAMED = DrafterVersion(0)
 EntryId = NewType("EntryId", str)
 Digest = NewType("Digest", str)

@@ -59,7 +59,7 @@ def read_ready(folder: Path) -> Ready | None:
 
 
 def is_up(folder: Path) -> bool:
-    """Its keeper holds the lock as long as it lives, however it ends."""
+    """Return True if a supervisor holds the session's lock, which ends with its process."""
     try:
         with open(folder / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A session that ends takes its workers along, and no answer that they had written."""
+"""A session that ends takes its workers along, but no answer that they have written."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 
 from tests.samples import JOB, SPEC, answer
 from tlt.actors.coordinator import Coordinator
-from tlt.actors.recovery import answered, gone, unsaid
+from tlt.actors.recovery import drop_if_lost, lost_workers, unreported
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
@@ -81,7 +81,7 @@ def _idled(rollout: RolloutFinished) -> WorkerIdled:
 
 
 class _Session:
-    """A session's files, for one coordinator after the other."""
+    """The files of a session that has one coordinator after the other."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.spec = SessionSpec(
@@ -98,7 +98,7 @@ class _Session:
 
     def coordinator(self) -> Coordinator:
         made = Coordinator(self.spec)
-        made._prepare = lambda command: None  # the prompts are there
+        made.committer.preparations.begin = lambda command, folder: None  # prompts are there
         return made
 
     def begin(self) -> list[AnyEvent]:
@@ -115,19 +115,19 @@ class _Session:
         ]
 
 
-async def _say(coordinator: Coordinator, events: Sequence[AnyEvent]) -> None:
+async def _post(coordinator: Coordinator, events: Sequence[AnyEvent]) -> None:
     for event in events:
-        await coordinator._post(event)
+        await coordinator.effects.post(event)
 
 
-async def _read(coordinator: Coordinator) -> None:
-    entries = await coordinator.consumer.read(100, None)
-    await coordinator._commit([e.message for e in entries], [e.id for e in entries])
+async def _consume(coordinator: Coordinator) -> None:
+    await coordinator.committer.consume(await coordinator.committer.consumer.read(100, None))
 
 
 async def _end(coordinator: Coordinator) -> None:
-    await coordinator.connection.aclose()
-    for opened in (coordinator.session, coordinator.job, *coordinator.effects.prompts.values()):
+    await coordinator.effects.connection.aclose()
+    deciders, prompts = coordinator.deciders, coordinator.effects.prompts.values()
+    for opened in (deciders.session, deciders.job, *prompts):
         if opened is not None:
             opened.close()
     serve_run(None)
@@ -139,76 +139,78 @@ def _unfinished(state: RunState) -> set[int]:
 
 
 @pytest.mark.parametrize("memory", ["kept", "lost"])
-async def test_answers_that_were_written_count_though_their_workers_are_gone(
+async def test_counts_unread_answers_of_lost_workers(
     redis_url: str, tmp_path: Path, memory: str
 ) -> None:
-    """Their prompts were acknowledged with them: nobody else will be given those."""
+    """Their prompts were acknowledged with them, so no other worker is given those."""
     session = _Session(tmp_path, redis_url)
     first = session.coordinator()
-    await first._recover()
-    await _say(first, session.begin())
-    await _read(first)
-    heard, *waiting = (_evaluated(prompt, W0, 1) for prompt in range(4))
-    await _say(first, [heard])
-    await _read(first)
+    await first.recover()
+    await _post(first, session.begin())
+    await _consume(first)
+    counted, *unread = (_evaluated(prompt, W0, 1) for prompt in range(4))
+    await _post(first, [counted])
+    await _consume(first)
     last = _evaluated(4, W1, 2)
-    # and a life that nobody has heard of
+    # joined and lost between two coordinators
     later = WorkerJoined(info=_info(W1, 3))
-    await _say(first, [*waiting, last, _idled(last), later])
+    await _post(first, [*unread, last, _idled(last), later])
     await _end(first)
     if memory == "lost":
         shutil.rmtree(session.spec.flight)
 
     second = session.coordinator()
-    await second._recover()
-    assert second.job is not None
-    state = second.job.state
-    left = await second.consumer.read(100, None)
-    assert await second.consumer.stream.held_by("coordinator", "coordinator") == []
+    await second.recover()
+    assert second.deciders.job is not None
+    state = second.deciders.job.state
+    left = await second.committer.consumer.read(100, None)
+    assert await second.effects.events.pending("coordinator", "coordinator") == []
     await _end(second)
     assert _unfinished(state) == {5, 6, 7}
     assert (state.workers, state.returning_workers, state.losses, left) == ({}, frozenset(), 0, [])
 
 
-def test_who_beats_under_a_later_number_or_none_yet_is_another_life() -> None:
+def test_treats_a_later_or_missing_incarnation_number_as_a_loss() -> None:
     workers = {W0: _info(W0, 4), W1: _info(W1, 5)}
-    assert gone(workers, None, {W0: _beat(4), W1: _beat(4)}) == []
+    assert lost_workers(workers, None, {W0: _beat(4), W1: _beat(4)}) == []
     for beats in ({W0: _beat(4)}, {W0: _beat(4), W1: _beat(0)}, {W0: _beat(4), W1: _beat(6)}):
-        (lost,) = gone(workers, None, beats)
+        (lost,) = lost_workers(workers, None, beats)
         assert (lost.worker, lost.incarnation, lost.with_session) == (W1, 5, True)
 
 
-def test_who_said_itself_that_a_life_was_over_is_heard_in_its_turn() -> None:
-    (over,) = gone({W0: _info(W0, 4)}, None, {W0: _beat(5)})
-    said = msgspec.structs.replace(over, reason="a rank died", returning=True, with_session=False)
-    assert unsaid([over], [Entry(EntryId("1-1"), said)]) == []
-    earlier = msgspec.structs.replace(said, incarnation=Incarnation(3))
-    assert unsaid([over], [Entry(EntryId("1-1"), earlier)]) == [over]
+def test_leaves_a_loss_to_the_worker_that_reports_it() -> None:
+    (over,) = lost_workers({W0: _info(W0, 4)}, None, {W0: _beat(5)})
+    reported = msgspec.structs.replace(
+        over, reason="a rank died", returning=True, with_session=False
+    )
+    assert unreported([over], [Entry(EntryId("1-1"), reported)]) == []
+    earlier = msgspec.structs.replace(reported, incarnation=Incarnation(3))
+    assert unreported([over], [Entry(EntryId("1-1"), earlier)]) == [over]
 
 
-def test_who_was_to_return_to_a_session_that_ended_is_not_awaited() -> None:
+def test_does_not_await_a_worker_whose_session_ended() -> None:
     run = decider.new_run(JOB, SPEC)
     lost = WorkerLost(worker=W1, incarnation=Incarnation(5), reason="a rank died", returning=True)
     for event in (WorkerJoined(info=_info(W1, 5)), lost):
         run, _ = decider.decide(run, event, 0.0)
     assert run.returning_workers == {W1}
-    assert gone({}, run, {W1: _beat(6)}) == []
-    (event,) = gone({}, run, {})
+    assert lost_workers({}, run, {W1: _beat(6)}) == []
+    (event,) = lost_workers({}, run, {})
     run, _ = decider.decide(run, event, 0.0)
     assert (run.returning_workers, run.losses) == (frozenset(), 1)
 
 
-def test_an_answer_that_was_lost_with_the_shared_memory_is_dropped(tmp_path: Path) -> None:
+def test_drops_an_answer_lost_with_the_shared_memory(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path / "flight", tmp_path / "run")
     ref = blobs.put(b"tokens", commit=False)
     long = msgspec.structs.replace(
         answer(0), tokens=Tensor(dtype="int32", shape=(1,), data=b"", blob=ref)
     )
-    assert answered(long, blobs) is long
+    assert drop_if_lost(long, blobs) is long
     blobs.release(ref)
-    dropped = answered(long, blobs)
+    dropped = drop_if_lost(long, blobs)
     assert isinstance(dropped, RolloutDropped)
     evaluated = msgspec.structs.replace(long, purpose="eval")
-    assert answered(evaluated, blobs) is evaluated
+    assert drop_if_lost(evaluated, blobs) is evaluated
     assert (dropped.prompt, dropped.member) == (long.prompt, long.member)
     assert "neither in" in dropped.reason

@@ -1,4 +1,4 @@
-"""Jobs to submit to the session: a short one, one with long answers, one with long updates."""
+"""Specs of jobs for the session: a short one, one with long answers, one with long updates."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def spec(home: Path, raw_spec: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def long_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
-    """Rollouts that take seconds, so that something can happen in the middle of one."""
+    """Return a job whose rollouts take seconds, so that a fault can hit the middle of one."""
     longer = {
         **raw_spec,
         "name": "long",
@@ -28,7 +28,7 @@ def long_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def slow_update_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
-    """A deep policy and one answer a micro-batch: an update of seconds."""
+    """Return a job whose updates take seconds: a deep policy, one answer per micro-batch."""
     slow = {
         **raw_spec,
         "name": "slow-update",

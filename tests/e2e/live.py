@@ -1,4 +1,4 @@
-"""A live session as a user has it: the command line in processes of its own, and its files."""
+"""A live session as users run it: the command line in processes of its own, and its files."""
 
 import json
 import os
@@ -52,7 +52,7 @@ class Live:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # a shell's background jobs ignore it, and so would their children
+            # background jobs of a shell ignore SIGINT, and so would their children
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -66,7 +66,7 @@ class Live:
     def job(self, name: str) -> dict[str, Any]:
         return next(job for job in self.json("jobs") if job["job"] == name)
 
-    def ended(self, name: str) -> dict[str, Any]:
+    def await_end(self, name: str) -> dict[str, Any]:
         wait_until(
             lambda: self.job(name)["status"] in ("done", "failed", "cancelled"), f"{name} to end"
         )
@@ -88,13 +88,15 @@ class Live:
         wait_until(reached, f"{job} to be {phase} at step {step}")
 
     def workers(self) -> dict[str, Heartbeat]:
-        """From in here: what a worker is in the middle of is over before a command has started."""
+        """Read heartbeats directly: by the time a command has started, they are out of date."""
         session = load_session(self.home / "tlt" / "sessions" / "default")
         with redis.Redis.from_url(session.redis_url) as connection:
-            beats = cast("dict[bytes, bytes]", connection.hgetall(Keys(session.name).heartbeats))
+            heartbeats = cast(
+                "dict[bytes, bytes]", connection.hgetall(Keys(session.name).heartbeats)
+            )
         return {
-            worker.decode(): msgspec.msgpack.decode(beat, type=Heartbeat)
-            for worker, beat in sorted(beats.items())
+            worker.decode(): msgspec.msgpack.decode(heartbeat, type=Heartbeat)
+            for worker, heartbeat in sorted(heartbeats.items())
         }
 
     def await_workers(self, count: int) -> None:
@@ -111,8 +113,8 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0)
         time.sleep(0.05)
 
 
-def kept(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int, int]]:
-    """Which rollouts were counted, as often as they were."""
+def counted_rollouts(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int, int]]:
+    """Return the rollouts that were counted, each as often as it was."""
     found: list[tuple[int, int, int]] = []
     for entry in journal:
         for command in ledger.add(entry.event, entry.at):
@@ -121,7 +123,7 @@ def kept(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int
     return found
 
 
-def dropped(journal: Sequence[JournalEntry]) -> int:
+def count_dropped(journal: Sequence[JournalEntry]) -> int:
     return sum(isinstance(entry.event, RolloutDropped) for entry in journal)
 
 
@@ -136,7 +138,7 @@ def write_spec(folder: Path, spec: dict[str, Any], name: str = "job.yaml") -> Pa
 
 
 def processes_of(session: Live) -> list[str]:
-    """Every process that was started for this session has its folder in its environment."""
+    """Return the commands of processes that have the session's folder in their environment."""
     found: list[str] = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():

@@ -1,4 +1,4 @@
-"""Bad input: one line that says what and where; exit 2, 3 or a failed job; no traceback."""
+"""Bad input gives one line that names it; exit code 2 or 3, or a failed job; no traceback."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def one_line(result: Result) -> str:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Live:
-    """A home without a session."""
+    """Return a home without a session."""
     return Live(tmp_path)
 
 
@@ -38,47 +38,47 @@ def alone(tmp_path: Path) -> Live:
         ("data.train=/no/data.jsonl", "data.train: /no/data.jsonl: no such file"),
     ],
 )
-def test_a_wrong_spec(live: Live, spec: Path, change: str, complaint: str) -> None:
+def test_names_the_wrong_key_of_a_spec(live: Live, spec: Path, change: str, complaint: str) -> None:
     for command in (("config", "check"), ("submit",)):
         result = live.tlt(*command, str(spec), "--set", change, code=2)
         assert complaint in one_line(result)
         assert str(spec) in one_line(result)
 
 
-def test_a_missing_spec(live: Live, tmp_path: Path) -> None:
+def test_names_a_missing_spec(live: Live, tmp_path: Path) -> None:
     assert "cannot be read" in one_line(live.tlt("submit", str(tmp_path / "none.yaml"), code=2))
 
 
 @pytest.mark.parametrize("command", ["submit", "jobs", "status", "down", "logs", "cancel"])
-def test_no_session(alone: Live, spec: Path, command: str) -> None:
+def test_names_a_session_that_is_not_up(alone: Live, spec: Path, command: str) -> None:
     argument = {"submit": [str(spec)], "logs": ["job-1"], "cancel": ["job-1"]}.get(command, [])
     complaint = one_line(alone.tlt(command, *argument, code=3))
     assert "no session 'default' is up" in complaint
 
 
-def test_an_unknown_job(live: Live) -> None:
+def test_names_an_unknown_job(live: Live) -> None:
     for command in ("logs", "cancel"):
         assert "there is no job 'ghost-1'" in one_line(live.tlt(command, "ghost-1", code=2))
 
 
-def test_up_where_no_redis_answers(alone: Live) -> None:
+def test_up_names_a_url_where_no_redis_answers(alone: Live) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
         complaint = one_line(alone.tlt("up", "--redis-url", url, code=2))
     assert f"no Redis answers at {url}" in complaint
 
 
-def test_up_with_something_that_is_no_redis_url(alone: Live) -> None:
+def test_up_names_a_malformed_redis_url(alone: Live) -> None:
     assert "write redis://" in one_line(alone.tlt("up", "--redis-url", "localhost", code=2))
 
 
-def test_up_where_runs_cannot_be_written(alone: Live) -> None:
+def test_up_names_a_folder_of_runs_that_cannot_be_written(alone: Live) -> None:
     complaint = one_line(alone.tlt("up", "--runs", "/proc/runs", code=2))
     assert "/proc/runs" in complaint
 
 
-def test_up_with_its_socket_in_use(alone: Live) -> None:
+def test_up_names_a_socket_in_use(alone: Live) -> None:
     from tlt.session_files import short_folder
 
     short = short_folder(alone.home / "tlt" / "sessions" / "default")
@@ -107,7 +107,7 @@ def _with(path: str, value: Any) -> Change:
 def refusals(
     live: Live, raw_spec: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """What jobs fail with: submitted together, because each takes seconds to be looked at."""
+    """Return the errors of jobs that fail; submitted together, as preparing each takes seconds."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "gpt2").mkdir()
     (folder / "gpt2" / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
@@ -131,7 +131,7 @@ def refusals(
         name: live.submit(write_spec(folder, change(raw_spec), f"{name}.yaml"))
         for name, change in changes.items()
     }
-    ended = {name: live.ended(job) for name, job in jobs.items()}
+    ended = {name: live.await_end(job) for name, job in jobs.items()}
     assert {job["status"] for job in ended.values()} == {"failed"}
     return {name: job["error"] for name, job in ended.items()}
 
@@ -147,11 +147,13 @@ def refusals(
         ("long", "long.jsonl:1: the prompt has 601 tokens"),
     ],
 )
-def test_what_fails_a_job_names_it(refusals: dict[str, str], name: str, complaint: str) -> None:
+def test_names_the_cause_of_a_failed_job(
+    refusals: dict[str, str], name: str, complaint: str
+) -> None:
     assert complaint in refusals[name]
     assert "\n" not in refusals[name]
 
 
-def test_a_failed_job_is_exit_1(live: Live, spec: Path, tmp_path: Path) -> None:
+def test_exits_with_1_after_a_failed_job(live: Live, spec: Path, tmp_path: Path) -> None:
     result = live.tlt(*("submit", str(spec), "--wait", "--set", f"policy.path={tmp_path}"), code=1)
     assert "config.json" in one_line(result)

@@ -1,4 +1,4 @@
-"""tlt drafter train on a tiny random model: what it writes, how it goes on, what it refuses."""
+"""`tlt drafter train` on a tiny random model writes a drafter, resumes, and refuses bad input."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ LAYERS = 6
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights behind the tiny reasoner's tokenizer."""
+    """Return a random policy with the tiny reasoner's tokenizer."""
     folder = tmp_path_factory.mktemp("policy")
     save_llama(folder, num_hidden_layers=LAYERS, vocab_size=32, eos_token_id=1, bos_token_id=2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -62,7 +62,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 @pytest.mark.parametrize("layout", ["eagle", "eagle3"])
 @pytest.mark.parametrize("source", ["--data", "--prompts"])
-def test_it_writes_a_drafter_and_nothing_else(
+def test_writes_a_drafter_and_nothing_else(
     policy: Path,
     data: Path,
     tmp_path: Path,
@@ -110,8 +110,8 @@ def stopping_at(calls: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("calls", [5, 17])
-def test_a_training_that_was_stopped_goes_on(policy: Path, data: Path, tmp_path: Path, calls: int):
-    """Once among the answers, once among the updates."""
+def test_resumes_a_training_that_was_stopped(policy: Path, data: Path, tmp_path: Path, calls: int):
+    """It stops once while answers are made, once between updates."""
     chosen = plan(policy, data)
     lines: list[str] = []
     train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False)
@@ -121,11 +121,11 @@ def test_a_training_that_was_stopped_goes_on(policy: Path, data: Path, tmp_path:
     assert train_drafter(chosen, stopped, lines.append, lambda: False) is not None
     steady = load_file(tmp_path / "steady" / "model.safetensors")
     for name, tensor in load_file(stopped / "model.safetensors").items():
-        # states that were read differ from those that were written in the last digits
+        # hidden states read back differ from those written in the last digits
         torch.testing.assert_close(tensor, steady[name], rtol=1e-2, atol=1e-3)
 
 
-def test_ctrl_c_leaves_what_the_same_command_goes_on_with(
+def test_resumes_with_the_same_command_after_ctrl_c(
     policy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "drafter"
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_what_the_same_command_goes_on_with(
     assert load_drafter(out, LAYERS).config.layout == "eagle"
 
 
-def test_a_drafter_that_exists_can_learn_on(policy: Path, data: Path, tmp_path: Path):
+def test_continues_training_an_existing_drafter(policy: Path, data: Path, tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
     train_drafter(plan(policy, data), first, lambda line: None, lambda: False)
     chosen = plan(policy, data, start=str(first), answers_given=True, tokens=500)
@@ -170,7 +170,7 @@ def test_a_drafter_that_exists_can_learn_on(policy: Path, data: Path, tmp_path: 
         (("--data", "DATA", "--out", "/proc/drafter"), "/proc/.drafter-training: cannot be"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_names_bad_input_in_one_line(
     policy: Path,
     data: Path,
     tmp_path: Path,
@@ -182,7 +182,7 @@ def test_bad_input_is_told_in_one_line(
     assert complaint in refusal(capsys, *arguments(policy, tmp_path / "drafter", *named))
 
 
-def test_what_exists_or_was_begun_otherwise_stays(
+def test_refuses_a_folder_that_exists_or_was_begun_with_other_settings(
     policy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "there").mkdir()
@@ -194,7 +194,7 @@ def test_what_exists_or_was_begun_otherwise_stays(
     assert "began with layout eagle, not eagle3" in refusal(capsys, *command)
 
 
-def test_a_drafter_of_another_policy_is_refused_by_name_and_shape(
+def test_refuses_a_drafter_of_another_policy_by_name_and_shape(
     policy: Path, data: Path, tmp_path: Path
 ):
     drafter = tmp_path / "drafter"

@@ -1,4 +1,4 @@
-"""Whatever dies in the middle of a job: it ends, nothing is lost, nothing counts twice."""
+"""A job survives the death of any process: it ends, no answer is lost, none counts twice."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.live import Live, dropped, kept, kill, wait_until
+from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tests.tensorboard_files import points
 from tlt.run_folder import open_ledger
 
@@ -16,12 +16,12 @@ ROLLOUTS_A_STEP = 4 * 8
 
 
 def assert_nothing_lost_or_doubled(live: Live, job: str) -> None:
-    assert live.ended(job)["status"] == "done", live.job(job)["error"]
+    assert live.await_end(job)["status"] == "done", live.job(job)["error"]
     snapshot, journal = live.fold(job), live.journal(job)
     assert snapshot.version == 2
-    counted = kept(journal, open_ledger(live.runs / job))
+    counted = counted_rollouts(journal, open_ledger(live.runs / job))
     assert len(counted) == len(set(counted)) == 2 * ROLLOUTS_A_STEP
-    assert dropped(journal) == 0
+    assert count_dropped(journal) == 0
     assert [step.rollouts for step in snapshot.steps] == [ROLLOUTS_A_STEP] * 2
 
 
@@ -30,12 +30,12 @@ def _all_workers_up(live: Live) -> None:
     live.await_workers(2)
 
 
-def _a_rank(live: Live) -> int:
+def _rank_pid(live: Live) -> int:
     return live.workers()["w1"].rank_pids[1]
 
 
-def test_a_rank_dies_while_it_decodes(live: Live, long_spec: Path) -> None:
-    rank = _a_rank(live)
+def test_survives_a_rank_that_dies_while_decoding(live: Live, long_spec: Path) -> None:
+    rank = _rank_pid(live)
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
     kill(rank)
@@ -43,9 +43,9 @@ def test_a_rank_dies_while_it_decodes(live: Live, long_spec: Path) -> None:
     assert live.fold(job).losses == 1
 
 
-def test_a_rank_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
-    """Everybody's collective fails; fresh ranks restore the checkpoint and do it again."""
-    rank = _a_rank(live)
+def test_survives_a_rank_that_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
+    """The collective fails on all ranks; fresh ones repeat the update from the checkpoint."""
+    rank = _rank_pid(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1")
     live.await_phase(job, "learning", step=1)
     kill(rank)
@@ -53,10 +53,8 @@ def test_a_rank_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
     assert live.fold(job).losses >= 1
 
 
-def test_updates_since_the_last_checkpoint_are_made_again(
-    live: Live, slow_update_spec: Path
-) -> None:
-    rank = _a_rank(live)
+def test_repeats_updates_since_the_last_checkpoint(live: Live, slow_update_spec: Path) -> None:
+    rank = _rank_pid(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=2")
     live.await_phase(job, "learning", step=1)
     kill(rank)
@@ -64,22 +62,22 @@ def test_updates_since_the_last_checkpoint_are_made_again(
     assert live.fold(job).losses >= 1
 
 
-def test_a_rank_dies_while_its_worker_has_nothing_to_do(live: Live, spec: Path) -> None:
+def test_replaces_a_rank_that_dies_without_a_job(live: Live, spec: Path) -> None:
     before = live.workers()["w1"].incarnation
-    kill(_a_rank(live))
+    kill(_rank_pid(live))
     wait_until(lambda: live.workers()["w1"].incarnation > before, "a new incarnation")
     live.await_workers(2)
-    assert live.ended(live.submit(spec))["status"] == "done"
+    assert live.await_end(live.submit(spec))["status"] == "done"
 
 
-def test_a_rank_stands_still(live: Live, long_spec: Path) -> None:
+def test_survives_a_rank_that_stands_still(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec, "workers.stuck_seconds=6")
     live.await_phase(job, "rolling")
-    kill(_a_rank(live), signal.SIGSTOP)
+    kill(_rank_pid(live), signal.SIGSTOP)
     assert_nothing_lost_or_doubled(live, job)
 
 
-def test_a_worker_process_dies(live: Live, long_spec: Path) -> None:
+def test_survives_the_death_of_a_worker_process(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
     before = live.workers()["w0"].pid
@@ -88,8 +86,8 @@ def test_a_worker_process_dies(live: Live, long_spec: Path) -> None:
     assert_nothing_lost_or_doubled(live, job)
 
 
-def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec: Path) -> None:
-    # asked for beforehand: on a busy machine the job could be over by the time of the answer
+def test_refuses_a_worker_that_slept_through_its_lease(live: Live, long_spec: Path) -> None:
+    # read before the job starts: on a busy machine the job could be over by the time of the answer
     sleeper = live.workers()["w0"]
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
@@ -108,7 +106,7 @@ def test_a_worker_that_slept_through_its_lease_is_refused(live: Live, long_spec:
 
 
 @pytest.mark.parametrize("service", ["coordinator", "reward"])
-def test_a_service_dies(live: Live, long_spec: Path, service: str) -> None:
+def test_survives_the_death_of_a_service(live: Live, long_spec: Path, service: str) -> None:
     job = live.submit(long_spec, "loggers=[tensorboard]")
     live.await_phase(job, "rolling")
     kill(_pid_of(live, service))
@@ -118,10 +116,10 @@ def test_a_service_dies(live: Live, long_spec: Path, service: str) -> None:
     assert set(points(run).values()) == {1}
 
 
-def test_redis_dies(live: Live, long_spec: Path) -> None:
+def test_survives_the_death_of_redis(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
-    kill(_redis(live))
+    kill(_redis_pid(live))
     assert_nothing_lost_or_doubled(live, job)
 
 
@@ -131,8 +129,8 @@ def _pid_of(live: Live, service: str) -> int:
     return int(started[-1]["pid"])
 
 
-def _redis(live: Live) -> int:
-    """The child of the keeper that listens on the session's socket."""
+def _redis_pid(live: Live) -> int:
+    """Return the supervisor's child that listens on the session's socket."""
     ready = json.loads((live.home / "tlt" / "sessions" / "default" / "ready.json").read_text())
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():

@@ -1,4 +1,4 @@
-"""A session that goes away in the middle of a job, and what is left of it when it comes back."""
+"""A session that ends in the middle of a job resumes the job when it is up again."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ STEPS = 4
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Live]:
-    """A session of the test's own, because it ends it."""
+    """Start a session that the test itself may end."""
     session = Live(tmp_path)
     _up(session, workers=2)
     yield session
@@ -42,38 +42,38 @@ def _long_job(session: Live, raw: dict[str, Any]) -> str:
     algorithm = {**raw["algorithm"], "steps": STEPS, "checkpoint_every": 2, "eval_every": 2}
     spec = {**raw, "algorithm": algorithm, "rollout": {"max_new_tokens": 200, "slots": 4}}
     job = session.submit(write_spec(session.home, spec))
-    # past a checkpoint, with an update since that no checkpoint holds
+    # after a checkpoint and one more update that no checkpoint holds
     session.await_phase(job, "rolling", step=3)
     return job
 
 
-def _goes_on(session: Live, job: str) -> None:
-    """Even with fewer workers than it began with."""
+def _assert_resumes(session: Live, job: str) -> None:
+    """Resume with fewer workers than before."""
     _up(session, workers=1)
-    assert session.ended(job)["status"] == "done", session.job(job)["error"]
+    assert session.await_end(job)["status"] == "done", session.job(job)["error"]
     snapshot = session.fold(job)
     assert snapshot.version == STEPS
     assert [step.rollouts for step in snapshot.steps] == [32] * STEPS
     assert snapshot.losses == 0
 
 
-def test_down_leaves_nothing_and_up_goes_on(own: Live, raw_spec: dict[str, Any]) -> None:
+def test_resumes_a_job_after_down_and_up(own: Live, raw_spec: dict[str, Any]) -> None:
     job = _long_job(own, raw_spec)
     spec = _spec(own)
     own.tlt("down")
     assert processes_of(own) == []
     assert not Path(spec.flight).exists()
     assert not short_folder(_folder(own)).exists()
-    _goes_on(own, job)
+    _assert_resumes(own, job)
 
 
-def test_the_keeper_is_killed_and_up_goes_on(own: Live, raw_spec: dict[str, Any]) -> None:
+def test_resumes_a_job_after_its_supervisor_was_killed(own: Live, raw_spec: dict[str, Any]) -> None:
     job = _long_job(own, raw_spec)
-    keeper = json.loads((_folder(own) / "ready.json").read_text())["pid"]
-    kill(keeper, signal.SIGKILL)
-    # Ray's own helpers may take a minute to notice; nothing of ours does
+    supervisor = json.loads((_folder(own) / "ready.json").read_text())["pid"]
+    kill(supervisor, signal.SIGKILL)
+    # Ray's own helper processes may take a minute to notice
     wait_until(
         lambda: not [p for p in processes_of(own) if "tlt." in p or "redis" in p],
-        "ranks and Redis to end with their keeper",
+        "ranks and Redis to end with their supervisor",
     )
-    _goes_on(own, job)
+    _assert_resumes(own, job)

@@ -1,4 +1,4 @@
-"""A session from another shell: every command does what its help says."""
+"""Commands from another shell do what their help says."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def finished(live: Live, spec: Path) -> str:
     return result.stdout.split()[1]
 
 
-def test_a_job_runs_to_its_end(live: Live, finished: str) -> None:
+def test_runs_a_job_to_its_end(live: Live, finished: str) -> None:
     snapshot = live.fold(finished)
     assert snapshot.status == "done"
     assert snapshot.version == 2
@@ -38,14 +38,14 @@ def test_a_job_runs_to_its_end(live: Live, finished: str) -> None:
     assert live.job(finished)["status"] == "done"
 
 
-def test_its_figures_are_told_to_tensorboard(live: Live, finished: str) -> None:
+def test_logs_figures_to_tensorboard(live: Live, finished: str) -> None:
     run = live.runs / finished
     wait_until(lambda: ("run/seconds", 2) in points(run), "the last report", 30)
     assert [points(run)["train/reward", step] for step in range(3)] == [1, 1, 0]
     assert points(run)["eval/reward", 2] == 1
 
 
-def test_the_journal_replays_to_the_same_commands(live: Live, finished: str) -> None:
+def test_replays_the_journal_to_the_same_commands(live: Live, finished: str) -> None:
     run = live.runs / finished
     blank = coordinator.new_run(JobId(finished), open_ledger(run).spec)
     state, position = replay(run / FILE_NAME, blank, coordinator.decide)
@@ -53,16 +53,16 @@ def test_the_journal_replays_to_the_same_commands(live: Live, finished: str) -> 
     assert position.entries == len(live.journal(finished)) > 100
 
 
-def test_logs_tell_the_steps_and_the_journal(live: Live, finished: str) -> None:
-    told = live.tlt("logs", finished, "-f").stdout
-    assert "step 0: reward" in told
-    assert "step 1: version 2" in told
-    assert told.rstrip().endswith("done")
+def test_shows_steps_and_journal_in_logs(live: Live, finished: str) -> None:
+    shown = live.tlt("logs", finished, "-f").stdout
+    assert "step 0: reward" in shown
+    assert "step 1: version 2" in shown
+    assert shown.rstrip().endswith("done")
     raw = [json.loads(line) for line in live.tlt("logs", finished, "--json").stdout.splitlines()]
     assert [entry["seq"] for entry in raw] == list(range(len(raw)))
 
 
-def test_an_exported_policy_is_what_transformers_loads(
+def test_exports_a_policy_that_transformers_loads(
     live: Live, finished: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "exported"
@@ -74,7 +74,7 @@ def test_an_exported_policy_is_what_transformers_loads(
     assert "exists already" in again.stderr
 
 
-def test_eval_scores_a_folder_with_the_spec(
+def test_scores_a_policy_folder_with_the_spec(
     live: Live, finished: str, spec: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "exported"
@@ -82,35 +82,37 @@ def test_eval_scores_a_folder_with_the_spec(
     scored = live.json("eval", str(spec), "--policy", str(folder))
     assert scored["problems"] == 8
     assert 0.0 <= scored["mean"] <= 1.0
-    assert scored == live.json("eval", str(spec), "--policy", str(folder))  # keyed, so repeatable
+    assert scored == live.json(
+        "eval", str(spec), "--policy", str(folder)
+    )  # random draws are keyed, so repeatable
 
 
-def test_queued_jobs_run_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:
+def test_runs_queued_jobs_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:
     jobs = [live.submit(long_spec, "algorithm.steps=1000"), live.submit(spec), live.submit(spec)]
     assert [live.job(job)["status"] for job in jobs[1:]] == ["queued", "queued"]
     live.tlt("cancel", jobs[0])
-    assert [live.ended(job)["status"] for job in jobs] == ["cancelled", "done", "done"]
+    assert [live.await_end(job)["status"] for job in jobs] == ["cancelled", "done", "done"]
     for one, next_ in pairwise(jobs):
         assert live.journal(one)[-1].at <= live.journal(next_)[0].at
 
 
-def test_interrupting_a_wait_detaches(live: Live, long_spec: Path) -> None:
+def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> None:
     endless = ("--set", "algorithm.steps=1000")
-    waiting = live.start("submit", str(long_spec), "--wait", *endless)
-    assert waiting.stdout is not None
-    job = waiting.stdout.readline().split()[1]
+    process = live.start("submit", str(long_spec), "--wait", *endless)
+    assert process.stdout is not None
+    job = process.stdout.readline().split()[1]
     live.await_phase(job, "rolling")
     try:
-        waiting.send_signal(signal.SIGINT)
-        _, complaint = waiting.communicate(timeout=30)
-        assert waiting.returncode == 130
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=30)
+        assert process.returncode == 130
         assert f"{job} runs on" in complaint
         live.await_phase(job, "rolling", step=live.fold(job).step + 1)
     finally:
         live.tlt("cancel", job)
 
 
-def test_cancelling_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
+def test_cancels_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
     running = live.submit(long_spec, "algorithm.steps=1000")
     queued = live.submit(spec)
     live.await_phase(running, "rolling")
@@ -118,12 +120,12 @@ def test_cancelling_a_running_and_a_queued_job(live: Live, long_spec: Path, spec
     live.tlt("cancel", running)
     assert live.job(queued)["status"] == live.job(running)["status"] == "cancelled"
     assert "had ended already" in live.tlt("cancel", running).stdout
-    # and the workers are free for the next one
-    assert live.ended(live.submit(spec))["status"] == "done"
+    # the workers are free for the next job
+    assert live.await_end(live.submit(spec))["status"] == "done"
 
 
-def test_light_commands_import_nothing_heavy(live: Live) -> None:
-    """They import neither torch nor ray, which is what keeps them under a second."""
+def test_imports_neither_torch_nor_ray_for_light_commands(live: Live) -> None:
+    """Light commands stay under a second because of that."""
     for command in ("status", "jobs"):
         live.tlt(command)
     probe = (
@@ -133,11 +135,11 @@ def test_light_commands_import_nothing_heavy(live: Live) -> None:
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 
-def test_a_second_up_is_refused(live: Live) -> None:
+def test_refuses_a_second_up(live: Live) -> None:
     assert "already up" in live.tlt("up", code=2).stderr
 
 
-def test_status_names_workers_and_their_ranks(live: Live) -> None:
+def test_shows_workers_and_their_ranks(live: Live) -> None:
     def ranks() -> list[int]:
         return [len(worker["rank_pids"]) for worker in live.json("status")["workers"].values()]
 

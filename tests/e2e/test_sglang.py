@@ -1,4 +1,4 @@
-"""A job on SGLang: it ends like any other, and so it does when SGLang dies or hangs in it."""
+"""A job on SGLang ends like any other, even if SGLang dies or hangs in it."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live import Live, dropped, kept, kill, wait_until, write_spec
+from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until, write_spec
 from tlt.run_folder import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One worker of one rank: what it loses, only it can make good."""
+    """Start a session with one worker of one rank, so that it alone can repeat lost work."""
     session = Live(tmp_path_factory.mktemp("alone"))
     session.tlt("up", "--workers", "1", "--runs", str(session.runs))
     yield session
@@ -41,7 +41,7 @@ def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
 
 
 def await_decoding(live: Live, job: str, step: int) -> int:
-    """The scheduler's process, once it has something to do."""
+    """Wait until the scheduler decodes and return its process id."""
     live.await_phase(job, "rolling", step)
     found: list[int] = []
     seen: dict[str, None] = {}
@@ -63,13 +63,13 @@ def await_decoding(live: Live, job: str, step: int) -> int:
 
 
 def children(parent: int) -> list[tuple[int, str]]:
-    """And their command lines: what a process calls itself is there, too, if it managed to.
+    """Return the process ids of a process's children with their command lines.
 
-    A thread's own list of them may lack some while others end, see proc(5).
+    Reads all of /proc: a thread's own list of children may be incomplete, see proc(5).
     """
     found: list[tuple[int, str]] = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end meanwhile
+        with contextlib.suppress(OSError):  # the process may end meanwhile
             _, _, rest = (folder / "stat").read_text().rpartition(")")
             if int(rest.split()[1]) == parent:
                 line = (
@@ -79,25 +79,25 @@ def children(parent: int) -> list[tuple[int, str]]:
     return found
 
 
-def test_a_job_outlives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) -> None:
+def test_survives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) -> None:
     job = alone.submit(sglang_spec, "workers.stuck_seconds=8")
     kill(await_decoding(alone, job, step=0))
     hung = await_decoding(alone, job, step=1)
     kill(hung, signal.SIGSTOP)
-    assert alone.ended(job)["status"] == "done", alone.job(job)["error"]
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
     journal = alone.journal(job)
-    counted = kept(journal, open_ledger(alone.runs / job))
+    counted = counted_rollouts(journal, open_ledger(alone.runs / job))
     assert len(counted) == len(set(counted)) == 3 * 2 * 4
-    assert dropped(journal) == 0
+    assert count_dropped(journal) == 0
     assert alone.fold(job).losses == 2
     logs = alone.tlt("logs", job).stdout
     assert "SGLang's scheduler was ended by SIGKILL" in logs
     assert "SGLang stood still for 8 s" in logs
 
 
-def test_a_job_that_loses_it_too_often_fails_by_name(alone: Live, sglang_spec: Path) -> None:
+def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec: Path) -> None:
     job = alone.submit(sglang_spec, "workers.max_restarts=0")
     kill(await_decoding(alone, job, step=0))
-    ended = alone.ended(job)
+    ended = alone.await_end(job)
     assert ended["status"] == "failed"
     assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]

@@ -1,4 +1,4 @@
-"""A job that speculates draws what it draws without, and tells how."""
+"""A job draws the same answers with speculation as without, and reports how."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ from tlt.store.journal import JournalEntry
 from tlt.strategies import Draft, Ngram, Off
 
 pytestmark = pytest.mark.timeout(240)
-DRAFTING = ("speculation.mode=static", "speculation.strategy={type: draft, depth: 2}")
+PROPOSING = ("speculation.mode=static", "speculation.strategy={type: draft, depth: 2}")
 CHOOSING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
 
 
-def drafter_of(
+def write_drafter(
     policy: Path, folder: Path, vocabulary: int | None = None, rope: Rope | None = None
 ) -> Path:
     config = load_decoder(policy).config
@@ -49,26 +49,28 @@ def drafter_of(
     return folder
 
 
-def first_step(journal: Sequence[JournalEntry]) -> dict[tuple[int, int], RolloutFinished]:
-    """Its policy is the same whatever the update does."""
+def first_answers(journal: Sequence[JournalEntry]) -> dict[tuple[int, int], RolloutFinished]:
+    """Return the answers of step 0, whose policy doesn't depend on updates."""
     found = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
     return {(r.prompt, r.member): r for r in found if r.step == 0 and r.purpose == "train"}
 
 
-def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_path: Path) -> None:
-    drafter = drafter_of(policy, tmp_path)
+def test_draws_the_same_answers_as_without_speculation(
+    live: Live, spec: Path, policy: Path, tmp_path: Path
+) -> None:
+    drafter = write_drafter(policy, tmp_path)
     plain = live.submit(spec)
-    # rounds that decode plainly, to compare with, come at random
-    always = (*DRAFTING, "speculation.control_share=0")
+    # control runs begin at random
+    always = (*PROPOSING, "speculation.control_share=0")
     speculating = live.submit(spec, *always, f"drafter.path={drafter}")
     for job in (plain, speculating):
         live.tlt("logs", job, "-f")
         assert live.job(job)["status"] == "done"
-    expected, found = (first_step(live.journal(job)) for job in (plain, speculating))
+    expected, found = (first_answers(live.journal(job)) for job in (plain, speculating))
     assert {key: r.text for key, r in found.items()} == {key: r.text for key, r in expected.items()}
     for rollout in found.values():
-        told = (rollout.drafters, rollout.origins)
-        assert [sum(span.tokens for span in spans) for spans in told] == [rollout.length] * 2
+        both = (rollout.drafters, rollout.origins)
+        assert [sum(span.tokens for span in spans) for spans in both] == [rollout.length] * 2
         assert [span.version for span in rollout.drafters] == [0]
         assert {span.origin for span in rollout.origins} <= {"accepted", "corrected"}
     events = [entry.event for entry in live.journal(speculating)]
@@ -87,13 +89,13 @@ def test_the_same_answers_come_out(live: Live, spec: Path, policy: Path, tmp_pat
     live.tlt("ledger", "nobody-1", code=2)
 
 
-def test_a_drafter_that_cannot_be_used_is_gone_without(
+def test_goes_without_a_drafter_that_cannot_be_used(
     live: Live, spec: Path, policy: Path, tmp_path: Path
 ) -> None:
-    torn = drafter_of(policy, tmp_path / "torn") / "model.safetensors"
+    torn = write_drafter(policy, tmp_path / "torn") / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:1000])
-    unfit = drafter_of(policy, tmp_path / "unfit", vocabulary=99)
-    turned = drafter_of(policy, tmp_path / "turned", rope=PlainRope(theta=7.0))
+    unfit = write_drafter(policy, tmp_path / "unfit", vocabulary=99)
+    turned = write_drafter(policy, tmp_path / "turned", rope=PlainRope(theta=7.0))
     wrong = {
         tmp_path / "nowhere": "nowhere",
         torn.parent: "safetensors",
@@ -115,11 +117,11 @@ def test_a_drafter_that_cannot_be_used_is_gone_without(
         assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
 
 
-def test_what_costs_more_than_it_saves_is_given_up(
+def test_gives_up_speculation_that_costs_more_than_it_saves(
     live: Live, long_spec: Path, policy: Path, tmp_path: Path
 ) -> None:
-    """A drafter that guesses at random, half of the rounds without."""
-    drafter = drafter_of(policy, tmp_path)
+    """The drafter guesses at random; nearly half of the decode steps are control runs."""
+    drafter = write_drafter(policy, tmp_path)
     costly = (
         "speculation.mode=static",
         "speculation.strategy={type: draft, depth: 12}",

@@ -16,7 +16,7 @@ import msgspec
 from tests.simulation.checks import Checks
 from tests.simulation.drafter_training import School
 from tests.simulation.incarnation import WorkerIncarnation, blob, meeting
-from tlt.actors.recovery import gone
+from tlt.actors.recovery import lost_workers
 from tlt.config import JobSpec
 from tlt.ids import (
     NAMED,
@@ -697,7 +697,7 @@ class World:
         self.log = answers
         self.lose_blobs()
         known = {worker: known.info for worker, known in self.state.workers.items()}
-        for lost in gone(known, self.state, beats={}):
+        for lost in lost_workers(known, self.state, heartbeats={}):
             self.fence[lost.worker] = lost.incarnation + 1
             self.post("coordinator", lost)
         for _ in range(len(self.log)):

@@ -1,4 +1,4 @@
-"""The stream of prompts in a session of the test's own, and a way to lose what Redis answers."""
+"""Fixtures: a stream of prompts in a session of its own, and a proxy that can lose a reply."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ async def stream(connection: Connection, keys: Keys) -> Stream[PromptIssued]:
 
 
 class Proxy:
-    """Passes bytes on, until it is told to swallow the next reply."""
+    """Forward bytes, and swallow the next reply while `swallowing` is set."""
 
     def __init__(self, redis_url: str, path: Path) -> None:
         self._upstream = urlsplit(redis_url)
@@ -43,13 +43,13 @@ class Proxy:
             redis = await asyncio.open_unix_connection(self._upstream.path)
         else:
             redis = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
-        questions = asyncio.create_task(self._pass_on(reader, redis[1], replies=False))
-        self._tasks.add(questions)
-        await self._pass_on(redis[0], writer, replies=True)
-        await questions
-        self._tasks.discard(questions)
+        requests = asyncio.create_task(self._forward(reader, redis[1], replies=False))
+        self._tasks.add(requests)
+        await self._forward(redis[0], writer, replies=True)
+        await requests
+        self._tasks.discard(requests)
 
-    async def _pass_on(
+    async def _forward(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool
     ) -> None:
         while data := await source.read(65536):

@@ -1,5 +1,7 @@
-"""Invariant: effect, events and acknowledgement happen together or not at all; nothing unreadable
-stops a consumer, and what a dead one held finds an heir."""
+"""Invariant: effect, events and acknowledgement happen together or not at all.
+
+An unreadable entry stops no consumer, and the entries of a dead one are delivered again.
+"""
 
 from typing import Any
 
@@ -21,7 +23,7 @@ EVENTS = Codec[AnyEvent](AnyEvent)
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_effect_events_and_acknowledgement_are_one(
+async def test_commits_effect_events_and_acknowledgement_together(
     fails: bool, connection: Connection, stream: Stream[PromptIssued], keys: Keys
 ) -> None:
     events = Stream(connection, keys.events, EVENTS)
@@ -31,7 +33,7 @@ async def test_effect_events_and_acknowledgement_are_one(
 
     async def commit() -> None:
         async with connection.pipeline(transaction=True) as transaction:
-            transaction.hset(keys.committed, "book", 1)
+            transaction.hset(keys.committed, "session", 1)
             events.add(transaction, JobCancelRequested(job=JOB))
             consumer.acknowledge(transaction, [entry.id])
             if fails:
@@ -59,8 +61,7 @@ async def _requeue(stream: Stream[PromptIssued], keys: Keys, tries: int = 3) -> 
         given_up = await requeue(
             stream,
             transaction,
-            group=ROLLOUT,
-            dead="dead",
+            consumer="dead",
             max_tries=tries,
             dead_letters=keys.dead_letters,
         )
@@ -73,7 +74,7 @@ async def _dead_letters(stream: Stream[PromptIssued], keys: Keys) -> list[dict[b
 
 
 @pytest.mark.parametrize("count", [2, 501])
-async def test_what_a_dead_worker_held_goes_to_the_end_of_the_queue(
+async def test_requeues_prompts_of_a_dead_worker_at_the_end(
     count: int, stream: Stream[PromptIssued], keys: Keys
 ) -> None:
     await put(stream, *range(count + 1))
@@ -86,7 +87,7 @@ async def test_what_a_dead_worker_held_goes_to_the_end_of_the_queue(
     assert msgspec.structs.replace(entries[1].message, attempt=0) == prompt(0)
 
 
-async def test_after_max_tries_it_is_given_up(stream: Stream[PromptIssued], keys: Keys) -> None:
+async def test_gives_a_prompt_up_after_max_tries(stream: Stream[PromptIssued], keys: Keys) -> None:
     await put(stream, 7)
     for given_up in ([], [], [7], []):
         await Consumer(stream, ROLLOUT, "dead").read(10, 1)
@@ -98,20 +99,18 @@ async def test_after_max_tries_it_is_given_up(stream: Stream[PromptIssued], keys
     assert letter[b"source"] == stream.key.encode()
 
 
-async def test_requeue_without_its_transaction_changes_nothing(
+async def test_requeues_nothing_without_its_transaction(
     stream: Stream[PromptIssued], keys: Keys
 ) -> None:
     await put(stream, 1)
     (entry,) = await Consumer(stream, ROLLOUT, "dead").read(10, 10)
     async with stream.connection.pipeline(transaction=True) as transaction:
-        await requeue(
-            stream, transaction, group=ROLLOUT, dead="dead", max_tries=1, dead_letters="letters"
-        )
-    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "dead")] == [entry.id]
+        await requeue(stream, transaction, consumer="dead", max_tries=1, dead_letters="letters")
+    assert [id_ for id_, _ in await stream.pending(ROLLOUT, "dead")] == [entry.id]
     assert await stream.connection.xlen(stream.key) == 1
 
 
-# --- entries that cannot be read
+# --- unreadable entries
 
 
 BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
@@ -129,7 +128,7 @@ BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-async def test_unreadable_entries_become_dead_letters(
+async def test_moves_unreadable_entries_to_the_dead_letters(
     bad: str, stream: Stream[PromptIssued], keys: Keys
 ) -> None:
     fields, complaint = BAD[bad]
@@ -138,18 +137,18 @@ async def test_unreadable_entries_become_dead_letters(
     await put(stream, 2)
     consumer = Consumer(stream, ROLLOUT, "w")
     assert indices(await consumer.read(10, 10)) == [1, 2]
-    (buried,) = await consumer.bury_undecodable(keys.dead_letters)
-    assert complaint in buried.error
-    assert await consumer.bury_undecodable(keys.dead_letters) == []
+    (moved,) = await consumer.move_to_dead_letters(keys.dead_letters)
+    assert complaint in moved.error
+    assert await consumer.move_to_dead_letters(keys.dead_letters) == []
     (letter,) = await _dead_letters(stream, keys)
-    extra: dict[bytes, Any] = {b"source": stream.key.encode(), b"error": buried.error.encode()}
+    extra: dict[bytes, Any] = {b"source": stream.key.encode(), b"error": moved.error.encode()}
     assert letter == {**fields, **extra}
     assert await pending(stream) == 2
-    consumer.look_back()
+    consumer.reread_pending()
     assert await consumer.read(10, 1) == []
 
 
-async def test_unreadable_entries_of_a_dead_worker_become_dead_letters(
+async def test_moves_unreadable_entries_of_a_dead_worker_to_the_dead_letters(
     stream: Stream[PromptIssued], keys: Keys
 ) -> None:
     await stream.connection.xadd(stream.key, {b"v": b"\xff", b"m": b""})

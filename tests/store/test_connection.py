@@ -1,4 +1,4 @@
-"""Invariant: whatever is wrong with the way to Redis is said once, in one line."""
+"""Invariant: an error of the connection to Redis is one line that names the URL."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_connection import GONE, check, connect, persistently
 
 
-async def test_living_server_passes(redis_url: str) -> None:
+async def test_accepts_a_running_server(redis_url: str) -> None:
     async with connect(redis_url) as client:
         await check(client, redis_url)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "unix"])
-async def test_dead_url_is_named(scheme: str, tmp_path: Path) -> None:
+async def test_names_a_url_where_no_server_answers(scheme: str, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}/0" if scheme == "redis" else f"{tmp_path}/none.sock"
     url = f"{scheme}://{address}"
     async with connect(url) as client:
@@ -34,7 +34,7 @@ async def test_dead_url_is_named(scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("password", ["secret", "s%40c:ret"])
-async def test_password_is_not_shown(password: str) -> None:
+async def test_hides_the_password(password: str) -> None:
     url = f"redis://user:{password}@127.0.0.1:{free_port()}/0"
     async with connect(url) as client:
         with pytest.raises(StoreError, match=r"redis://user:\*\*\*@127.0.0.1:\d+/0") as error:
@@ -42,7 +42,7 @@ async def test_password_is_not_shown(password: str) -> None:
     assert password not in str(error.value)
 
 
-async def test_wrong_password_is_said(tcp_redis: str) -> None:
+async def test_names_a_wrong_password(tcp_redis: str) -> None:
     url = tcp_redis.replace("//", "//user:secret@")
     async with connect(url) as client:
         with pytest.raises(StoreError, match=r"redis://user:\*\*\*@.*invalid username-password"):
@@ -59,17 +59,17 @@ async def test_wrong_password_is_said(tcp_redis: str) -> None:
         "redis://localhost:99999/0",
         "redis://[::1/0",
         "redis://localhost/0?socket_timeout=soon",
-        "redis://localhost/0?unheard_of=1",
+        "redis://localhost/0?unknown=1",
         "redis://localhost/0?protocol=9",
     ],
 )
-def test_malformed_url_is_named(url: str) -> None:
+def test_names_a_malformed_url(url: str) -> None:
     with pytest.raises(StoreError) as error:
         connect(url)
     assert str(error.value).startswith(f"{url}: not a Redis URL: ")
 
 
-async def test_persistent_call_outlasts_a_restart(short_folder: Path) -> None:
+async def test_repeats_a_persistent_call_until_the_server_is_back(short_folder: Path) -> None:
     server = EmbeddedRedis(short_folder / "data", short_folder / "redis.sock")
     server.start()
     failures = 0
@@ -83,7 +83,7 @@ async def test_persistent_call_outlasts_a_restart(short_folder: Path) -> None:
         await client.set("key", 1)
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        await wait_until(lambda: not server.running, message="it outlived SIGKILL")
+        await wait_until(lambda: not server.running, message="the server outlived SIGKILL")
         with pytest.raises(GONE):
             await client.get("key")
         call = asyncio.create_task(persistently(lambda: client.incr("key"), pause))
@@ -94,7 +94,7 @@ async def test_persistent_call_outlasts_a_restart(short_folder: Path) -> None:
     server.stop()
 
 
-async def test_persistent_call_passes_other_errors_on() -> None:
+async def test_passes_other_errors_of_a_persistent_call_on() -> None:
     async def refuse() -> None:
         raise StoreError("no")
 
@@ -128,7 +128,7 @@ def tls_redis(short_folder: Path) -> Iterator[str]:
         server.stdout.read()
 
 
-async def test_tls(tls_redis: str) -> None:
+async def test_connects_over_tls(tls_redis: str) -> None:
     async with connect(tls_redis) as client:
         await check(client, tls_redis)
     untrusting = tls_redis.partition("?")[0]

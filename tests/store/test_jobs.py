@@ -1,4 +1,4 @@
-"""Invariant: what a user was told about a job is in the store, and the coordinator hears of it."""
+"""Invariant: an acknowledged job is in the store, and the coordinator receives its event."""
 
 import asyncio
 from pathlib import Path
@@ -31,25 +31,25 @@ def jobs(connection: Connection, keys: Keys, redis_url: str, tmp_path: Path) -> 
     return Jobs(connection, session)
 
 
-async def _heard(connection: Connection, keys: Keys) -> list[AnyEvent]:
+async def _posted(connection: Connection, keys: Keys) -> list[AnyEvent]:
     stream = Stream(connection, keys.events, EVENTS)
     await stream.ensure_group(COORDINATOR)
     return [entry.message for entry in await Consumer(stream, COORDINATOR, "c").read(100, 1)]
 
 
-async def test_submitted_job_is_recorded_and_announced(
+async def test_records_and_posts_a_submitted_job(
     jobs: Jobs, connection: Connection, keys: Keys
 ) -> None:
     record = await jobs.submit(SPEC)
     assert (record.job, record.status, record.error) == ("job-1", "queued", None)
     assert (Path(record.folder).name, record.spec) == ("job-1", SPEC)
     assert await jobs.get(record.job) == record
-    assert await _heard(connection, keys) == [
+    assert await _posted(connection, keys) == [
         JobSubmitted(job=record.job, spec=SPEC, folder=record.folder)
     ]
 
 
-async def test_jobs_are_listed_in_the_order_of_submission(jobs: Jobs) -> None:
+async def test_lists_jobs_in_the_order_of_submission(jobs: Jobs) -> None:
     assert await jobs.all() == []
     named = [msgspec.structs.replace(SPEC, name=name) for name in "cab" * 4]
     records = [await jobs.submit(spec) for spec in named]
@@ -57,29 +57,31 @@ async def test_jobs_are_listed_in_the_order_of_submission(jobs: Jobs) -> None:
     assert [record.job for record in records][:4] == ["c-1", "a-2", "b-3", "c-4"]
 
 
-async def test_jobs_submitted_at_once_have_names_of_their_own(
+async def test_gives_concurrent_submissions_distinct_names(
     jobs: Jobs, connection: Connection, keys: Keys
 ) -> None:
     records = await asyncio.gather(*(jobs.submit(SPEC) for _ in range(20)))
     assert len({record.job for record in records}) == 20
-    heard = await _heard(connection, keys)
-    assert {event.job for event in heard if isinstance(event, JobSubmitted)} == {
+    posted = await _posted(connection, keys)
+    assert {event.job for event in posted if isinstance(event, JobSubmitted)} == {
         record.job for record in await jobs.all()
     }
 
 
-async def test_cancelling_is_a_request(jobs: Jobs, connection: Connection, keys: Keys) -> None:
+async def test_posts_a_cancellation_and_leaves_the_record(
+    jobs: Jobs, connection: Connection, keys: Keys
+) -> None:
     record = await jobs.submit(SPEC)
     await jobs.cancel(record.job)
-    assert (await _heard(connection, keys))[1:] == [JobCancelRequested(job=record.job)]
+    assert (await _posted(connection, keys))[1:] == [JobCancelRequested(job=record.job)]
     assert await jobs.get(record.job) == record
 
 
-async def test_unknown_job_is_none(jobs: Jobs) -> None:
+async def test_returns_none_for_an_unknown_job(jobs: Jobs) -> None:
     assert await jobs.get(JobId("nobody-1")) is None
 
 
-async def test_sessions_do_not_see_each_other(
+async def test_separates_the_jobs_of_sessions(
     jobs: Jobs, connection: Connection, tmp_path: Path
 ) -> None:
     other = SessionSpec(
@@ -89,9 +91,7 @@ async def test_sessions_do_not_see_each_other(
     assert await Jobs(connection, other).all() == []
 
 
-async def test_sessions_that_share_a_folder_of_runs_share_no_run(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+async def test_separates_the_runs_of_sessions_in_one_folder(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "job-1").mkdir()
     record = await jobs.submit(SPEC)
     assert record.job == "job-2"

@@ -9,7 +9,7 @@ from tests.samples import JOB, prompt
 from tests.store.conftest import CODEC, Proxy
 from tests.waiting import wait_until
 from tlt.protocol.commands import PromptIssued
-from tlt.store.blocking_read import Waiter
+from tlt.store.blocking_read import BlockingConnection
 from tlt.store.redis_connection import GONE, Connection, connect
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Consumer, Entry, Stream
@@ -38,7 +38,7 @@ def indices(entries: Sequence[Entry[PromptIssued]]) -> list[int]:
     return [entry.message.prompt for entry in entries]
 
 
-async def test_own_pending_entries_come_before_new_ones(stream: Stream[PromptIssued]) -> None:
+async def test_delivers_own_pending_entries_before_new_ones(stream: Stream[PromptIssued]) -> None:
     await put(stream, 1, 2)
     assert indices(await Consumer(stream, ROLLOUT, "w").read(10, 10)) == [1, 2]
     await put(stream, 3)
@@ -48,7 +48,7 @@ async def test_own_pending_entries_come_before_new_ones(stream: Stream[PromptIss
     assert await successor.read(10, 10) == []
 
 
-async def test_acknowledged_entries_never_come_back(stream: Stream[PromptIssued]) -> None:
+async def test_delivers_no_acknowledged_entry_again(stream: Stream[PromptIssued]) -> None:
     await put(stream, 1, 2)
     consumer = Consumer(stream, ROLLOUT, "w")
     entries = await consumer.read(10, 10)
@@ -57,18 +57,18 @@ async def test_acknowledged_entries_never_come_back(stream: Stream[PromptIssued]
     assert await pending(stream) == 1
 
 
-async def test_held_entries_are_not_given_to_a_live_consumer_again(
+async def test_delivers_pending_entries_to_a_live_consumer_once(
     stream: Stream[PromptIssued],
 ) -> None:
     consumer = Consumer(stream, ROLLOUT, "w")
     await put(stream, 1, 2)
     assert indices(await consumer.read(10, 10)) == [1, 2]
-    consumer.look_back()
+    consumer.reread_pending()
     await put(stream, 3)
     assert indices(await consumer.read(10, 10)) == [3]
 
 
-async def test_consumers_of_a_group_share_its_entries_and_groups_do_not(
+async def test_shares_entries_within_a_group_but_not_between_groups(
     stream: Stream[PromptIssued],
 ) -> None:
     await stream.ensure_group("other")
@@ -78,11 +78,10 @@ async def test_consumers_of_a_group_share_its_entries_and_groups_do_not(
     assert indices(await first.read(2, 10)) == [1, 2]
     assert indices(await second.read(2, 10)) == [3]
     assert indices(await Consumer(stream, "other", "a").read(9, 10)) == [1, 2, 3]
-    assert sorted(await stream.consumers(ROLLOUT)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_both_protocols_answer_alike(protocol: int, redis_url: str, keys: Keys) -> None:
+async def test_reads_replies_of_both_protocols(protocol: int, redis_url: str, keys: Keys) -> None:
     client = connect(f"{redis_url}?protocol={protocol}")
     stream = Stream(client, keys.prompts(JOB), CODEC)
     await stream.ensure_group(ROLLOUT)
@@ -91,17 +90,17 @@ async def test_both_protocols_answer_alike(protocol: int, redis_url: str, keys: 
     await put(stream, 1, 2)
     entries = await consumer.read(10, 10)
     assert indices(entries) == [1, 2]
-    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "w")] == [e.id for e in entries]
+    assert [id_ for id_, _ in await stream.pending(ROLLOUT, "w")] == [e.id for e in entries]
     await settle(consumer, entries)
     await stream.trim()
     assert await client.xlen(stream.key) == 0
     await client.aclose()
 
 
-# --- what a lost connection leaves behind
+# --- lost connections
 
 
-async def test_killed_blocking_read_loses_nothing(
+async def test_loses_no_entry_when_a_blocking_read_is_killed(
     connection: Connection, stream: Stream[PromptIssued], redis_url: str
 ) -> None:
     async with connect(redis_url) as client:
@@ -110,7 +109,7 @@ async def test_killed_blocking_read_loses_nothing(
         assert indices(await consumer.read(10, 10)) == [1]
         number = await client.client_id()
         reading = asyncio.create_task(consumer.read(10, 20_000))
-        await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
+        await wait_until(lambda: _blocks(connection, number), message="no read blocks")
         await connection.client_kill_filter(_id=number)
         with pytest.raises(GONE):
             await reading
@@ -123,7 +122,7 @@ async def _blocks(connection: Connection, number: int) -> bool:
     return any(c["id"] == str(number) and "b" in c["flags"] for c in clients)
 
 
-async def test_reply_lost_with_its_connection_is_looked_back_for(
+async def test_delivers_entries_whose_reply_was_lost(
     connection: Connection, stream: Stream[PromptIssued], proxy: Proxy
 ) -> None:
     async with connect(proxy.url) as client:
@@ -190,40 +189,40 @@ async def test_stream_that_is_gone_reads_as_empty(
         assert await consumer.read(10, 1) == []
         number = await client.client_id()
         reading = asyncio.create_task(consumer.read(10, 20_000))
-        await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
+        await wait_until(lambda: _blocks(connection, number), message="no read blocks")
         await connection.delete(stream.key)
         await put(stream, 1)  # older servers look only now
         assert await reading == []
         assert await consumer.read(10, 1) == []
 
 
-async def test_deleted_entry_that_is_pending_is_passed_over(stream: Stream[PromptIssued]) -> None:
+async def test_skips_a_pending_entry_that_was_deleted(stream: Stream[PromptIssued]) -> None:
     await put(stream, 1, 2)
     entries = await Consumer(stream, ROLLOUT, "w").read(10, 10)
     await stream.connection.xdel(stream.key, entries[0].id)
     successor = Consumer(stream, ROLLOUT, "w")
     assert indices(await successor.read(10, 10)) == [2]
-    assert successor.undecodable == []
-    assert [id_ for id_, _ in await stream.held_by(ROLLOUT, "w")] == [entries[1].id]
+    assert successor.unreadable == []
+    assert [id_ for id_, _ in await stream.pending(ROLLOUT, "w")] == [entries[1].id]
 
 
-async def test_a_read_that_waits_is_ended_at_once(
+async def test_unblocks_a_blocking_read_at_once(
     connection: Connection, stream: Stream[PromptIssued]
 ) -> None:
-    waiter = Waiter(connection)
-    own = Stream(waiter.connection, stream.key, CODEC)
+    blocking = BlockingConnection(connection)
+    own = Stream(blocking.connection, stream.key, CODEC)
     consumer = Consumer(own, ROLLOUT, "w")
     assert await consumer.read(1, None) == []
-    await waiter.wake()  # nobody is known to wait yet
-    await waiter.ready()
-    number = await waiter.connection.client_id()
+    await blocking.unblock()  # no read is known yet
+    await blocking.identify()
+    number = await blocking.connection.client_id()
     began = asyncio.get_running_loop().time()
     reading = asyncio.create_task(consumer.read(1, 60_000))
-    await wait_until(lambda: _blocks(connection, number), message="nobody blocks")
-    await waiter.wake()
+    await wait_until(lambda: _blocks(connection, number), message="no read blocks")
+    await blocking.unblock()
     assert await reading == []
     assert asyncio.get_running_loop().time() - began < 30
-    await waiter.wake()
+    await blocking.unblock()
     await put(stream, 1)
     assert indices(await consumer.read(1, 60_000)) == [1]
-    await waiter.close()
+    await blocking.close()

@@ -1,4 +1,4 @@
-"""Invariant: trimming drops what every group has acknowledged, and nothing else."""
+"""Invariant: trimming drops the entries that every group has acknowledged, and no others."""
 
 import asyncio
 import uuid
@@ -32,7 +32,7 @@ moves = st.lists(
 
 @settings(max_examples=20)
 @given(moves=moves)
-def test_trim_keeps_exactly_what_somebody_still_needs(redis_url: str, moves: list[Move]) -> None:
+def test_trims_exactly_the_entries_that_no_group_needs(redis_url: str, moves: list[Move]) -> None:
     asyncio.run(_play(redis_url, moves))
 
 
@@ -46,16 +46,16 @@ async def _play(redis_url: str, moves: list[Move]) -> None:
         added: list[str] = []
         held: list[list[str]] = [[], []]
         acknowledged: list[set[str]] = [set(), set()]
-        for move, who, number in [*moves, ("trim", 0, 0)]:
+        for move, group, number in [*moves, ("trim", 0, 0)]:
             if move == "add":
                 added += await _add(connection, stream, number)
             elif move == "read":
-                entries = await consumers[who].read(number + 1, 1)
-                held[who] += [entry.id for entry in entries]
-            elif move == "acknowledge" and held[who]:
-                id_ = held[who].pop(number % len(held[who]))
-                await connection.xack(stream.key, GROUPS[who], id_)
-                acknowledged[who].add(id_)
+                entries = await consumers[group].read(number + 1, 1)
+                held[group] += [entry.id for entry in entries]
+            elif move == "acknowledge" and held[group]:
+                id_ = held[group].pop(number % len(held[group]))
+                await connection.xack(stream.key, GROUPS[group], id_)
+                acknowledged[group].add(id_)
             else:
                 await stream.trim()
                 left = [id_.decode() for id_, _ in await connection.xrange(stream.key)]
@@ -66,20 +66,20 @@ async def _play(redis_url: str, moves: list[Move]) -> None:
 
 
 async def _add(connection: Connection, stream: Stream[PromptIssued], count: int) -> list[str]:
-    """In one transaction, so that their ids differ in the sequence number alone."""
+    """Add entries in one transaction, so that their ids differ in the sequence number alone."""
     async with connection.pipeline(transaction=True) as transaction:
         for index in range(count):
             stream.add(transaction, prompt(index))
         return [id_.decode() for id_ in await transaction.execute()]
 
 
-async def test_stream_without_groups_is_left_alone(connection: Connection, keys: Keys) -> None:
+async def test_trims_no_stream_without_groups(connection: Connection, keys: Keys) -> None:
     stream = Stream(connection, keys.prompts(JOB), CODEC)
     await _add(connection, stream, 1)
     await stream.trim()
     assert await connection.xlen(stream.key) == 1
 
 
-async def test_stream_that_does_not_exist_says_so(connection: Connection, keys: Keys) -> None:
+async def test_raises_for_a_stream_that_does_not_exist(connection: Connection, keys: Keys) -> None:
     with pytest.raises(redis.exceptions.ResponseError, match="no such key"):
         await Stream(connection, keys.prompts(JOB), CODEC).trim()

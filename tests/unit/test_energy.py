@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.samples import JOB
-from tlt.actors.energy_meter import Meter, packages
+from tlt.actors.energy_meter import EnergyMeter, processor_counters
 from tlt.ids import Attempt, Epoch, Incarnation, PolicyVersion, Step, WorkerId
 from tlt.protocol.events import PolicyUpdateFinished
 from tlt.protocol.records import Joules
@@ -24,7 +24,7 @@ def test_sockets_are_counted_and_their_parts_are_not(tmp_path: Path) -> None:
     first = package(tmp_path, "intel-rapl:0", 9_000_000)
     second = package(tmp_path, "intel-rapl:1", 0)
     part = package(tmp_path, "intel-rapl:0:0", 0)
-    meter = Meter(packages(tmp_path), [])
+    meter = EnergyMeter(processor_counters(tmp_path), [])
     assert meter.read() == Joules(host=0.0, devices=None)
     first.write_text("2000000")  # it was full on the way
     second.write_text("500000")
@@ -36,8 +36,8 @@ def test_sockets_are_counted_and_their_parts_are_not(tmp_path: Path) -> None:
 
 def test_a_machine_that_does_not_count(tmp_path: Path) -> None:
     package(tmp_path, "intel-rapl:0", 0).unlink()
-    assert packages(tmp_path) == packages(tmp_path / "nowhere") == []
-    assert Meter([], []).read() is None
+    assert processor_counters(tmp_path) == processor_counters(tmp_path / "nowhere") == []
+    assert EnergyMeter([], []).read() is None
 
 
 def learned(

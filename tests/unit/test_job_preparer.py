@@ -173,7 +173,7 @@ async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
         "file.write(f'{os.getpid()}.')\nfile.close()\ntime.sleep(1e6)"
     )
     good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
-    await preparer.start()
+    await preparer.warm_up()
     process = preparer._process
     assert process is not None
 

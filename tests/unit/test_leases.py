@@ -1,7 +1,8 @@
-"""Invariant: a lease ends when the observer's own clock has seen no new pulse for its time."""
+"""Invariant: a lease ends when the observer's clock has seen no new heartbeat for its length."""
 
 from tlt.actors.leases import Leases
 from tlt.ids import Incarnation, WorkerId
+from tlt.protocol.events import WorkerLost
 from tlt.protocol.records import Heartbeat
 
 WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
@@ -19,30 +20,35 @@ def beat(counter: int, incarnation: int = 1) -> Heartbeat:
     )
 
 
-def test_lease_ends_once_after_the_silence() -> None:
+def test_reports_a_silent_worker_once() -> None:
     leases = Leases(10.0)
     assert leases.observe({WORKER: beat(7)}, 100.0) == []
     assert leases.observe({WORKER: beat(7)}, 110.0) == []
     (lost,) = leases.observe({WORKER: beat(7)}, 110.5)
-    assert (lost.worker, lost.incarnation, lost.silent_seconds) == (WORKER, 1, 10.5)
+    assert lost == WorkerLost(
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        reason="no heartbeat for 10 s",
+        returning=False,
+    )
     assert leases.observe({WORKER: beat(7)}, 200.0) == []
 
 
-def test_every_new_counter_renews_it_even_a_smaller_one() -> None:
+def test_renews_the_lease_at_every_new_counter() -> None:
     leases = Leases(10.0)
     for now, counter in [(0.0, 5), (9.0, 6), (18.0, 1), (27.0, 2), (37.0, 2)]:
         assert leases.observe({WORKER: beat(counter)}, now) == []
     assert len(leases.observe({WORKER: beat(2)}, 37.5)) == 1
 
 
-def test_observer_that_slept_blames_nobody_who_beat_meanwhile() -> None:
+def test_spares_workers_that_beat_while_the_observer_slept() -> None:
     leases = Leases(10.0)
     leases.observe({WORKER: beat(1), OTHER: beat(1)}, 0.0)
     (lost,) = leases.observe({WORKER: beat(2), OTHER: beat(1)}, 1000.0)
     assert lost.worker == OTHER
 
 
-def test_worker_that_came_back_can_be_lost_again() -> None:
+def test_reports_a_worker_again_after_it_returned() -> None:
     leases = Leases(10.0)
     leases.observe({WORKER: beat(1)}, 0.0)
     assert len(leases.observe({WORKER: beat(1)}, 11.0)) == 1
@@ -50,7 +56,7 @@ def test_worker_that_came_back_can_be_lost_again() -> None:
     assert len(leases.observe({WORKER: beat(2)}, 23.0)) == 1
 
 
-def test_new_incarnation_that_counts_alike_has_a_lease_of_its_own() -> None:
+def test_gives_a_new_incarnation_its_own_lease() -> None:
     leases = Leases(10.0)
     leases.observe({WORKER: beat(1)}, 0.0)
     leases.observe({WORKER: beat(1)}, 11.0)
@@ -59,5 +65,5 @@ def test_new_incarnation_that_counts_alike_has_a_lease_of_its_own() -> None:
     assert lost.incarnation == 2
 
 
-def test_first_sight_is_never_late() -> None:
+def test_starts_the_lease_at_the_first_observation() -> None:
     assert Leases(10.0).observe({WORKER: beat(1)}, 1e9) == []

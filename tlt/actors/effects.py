@@ -1,11 +1,14 @@
-"""What commands do to the store: all that one batch of events caused is one transaction."""
+"""The effects of commands on Redis: all effects of one batch of events are one transaction."""
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tlt.dataset import Prompts
+from tlt.config import JobSpec
+from tlt.dataset import Prompts, prompts_file
 from tlt.ids import Attempt, JobId, Member, Purpose
 from tlt.protocol.commands import (
     Command,
@@ -21,12 +24,14 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished
 from tlt.protocol.records import JobRecord
+from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import Connection, Transaction
+from tlt.store.redis_connection import Connection, Transaction, persistently
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Stream
 from tlt.store.requeue import requeue
 
+_events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
 _prompts = Codec[PromptIssued](PromptIssued)
 _encode = msgspec.msgpack.Encoder().encode
@@ -39,22 +44,52 @@ class Caused(NamedTuple):
 
 
 class Effects:
-    def __init__(self, connection: Connection, keys: Keys, events: Stream[AnyEvent]) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._events = events
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.events = Stream(connection, keys.events, _events)
         self.records: dict[JobId, JobRecord] = {}
         self.prompts: dict[Purpose, Prompts] = {}
-        self.max_tries = 1
+        self._max_tries = 1
+
+    async def load_records(self) -> None:
+        records = await self.connection.hgetall(self.keys.jobs)
+        self.records = {
+            JobId(job.decode()): msgspec.json.decode(raw, type=JobRecord)
+            for job, raw in records.items()
+        }
+
+    async def committed(self, decider: str) -> Position:
+        """Return how far the journal of a decider is committed."""
+        raw = await self.connection.hget(self.keys.committed, decider)
+        return START if raw is None else msgspec.json.decode(raw, type=Position)
+
+    async def open_run(self, job: JobId, spec: JobSpec, folder: Path) -> None:
+        """Open the prompts of a job that starts or resumes, and its stream."""
+        self._max_tries = spec.rollout.max_tries
+        self.prompts = {"train": Prompts(prompts_file(folder, "train"))}
+        if spec.data.eval is not None:
+            self.prompts["eval"] = Prompts(prompts_file(folder, "eval"))
+        await self.prompt_stream(job).ensure_group(ROLLOUT)
+
+    async def post(self, event: AnyEvent) -> None:
+        """Append an event of the coordinator's own to the stream."""
+
+        async def add() -> None:
+            async with self.connection.pipeline(transaction=True) as transaction:
+                self.events.add(transaction, event)
+                await transaction.execute()
+
+        await persistently(add, asyncio.sleep)
 
     def prompt_stream(self, job: JobId) -> Stream[PromptIssued]:
-        return Stream(self._connection, self._keys.prompts(job), _prompts)
+        return Stream(self.connection, self.keys.prompts(job), _prompts)
 
     async def fill(self, transaction: Transaction, caused: Sequence[Caused]) -> None:
         for command, event, _ in caused:
             match command:
                 case ToWorker():
-                    key = self._keys.commands(command.worker, command.incarnation)
+                    key = self.keys.commands(command.worker, command.incarnation)
                     transaction.xadd(key, _commands.encode(command))  # pyright: ignore[reportArgumentType]
                 case IssuePrompts():
                     self._issue(transaction, command)
@@ -62,22 +97,22 @@ class Effects:
                     await self._requeue(transaction, command)
                 case KeepRollout() if isinstance(event, RolloutFinished):
                     transaction.hset(
-                        self._keys.rollouts(command.job, command.step),
+                        self.keys.rollouts(command.job, command.step),
                         f"{command.prompt}.{command.member}",
                         _encode(event),
                     )
                 case ForgetRollouts():
                     for step in command.steps:
-                        transaction.delete(self._keys.rollouts(command.job, step))
+                        transaction.delete(self.keys.rollouts(command.job, step))
                 case RecordStatus():
                     self._record(transaction, command)
                 case FinishRun():
                     await self._clear(transaction, command.job)
                 case _:
-                    pass  # it has no effect on the store
+                    pass  # it changes nothing in Redis
 
     def _issue(self, transaction: Transaction, command: IssuePrompts) -> None:
-        """Ordered by group: siblings mostly land together and share their prompt's prefill."""
+        """Add prompts ordered by group: siblings mostly share a rank and their prompt's prefill."""
         stream = self.prompt_stream(command.job)
         for index in command.prompts:
             prompt = self.prompts[command.purpose][index]
@@ -100,31 +135,34 @@ class Effects:
         given_up = await requeue(
             self.prompt_stream(command.job),
             transaction,
-            group=ROLLOUT,
-            dead=str(command.incarnation),
-            max_tries=self.max_tries,
-            dead_letters=self._keys.dead_letters,
+            consumer=str(command.incarnation),
+            max_tries=self._max_tries,
+            dead_letters=self.keys.dead_letters,
         )
         for prompt in given_up:
-            dropped = RolloutDropped(
-                job=prompt.job,
-                epoch=prompt.epoch,
-                step=prompt.step,
-                attempt=prompt.attempt,
-                purpose=prompt.purpose,
-                prompt=prompt.prompt,
-                member=prompt.member,
-                reason=f"its worker was lost {self.max_tries} times",
-            )
-            self._events.add(transaction, dropped)
+            dropped = drop(prompt, f"its worker was lost {self._max_tries} times")
+            self.events.add(transaction, dropped)
 
     def _record(self, transaction: Transaction, command: RecordStatus) -> None:
         before = self.records[command.job]
         after = msgspec.structs.replace(before, status=command.status, error=command.error)
         self.records[command.job] = after
-        transaction.hset(self._keys.jobs, command.job, msgspec.json.encode(after))
+        transaction.hset(self.keys.jobs, command.job, msgspec.json.encode(after))
 
     async def _clear(self, transaction: Transaction, job: JobId) -> None:
-        for pattern in self._keys.of_job(job):
-            async for key in self._connection.scan_iter(match=pattern, count=1000):
+        for pattern in self.keys.of_job(job):
+            async for key in self.connection.scan_iter(match=pattern, count=1000):
                 transaction.delete(key)
+
+
+def drop(lost: PromptIssued | RolloutFinished, reason: str) -> RolloutDropped:
+    return RolloutDropped(
+        job=lost.job,
+        epoch=lost.epoch,
+        step=lost.step,
+        attempt=lost.attempt,
+        purpose=lost.purpose,
+        prompt=lost.prompt,
+        member=lost.member,
+        reason=reason,
+    )

@@ -1,6 +1,7 @@
-"""Joules, where a machine counts them: its processors by RAPL, NVIDIA's GPUs by NVML.
+"""Energy is read from hardware counters: RAPL for processors, NVML for NVIDIA GPUs.
 
-A processor's counter is that of its host, whoever works there; a GPU's belongs to its worker.
+A processor's counter measures its whole host, whichever process works there; a GPU's counter
+belongs to its worker.
 """
 
 import contextlib
@@ -12,14 +13,14 @@ from typing import Any
 from tlt.protocol.records import Joules
 
 _RAPL = Path("/sys/class/powercap")
-# one for each socket; what lies below them is counted in them
-_PACKAGES = "intel-rapl:[0-9]*"
+# one folder for each socket; the folders below it are parts of the socket's figure
+_SOCKETS = "intel-rapl:[0-9]*"
 _MICRO, _MILLI = 1e-6, 1e-3
 Counter = Callable[[], float]
 
 
-class Meter:
-    """What has been spent since it was made."""
+class EnergyMeter:
+    """Measure the energy spent since the meter was made."""
 
     def __init__(self, processors: Iterable[Counter], gpus: Iterable[Counter]) -> None:
         self._processors = [(counter, counter()) for counter in processors]
@@ -32,64 +33,64 @@ class Meter:
 
 
 def _spent(counters: list[tuple[Counter, float]]) -> float | None:
-    return sum(counter() - began for counter, began in counters) if counters else None
+    return sum(counter() - start for counter, start in counters) if counters else None
 
 
-def packages(folder: Path = _RAPL) -> list[Counter]:
-    """Those that may be read: often only root may."""
+def processor_counters(folder: Path = _RAPL) -> list[Counter]:
+    """Return the counters of the sockets that this process may read: often only root may."""
     found: list[Counter] = []
-    for package in sorted(folder.glob(_PACKAGES)):
-        if ":" in package.name.partition(":")[2]:
-            continue  # a part of a package
+    for socket in sorted(folder.glob(_SOCKETS)):
+        if ":" in socket.name.partition(":")[2]:
+            continue  # a part of a socket
         with contextlib.suppress(OSError, ValueError):
-            found.append(Package(package))
+            found.append(_ProcessorCounter(socket))
     return found
 
 
-class Package:
-    """A socket's counter, which begins anew when it is full."""
+class _ProcessorCounter:
+    """Read a socket's counter, which starts over at its range."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "energy_uj"
         self._range = int((folder / "max_energy_range_uj").read_text())
         self._last = self._raw()
-        self._full = 0
+        self._overflows = 0
 
     def __call__(self) -> float:
         with contextlib.suppress(OSError, ValueError):
             now = self._raw()
-            self._full += now < self._last
+            self._overflows += now < self._last
             self._last = now
-        return _MICRO * (self._full * self._range + self._last)
+        return _MICRO * (self._overflows * self._range + self._last)
 
     def _raw(self) -> int:
         return int(self._file.read_text())
 
 
-def gpus(count: int) -> list[Counter]:
-    """Of the first so many that this process may see."""
+def gpu_counters(count: int) -> list[Counter]:
+    """Return the counters of the first `count` GPUs that this process may use."""
     try:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:
         return []
-    return _nvml(pynvml, count)
+    return _nvml_counters(pynvml, count)
 
 
-def _nvml(nvml: Any, count: int) -> list[Counter]:
+def _nvml_counters(nvml: Any, count: int) -> list[Counter]:
     found: list[Counter] = []
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
-        for name in _visible(count):
+        for name in _visible_gpus(count):
             handle = (
                 nvml.nvmlDeviceGetHandleByIndex(int(name))
                 if name.isdecimal()
                 else nvml.nvmlDeviceGetHandleByUUID(name)
             )
-            found.append(Gpu(nvml, handle))  # older ones have no counter
+            found.append(_GpuCounter(nvml, handle))  # an old GPU has no counter and raises
     return found
 
 
-class Gpu:
+class _GpuCounter:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
@@ -104,8 +105,8 @@ class Gpu:
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
 
 
-def _visible(count: int) -> list[str]:
-    """By index or UUID, as Ray names those that it has given to this process."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(count)] if named is None else named.split(",")
+def _visible_gpus(count: int) -> list[str]:
+    """Return the indices or UUIDs of the GPUs that Ray has given to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names if name.strip()][:count]

@@ -1,4 +1,4 @@
-"""Preparing a job: in a process of its own, because it loads a tokenizer and runs users' code."""
+"""Jobs are prepared in a process of their own: it loads a tokenizer and runs users' code."""
 
 import asyncio
 import contextlib
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import msgspec
 
+from tlt.actors.effects import Effects
 from tlt.child_process import die_with_parent, last_line
 from tlt.config import JobSpec
 from tlt.dataset import PreparationExit
 from tlt.ids import JobId
+from tlt.protocol.commands import PrepareJob
 from tlt.protocol.events import JobPrepared, JobRefused
 
 SPEC_FILE = "spec.json"
-_LONGEST_ANSWER = 2**24
+_LONGEST_REPLY = 2**24
 
 
 class Preparer:
@@ -26,10 +28,10 @@ class Preparer:
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Before the first job, which would wait for it."""
+    async def warm_up(self) -> None:
+        """Start the process before the first job, which would wait for it."""
         async with self._turn:
-            with contextlib.suppress(OSError):  # that job is told, if it is still so
+            with contextlib.suppress(OSError):  # the job reports it if it persists
                 await self._running()
 
     async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
@@ -40,7 +42,7 @@ class Preparer:
             return JobRefused(job=job, error=f"{folder}: cannot be written: {error.strerror}")
         async with self._turn:
             try:
-                ended = await self._ask(folder)
+                ended = await self._request(folder)
             except OSError as error:
                 return JobRefused(job=job, error=f"nothing can be started: {error.strerror}")
         if ended.prepared is None:
@@ -54,7 +56,7 @@ class Preparer:
             eval_prompts=ended.prepared.eval_prompts,
         )
 
-    async def _ask(self, folder: Path) -> PreparationExit:
+    async def _request(self, folder: Path) -> PreparationExit:
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -67,10 +69,10 @@ class Preparer:
             last = last_line(await process.stderr.read())
             return PreparationExit(code=await process.wait(), prepared=None, last_line=last)
         except (msgspec.DecodeError, ValueError):
-            await self.close()  # what else it says would be taken for the next job's
-            said = "it said what is no answer"
-            return PreparationExit(code=process.returncode or 0, prepared=None, last_line=said)
-        except asyncio.CancelledError:  # a user's module may never end its import
+            await self.close()  # the rest of its output would be taken for the next job's reply
+            code = process.returncode or 0
+            return PreparationExit(code=code, prepared=None, last_line="it said what is no answer")
+        except asyncio.CancelledError:  # a user's module may never finish importing
             await self.close()
             raise
 
@@ -81,14 +83,39 @@ class Preparer:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                limit=_LONGEST_ANSWER,
+                limit=_LONGEST_REPLY,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
         return self._process
 
     async def close(self) -> None:
-        """What is being prepared ends with it."""
+        """End the process, and the preparation that it is at."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
+
+
+class JobPreparations:
+    """Prepare jobs in the background; each outcome becomes an event."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._preparer = Preparer()
+        self._tasks: dict[JobId, asyncio.Task[None]] = {}
+
+    async def warm_up(self) -> None:
+        await self._preparer.warm_up()
+
+    def begin(self, command: PrepareJob, folder: Path) -> None:
+        async def prepare() -> None:
+            outcome = await self._preparer.prepare(command.job, command.spec, folder)
+            await self._effects.post(outcome)
+
+        task = asyncio.create_task(prepare())
+        self._tasks[command.job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(command.job, None))
+
+    def cancel(self, job: JobId) -> None:
+        if job in self._tasks:
+            self._tasks[job].cancel()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tlt.actors.cancellation import IncarnationEnded
-from tlt.actors.energy_meter import Meter, gpus, packages
+from tlt.actors.energy_meter import EnergyMeter, gpu_counters, processor_counters
 from tlt.actors.worker_setup import IncarnationSetup
 from tlt.ids import Member, PromptIndex
 from tlt.protocol.commands import UpdatePolicy
@@ -33,7 +33,7 @@ class PolicyUpdate:
         self._finished: list[PolicyUpdateFinished] = []
         # what the first rank published, to be reported once all ranks have finished
         self._published: list[UpdateEvent] = []
-        self._meter: Meter | None = None
+        self._meter: EnergyMeter | None = None
 
     @property
     def running(self) -> bool:
@@ -42,7 +42,9 @@ class PolicyUpdate:
 
     def open(self, devices: Sequence[str]) -> None:
         """Measure energy from now on."""
-        self._meter = Meter(packages(), gpus(sum(device != "cpu" for device in devices)))
+        self._meter = EnergyMeter(
+            processor_counters(), gpu_counters(sum(device != "cpu" for device in devices))
+        )
 
     def is_repeated(self, command: UpdatePolicy) -> bool:
         """Return True if this command has been followed already."""

@@ -16,7 +16,7 @@ from tlt.ids import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
 from tlt.protocol.events import RolloutFinished, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
-from tlt.store.blocking_read import Waiter
+from tlt.store.blocking_read import BlockingConnection
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import GONE
 from tlt.store.redis_keys import ROLLOUT
@@ -40,7 +40,7 @@ class PromptIntake:
         self._setup = setup
         self._outbox = outbox
         self._share_seconds = share_seconds
-        self._waiter = Waiter(setup.connection)
+        self._blocking = BlockingConnection(setup.connection)
         self._queue: Consumer[PromptIssued] | None = None
         self._slots = 0
         # until then the worker takes no more than its share
@@ -61,7 +61,7 @@ class PromptIntake:
     def open(self, command: OpenJob) -> None:
         """Take prompts of this job."""
         keys = self._setup.keys
-        stream = Stream(self._waiter.connection, keys.prompts(command.job), _prompts)
+        stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
         self._slots = command.spec.rollout.slots * len(self._setup.ranks)
         self._taken.clear()
@@ -106,10 +106,10 @@ class PromptIntake:
                 continue
             drained = self._served and not self._taken
             try:
-                await self._waiter.ready()
+                await self._blocking.identify()
                 entries = await queue.read(free, None if drained else _BLOCK_MS)
             except GONE:
-                self._waiter.lost()
+                self._blocking.reset()
                 await asyncio.sleep(0.1)
                 continue
             if queue is not self._queue:
@@ -125,11 +125,11 @@ class PromptIntake:
         while True:
             await self._emptied.wait()
             self._emptied.clear()
-            await self._waiter.wake()
+            await self._blocking.unblock()
 
     async def end(self) -> None:
         """Close the connection."""
-        await self._waiter.close()
+        await self._blocking.close()
 
     def _hand_out(
         self, queue: Consumer[PromptIssued], entries: Sequence[Entry[PromptIssued]]

@@ -1,21 +1,22 @@
-"""The services as Ray actors. Each runs its own event loop in a thread that lives as long as it.
+"""The services run as Ray actors, each with an event loop in a thread of its own.
 
-Ray runs `__init__` again when it restarts an actor, and nothing else: so the loop starts there.
-All state is in Redis and the run's folder. A service that fails ends its process.
+A restarted actor runs `__init__` and nothing else, so the thread starts there. All state is in
+Redis and the run's folder. A service that fails ends its process.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import ray
 import structlog
 
 from tlt.actors.coordinator import Coordinator
-from tlt.actors.reward_scorer import Reward
+from tlt.actors.reward_scorer import RewardScorer
 from tlt.actors.worker import Worker
 from tlt.actors.worker_setup import WorkerSetup
 from tlt.config import SessionSpec
@@ -23,15 +24,15 @@ from tlt.ids import WorkerId
 from tlt.json_logs import write_logs_to
 
 
-def _decode(session: bytes) -> SessionSpec:
-    return msgspec.msgpack.decode(session, type=SessionSpec)
+class _Service(Protocol):
+    def run(self) -> Coroutine[Any, Any, None]: ...
 
 
-def _serve(session: SessionSpec, name: str, service: Callable[[], Awaitable[None]]) -> None:
+def _serve(session: SessionSpec, name: str, make: Callable[[], _Service]) -> None:
     write_logs_to(Path(session.folder) / "logs", name)
 
     async def run() -> None:
-        await service()
+        await make().run()
 
     def thread() -> None:
         log = structlog.get_logger(name)
@@ -45,24 +46,22 @@ def _serve(session: SessionSpec, name: str, service: Callable[[], Awaitable[None
     threading.Thread(target=thread, name=name, daemon=True).start()
 
 
+def _decode(session: bytes) -> SessionSpec:
+    return msgspec.msgpack.decode(session, type=SessionSpec)
+
+
 @ray.remote(num_cpus=0, max_restarts=-1)
 class CoordinatorActor:
     def __init__(self, session: bytes) -> None:
         spec = _decode(session)
-        _serve(spec, "coordinator", lambda: Coordinator(spec).run())
-
-    def pid(self) -> int:
-        return os.getpid()
+        _serve(spec, "coordinator", lambda: Coordinator(spec))
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class RewardActor:
     def __init__(self, session: bytes) -> None:
         spec = _decode(session)
-        _serve(spec, "reward", lambda: Reward(spec).run())
-
-    def pid(self) -> int:
-        return os.getpid()
+        _serve(spec, "reward", lambda: RewardScorer(spec))
 
 
 @ray.remote(max_restarts=-1)
@@ -70,18 +69,11 @@ class WorkerActor:
     def __init__(self, session: bytes, name: str, host: str, cores: list[list[int]]) -> None:
         spec = _decode(session)
         devices = [f"cuda:{i}" if spec.device == "cuda" else "cpu" for i in range(len(cores))]
-
-        async def run() -> None:
-            setup = WorkerSetup(
-                session=spec,
-                worker=WorkerId(name),
-                host=host,
-                devices=devices,
-                cores=[frozenset(rank) for rank in cores],
-            )
-            await Worker(setup).run()
-
-        _serve(spec, name, run)
-
-    def pid(self) -> int:
-        return os.getpid()
+        setup = WorkerSetup(
+            session=spec,
+            worker=WorkerId(name),
+            host=host,
+            devices=devices,
+            cores=[frozenset(rank) for rank in cores],
+        )
+        _serve(spec, name, lambda: Worker(setup))

@@ -1,9 +1,9 @@
-"""What a coordinator that comes up finds of the time before: who is gone, and what still waits.
+"""A coordinator that starts finds lost workers and unread events of the time before.
 
-Its session may have ended in between, and the shared memory with it. What workers wrote until then
-is in the stream. Their answers are decided first: the prompts were acknowledged with them, so one
-that does not count now never will. Then those who are gone are lost, before anything else that they
-said: it may be about weights that are gone as well, and losses end the update that it is about.
+Its session may have ended in between, and the shared memory with it. Unread answers are decided
+first: their prompts were acknowledged with them, so an answer that isn't counted now never is. The
+losses of workers come next and all other events last, because those may name weights that are
+lost as well, and a loss ends the update that they belong to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tlt.actors.effects import drop
 from tlt.blobs import Blobs
 from tlt.errors import BlobLost
 from tlt.ids import EntryId, Incarnation, WorkerId
@@ -22,54 +23,56 @@ from tlt.store.redis_keys import Keys
 from tlt.store.redis_stream import Consumer, Entry
 
 _PAGE = 512
-Beats = Mapping[WorkerId, Heartbeat]
+Heartbeats = Mapping[WorkerId, Heartbeat]
+AnswerEntry = Entry[RolloutFinished]
 
 
-class Waiting(NamedTuple):
-    # decided first
-    answers: list[Entry[RolloutFinished]]
-    # decided last
-    rest: list[Entry[AnyEvent]]
-    # acknowledged only: whoever joined there was gone before anybody heard of it
+class Unread(NamedTuple):
+    answers: list[AnswerEntry]
+    others: list[Entry[AnyEvent]]
+    # acknowledged without a decision: their worker joined and was lost before anyone read of it
     void: list[EntryId]
 
 
-async def beats_of(connection: Connection, keys: Keys) -> dict[WorkerId, Heartbeat]:
+async def read_heartbeats(connection: Connection, keys: Keys) -> dict[WorkerId, Heartbeat]:
     raw = await connection.hgetall(keys.heartbeats)
     return {
-        WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
-        for worker, beat in raw.items()
+        WorkerId(worker.decode()): msgspec.msgpack.decode(heartbeat, type=Heartbeat)
+        for worker, heartbeat in raw.items()
     }
 
 
-async def waiting(consumer: Consumer[AnyEvent], beats: Beats) -> Waiting:
-    found = Waiting([], [], [])
+async def read_unread(consumer: Consumer[AnyEvent], heartbeats: Heartbeats) -> Unread:
+    unread = Unread([], [], [])
     while entries := await consumer.read(_PAGE, None):
         for entry in entries:
             event = entry.message
             if isinstance(event, RolloutFinished):
-                found.answers.append(Entry(entry.id, event))
-            elif isinstance(event, WorkerJoined) and _is_void(event, beats):
-                found.void.append(entry.id)
+                unread.answers.append(Entry(entry.id, event))
+            elif isinstance(event, WorkerJoined) and _is_void(event, heartbeats):
+                unread.void.append(entry.id)
             else:
-                found.rest.append(entry)
-    return found
+                unread.others.append(entry)
+    return unread
 
 
-def gone(
-    workers: Mapping[WorkerId, WorkerInfo], run: RunState | None, beats: Beats
+def lost_workers(
+    workers: Mapping[WorkerId, WorkerInfo], run: RunState | None, heartbeats: Heartbeats
 ) -> list[WorkerLost]:
-    """Nobody beats for these lives: of known workers, and of those whose next life is awaited."""
-    lives = {
+    """Return the losses of incarnations without a heartbeat.
+
+    They are those of known workers, and those whose successor a run awaits.
+    """
+    incarnations = {
         worker: info.incarnation
         for worker, info in workers.items()
-        if _is_over(beats.get(worker), info.incarnation)
+        if _is_over(heartbeats.get(worker), info.incarnation)
     }
     if run is not None:
-        lives |= {
+        incarnations |= {
             worker: run.newest_incarnations[worker]
             for worker in run.returning_workers
-            if worker not in beats
+            if worker not in heartbeats
         }
     return [
         WorkerLost(
@@ -79,48 +82,39 @@ def gone(
             returning=False,
             with_session=True,
         )
-        for worker, incarnation in lives.items()
+        for worker, incarnation in incarnations.items()
     ]
 
 
-def unsaid(losses: Sequence[WorkerLost], rest: Sequence[Entry[AnyEvent]]) -> list[WorkerLost]:
-    """Who said so itself lives on, and is heard in its turn."""
-    said = {
+def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) -> list[WorkerLost]:
+    """Return the losses that no unread event reports: a worker that reports one lives on."""
+    reported = {
         (entry.message.worker, entry.message.incarnation)
-        for entry in rest
+        for entry in unread
         if isinstance(entry.message, WorkerLost)
     }
-    return [lost for lost in losses if (lost.worker, lost.incarnation) not in said]
+    return [lost for lost in losses if (lost.worker, lost.incarnation) not in reported]
 
 
-def answered(rollout: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
-    """It may have been too long for a message, and lost with the shared memory.
+def drop_if_lost(answer: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
+    """Replace an answer whose tokens were lost with the shared memory.
 
-    Of an evaluation only the text counts.
+    An evaluation needs the text only, which is in the event.
     """
     try:
-        for tensor in (rollout.tokens, rollout.logprobs):
-            if tensor.blob is not None and rollout.purpose == "train":
+        for tensor in (answer.tokens, answer.logprobs):
+            if tensor.blob is not None and answer.purpose == "train":
                 blobs.path(tensor.blob)
     except BlobLost as error:
-        return RolloutDropped(
-            job=rollout.job,
-            epoch=rollout.epoch,
-            step=rollout.step,
-            attempt=rollout.attempt,
-            purpose=rollout.purpose,
-            prompt=rollout.prompt,
-            member=rollout.member,
-            reason=str(error),
-        )
-    return rollout
+        return drop(answer, str(error))
+    return answer
 
 
-def _is_over(beat: Heartbeat | None, incarnation: Incarnation) -> bool:
-    """If any beats, it is a later life: a process that has just started has no number yet."""
-    return beat is None or beat.incarnation == 0 or beat.incarnation > incarnation
+def _is_over(heartbeat: Heartbeat | None, incarnation: Incarnation) -> bool:
+    """Return True if only later incarnations beat; 0 is a process without a number yet."""
+    return heartbeat is None or heartbeat.incarnation == 0 or heartbeat.incarnation > incarnation
 
 
-def _is_void(joined: WorkerJoined, beats: Beats) -> bool:
-    beat = beats.get(joined.info.worker)
-    return beat is None or beat.incarnation > joined.info.incarnation
+def _is_void(joined: WorkerJoined, heartbeats: Heartbeats) -> bool:
+    heartbeat = heartbeats.get(joined.info.worker)
+    return heartbeat is None or heartbeat.incarnation > joined.info.incarnation

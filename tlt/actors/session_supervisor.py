@@ -30,9 +30,9 @@ from tlt.store.redis_keys import Keys
 
 _START_SECONDS = 180.0
 _LOCK_SECONDS = 1.0
-# A session is on one host: nothing of it listens beyond.
+# A session is on one host: no part of it listens on other addresses.
 _HOST = "127.0.0.1"
-_log = structlog.get_logger("keeper")
+_log = structlog.get_logger("supervisor")
 
 
 class SessionSupervisor:
@@ -56,8 +56,8 @@ class SessionSupervisor:
         asyncio.run(self._await_workers())
         write_ready(self.folder, Ready(pid=os.getpid(), error=None))
 
-    def keep(self, stop: threading.Event) -> None:
-        """The embedded Redis is started again if it ends; Ray restarts its actors itself."""
+    def supervise(self, stop: threading.Event) -> None:
+        """Restart the embedded Redis whenever it ends; Ray restarts its actors itself."""
         while not stop.wait(0.2):
             if self.redis is not None and not self.redis.running:
                 _log.warning("redis ended, starting it again")
@@ -69,7 +69,7 @@ class SessionSupervisor:
         if "ray" in sys.modules:
             import ray
 
-            # Ray takes half a minute to shut down over living actors.
+            # With living actors Ray takes half a minute to shut down.
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             ray.shutdown()
@@ -86,7 +86,7 @@ class SessionSupervisor:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError as error:
-                # Somebody who only asks whether it is held holds it for an instant.
+                # `is_up` holds the lock for an instant.
                 if time.monotonic() > deadline:
                     raise TltError(f"session '{self.spec.name}' is already up") from error
                 time.sleep(0.01)
@@ -98,7 +98,7 @@ class SessionSupervisor:
         connection = connect(self.spec.redis_url)
         try:
             await check(connection, self.spec.redis_url)
-            # heartbeats of an earlier session's workers are not those of this one
+            # heartbeats left by an earlier session would count as workers of this one
             await connection.delete(Keys(self.spec.name).heartbeats)
         finally:
             await connection.aclose()
@@ -112,7 +112,7 @@ class SessionSupervisor:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        # Ray would run its workers, and so our ranks, at a lower priority than everything else.
+        # By default Ray runs its workers, and so the ranks, at a lower priority.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
         import ray
 
@@ -147,9 +147,9 @@ class SessionSupervisor:
         deadline = time.monotonic() + _START_SECONDS
         try:
             while True:
-                beats = await connection.hgetall(Keys(self.spec.name).heartbeats)
-                up = [msgspec.msgpack.decode(raw, type=Heartbeat) for raw in beats.values()]
-                if sum(bool(beat.rank_pids) for beat in up) >= self.spec.workers:
+                heartbeats = await connection.hgetall(Keys(self.spec.name).heartbeats)
+                up = [msgspec.msgpack.decode(raw, type=Heartbeat) for raw in heartbeats.values()]
+                if sum(bool(heartbeat.rank_pids) for heartbeat in up) >= self.spec.workers:
                     return
                 if time.monotonic() > deadline:
                     raise TltError(
@@ -162,7 +162,7 @@ class SessionSupervisor:
 
 
 def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
-    """For each worker and rank: the cores that it has for itself; none where there are too few."""
+    """Return the cores of each worker's ranks, or no cores if there are fewer than ranks."""
     available = sorted(os.sched_getaffinity(0))
     each = len(available) // (workers * ranks)
     return [
@@ -176,25 +176,25 @@ def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    write_logs_to(folder / "logs", "keeper")
+    write_logs_to(folder / "logs", "supervisor")
     stop = threading.Event()
     _stop_on_signals(stop)
-    keeper = SessionSupervisor(folder)
+    supervisor = SessionSupervisor(folder)
     try:
-        keeper.take_lock()
-    except TltError as error:  # the folder is another's: touch nothing in it
+        supervisor.take_lock()
+    except TltError as error:  # another supervisor has the folder: change nothing in it
         raise SystemExit(f"tlt: {error}") from error
     try:
-        keeper.start()
-        _stop_on_signals(stop)  # ray.init put its own handlers there, which exit at once
-        keeper.keep(stop)
-    except Exception as error:  # told to whoever waits for the session, then the end
+        supervisor.start()
+        _stop_on_signals(stop)  # ray.init installs handlers that exit at once
+        supervisor.supervise(stop)
+    except Exception as error:  # `tlt up` waits for the session and prints it
         _log.exception("the session cannot go on")
         complaint = str(error) if isinstance(error, TltError) else repr(error)
         write_ready(folder, Ready(pid=os.getpid(), error=complaint))
         raise SystemExit(1) from error
     finally:
-        keeper.stop()
+        supervisor.stop()
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

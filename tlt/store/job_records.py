@@ -1,4 +1,4 @@
-"""Jobs as users see them: submitted, listed, cancelled. What is acknowledged here is durable."""
+"""Users submit, list and cancel jobs here; what is acknowledged is durable."""
 
 import os
 import time
@@ -49,7 +49,7 @@ class Jobs:
         return record
 
     async def _new_folder(self, spec: JobSpec) -> JobRecord:
-        """A name whose folder is nobody's yet: sessions may share the folder of runs."""
+        """Return a record whose folder is new: sessions may share the folder of runs."""
         while True:
             number = await self._connection.incr(self._keys.job_numbers)
             record = new_record(
@@ -70,21 +70,21 @@ class Jobs:
         return None if raw is None else msgspec.json.decode(raw, type=JobRecord)
 
     async def all(self) -> list[JobRecord]:
-        """In the order of submission."""
+        """Return the records in the order of submission."""
         raw = await self._connection.hvals(self._keys.jobs)
         records = [msgspec.json.decode(record, type=JobRecord) for record in raw]
         return sorted(records, key=lambda record: record.submitted)
 
     async def readable(self) -> tuple[list[JobRecord], str | None]:
-        """As `all`, less those that cannot be read, and what is wrong with one of them."""
+        """Return the records that can be read, and what is wrong with one of the others."""
         records: list[JobRecord] = []
-        odd: str | None = None
+        complaint: str | None = None
         for name, raw in (await self._connection.hgetall(self._keys.jobs)).items():
             try:
                 records.append(msgspec.json.decode(raw, type=JobRecord))
             except ValueError as error:  # msgspec's own, or text that is not UTF-8
-                odd = f"the job {name.decode(errors='replace')}: {error}"
-        return sorted(records, key=lambda record: record.submitted), odd
+                complaint = f"the job {name.decode(errors='replace')}: {error}"
+        return sorted(records, key=lambda record: record.submitted), complaint
 
     async def cancel(self, job: JobId) -> None:
         async with self._connection.pipeline(transaction=True) as transaction:

@@ -1,4 +1,4 @@
-"""The way to Redis: one place that knows its errors, its time-outs and its retries."""
+"""The connection to Redis: its errors, time-outs and retries are handled here only."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ Transaction = Any
 GONE = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
-    # what redis-py makes of a lost connection that was watching a key
+    # redis-py raises it when a connection that watches a key is lost
     redis.exceptions.WatchError,
     ConnectionError,
     TimeoutError,
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 def connect(url: str, seconds: float = 30.0) -> Connection:
-    """A client whose calls fail at once; `persistently` is how to outlast a restart.
+    """Return a client whose calls fail at once; `persistently` outlasts a restart.
 
     redis-py's default socket time-out of five seconds breaks longer blocking reads.
     """
@@ -44,7 +44,7 @@ def connect(url: str, seconds: float = 30.0) -> Connection:
 
 
 async def check(connection: Connection, url: str) -> None:
-    """One clear error where no Redis answers."""
+    """Raise one clear StoreError if no Redis answers or its version is too old."""
     try:
         await connection.ping()
         info: dict[str, Any] = await connection.info("server")
@@ -69,7 +69,7 @@ async def persistently(
 
 
 def shown(url: str) -> str:
-    """Without the password: errors end up in logs."""
+    """Return the URL without its password, for errors that end up in logs."""
     try:
         password = urlsplit(url).password
     except ValueError:

@@ -1,4 +1,4 @@
-"""Every key that a session uses, all under one prefix, so that sessions can share a Redis."""
+"""All keys of a session lie under one prefix, so that sessions can share a Redis."""
 
 import msgspec
 
@@ -37,12 +37,12 @@ class Keys(msgspec.Struct, frozen=True):
 
     @property
     def committed(self) -> str:
-        """How far each journal reaches: what lies beyond was never decided."""
+        """Hash of the position up to which each journal is committed."""
         return self._key("committed")
 
     @property
     def fence(self) -> str:
-        """By worker: incarnations below this number have no say any more."""
+        """Hash by worker of the lowest incarnation that may write."""
         return self._key("fence")
 
     @property
@@ -64,13 +64,13 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("prompts", job)
 
     def growing(self, job: JobId) -> str:
-        """Answers that are being written: read by who likes, kept for a moment."""
+        """Stream of answers that are still growing; entries are kept for a moment."""
         return self._key("growing", job)
 
     def rollouts(self, job: JobId, step: Step) -> str:
         return self._key("rollouts", job, step)
 
     def of_job(self, job: JobId) -> tuple[str, ...]:
-        """Patterns of what is gone when a job ends."""
+        """Return the patterns of keys that are deleted when the job ends."""
         prompts, growing = self.prompts(job), self.growing(job)
         return prompts, growing, self._key("rollouts", job, "*")

@@ -1,7 +1,8 @@
-"""Streams: at-least-once delivery to consumer groups, committed in one transaction per batch.
+"""Streams deliver at least once to consumer groups; a batch is committed in one transaction.
 
 An entry is delivered again until it is acknowledged in the same transaction as its effects.
-What a dead consumer held is found by owner, never by age: the tail is old and healthy.
+Entries of a dead consumer are found by owner, never by age: an entry of the long tail is old and
+healthy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_connection import Connection, Transaction
 
 _Message = TypeVar("_Message")
+_PAGE = 500
 
 
 class Entry(NamedTuple, Generic[_Message]):
@@ -22,7 +24,7 @@ class Entry(NamedTuple, Generic[_Message]):
     message: _Message
 
 
-class Undecodable(NamedTuple):
+class UnreadableEntry(NamedTuple):
     id: EntryId
     fields: Fields
     error: str
@@ -44,14 +46,14 @@ class Stream(Generic[_Message]):
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def held_by(self, group: str, consumer: str) -> list[tuple[EntryId, Fields]]:
-        """What a consumer was given and has not acknowledged, oldest first."""
-        held: list[tuple[EntryId, Fields]] = []
+    async def pending(self, group: str, consumer: str) -> list[tuple[EntryId, Fields]]:
+        """Return the entries that a consumer has not acknowledged, oldest first."""
+        found: list[tuple[EntryId, Fields]] = []
         start = "-"
         while True:
             try:
                 page = await self.connection.xpending_range(
-                    self.key, group, min=start, max="+", count=500, consumername=consumer
+                    self.key, group, min=start, max="+", count=_PAGE, consumername=consumer
                 )
             except redis.exceptions.ResponseError as error:
                 if "NOGROUP" in str(error):
@@ -60,14 +62,10 @@ class Stream(Generic[_Message]):
             for row in page:
                 id_ = row["message_id"]
                 for _, fields in await self.connection.xrange(self.key, min=id_, max=id_):
-                    held.append((_entry_id(id_), fields))
-            if len(page) < 500:
-                return held
+                    found.append((_entry_id(id_), fields))
+            if len(page) < _PAGE:
+                return found
             start = f"({page[-1]['message_id'].decode()}"
-
-    async def consumers(self, group: str) -> list[str]:
-        rows = await self.connection.xinfo_consumers(self.key, group)
-        return [row["name"].decode() for row in rows]
 
     def acknowledge(self, transaction: Transaction, group: str, ids: Iterable[EntryId]) -> None:
         ids = list(ids)
@@ -75,10 +73,9 @@ class Stream(Generic[_Message]):
             transaction.xack(self.key, group, *ids)
 
     async def trim(self) -> None:
-        """Drop what every group has acknowledged, and nothing else.
+        """Drop the entries that every group has acknowledged, and no others.
 
-        MAXLEN would drop unacknowledged entries; MINID below the oldest one that somebody still
-        needs cannot.
+        MAXLEN would drop unacknowledged entries; MINID below the oldest entry in need cannot.
         """
         needed: list[tuple[int, int]] = []
         for group in await self.connection.xinfo_groups(self.key):
@@ -96,31 +93,31 @@ class Stream(Generic[_Message]):
 
 
 class Consumer(Generic[_Message]):
-    """One reader of a group. Entries it holds are not given to it again while it lives.
+    """One reader of a group; while it lives it is given each entry once.
 
-    A reply that was lost with its connection leaves entries pending that nobody saw: after any
-    error the next read looks through its own pending entries first.
+    A reply that is lost with its connection leaves entries pending that the reader never saw:
+    after any error the next read begins with its own pending entries.
     """
 
     def __init__(self, stream: Stream[_Message], group: str, name: str) -> None:
         self.stream = stream
         self.group = group
         self.name = name
-        self.undecodable: list[Undecodable] = []
-        self._held: set[EntryId] = set()
-        self._look_back = True
+        self.unreadable: list[UnreadableEntry] = []
+        self._delivered: set[EntryId] = set()
+        self._reread = True
 
-    def look_back(self) -> None:
-        """Read pending entries again: a reply was lost."""
-        self._look_back = True
+    def reread_pending(self) -> None:
+        """Begin the next read with the pending entries: a reply may have been lost."""
+        self._reread = True
 
     async def read(self, count: int, block_ms: int | None) -> list[Entry[_Message]]:
         try:
-            if self._look_back:
-                missed = await self._pending()
+            if self._reread:
+                missed = await self._read_pending()
                 if missed:
                     return missed
-                self._look_back = False
+                self._reread = False
             reply = await self.stream.connection.xreadgroup(
                 self.group, self.name, {self.stream.key: ">"}, count=count, block=block_ms
             )
@@ -129,49 +126,52 @@ class Consumer(Generic[_Message]):
                 return []  # the stream was deleted: its job has ended
             raise
         except BaseException:
-            self._look_back = True
+            self._reread = True
             raise
         return self._decode(rows(reply))
 
-    async def _pending(self) -> list[Entry[_Message]]:
+    async def _read_pending(self) -> list[Entry[_Message]]:
         reply = await self.stream.connection.xreadgroup(
             self.group, self.name, {self.stream.key: "0"}
         )
-        return self._decode([row for row in rows(reply) if _entry_id(row[0]) not in self._held])
+        missed = [row for row in rows(reply) if _entry_id(row[0]) not in self._delivered]
+        return self._decode(missed)
 
     def _decode(self, found: Sequence[tuple[bytes, Fields]]) -> list[Entry[_Message]]:
         entries: list[Entry[_Message]] = []
         for id_, fields in found:
             entry_id = _entry_id(id_)
-            self._held.add(entry_id)
+            self._delivered.add(entry_id)
             try:
                 entries.append(Entry(entry_id, self.stream.codec.decode(fields)))
             except StoreError as error:
-                self.undecodable.append(Undecodable(entry_id, fields, str(error)))
+                self.unreadable.append(UnreadableEntry(entry_id, fields, str(error)))
         return entries
 
     def acknowledge(self, transaction: Transaction, ids: Iterable[EntryId]) -> None:
-        """Call `forget` with the same ids once the transaction is through."""
+        """Call `forget` with the same ids once the transaction has been executed."""
         self.stream.acknowledge(transaction, self.group, ids)
 
     def forget(self, ids: Iterable[EntryId]) -> None:
-        self._held.difference_update(ids)
+        self._delivered.difference_update(ids)
 
-    async def bury_undecodable(self, dead_letters: str) -> list[Undecodable]:
-        """Move what cannot be read to the dead letters, with its error."""
-        buried, self.undecodable = self.undecodable, []
-        if not buried:
+    async def move_to_dead_letters(self, dead_letters: str) -> list[UnreadableEntry]:
+        """Move unreadable entries to the dead letters, each with its error."""
+        moved, self.unreadable = self.unreadable, []
+        if not moved:
             return []
         async with self.stream.connection.pipeline(transaction=True) as transaction:
-            for entry in buried:
-                bury(transaction, dead_letters, self.stream.key, entry.fields, entry.error)
-            self.acknowledge(transaction, [entry.id for entry in buried])
+            for entry in moved:
+                add_dead_letter(
+                    transaction, dead_letters, self.stream.key, entry.fields, entry.error
+                )
+            self.acknowledge(transaction, [entry.id for entry in moved])
             await transaction.execute()
-        self.forget(entry.id for entry in buried)
-        return buried
+        self.forget(entry.id for entry in moved)
+        return moved
 
 
-def bury(
+def add_dead_letter(
     transaction: Transaction, dead_letters: str, source: str, fields: Fields, error: str
 ) -> None:
     transaction.xadd(
@@ -181,7 +181,7 @@ def bury(
 
 
 def rows(reply: Any) -> list[tuple[bytes, Fields]]:
-    """redis-py answers a list of pairs under RESP2 and a mapping under RESP3."""
+    """Return the entries of a reply: redis-py gives pairs under RESP2, a mapping under RESP3."""
     if not reply:
         return []
     streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply]

@@ -1,4 +1,4 @@
-"""What a dead incarnation held goes back to the end of the queue, or to the dead letters."""
+"""Prompts of a dead incarnation go back to the end of the queue, or to the dead letters."""
 
 import msgspec
 
@@ -6,32 +6,32 @@ from tlt.errors import StoreError
 from tlt.ids import Attempt
 from tlt.protocol.commands import PromptIssued
 from tlt.store.redis_connection import Transaction
-from tlt.store.redis_stream import Stream, bury
+from tlt.store.redis_keys import ROLLOUT
+from tlt.store.redis_stream import Stream, add_dead_letter
 
 
 async def requeue(
     stream: Stream[PromptIssued],
     transaction: Transaction,
     *,
-    group: str,
-    dead: str,
+    consumer: str,
     max_tries: int,
     dead_letters: str,
 ) -> list[PromptIssued]:
-    """Fills the transaction; returns the prompts that were given up after `max_tries`."""
+    """Fill the transaction; return the prompts that are given up after `max_tries`."""
     given_up: list[PromptIssued] = []
-    for entry_id, fields in await stream.held_by(group, dead):
+    for entry_id, fields in await stream.pending(ROLLOUT, consumer):
         try:
-            held = stream.codec.decode(fields)
+            prompt = stream.codec.decode(fields)
         except StoreError as error:
-            bury(transaction, dead_letters, stream.key, fields, str(error))
+            add_dead_letter(transaction, dead_letters, stream.key, fields, str(error))
         else:
-            again = msgspec.structs.replace(held, attempt=Attempt(held.attempt + 1))
+            again = msgspec.structs.replace(prompt, attempt=Attempt(prompt.attempt + 1))
             if again.attempt < max_tries:
                 stream.add(transaction, again)
             else:
-                given_up.append(held)
+                given_up.append(prompt)
                 complaint = f"its worker was lost {max_tries} times"
-                bury(transaction, dead_letters, stream.key, fields, complaint)
-        stream.acknowledge(transaction, group, [entry_id])
+                add_dead_letter(transaction, dead_letters, stream.key, fields, complaint)
+        stream.acknowledge(transaction, ROLLOUT, [entry_id])
     return given_up

@@ -1,4 +1,4 @@
-"""A worker whose lease ended writes nothing: its transactions fail, whenever it wakes up."""
+"""A worker whose lease has ended writes nothing: its transactions fail whenever it wakes up."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ from tlt.ids import Incarnation, WorkerId
 from tlt.store.redis_connection import Connection, Transaction
 from tlt.store.redis_keys import Keys
 
-# A fence moves forward only: a late word about an old incarnation lets nobody back in.
+# A fence only moves forward: a late call about an old incarnation doesn't admit it again.
 _RAISE = """
 local least = tonumber(redis.call('HGET', KEYS[1], ARGV[1]))
 if not least or least < tonumber(ARGV[2]) then
@@ -20,26 +20,27 @@ end
 
 
 class Fenced(TltError):
-    """Another incarnation took this one's place."""
+    """The incarnation is over: a later one may have begun."""
 
 
 async def admit(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> None:
-    """From now on only this incarnation and later ones may write."""
+    """Let only this incarnation and later ones write from now on."""
     await connection.eval(_RAISE, 1, keys.fence, worker, incarnation)
 
 
-async def shut_out(
+async def fence_off(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> None:
+    """Let only incarnations after this one write from now on."""
     await connection.eval(_RAISE, 1, keys.fence, worker, incarnation + 1)
 
 
 async def check(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> None:
-    """Raises Fenced where this incarnation is over."""
+    """Raise Fenced if this incarnation is over."""
     _refuse(await connection.hget(keys.fence, worker), worker, incarnation)
 
 
@@ -47,7 +48,7 @@ async def check(
 async def transaction(
     connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
 ) -> AsyncGenerator[Transaction]:
-    """Fill it in the body; it is executed at its end, or Fenced is raised and nothing happens."""
+    """Execute what the body fills in, or raise Fenced and change nothing."""
     async with connection.pipeline(transaction=True) as pipe:
         await pipe.watch(keys.fence)
         _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
@@ -58,7 +59,7 @@ async def transaction(
             try:
                 await pipe.execute()
             except redis.exceptions.WatchError:
-                # Somebody's fence moved, hardly ever ours: look, and say the same again.
+                # The fence of some worker moved, hardly ever of this one: check and try again.
                 await pipe.watch(keys.fence)
                 _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
                 pipe.multi()
