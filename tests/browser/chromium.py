@@ -1,4 +1,4 @@
-"""The system's Chromium, headless, and quiet about itself."""
+"""Starts the system's Chromium, headless and without background traffic."""
 
 import contextlib
 import shutil

@@ -1,11 +1,11 @@
-"""A browser that complains: a console error or a request to any other host fails the test."""
+"""A browser in which a console error or a request to another host fails the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from docs.recording import unpack
 from docs.screenshots import JOB as RECORDED
@@ -16,7 +16,7 @@ from tests.dashboard.runs import some_run, write_run
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """No longer than a module: while it is open, a loop of its own keeps asynchronous tests out."""
+    """Yield a browser; its scope is the module, as its own loop excludes asynchronous tests."""
     try:
         with chromium() as browser:
             yield browser
@@ -25,22 +25,22 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A page, and everything that it should not have done."""
+    """A page, and the errors and hosts that it has caused."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.complaints: list[str] = []
-        # what it says of a server that is gone is no fault of the page
+        self.errors: list[str] = []
+        # console errors are expected, of a server that is gone for example
         self.lenient = False
         self.hosts: set[str] = set()
         page.on("console", self._console)
-        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
+        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
         page.on("request", self._request)
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not self.lenient:
-            self.complaints.append(f"{message.type}: {message.text}")
+            self.errors.append(f"{message.type}: {message.text}")
 
     def _request(self, request: Request) -> None:
         self.hosts.add(urlsplit(request.url).netloc)
@@ -50,13 +50,18 @@ class Visit:
         return self.page
 
 
+def await_run(page: Page) -> None:
+    expect(page.locator("#lanes")).to_be_visible(timeout=15000)
+    expect(page.locator(".connection")).to_have_text("connected")
+
+
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
     context = browser.new_context(viewport={"width": 1360, "height": 900})
     made = Visit(context.new_page())
     yield made
     context.close()
-    assert made.complaints == []
+    assert made.errors == []
     assert len(made.hosts) <= 1
 
 
@@ -73,6 +78,6 @@ def served(finished_run: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real job's run, as the documentation shows it."""
+    """Serve the recorded run that the documentation shows."""
     with serve_folder(unpack(tmp_path_factory.mktemp("recorded") / RECORDED)) as address:
         yield address

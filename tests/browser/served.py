@@ -1,4 +1,4 @@
-"""`tlt dashboard --run` in a process of its own."""
+"""Starts `tlt dashboard --run` as a process."""
 
 import contextlib
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def serve_folder(folder: Path) -> Iterator[str]:
-    """Its address."""
+    """Serve the folder and yield the address."""
     command = [sys.executable, "-m", "cli.main", "dashboard", "--run", str(folder)]
     with subprocess.Popen(
         [*command, "--port", "0", "--token", "t"], stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""A real job, seen from its page: lanes move, duties change, one is killed, it is cancelled."""
+"""A real job on its page: lanes move, duties change, a worker is killed, the job is cancelled."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def dashboard(live: Live) -> Started:
 
 @pytest.fixture
 def spec(raw_spec: dict[str, Any]) -> str:
-    """It runs until it is cancelled."""
+    """Return the spec of a job that runs until it is cancelled."""
     return yaml.safe_dump(
         {
             **raw_spec,
@@ -58,23 +58,23 @@ def pixels(page: Page, colour: str) -> int:
 
 
 def newest_change(page: Page) -> str:
-    """Of the first worker's duty: what was told moves it, and no clock of the page's."""
+    """Return the time of the first worker's last change of duty, which only updates move."""
     page.locator(".lanes").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
-    tip = page.locator(".lanes .tip").inner_text()
-    found = re.search(r"([\d:]+) to ", tip)
-    assert found is not None, tip
+    tooltip = page.locator(".lanes .tooltip").inner_text()
+    found = re.search(r"([\d:]+) to ", tooltip)
+    assert found is not None, tooltip
     return found[1]
 
 
 def keep_screenshot(page: Page, name: str) -> None:
-    """Where somebody asks for it."""
+    """Keep a screenshot if TLT_SCREENSHOTS names a folder."""
     if kept := os.environ.get("TLT_SCREENSHOTS"):
         page.screenshot(path=Path(kept) / f"{name}.png", full_page=True)
 
 
-def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> None:
+def test_follows_a_job_from_submission_to_cancellation(visit: Visit, live: Live, spec: str) -> None:
     started = dashboard(live)
     page = visit.open(started.address)
     worker = page.locator("#streams tr", has_text="w1")
@@ -104,8 +104,8 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> Non
         expect(page.locator("#log pre")).to_contain_text("w1 lost", timeout=20000)
         wait_until(lambda: pixels(page, "away") > 0, "the killed worker to be marked", 20)
         expect(page.locator("#warnings")).to_contain_text("lost")
-        # where it died while all learned, so did who learned with it
-        ended = re.compile(r"1 life of a worker ended|2 lives of workers ended")
+        # in a policy update, the other worker's incarnation ends too
+        ended = re.compile(r"1 incarnation of a worker|2 incarnations of workers")
         expect(page.locator("#attempts")).to_contain_text(ended)
         keep_screenshot(page, "killed")
 
@@ -114,7 +114,7 @@ def test_a_job_from_submit_to_cancel(visit: Visit, live: Live, spec: str) -> Non
         expect(page.locator("#job .chip")).to_have_text("cancelled", timeout=20000)
         assert live.job(job)["status"] == "cancelled"
 
-        page.locator(".where a").click()
+        page.locator(".breadcrumb a").click()
         expect(page.locator("main")).to_contain_text("cancelled")
         row = page.locator("tr", has_text=job).locator("td")
         expect(row.nth(4)).to_have_text("1")  # attempts
@@ -143,7 +143,7 @@ def see_it_work(page: Page) -> None:
 
 @contextlib.contextmanager
 def dashboard_again(live: Live, was: Started) -> Iterator[None]:
-    """Where it was, with the token that it had."""
+    """Start the dashboard again with the same port and token."""
     with live.start("dashboard", "--port", str(urlsplit(was.address).port)) as process:
         assert process.stdout is not None
         try:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-_TEXT = ("ink", "soft", "accent", "bad", "warn", "good")
-_BACKGROUNDS = ("paper", "card", "sunken")
+_TEXT = ("text", "muted", "accent", "bad", "warn", "good")
+_BACKGROUNDS = ("background", "card", "inset")
 _PAIRS = (
-    ("bad", "bad-paper"),
-    ("warn", "warn-paper"),
-    ("good", "good-paper"),
-    ("accent", "note-paper"),
-    ("ink", "bad-paper"),
-    ("ink", "warn-paper"),
-    ("ink", "note-paper"),
-    ("ink", "accepted"),
-    ("ink", "corrected"),
+    ("bad", "bad-background"),
+    ("warn", "warn-background"),
+    ("good", "good-background"),
+    ("accent", "note-background"),
+    ("text", "bad-background"),
+    ("text", "warn-background"),
+    ("text", "note-background"),
+    ("text", "accepted"),
+    ("text", "corrected"),
     ("on-accent", "accent"),
 )
 _DUTIES = ("rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away")
@@ -55,7 +55,7 @@ def test_text_has_enough_contrast(theme: str) -> None:
 def test_duties_and_batches_have_enough_contrast(theme: str) -> None:
     """They are drawn on lanes and, in the legend, on a card."""
     colours = _themes()[theme]
-    for shape, paper in (*product(_DUTIES, ("sunken", "card")), ("batch", "card")):
+    for shape, paper in (*product(_DUTIES, ("inset", "card")), ("batch", "card")):
         assert contrast(colours[shape], colours[paper]) >= 3, (theme, shape, paper)
 
 

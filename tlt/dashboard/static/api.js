@@ -1,6 +1,6 @@
-// Requests: what is looked at, and what changes something.
+// Requests to the dashboard's server.
 
-async function answered(request) {
+async function parse(request) {
   let response;
   try {
     response = await request;
@@ -12,32 +12,32 @@ async function answered(request) {
   return body;
 }
 
-export function ask(path) {
-  return answered(fetch(path, { headers: { accept: "application/json" } }));
-}
-
-// The status and the reason with which an address is refused; null where it is not, or nobody answers.
-export async function refusal(path) {
-  const leave = new AbortController();
-  try {
-    const response = await fetch(path, { signal: leave.signal });
-    if (response.ok) return null;
-    const body = await response.json().catch(() => ({}));
-    return { status: response.status, why: body.error ?? `refused (${response.status})` };
-  } catch {
-    return null;
-  } finally {
-    leave.abort();
-  }
+export function get(path) {
+  return parse(fetch(path, { headers: { accept: "application/json" } }));
 }
 
 // The header is one that no other site's page can send.
-export function change(path, body = {}) {
-  return answered(
+export function post(path, body = {}) {
+  return parse(
     fetch(path, {
       method: "POST",
       headers: { "content-type": "application/json", "x-tlt": "1" },
       body: JSON.stringify(body),
     }),
   );
+}
+
+// Returns the status and reason with which a path is refused, or null where it is not or the server is gone.
+export async function refusal(path) {
+  const controller = new AbortController();
+  try {
+    const response = await fetch(path, { signal: controller.signal });
+    if (response.ok) return null;
+    const body = await response.json().catch(() => ({}));
+    return { status: response.status, why: body.error ?? `refused (${response.status})` };
+  } catch {
+    return null;
+  } finally {
+    controller.abort();
+  }
 }

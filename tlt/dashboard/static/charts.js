@@ -1,74 +1,74 @@
-// uPlot in our colours: made anew when the theme changes, sized with its box.
+// uPlot charts in our colours: rebuilt when the theme changes, resized with their box.
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { h, renew, show, table } from "./dom.js";
+import { h, replaceChanged, show, table } from "./dom.js";
 import { number } from "./format.js";
 import { colours, onTheme } from "./theme.js";
 
 const HEIGHT = 170;
-// rows of numbers
-const MOST = 500;
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
+// rows of the table of numbers
+const ROWS = 500;
+const WHOLE_INCREMENTS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 
-// `series`: {name, colour, dashed, points, bars, format}; `x`: {name, format}; a band fills between two.
+// `series`: {name, colour, dashed, points, bars, format}; `x`: {name, format}; `band`: two series to fill the area between.
 export class Chart {
   constructor(title, { x, series, format = number, band = null, zero = true, top = null, empty = "Nothing yet." }) {
     this.options = { x, series, format, band, zero, top };
     this.data = null;
     this.plot = null;
     this.frame = h("div", { role: "img", "aria-label": title });
-    this.nothing = h("p", { class: "empty" }, empty);
+    this.placeholder = h("p", { class: "empty" }, empty);
     this.summary = h("summary", {}, "Numbers");
-    this.numbers = h("details", { class: "numbers", hidden: true, ontoggle: () => this.tell() }, this.summary);
-    this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.nothing, this.numbers);
-    this.forget = onTheme(() => this.make());
+    this.numbers = h("details", { class: "numbers", hidden: true, ontoggle: () => this.updateNumbers() }, this.summary);
+    this.element = h("div", { class: "chart" }, h("h3", {}, title), this.frame, this.placeholder, this.numbers);
+    this.removeThemeListener = onTheme(() => this.make());
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.element);
   }
 
   close() {
-    this.forget();
+    this.removeThemeListener();
     this.observer.disconnect();
     this.plot?.destroy();
   }
 
   // Columns: x, then one for each series.
   set(data) {
-    const there = data[0].length > 0;
-    show(this.nothing, !there);
-    show(this.frame, there);
-    show(this.numbers, there);
-    const { part } = this;
-    this.data = there ? data : null;
-    if (!there) return;
+    const hasData = data[0].length > 0;
+    show(this.placeholder, !hasData);
+    show(this.frame, hasData);
+    show(this.numbers, hasData);
+    const { zoomed } = this;
+    this.data = hasData ? data : null;
+    if (!hasData) return;
     if (!this.plot) this.make();
-    else if (part === null || part.min >= data[0].at(-1)) this.plot.setData(data);
+    else if (zoomed === null || zoomed.min >= data[0].at(-1)) this.plot.setData(data);
     else {
       this.plot.setData(data, false);
-      this.plot.setScale("x", part);
+      this.plot.setScale("x", zoomed);
     }
-    this.tell();
+    this.updateNumbers();
   }
 
-  // What somebody has zoomed to; null: everything.
-  get part() {
+  // The x range that the user has zoomed to, or null.
+  get zoomed() {
     const { min, max } = this.plot?.scales.x ?? {};
     if (!this.data || min === null || min === undefined) return null;
     const [low, high] = this.range(this.data[0][0], this.data[0].at(-1));
     return min > low || max < high ? { min, max } : null;
   }
 
-  // The same in rows, for who sees no curves; made only while they are open.
-  tell() {
+  // The same data as a table, for readers who cannot see curves; made only while it is open.
+  updateNumbers() {
     if (!this.numbers.open || !this.data) return;
     const { x, series, format } = this.options;
-    const [at, ...columns] = this.data.map((column) => column.slice(-MOST));
+    const [at, ...columns] = this.data.map((column) => column.slice(-ROWS));
     const cell = (value, which) => (value === null || value === undefined ? "–" : (series[which].format ?? format)(value));
-    renew(
+    replaceChanged(
       this.numbers,
       this.summary,
       table(
-        [{ name: x.name }, ...series.map(({ name }) => ({ name }))],
+        [x.name, ...series.map(({ name }) => name)],
         at.map((value, index) => [x.format(value), ...columns.map((column, which) => cell(column[index], which))]),
       ),
     );
@@ -81,7 +81,7 @@ export class Chart {
     else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
   }
 
-  // Bars stand around their value.
+  // Returns the x range, wider than the data where bars stand around their value.
   range(low, high) {
     const xs = this.data[0];
     if (xs.length === 1) return [xs[0] - 0.5, xs[0] + 0.5];
@@ -92,7 +92,7 @@ export class Chart {
   }
 
   make() {
-    const { part } = this;
+    const { zoomed } = this;
     this.plot?.destroy();
     this.plot = null;
     const width = Math.floor(this.element.clientWidth);
@@ -100,7 +100,7 @@ export class Chart {
     const paint = colours();
     const { x, series, format, band, zero, top } = this.options;
     const axis = {
-      stroke: paint.soft,
+      stroke: paint.muted,
       grid: { stroke: paint.line, width: 1 },
       ticks: { stroke: paint.line, width: 1, size: 4 },
       font: "11px system-ui, sans-serif",
@@ -120,7 +120,7 @@ export class Chart {
         cursor: { points: { size: 6 }, drag: { x: true, y: false } },
         scales: { x: { time: false, range: (_, a, b) => this.range(a, b) }, y: { range } },
         axes: [
-          { ...axis, size: 30, space: 60, incrs: x.whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((v) => (v === null ? "" : (x.tick ?? x.format)(v))) },
+          { ...axis, size: 30, space: 60, incrs: x.whole ? WHOLE_INCREMENTS : undefined, values: (_, ticks) => ticks.map((v) => (v === null ? "" : (x.tick ?? x.format)(v))) },
           { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((v) => (v === null ? "" : format(v))) },
         ],
         series: [
@@ -142,11 +142,11 @@ export class Chart {
       this.data,
       this.frame,
     );
-    if (part !== null) this.plot.setScale("x", part);
+    if (zoomed !== null) this.plot.setScale("x", zoomed);
   }
 }
 
-// Several curves with points of their own over one x: null where one has none.
+// Joins curves with different x values into columns over all x values: null where a curve has no point.
 export function joined(curves) {
   const xs = [...new Set(curves.flatMap(([at]) => at))].sort((a, b) => a - b);
   const columns = curves.map(([at, values]) => {

@@ -1,4 +1,4 @@
-// Elements. Text is only ever set as text: prompts and answers may hold anything.
+// Elements. Text is only ever set as text nodes: prompts and answers may hold anything.
 
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -9,52 +9,53 @@ export function h(name, attributes = {}, ...children) {
     else if (key === "data") Object.assign(element.dataset, value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...present(children));
   return element;
 }
 
-export function fill(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
-  return element;
+function present(children) {
+  return children.flat().filter((child) => child !== null && child !== undefined);
 }
 
-// As `fill`, but what is alike stays: a node that is replaced loses focus, selection and where it was
-// scrolled to. Something with a listener names what it acts on in `data-key`.
-export function renew(element, ...children) {
-  const there = children.flat().filter((child) => child !== null && child !== undefined);
-  merge(element, there.map((child) => (child instanceof Node ? child : document.createTextNode(child))));
-  return element;
+export function replace(element, ...children) {
+  element.replaceChildren(...present(children));
 }
 
-function merge(element, made) {
+// Replaces only children that differ: a node that is replaced loses focus, selection and scroll position.
+// An element with a listener needs a `data-key` that names what the listener acts on.
+export function replaceChanged(element, ...children) {
+  merge(element, present(children).map((child) => (child instanceof Node ? child : document.createTextNode(child))));
+}
+
+function merge(element, nodes) {
   const old = [...element.childNodes];
-  const most = Math.min(old.length, made.length);
-  let first = 0;
-  while (first < most && old[first].isEqualNode(made[first])) first++;
-  let last = 0;
-  while (last < most - first && old.at(-1 - last).isEqualNode(made.at(-1 - last))) last++;
-  const was = old.slice(first, old.length - last);
-  const after = old[old.length - last] ?? null;
-  const becomes = made.slice(first, made.length - last);
-  becomes.forEach((node, index) => {
-    if (index >= was.length) element.insertBefore(node, after);
-    else if (!alike(was[index], node)) was[index].replaceWith(node);
-    else if (node.nodeType === Node.TEXT_NODE) was[index].data = node.data;
-    else merge(was[index], [...node.childNodes]);
+  const shorter = Math.min(old.length, nodes.length);
+  let equalFirst = 0;
+  while (equalFirst < shorter && old[equalFirst].isEqualNode(nodes[equalFirst])) equalFirst++;
+  let equalLast = 0;
+  while (equalLast < shorter - equalFirst && old.at(-1 - equalLast).isEqualNode(nodes.at(-1 - equalLast))) equalLast++;
+  const before = old.slice(equalFirst, old.length - equalLast);
+  const next = old[old.length - equalLast] ?? null;
+  const after = nodes.slice(equalFirst, nodes.length - equalLast);
+  after.forEach((node, index) => {
+    if (index >= before.length) element.insertBefore(node, next);
+    else if (!haveSameAttributes(before[index], node)) before[index].replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) before[index].data = node.data;
+    else merge(before[index], [...node.childNodes]);
   });
-  for (const node of was.slice(becomes.length)) node.remove();
+  for (const node of before.slice(after.length)) node.remove();
 }
 
-function alike(one, other) {
+function haveSameAttributes(one, other) {
   if (one.nodeName !== other.nodeName) return false;
   if (one.nodeType !== Node.ELEMENT_NODE) return true;
-  const names = (node) => node.getAttributeNames().filter((name) => !OF_SCROLLERS.includes(name));
+  const names = (node) => node.getAttributeNames().filter((name) => !SCROLLER_ATTRIBUTES.includes(name));
   const [ours, theirs] = [names(one), names(other)];
   return ours.length === theirs.length && ours.every((name) => one.getAttribute(name) === other.getAttribute(name));
 }
 
-// Only where it differs: a node that is replaced loses its selection.
-export function say(element, text) {
+// Sets only a different text: setting it would remove the selection.
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -62,42 +63,60 @@ export function show(element, visible) {
   element.hidden = !visible;
 }
 
-// Rows as arrays of strings or nodes; a header names its unit.
-export function table(columns, rows, { caption, empty = "Nothing yet." } = {}) {
+// A left-aligned column; a plain string is a right-aligned one.
+export function left(name) {
+  return { name, class: "left" };
+}
+
+// A table whose rows are renewed; `columns`, `caption` and `empty` may be changed before an update.
+export class Table {
+  constructor(columns, { caption = null, empty = "Nothing yet." } = {}) {
+    this.columns = columns;
+    this.caption = caption;
+    this.empty = empty;
+    this.element = h("div");
+  }
+
+  update(rows) {
+    replaceChanged(this.element, table(this.columns, rows, this));
+  }
+}
+
+// Rows are arrays of strings or nodes.
+export function table(columns, rows, { caption = null, empty = "Nothing yet." } = {}) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
+  const classes = columns.map((column) => column.class ?? "");
   const head = h(
     "thead",
     {},
-    h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.left ? "left" : "" }, column.name))),
+    h("tr", {}, columns.map((column, index) => h("th", { scope: "col", class: classes[index] }, column.name ?? column))),
   );
   const body = h(
     "tbody",
     {},
-    rows.map((row) =>
-      h("tr", {}, row.map((cell, index) => h("td", { class: columns[index].left ? "left" : "" }, cell))),
-    ),
+    rows.map((row) => h("tr", {}, row.map((cell, index) => h("td", { class: classes[index] }, cell)))),
   );
-  const made = h("table", {}, caption ? h("caption", {}, caption) : null, head, body);
-  const scroller = h("div", { class: "scroll" }, made);
+  const content = h("table", {}, caption ? h("caption", {}, caption) : null, head, body);
+  const scroller = h("div", { class: "scroll" }, content);
   queueMicrotask(() => {
-    // by now one that another was renewed with is known not to be shown
+    // a table that was only merged into another is not in the document
     if (!scroller.isConnected) return;
     sizes.observe(scroller);
-    sizes.observe(made);
+    sizes.observe(content);
   });
   return scroller;
 }
 
-// The keyboard stops at a table only where it scrolls.
-const OF_SCROLLERS = ["tabindex", "role", "aria-label"];
+// A table is a keyboard stop only while it scrolls.
+const SCROLLER_ATTRIBUTES = ["tabindex", "role", "aria-label"];
 const sizes = new ResizeObserver((entries) => {
-  for (const scroller of new Set(entries.map((entry) => entry.target.closest(".scroll")))) stopAt(scroller);
+  for (const scroller of new Set(entries.map((entry) => entry.target.closest(".scroll")))) updateStop(scroller);
 });
 
-function stopAt(scroller) {
+function updateStop(scroller) {
   const scrolls = scroller.scrollHeight > scroller.clientHeight + 1 || scroller.scrollWidth > scroller.clientWidth + 1;
   const values = scrolls ? ["0", "region", titleOf(scroller)] : [null, null, null];
-  OF_SCROLLERS.forEach((name, index) => {
+  SCROLLER_ATTRIBUTES.forEach((name, index) => {
     if (values[index] === null) scroller.removeAttribute(name);
     else scroller.setAttribute(name, values[index]);
   });

@@ -1,4 +1,4 @@
-// Numbers as people read them, with their units.
+// Numbers as text, with their units.
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -32,7 +32,7 @@ export function seconds(value) {
   return `${sign}${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-// On an axis: short, and exact to the second.
+// A time on an axis: short, and exact to the second.
 export function clock(value) {
   const sign = value < 0 ? "−" : "";
   const whole = Math.round(Math.abs(value));
@@ -62,7 +62,7 @@ export function saving(value) {
   const known = value.low !== null && value.high !== null;
   return known
     ? `${seconds(value.seconds)} (95 %: ${seconds(value.low)} to ${seconds(value.high)})`
-    : `${seconds(value.seconds)} (not yet sure)`;
+    : `${seconds(value.seconds)} (no interval yet)`;
 }
 
 export function plural(n, one, many = `${one}s`) {

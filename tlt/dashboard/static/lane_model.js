@@ -1,16 +1,19 @@
-// What the lanes show: for each worker the moments at which its duty changed, and what ran.
+// The data of the worker lanes: for each worker the times at which its duty changed, and its batch sizes.
 
-export const DUTIES = ["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"];
+import { DUTY_NAMES } from "./names.js";
+
+export const DUTIES = Object.keys(DUTY_NAMES);
 const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
+// the duty after the end of the run
 export const OVER = -1;
 const ROLLOUT = CODES.get("rollout");
-// as many as the server remembers: changes and batches over all lanes, marks of a kind
+// as many as the server keeps: changes and batches over all lanes, marks of each kind
 const KEPT = 40_000;
 const MARKS = 4_000;
-// of so many lanes one may be unknown, and what all did is told
-const MISSED = 10;
-// entries that come between two tidyings
-const TIDY = 10_000;
+// the shares of all workers are drawn while at most one lane in so many is unknown
+const UNKNOWN_SHARE = 10;
+// new entries between two clean-ups
+const TRIM_EVERY = 10_000;
 
 class Lane {
   constructor(name) {
@@ -20,21 +23,21 @@ class Lane {
     this.batchAt = [];
     this.rows = [];
     this.marks = [];
-    // whether its oldest changes are gone
-    this.forgot = false;
+    // whether its oldest changes were dropped
+    this.truncated = false;
   }
 
-  // Until when its duty is not known; before its first change a worker was not there.
-  get unknown() {
-    return this.forgot ? this.at[0] : 0;
+  // The time before which its duty is not known; before its first change the worker did not exist.
+  get unknownUntil() {
+    return this.truncated ? this.at[0] : 0;
   }
 
-  // The last change at or before a time; -1 before the first.
+  // Returns the index of the last change at or before a time, or -1.
   find(time) {
     return lastBefore(this.at, time);
   }
 
-  // From when to when the newest rollout was that began before a time; without limits where none is kept.
+  // Returns the limits of the newest rollout that began before a time, without limits where none is kept.
   rolloutAt(time) {
     let index = lastBefore(this.at, time);
     while (index >= 0 && (this.duty[index] !== ROLLOUT || this.at[index] === time)) index--;
@@ -56,64 +59,64 @@ export class LaneModel {
     this.lanes = [];
     this.order = [];
     this.marks = [];
-    // from then on enough lanes are known to tell what all did, and from then on all are
-    this.since = 0;
-    this.complete = 0;
+    // the times from which enough lanes are known to draw the shares of all, and from which all are known
+    this.sharesSince = 0;
+    this.completeSince = 0;
     this.mostRows = 1;
-    this.untidied = 0;
+    this.untrimmed = 0;
   }
 
-  apply(news) {
-    for (let index = this.lanes.length; index < news.names.length; index++) {
-      this.lanes.push(new Lane(news.names[index]));
+  apply(update) {
+    for (let index = this.lanes.length; index < update.names.length; index++) {
+      this.lanes.push(new Lane(update.names[index]));
     }
     if (this.order.length !== this.lanes.length) {
       const names = new Intl.Collator("en", { numeric: true });
       this.order = [...this.lanes].sort((a, b) => names.compare(a.name, b.name));
     }
-    for (const [worker, at, duty] of news.changes) {
+    for (const [worker, at, duty] of update.changes) {
       const lane = this.lanes[worker];
       lane.at.push(at);
       lane.duty.push(CODES.get(duty) ?? OVER);
     }
-    for (const [worker, at, rows] of news.batches) {
+    for (const [worker, at, rows] of update.batches) {
       const lane = this.lanes[worker];
       lane.batchAt.push(at);
       lane.rows.push(rows);
       if (rows > this.mostRows) this.mostRows = rows;
     }
-    for (const [at, kind, worker, text] of news.marks) {
+    for (const [at, kind, worker, text] of update.marks) {
       (worker === null ? this.marks : this.lanes[worker].marks).push({ at, kind, text });
     }
-    for (const worker of news.forgotten) this.lanes[worker].forgot = true;
-    this.measure();
-    this.untidied += news.changes.length + news.batches.length + news.marks.length;
-    if (this.untidied > TIDY) this.tidy();
+    for (const worker of update.forgotten) this.lanes[worker].truncated = true;
+    this.updateKnown();
+    this.untrimmed += update.changes.length + update.batches.length + update.marks.length;
+    if (this.untrimmed > TRIM_EVERY) this.trim();
   }
 
-  // The oldest go.
-  tidy() {
-    this.untidied = 0;
+  // Drops the oldest entries.
+  trim() {
+    this.untrimmed = 0;
     const share = (all) => Math.max(16, Math.floor(all / this.lanes.length));
     for (const lane of this.lanes) {
       const first = lane.at.length - share(KEPT);
-      if (first > 0) lane.forgot = true;
+      if (first > 0) lane.truncated = true;
       for (const list of [lane.at, lane.duty, lane.batchAt, lane.rows]) {
         list.splice(0, Math.max(0, list.length - share(KEPT)));
       }
       lane.marks = newest(lane.marks, share(MARKS));
     }
     this.marks = newest(this.marks, MARKS);
-    this.measure();
+    this.updateKnown();
   }
 
-  measure() {
-    const unknown = this.lanes.map((lane) => lane.unknown).sort((a, b) => b - a);
-    this.since = unknown[Math.floor(unknown.length / MISSED)] ?? 0;
-    this.complete = unknown[0] ?? 0;
+  updateKnown() {
+    const unknown = this.lanes.map((lane) => lane.unknownUntil).sort((a, b) => b - a);
+    this.sharesSince = unknown[Math.floor(unknown.length / UNKNOWN_SHARE)] ?? 0;
+    this.completeSince = unknown[0] ?? 0;
   }
 
-  // For each of `width` pixels the workers at each duty, as the mean over its time; last, of how many it is not known.
+  // Returns for each duty the mean number of workers at each of `width` pixels, and last the number of unknown ones.
   shares(from, to, now, width) {
     const columns = () => Array.from({ length: DUTIES.length + 1 }, () => new Float64Array(width + 2));
     const sums = columns();
@@ -135,7 +138,7 @@ export class LaneModel {
       }
     };
     for (const lane of this.lanes) {
-      add(DUTIES.length, 0, lane.unknown);
+      add(DUTIES.length, 0, lane.unknownUntil);
       const first = Math.max(0, lane.find(from));
       for (let index = first; index < lane.at.length; index++) {
         if (lane.at[index] > to) break;
@@ -156,14 +159,14 @@ export class LaneModel {
   }
 }
 
-// Of each kind, as there are far more of some than of others.
-function newest(marks, most) {
+// Returns the newest marks of each kind: some kinds are far more frequent.
+function newest(marks, limit) {
   const found = new Map();
   return marks
     .toReversed()
     .filter(({ kind }) => {
       found.set(kind, (found.get(kind) ?? 0) + 1);
-      return found.get(kind) <= most;
+      return found.get(kind) <= limit;
     })
     .reverse();
 }

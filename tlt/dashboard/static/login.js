@@ -1,15 +1,15 @@
-// The token goes into a cookie that no script reads.
-import { change } from "./api.js";
+// The login form: the token goes into a cookie that no script can read.
+import { post } from "./api.js";
 
 const form = document.querySelector("#login");
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const complaint = document.querySelector("#complaint");
-  complaint.textContent = "";
+  const error = document.querySelector("#error");
+  error.textContent = "";
   try {
-    await change("/login", { token: document.querySelector("#token").value });
+    await post("/login", { token: document.querySelector("#token").value });
     location.assign("/");
-  } catch (error) {
-    complaint.textContent = error.message;
+  } catch (refused) {
+    error.textContent = refused.message;
   }
 });

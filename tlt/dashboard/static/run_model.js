@@ -1,95 +1,95 @@
-// A run as far as it was told: sections that came last, and what only ever grows.
+// The state of a run, folded from the updates that the server sends.
 
 import { LaneModel } from "./lane_model.js";
 
-// a job's, once it is over
+// states of a job that is over
 export const ENDED = ["done", "failed", "cancelled"];
-// after so long a silence nobody is thought to be at a run, unless a session is seen there
+// after so long without an entry a run counts as over, unless its session is up
 const QUIET_SECONDS = 60;
 
 const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice"];
-const LINES = 2000;
+const LOG_LINES = 2000;
 const STEPS = 2000;
 
 export class RunModel {
   constructor() {
     this.lanes = new LaneModel();
-    // whether the server tells something, and whether a session is seen to be at the run
+    // whether the server sends updates, and whether the session that runs the job is up
     this.connected = false;
-    this.attended = false;
+    this.followed = false;
     this.clear();
   }
 
   clear() {
     this.lanes.clear();
-    this.lines = [];
+    this.logLines = [];
     this.reading = 0;
     this.broken = null;
-    this.toldAt = performance.now();
+    this.headReceived = performance.now();
     for (const name of SECTIONS) this[name] = null;
   }
 
-  // Returns the names of what has changed.
+  // Returns the names of the parts that have changed.
   apply(update) {
     const changed = new Set();
     if (update.full) {
       this.clear();
-      for (const name of [...SECTIONS, "lanes", "lines"]) changed.add(name);
+      for (const name of [...SECTIONS, "lanes", "logLines"]) changed.add(name);
     }
     if (update.reading !== undefined) this.reading = update.reading;
     if (update.broken !== undefined) this.broken = update.broken;
     for (const name of SECTIONS) {
       if (update[name] === undefined) continue;
-      this[name] = grown(this[name], update[name]);
+      this[name] = applyDelta(this[name], update[name]);
       changed.add(name);
     }
-    if (update.head) this.toldAt = performance.now();
+    if (update.head) this.headReceived = performance.now();
     if (update.lanes) {
       this.lanes.apply(update.lanes);
       changed.add("lanes");
     }
     if (update.log_lines?.length) {
-      this.lines.push(...update.log_lines);
-      if (this.lines.length > LINES) this.lines.splice(0, this.lines.length - LINES);
-      changed.add("lines");
+      this.logLines.push(...update.log_lines);
+      if (this.logLines.length > LOG_LINES) this.logLines.splice(0, this.logLines.length - LOG_LINES);
+      changed.add("logLines");
     }
     return changed;
   }
 
-  // Its journal has a beginning and no end.
+  // The journal has a beginning and no end.
   get open() {
     return this.head !== null && this.head.began !== null && !ENDED.includes(this.head.status);
   }
 
   get live() {
-    return this.open && (this.attended || this.quiet <= QUIET_SECONDS);
+    return this.open && (this.followed || this.quiet <= QUIET_SECONDS);
   }
 
-  // It has begun, and nothing goes on in it.
-  get still() {
+  // The run has begun and does not go on.
+  get stopped() {
     return this.head !== null && this.head.began !== null && !this.live;
   }
 
-  // Seconds since the last entry: they pass between two messages, too.
+  // Seconds since the last entry; they also pass between two updates.
   get quiet() {
-    return this.head.quiet + (this.connected ? (performance.now() - this.toldAt) / 1000 : 0);
+    return this.head.quiet + (this.connected ? (performance.now() - this.headReceived) / 1000 : 0);
   }
 
-  // Seconds since the run began. Of a silence that lasts no more is shown than tells that there is one.
+  // Seconds since the run began. Of a long silence only so much is shown that it can be seen.
   get now() {
     if (!this.open) return this.head?.seconds ?? 0;
     const shown = this.live ? Infinity : Math.max(5, 0.05 * this.head.seconds);
     return this.head.seconds + Math.min(this.quiet, shown);
   }
 
-  // Until when something is known of its workers, in seconds since it began.
-  get heard() {
-    return this.attended ? this.now : (this.head?.seconds ?? 0);
+  // The time until which the duties of its workers are known, in seconds since the run began.
+  get knownUntil() {
+    return this.followed ? this.now : (this.head?.seconds ?? 0);
   }
 }
 
-// Rows of steps are told once: those before `since` are as they were.
-function grown(before, section) {
+// A section with `since` has only the rows from that step on; earlier rows are unchanged.
+function applyDelta(before, section) {
   if (section.since === null || section.since === undefined) return section;
   const after = { ...section };
   for (const name of ["steps", "evals"]) {

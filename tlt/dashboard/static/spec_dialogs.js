@@ -1,83 +1,76 @@
-// A job's spec, and one to submit.
+// Dialogs that show a job's spec and submit a new one.
 
-import { ask, change } from "./api.js";
-import { h, say } from "./dom.js";
+import { get, post } from "./api.js";
+import { openDialog } from "./dialogs.js";
+import { h, setText } from "./dom.js";
 
 export async function showSpec(job) {
-  const { yaml } = await ask(`/api/jobs/${encodeURIComponent(job)}/spec`);
-  open(
+  const { yaml } = await get(`/api/jobs/${encodeURIComponent(job)}/spec`);
+  openDialog(
     h(
       "form",
       { method: "dialog" },
-      h("h2", {}, `Spec of ${job}`),
+      h("h2", { id: "dialog-title" }, `Spec of ${job}`),
       h("pre", { class: "question" }, yaml),
-      h("div", { class: "ends" }, h("button", { value: "close" }, "Close")),
+      h("div", { class: "buttons" }, h("button", { value: "close" }, "Close")),
     ),
   );
 }
 
 export async function submitSpec(jobs) {
   const text = h("textarea", { id: "spec", spellcheck: "false", required: true, placeholder: "name: …\npolicy: {path: …}" });
-  const complaint = h("p", { class: "complaint", role: "alert" });
-  const from = h(
+  const error = h("p", { class: "error", role: "alert" });
+  const template = h(
     "select",
-    { id: "from" },
+    { id: "template" },
     h("option", { value: "" }, "an empty spec"),
     jobs.map((each) => h("option", { value: each.job }, each.job)),
   );
-  // what somebody has typed is never overwritten
+  // text that the user has typed is never overwritten
   let copied = "";
   const copy = async () => {
-    say(complaint, "");
-    const chosen = from.value;
+    setText(error, "");
+    const chosen = template.value;
     try {
-      const yaml = chosen ? (await ask(`/api/jobs/${encodeURIComponent(chosen)}/spec`)).yaml : "";
-      if (chosen !== from.value) return;
+      const yaml = chosen ? (await get(`/api/jobs/${encodeURIComponent(chosen)}/spec`)).yaml : "";
+      if (chosen !== template.value) return;
       if (text.value === "" || text.value === copied) {
         text.value = yaml;
         copied = text.value;
-      } else say(complaint, "What you have typed stays. Empty the field to begin with another spec.");
-    } catch (error) {
-      say(complaint, error.message);
+      } else setText(error, "Your text is kept. Empty the field to start from another spec.");
+    } catch (refused) {
+      setText(error, refused.message);
     }
   };
-  from.addEventListener("change", copy);
+  template.addEventListener("change", copy);
   const submit = h("button", { type: "submit", class: "primary" }, "Submit");
   const form = h(
     "form",
     {},
-    h("h2", {}, "Submit a job"),
-    h("label", { for: "from" }, "Begin with the spec of ", from),
+    h("h2", { id: "dialog-title" }, "Submit a job"),
+    h("label", { for: "template" }, "Start from ", template),
     h("label", { for: "spec" }, "YAML; paths are relative to the session's folder of runs"),
     text,
-    complaint,
-    h("div", { class: "ends" }, h("button", { type: "button", onclick: () => dialog.close() }, "Back"), submit),
+    error,
+    h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Back"), submit),
   );
-  const dialog = open(form);
+  const dialog = openDialog(form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    say(complaint, "");
+    setText(error, "");
     submit.disabled = true;
     try {
-      const { job } = await change("/api/jobs", { yaml: text.value });
+      const { job } = await post("/api/jobs", { yaml: text.value });
       dialog.close();
       location.hash = `#/job/${encodeURIComponent(job)}`;
-    } catch (error) {
-      say(complaint, error.message);
+    } catch (refused) {
+      setText(error, refused.message);
     } finally {
       submit.disabled = false;
     }
   });
   if (jobs.length) {
-    from.value = jobs[0].job;
+    template.value = jobs[0].job;
     await copy();
   }
-}
-
-function open(content) {
-  const dialog = h("dialog", {}, content);
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-  return dialog;
 }

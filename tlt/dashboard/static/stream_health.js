@@ -1,21 +1,27 @@
-// Queues and health: streams, leases, memory.
+// Health of a session: streams, leases, memory.
 
-import { card, h, renew, say, table } from "./dom.js";
+import { Table, card, h, left, setText } from "./dom.js";
 import { bytes, count, number, plural, seconds } from "./format.js";
 
 export class StreamsCard {
   constructor() {
-    this.sum = h("p");
-    this.streams = h("div");
-    this.workers = h("div");
+    this.summary = h("p");
+    this.streams = new Table(
+      [left("stream"), left("consumer group"), "entries", "delivered, not acknowledged", "some unread", "oldest waits"],
+      { empty: "No stream yet." },
+    );
+    this.workers = new Table(
+      [left("worker"), left("lease"), "ranks", "running answers", left("job"), "incarnation", "memory", "process"],
+      { empty: "No worker has sent a heartbeat." },
+    );
     this.element = card(
       "Queues and health",
       { id: "streams", wide: true },
-      this.sum,
+      this.summary,
       h("h3", {}, "Streams"),
-      this.streams,
+      this.streams.element,
       h("h3", {}, "Workers"),
-      this.workers,
+      this.workers.element,
     );
   }
 
@@ -23,52 +29,41 @@ export class StreamsCard {
     if (!session) return;
     const { health } = session;
     if (health.error) {
-      say(this.sum, `The session's Redis does not answer: ${health.error}`);
+      setText(this.summary, `The session's Redis does not answer: ${health.error}`);
       return;
     }
-    say(
-      this.sum,
-      `Redis uses ${bytes(health.redis_bytes)}; the machine ${bytes(health.memory_used)} of ${bytes(health.memory_total)}, load ${number(health.load, 1)}; ${plural(health.dead_letters, "dead letter")}; ${plural(health.running, "row")} on ${plural(health.all_workers, "worker")}.`,
+    setText(
+      this.summary,
+      `Redis uses ${bytes(health.redis_bytes)}; the machine ${bytes(health.memory_used)} of ${bytes(health.memory_total)}, load ${number(health.load, 1)}; ${plural(health.dead_letters, "dead letter")}; ${plural(health.running, "running answer")} on ${plural(health.all_workers, "worker")}.`,
     );
-    renew(
-      this.streams,
-      table(
-        [{ name: "stream", left: true }, { name: "read by", left: true }, { name: "entries" }, { name: "delivered, not yet acknowledged" }, { name: "some unread" }, { name: "oldest waits" }],
-        health.streams.map((each) => [
-          each.name,
-          each.group ?? "who likes",
-          count(each.depth),
-          count(each.pending),
-          each.unread ? "yes" : "no",
-          each.oldest_seconds ? seconds(each.oldest_seconds) : "–",
-        ]),
-        { empty: "No stream yet." },
-      ),
+    this.streams.update(
+      health.streams.map((each) => [
+        each.name,
+        each.group ?? "none",
+        count(each.depth),
+        count(each.pending),
+        each.unread ? "yes" : "no",
+        each.oldest_seconds ? seconds(each.oldest_seconds) : "–",
+      ]),
     );
-    renew(this.workers, workers(health));
+    const listed = health.workers.length;
+    this.workers.caption = health.all_workers > listed ? `${count(listed)} of ${count(health.all_workers)}, those in trouble first` : null;
+    this.workers.update(
+      health.workers.map((each) => [
+        each.worker,
+        lease(each.silent_seconds, health.lease_seconds),
+        each.ranks ? count(each.ranks) : "starting",
+        count(each.running),
+        each.job ?? "–",
+        count(each.incarnation),
+        bytes(each.memory_bytes),
+        String(each.pid),
+      ]),
+    );
   }
 }
 
-function workers(health) {
-  const lease = health.lease_seconds;
-  return table(
-    [{ name: "worker", left: true }, { name: "lease", left: true }, { name: "ranks" }, { name: "rows now" }, { name: "job", left: true }, { name: "incarnation" }, { name: "memory" }, { name: "process" }],
-    health.workers.map((each) => [
-      each.worker,
-      each.silent_seconds > lease ? `ended, silent for ${seconds(each.silent_seconds)}` : each.silent_seconds > lease / 2 ? `silent for ${seconds(each.silent_seconds)} of ${lease} s` : "held",
-      each.ranks ? count(each.ranks) : "starting",
-      count(each.running),
-      each.job ?? "–",
-      count(each.incarnation),
-      bytes(each.memory_bytes),
-      String(each.pid),
-    ]),
-    {
-      caption:
-        health.all_workers > health.workers.length
-          ? `${count(health.workers.length)} of ${count(health.all_workers)}, those with trouble first`
-          : undefined,
-      empty: "No worker beats.",
-    },
-  );
+function lease(silent, limit) {
+  if (silent > limit) return `ended, silent for ${seconds(silent)}`;
+  return silent > limit / 2 ? `silent for ${seconds(silent)} of ${limit} s` : "held";
 }

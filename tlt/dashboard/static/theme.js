@@ -1,25 +1,25 @@
-// Light, dark, or as the system has it.
+// The theme: light, dark, or that of the system.
 
-// those that canvases draw with
+// colours that canvases draw with; those of duties are named as in the journal
 const NAMES = [
-  ...["ink", "soft", "line", "card", "sunken", "accent", "batch", "drafter", "bad"],
+  ...["text", "muted", "line", "card", "inset", "accent", "batch", "drafter", "bad"],
   ...["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"],
   ...["series-1", "series-2", "series-3", "series-4", "band"],
 ];
 const listeners = new Set();
-let memo = null;
+let cache = null;
 
 export function colours() {
-  if (memo === null) {
-    // which of its two a colour is shows only where it is used
+  if (cache === null) {
+    // light-dark() is resolved only on an element that uses it
     const probe = document.body.appendChild(document.createElement("i"));
-    memo = Object.fromEntries(NAMES.map((name) => [name, used(probe, name)]));
+    cache = Object.fromEntries(NAMES.map((name) => [name, resolved(probe, name)]));
     probe.remove();
   }
-  return memo;
+  return cache;
 }
 
-function used(probe, name) {
+function resolved(probe, name) {
   probe.style.color = `var(--${name})`;
   return getComputedStyle(probe).color;
 }
@@ -30,7 +30,7 @@ export function onTheme(listener) {
 }
 
 function changed() {
-  memo = null;
+  cache = null;
   for (const listener of listeners) listener();
 }
 
@@ -40,7 +40,7 @@ export function chooseTheme(name) {
   try {
     localStorage.setItem("theme", name);
   } catch {
-    // a browser that keeps nothing has the system's theme next time
+    // without storage, the next visit has the system's theme
   }
   changed();
 }
@@ -51,8 +51,8 @@ export function chosenTheme() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 try {
-  const kept = localStorage.getItem("theme");
-  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+  const saved = localStorage.getItem("theme");
+  if (saved === "light" || saved === "dark") document.documentElement.dataset.theme = saved;
 } catch {
-  // as above
+  // no storage
 }

@@ -1,68 +1,62 @@
-// Where the time went: of the job by phase, of each worker by duty.
+// Seconds of the job by phase, of each worker by duty, and of each step.
 
-import { card, h, renew, table } from "./dom.js";
+import { Table, card, h, left } from "./dom.js";
 import { count, percent, saving, seconds } from "./format.js";
+import { DUTY_NAMES, PHASE_NAMES } from "./names.js";
+
+const STEPS = 200;
 
 export class TimesCard {
   constructor() {
-    this.phases = h("div");
-    this.workers = h("div");
-    this.steps = h("div");
+    this.phases = new Table([left("phase"), "time", "share"], { empty: "No time has passed yet." });
+    this.workers = new Table([], { empty: "No worker yet." });
+    this.steps = new Table([], { empty: "No step yet." });
     this.element = card(
       "Where the time went",
       { id: "times", wide: true },
-      this.phases,
+      this.phases.element,
       h("h3", {}, "By worker and duty"),
-      this.workers,
+      this.workers.element,
       h("h3", {}, "By step, newest first"),
-      this.steps,
+      this.steps.element,
     );
   }
 
   update(times) {
     if (times === null) return;
-    const total = Object.values(times.phases).reduce((all, each) => all + each, 0);
-    renew(
-      this.phases,
-      table(
-        [{ name: "phase", left: true }, { name: "time" }, { name: "share" }],
-        Object.entries(times.phases).map(([name, spent]) => [name, seconds(spent), percent(spent / (total || 1))]),
-        { empty: "No time has passed yet." },
-      ),
+    const total = sum(Object.values(times.phases));
+    this.phases.update(
+      Object.entries(times.phases).map(([name, spent]) => [PHASE_NAMES[name] ?? name, seconds(spent), percent(spent / (total || 1))]),
     );
-    renew(this.workers, byDuty("worker", Object.entries(times.workers)));
-    const steps = [...times.steps].reverse().slice(0, 200);
-    const duties = names(steps.map((step) => step.duties));
-    renew(
-      this.steps,
-      table(
-        [{ name: "step" }, { name: "time" }, ...duties.map((name) => ({ name })), { name: "saved on all ranks" }, { name: "saved of the wait" }],
-        steps.map((step) => [
-          count(step.step),
-          seconds(step.seconds),
-          ...duties.map((duty) => seconds(step.duties[duty] ?? 0)),
-          saving(step.saved),
-          saving(step.critical),
-        ]),
-        { empty: "No step yet." },
-      ),
+    const workers = Object.entries(times.workers);
+    const ofWorkers = duties(workers.map(([, spent]) => spent));
+    this.workers.columns = [left("worker"), ...ofWorkers.map(dutyName), "total"];
+    this.workers.update(
+      workers.map(([worker, spent]) => [worker, ...ofWorkers.map((duty) => seconds(spent[duty] ?? 0)), seconds(sum(Object.values(spent)))]),
+    );
+    const steps = times.steps.toReversed().slice(0, STEPS);
+    const ofSteps = duties(steps.map((step) => step.duties));
+    this.steps.columns = ["step", "time", ...ofSteps.map(dutyName), "saved on all ranks", "saved of the wait"];
+    this.steps.update(
+      steps.map((step) => [
+        count(step.step),
+        seconds(step.seconds),
+        ...ofSteps.map((duty) => seconds(step.duties[duty] ?? 0)),
+        saving(step.saved),
+        saving(step.critical),
+      ]),
     );
   }
 }
 
-function names(all) {
-  return [...new Set(all.flatMap((duties) => Object.keys(duties)))].sort();
+function duties(all) {
+  return [...new Set(all.flatMap((spent) => Object.keys(spent)))].sort();
 }
 
-function byDuty(name, rows) {
-  const duties = names(rows.map(([, spent]) => spent));
-  return table(
-    [{ name, left: true }, ...duties.map((duty) => ({ name: duty })), { name: "total" }],
-    rows.map(([worker, spent]) => [
-      worker,
-      ...duties.map((duty) => seconds(spent[duty] ?? 0)),
-      seconds(Object.values(spent).reduce((all, each) => all + each, 0)),
-    ]),
-    { empty: "No worker yet." },
-  );
+function dutyName(duty) {
+  return DUTY_NAMES[duty] ?? duty;
+}
+
+function sum(values) {
+  return values.reduce((total, each) => total + each, 0);
 }
