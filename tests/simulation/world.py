@@ -782,7 +782,7 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
     version = NAMED if drafter is None else drafter.version
     length = 1 if version % 4 == 3 else 2
     runs = [1.0 + 0.1 * (-1) ** (number + i) for i in range(3)]
-    common: dict[str, Any] = {"bucket": 1 << number % 3, "tried": 0, "expected": 0.0}
+    common: dict[str, Any] = {"bucket": 1 << number % 3, "explored": 0, "expected": 0.0}
     control = ControlRuns(
         count=len(runs),
         tokens_squared=len(runs) * 32.0**2,
@@ -794,7 +794,7 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
             strategy=Draft(depth=2),
             drafter=version,
             control=None,
-            rounds=3200 // length,
+            steps=3200 // length,
             rows=3200 // length,
             tokens=3200,
             seconds=100.0 / speedup,
@@ -804,7 +804,7 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
             strategy=Off(),
             drafter=None,
             control=control,
-            rounds=32 * len(runs),
+            steps=32 * len(runs),
             rows=32 * len(runs),
             tokens=32 * len(runs),
             seconds=sum(runs),
