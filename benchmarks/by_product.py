@@ -85,8 +85,8 @@ def main() -> None:
 
 def _used(run: Path) -> Drafter:
     ledger = read_ledger(run)
-    assert ledger.state.drafter_state.used is not None
-    return read_drafter(run, ledger.spec, ledger.state.drafter_state.used)
+    assert ledger.state.drafter.adoption.used is not None
+    return read_drafter(run, ledger.spec, ledger.state.drafter.adoption.used)
 
 
 def _requests() -> list[Request]:

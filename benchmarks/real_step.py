@@ -14,7 +14,7 @@ from tlt.ids import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.job.advantages import group_advantages
-from tlt.policies.job.sample_sharding import Sample, shares
+from tlt.policies.job.sample_sharding import Sample, share_samples
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 _RANKS = 2
@@ -64,7 +64,7 @@ def real_step(job: JobSpec) -> list[Minibatch]:
             Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens))
             for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
         ]
-    (first, *_) = shares(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
+    (first, *_) = share_samples(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
 
     def learned(prompt: int, member: int, advantage: float) -> PolicySample:
         answer = done[prompt * algorithm.group_size + member]

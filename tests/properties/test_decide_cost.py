@@ -13,16 +13,15 @@ import msgspec
 import pytest
 
 from tests.simulation.incarnation import WorkerIncarnation
-from tests.simulation.specs import small_spec
+from tests.simulation.specs import base_with, small_spec
 from tests.simulation.world import JOB, answer, reward
-from tlt.ids import Attempt, DrafterVersion, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.coordinator import decide, new_run
-from tlt.policies.drafter import gate
+from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
 from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
 from tlt.protocol.records import DrafterEvaluation, WorkerInfo
-from tlt.protocol.refs import DrafterBase
 
 WORKER = WorkerId("w0")
 
@@ -113,25 +112,18 @@ def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent)
     assert 0 < many <= few + 10
 
 
-def _trunk(micro_batches: int) -> DrafterBase:
-    first = DrafterVersion(1)
-    return DrafterBase(
-        version=first, root=first, weights=None, updates=micro_batches, micro_batches=micro_batches
-    )
-
-
 @pytest.mark.parametrize("marks", [0, 40])
 def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
     """What canaries let expect is found when they are measured, not when somebody asks."""
     spec = small_spec(steps=9, prompts=4, group=8, train="auto")
     state = _started(4, 8)
-    drafter_state = state.drafter_state
+    evidence = state.drafter.evidence
     for i in range(marks):
         evaluation = DrafterEvaluation(used=2.0 + i / 40, trained=2.1 + i / 40, answers=4)
-        drafter_state = gate.noted(drafter_state, evaluation, _trunk(24 * i), Step(0))
-    state = msgspec.structs.replace(
-        state, spec=spec, drafter_state=drafter_state, rollout_seconds=1e3
-    )
+        evidence = record_evaluation(evidence, evaluation, base_with(24 * i), Step(0))
+        evidence = record_success(evidence, Step(0))
+    drafter = msgspec.structs.replace(state.drafter, evidence=evidence)
+    state = msgspec.structs.replace(state, spec=spec, drafter=drafter, rollout_seconds=1e3)
     after, commands = decide(state, _idled(), 0.0)
     assert after.workers[WORKER].duty is Duty.DRAFTER_TRAINING
     assert [type(command) for command in commands] == [ExplainDrafterDecision, TrainDrafter]

@@ -18,8 +18,8 @@ from tests.simulation.walk import finish
 from tests.simulation.world import Move, World
 from tlt.ids import NAMED, WorkerId
 from tlt.policies import coordinator
-from tlt.policies.drafter import lineage, scheduler
-from tlt.policies.drafter.live_acceptance import Asked
+from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter.live_acceptance import ChainTally
 from tlt.policies.job.run_state import Duty, Phase, Turn
 from tlt.protocol.commands import AdoptDrafter, RunCommand
 from tlt.protocol.events import (
@@ -102,7 +102,7 @@ class Classroom(World):
         self.teach()
         self.merge(quality)
         self.settle()
-        used = self.state.drafter_state.used
+        used = self.state.drafter.adoption.used
         assert used is not None
         return used
 
@@ -132,7 +132,7 @@ def test_a_drafter_that_got_better_is_adopted_by_all() -> None:
     world.settle()
     assert world.told["CommitDrafter"] == 1
     assert world.told["AdoptDrafter"] == 2
-    assert {life.drafter for life in world.lives.values()} == {world.state.drafter_state.used}
+    assert {life.drafter for life in world.lives.values()} == {world.state.drafter.adoption.used}
     finish(world)
 
 
@@ -144,16 +144,16 @@ def test_a_drafter_that_does_worse_in_rollouts_gives_way_to_the_one_before() -> 
         world.teach()
         world.merge(quality=1.5)
         world.settle()
-        used.append(world.state.drafter_state.used)
+        used.append(world.state.drafter.adoption.used)
         world.tell(second)
         world.tell(second)
         world.settle()
     assert world.checks.adopted == 6
     assert world.checks.returned == 2
-    assert world.state.drafter_state.used == used[1]
+    assert world.state.drafter.adoption.used == used[1]
     assert {life.drafter for life in world.lives.values()} == {used[1]}
     assert used[1] is not None
-    assert world.state.drafter_state.base.weights == used[1].weights
+    assert world.state.drafter.lineage.base.weights == used[1].weights
     finish(world)
 
 
@@ -162,12 +162,12 @@ def test_who_cannot_load_the_drafter_in_use_trains_no_more() -> None:
     world = Classroom().open_school()
     used = world.adopt(quality=2.0)
     world.refuse(world.pupil, used)
-    assert world.state.drafter_state.used == used
+    assert world.state.drafter.adoption.used == used
     world.go(lambda: world.pupil.training_session is None, "dismiss", "deliver", but=_DECODES)
-    lessons_so_far = world.state.drafter_state.micro_batches
+    lessons_so_far = world.state.drafter.progress.sessions
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
-    assert world.state.drafter_state.micro_batches == lessons_so_far
+    assert world.state.drafter.progress.sessions == lessons_so_far
     # who has it goes on
     world.go(lambda: world.lives[_DECODES].training_session is not None, *_WORK, but=WorkerId("w0"))
     finish(world)
@@ -177,11 +177,11 @@ def test_what_nobody_can_load_gives_way_to_the_one_before() -> None:
     world = Classroom().open_school()
     used = [world.adopt(quality=2.0) for _ in range(2)]
     for life in world.lives.values():
-        assert world.state.drafter_state.used == used[1]
+        assert world.state.drafter.adoption.used == used[1]
         world.refuse(life, used[1])
-    assert world.state.drafter_state.used == used[0]
+    assert world.state.drafter.adoption.used == used[0]
     assert {life.drafter for life in world.lives.values()} == {used[0]}
-    assert world.state.drafter_state.base.weights == used[0].weights
+    assert world.state.drafter.lineage.base.weights == used[0].weights
     finish(world)
 
 
@@ -193,7 +193,9 @@ def test_a_named_drafter_that_one_cannot_load_is_trained_by_the_other() -> None:
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
     # if nobody can, all begin with the same one
     world.refuse(world.lives[_DECODES], None)
-    assert not any(lineage.lacks(world.state, known) for known in world.state.workers.values())
+    assert all(
+        training_sessions.is_eligible(world.state, known) for known in world.state.workers.values()
+    )
     finish(world)
 
 
@@ -208,7 +210,7 @@ def test_who_lacks_what_is_returned_to_trains_no_more() -> None:
     assert world.state.workers[_DECODES].duty is Duty.DRAFTER_TRAINING
     lost = DrafterCommitFailed(job=world.state.job, version=used.version, error="full")
     world.say(world.pupil, lost)
-    world.go(lambda: world.state.drafter_state.used is None, "deliver", but=_DECODES)
+    world.go(lambda: world.state.drafter.adoption.used is None, "deliver", but=_DECODES)
     assert world.state.workers[_DECODES].duty is Duty.STOPPING
     finish(world)
 
@@ -217,10 +219,10 @@ def test_who_could_not_load_the_drafter_tries_again_in_the_next_round() -> None:
     world = Classroom().open_school()
     used = world.adopt(quality=2.0)
     world.refuse(world.pupil, used)
-    assert lineage.lacks(world.state, world.state.workers[WorkerId("w0")])
+    assert not training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
     world.go(lambda: world.state.step == 1, *_ROUND)
-    assert world.state.drafter_state.used == used
-    assert not lineage.lacks(world.state, world.state.workers[WorkerId("w0")])
+    assert world.state.drafter.adoption.used == used
+    assert training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
     finish(world)
 
 
@@ -232,26 +234,26 @@ def test_a_drafter_that_cannot_be_kept_gives_way_to_the_one_before(tells: int) -
         world.school.disk_is_full = full
         world.teach()
         world.merge(quality=1.5)
-        world.go(lambda: world.state.drafter_state.merging is None, "deliver")
-        used.append(world.state.drafter_state.used)
+        world.go(lambda: world.state.drafter.lineage.merge is None, "deliver")
+        used.append(world.state.drafter.adoption.used)
         world.settle()
         # so often that it is known what it comes to, or not
         for _ in range(tells):
             world.tell(second)
         world.settle()
-    state = world.state.drafter_state
+    state = world.state.drafter
     assert used[0] != used[1]
-    assert state.used == used[0]
+    assert state.adoption.used == used[0]
     assert {life.drafter for life in world.lives.values()} == {used[0]}
     assert used[0] is not None
-    assert state.base.weights == used[0].weights
+    assert state.lineage.base.weights == used[0].weights
     assert used[0].weights.digest in world.committed
     # it goes on from there, with what is known of that one alone
     assert world.pupil.training_session is not None
-    assert world.pupil.training_session.base == state.base
-    assert [mark.version for mark in state.marks] == [used[0].version]
-    assert state.vain == 1
-    assert state.rest_until == world.state.step + 8
+    assert world.pupil.training_session.base == state.lineage.base
+    assert [mark.version for mark in state.evidence.evaluations] == [used[0].version]
+    assert state.evidence.failures == 1
+    assert state.evidence.rest_until == world.state.step + 8
     finish(world)
 
 
@@ -262,11 +264,11 @@ def test_nobody_falls_back_on_a_drafter_that_was_not_kept(heard: str) -> None:
     world.school.disk_is_full = True
     world.teach()
     world.merge(quality=1.5)
-    world.go(lambda: world.state.drafter_state.used is not None, "deliver")
+    world.go(lambda: world.state.drafter.adoption.used is not None, "deliver")
     lost = next(e for e in (p.event for p in world.log) if isinstance(e, DrafterCommitFailed))
     if heard == "at once":
         world.settle()
-        assert world.state.drafter_state.used is None
+        assert world.state.drafter.adoption.used is None
     else:
         world.log = [posted for posted in world.log if posted.event != lost]
         world.school.disk_is_full = False
@@ -277,14 +279,14 @@ def test_nobody_falls_back_on_a_drafter_that_was_not_kept(heard: str) -> None:
         world.teach()
         world.merge(quality=1.5)
         world.settle()
-        assert world.state.drafter_state.before is not None
-        assert world.state.drafter_state.before.version == lost.version
+        assert world.state.drafter.adoption.fallback is not None
+        assert world.state.drafter.adoption.fallback.version == lost.version
         world.post("coordinator", lost)
         world.settle()
-        assert world.state.drafter_state.used is not None
-    assert world.state.drafter_state.before is None
-    assert world.state.drafter_state.heard_before == {}
-    assert world.state.drafter_state.last is None
+        assert world.state.drafter.adoption.used is not None
+    assert world.state.drafter.adoption.fallback is None
+    assert world.state.drafter.adoption.fallback_live == {}
+    assert world.state.drafter.adoption.previous is None
     finish(world)
 
 
@@ -296,15 +298,16 @@ def test_rollouts_tell_what_a_named_drafter_comes_to() -> None:
     for _ in range(2):
         world.tell(second)
     world.settle()
-    known = world.state.drafter_state.expected
+    known = world.state.drafter.evidence.curve
     assert known is not None
     assert known.now == pytest.approx(2.53, abs=0.01)
     # it is reckoned again where a step begins
-    lately = {"2 plain": Asked(rows=5000, tokens=8000)}
-    drafter_state = msgspec.structs.replace(world.state.drafter_state, lately=lately)
-    turn = Turn(msgspec.structs.replace(world.state, drafter_state=drafter_state), 0.0)
-    scheduler.hold_out(turn, [])
-    expected = turn.state.drafter_state.expected
+    lately = {"2 plain": ChainTally(rows=5000, tokens=8000)}
+    turn = Turn(world.state, 0.0)
+    evidence = msgspec.structs.replace(world.state.drafter.evidence, named_live=lately)
+    turn.set_drafter(evidence=evidence)
+    scheduler.open_step(turn, [])
+    expected = turn.state.drafter.evidence.curve
     assert expected is not None
     assert expected.now < known.now
     assert expected.plateau == known.plateau
@@ -366,12 +369,12 @@ def test_a_merge_that_was_given_up_leaves_nothing() -> None:
     world = Classroom().open_school()
     world.teach()
     world.merge(quality=2.0)
-    given_up = world.state.drafter_state.merging
+    given_up = world.state.drafter.lineage.merge
     assert given_up is not None
     world.post("w0", _preempted(world))
     world.deliver(len(world.log) - 1)
     # who begins after that is asked at once: what was handed in is still to be merged
-    again = world.state.drafter_state.merging
+    again = world.state.drafter.lineage.merge
     assert again is not None
     assert again.version > given_up.version
     assert again.deltas == given_up.deltas
@@ -388,8 +391,8 @@ def test_what_is_used_is_kept_when_a_trunk_grows_past_it() -> None:
     world.teach()
     world.merge(quality=0.5)
     world.settle()
-    assert world.state.drafter_state.used == used
-    assert world.state.drafter_state.base.weights == used.weights
+    assert world.state.drafter.adoption.used == used
+    assert world.state.drafter.lineage.base.weights == used.weights
     for _ in range(2):
         world.teach()
         world.merge(quality=0.97)
@@ -406,8 +409,8 @@ def test_after_a_new_beginning_nobody_adds_what_was_given_up() -> None:
     world.teach()
     world.do(Move("lose_blobs"))
     world.settle()
-    assert world.state.drafter_state.base.root > 1
-    assert world.state.drafter_state.base.merged == {}
+    assert world.state.drafter.lineage.base.root > 1
+    assert world.state.drafter.lineage.base.merged == {}
     world.do(Move("study", (world.pupil, 0)))
     assert not world.pupil.pupils[0].unmerged
     finish(world)
@@ -428,7 +431,7 @@ def test_a_delta_that_is_merged_a_trunk_later_is_merged_once() -> None:
         assert world.pupil.pupils[1].unmerged
         world.teach(rank=0)
         world.go(lambda: world.pupil.merge is not None, "deliver", "obey")
-    assert "1.1" in world.state.drafter_state.base.merged
+    assert "1.1" in world.state.drafter.lineage.base.merged
     finish(world)
 
 
@@ -437,14 +440,14 @@ def test_a_drafter_of_another_shape_is_not_adopted() -> None:
     world.teach()
     world.merge(quality=2.0)
     world.settle()
-    used = world.state.drafter_state.used
+    used = world.state.drafter.adoption.used
     world.teach()
     world.go(lambda: world.pupil.merge is not None, "deliver", "obey", "study", "hand_in")
     world.do(Move("merge_other", (world.pupil,)))
     world.settle()
-    assert world.state.drafter_state.used == used
+    assert world.state.drafter.adoption.used == used
     assert used is not None
-    assert world.state.drafter_state.base.weights == used.weights
+    assert world.state.drafter.lineage.base.weights == used.weights
     finish(world)
 
 
@@ -459,7 +462,7 @@ def test_a_merge_that_nobody_makes_is_not_waited_for() -> None:
         world.teach()
         world.settle()
     assert world.told["StopDrafterTraining"] == 1
-    assert len(world.state.drafter_state.deltas) < 20
+    assert len(world.state.drafter.lineage.deltas) < 20
     again = (*_WORK, "dismiss", "study", "hand_in")
     world.go(lambda: world.told["MergeDrafter"] == 2, *again, but=_DECODES)
     finish(world)
@@ -470,11 +473,11 @@ def test_a_trunk_that_cannot_be_read_is_given_up() -> None:
     world.teach()
     world.merge(quality=2.0)
     world.settle()
-    base = world.state.drafter_state.base
+    base = world.state.drafter.lineage.base
     assert base.weights is not None
     world.do(Move("vanish", (base.weights.digest,)))
     world.go(lambda: world.told["StopDrafterTraining"] > 0, "study", "deliver")
-    assert world.state.drafter_state.base.root > base.version
+    assert world.state.drafter.lineage.base.root > base.version
     finish(world)
 
 
@@ -484,10 +487,10 @@ def test_what_was_replaced_spoils_nothing() -> None:
     world.teach()
     world.merge(quality=2.0)
     world.settle()
-    base = world.state.drafter_state.base
+    base = world.state.drafter.lineage.base
     world.post("w0", _spoiled(world, base=0))
     world.settle()
-    assert world.state.drafter_state.base == base
+    assert world.state.drafter.lineage.base == base
     # it has been told of that one, and goes on with it
     assert world.state.workers[WorkerId("w0")].duty is Duty.DRAFTER_TRAINING
     assert world.pupil.training_session is not None
@@ -500,13 +503,13 @@ def test_who_spoils_in_vain_rests() -> None:
     world = Classroom(train="auto", merge_every=100, prompts=4).open_school()
     rests: list[int] = []
     for _ in range(3):
-        world.post("w0", _spoiled(world, base=world.state.drafter_state.base.version))
+        world.post("w0", _spoiled(world, base=world.state.drafter.lineage.base.version))
         world.settle()
-        rests.append(world.state.drafter_state.rest_until)
-        training_session = world.state.drafter_state.micro_batches
+        rests.append(world.state.drafter.evidence.rest_until)
+        training_session = world.state.drafter.progress.sessions
         world.go(lambda: world.pupil.training_session is None, "dismiss")
         world.settle()
-        assert world.state.drafter_state.micro_batches == training_session
+        assert world.state.drafter.progress.sessions == training_session
         second = world.lives[_DECODES]
         if rests[-1] == 0:
             while not second.held:
@@ -550,16 +553,16 @@ def test_bought_seconds_come_to_an_end() -> None:
 
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (1, 3)])
 def test_seconds_are_bought_for_every_rank(ranks: tuple[int, ...]) -> None:
-    per_rank = _bought(ranks).state.drafter_state.bought / sum(ranks)
+    per_rank = _bought(ranks).state.drafter.progress.reserved_seconds / sum(ranks)
     assert per_rank in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 def test_what_turns_out_not_to_pay_is_not_bought_any_longer() -> None:
     world = _bought(merge_every=1)
-    bought = world.state.drafter_state.bought
+    bought = world.state.drafter.progress.reserved_seconds
     world.school.quality = 1.0
     world.go(lambda: world.state.phase is Phase.POLICY_UPDATE, *_WORK, *_SCHOOL)
-    assert world.state.drafter_state.bought > bought / 2
+    assert world.state.drafter.progress.reserved_seconds > bought / 2
     finish(world)
 
 
@@ -567,18 +570,18 @@ def test_what_is_learned_counts_by_whether_it_was_paid_for() -> None:
     idle = Classroom().open_school()
     idle.teach()
     idle.settle()
-    free = idle.state.drafter_state
-    assert free.idle_updates == free.updates > 0
-    assert free.read == 1024 * free.updates
+    free = idle.state.drafter.progress
+    assert free.idle_micro_batches == free.micro_batches > 0
+    assert free.tokens_read == 1024 * free.micro_batches
     world = _bought(merge_every=50)
-    before = world.state.drafter_state
+    before = world.state.drafter.progress
     for life in world.lives.values():
         world.teach(life=life)
     world.settle()
-    after = world.state.drafter_state
-    assert after.updates > before.updates
-    assert after.idle_updates == before.idle_updates
-    assert after.tokens > 0
+    after = world.state.drafter.progress
+    assert after.micro_batches > before.micro_batches
+    assert after.idle_micro_batches == before.idle_micro_batches
+    assert after.answer_tokens > 0
 
 
 _SCHOOL = ("study", "hand_in", "merge", "dismiss")
@@ -627,10 +630,10 @@ def test_the_state_stays_small_over_a_long_job() -> None:
     chooser = Random(0)
     while not world.ended:
         walk.step(world, chooser, faults=0.0, overtaking=0.1)
-        assert len(world.state.drafter_state.deltas) <= 2 * 16 * 3
+        assert len(world.state.drafter.lineage.deltas) <= 2 * 16 * 3
         if world.state.step > step:
             step = int(world.state.step)
-            sizes.append(len(msgspec.json.encode(world.state.drafter_state)))
+            sizes.append(len(msgspec.json.encode(world.state.drafter)))
             if step % 3 == 0:
                 world.crash(next(iter(world.lives.values())))
     assert world.school.merges > 15
@@ -653,15 +656,15 @@ def test_numbers_that_are_none_are_not_taken_for_a_drafter() -> None:
         after, commands = coordinator.decide(
             state, msgspec.structs.replace(event, evaluation=evaluation), 0.0
         )
-        assert after.drafter_state.used is None
-        assert not after.drafter_state.marks
+        assert after.drafter.adoption.used is None
+        assert not after.drafter.evidence.evaluations
         assert not any(isinstance(command, AdoptDrafter) for command in commands)
 
 
 def test_off_is_off() -> None:
     world = World(small_spec(), [1, 1])
     finish(world)
-    assert world.state.drafter_state.micro_batches == 0
+    assert world.state.drafter.progress.sessions == 0
 
 
 def _preempted(world: Classroom) -> DrafterTrainingStopped:

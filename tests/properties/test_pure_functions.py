@@ -13,7 +13,7 @@ from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, Work
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.advantages import group_advantages
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.sample_sharding import Sample, shares
+from tlt.policies.job.sample_sharding import Sample, share_samples
 from tlt.policies.keyed_random import permuted
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
@@ -55,7 +55,7 @@ def test_every_sample_is_on_one_rank_of_one_minibatch(
     lengths: list[int], workers: list[int], minibatches: int, key: list[int]
 ) -> None:
     samples = _samples(lengths)
-    parts = shares(samples, workers, minibatches, *key)
+    parts = share_samples(samples, workers, minibatches, *key)
     refs = [r for part in parts for share in part for rank in share.ranks for r in rank]
     got = Counter((r.prompt, r.member, r.advantage) for r in refs)
     assert got == Counter((s.prompt, s.member, s.advantage) for s in samples)
@@ -76,7 +76,7 @@ def test_ranks_and_minibatches_are_balanced(
 ) -> None:
     """No rank has more than another by more than one sample, no minibatch by more than one."""
     samples = _samples(lengths)
-    (part,) = shares(samples, [ranks], minibatches, 1)
+    (part,) = share_samples(samples, [ranks], minibatches, 1)
     by_name = {(s.prompt, s.member): s.length for s in samples}
     sizes = [share.total_sequences for share in part]
     assert max(sizes) - min(sizes) <= 1
@@ -94,7 +94,7 @@ def test_shares_do_not_depend_on_the_order_of_samples(
 ) -> None:
     samples = _samples(lengths)
     shuffled = data.draw(st.permutations(samples))
-    assert shares(samples, [2, 1], 2, 7) == shares(shuffled, [2, 1], 2, 7)
+    assert share_samples(samples, [2, 1], 2, 7) == share_samples(shuffled, [2, 1], 2, 7)
 
 
 # --- advantages ---------------------------------------------------------------------------------
@@ -180,17 +180,15 @@ def histories(draw: st.DrawFn) -> list[RoundEvent]:
 
 
 def _fold(events: list[RoundEvent]) -> RolloutBatch:
-    state = rollout_batch.open_round(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
+    state = rollout_batch.new_batch(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
     for event in events:
-        assert rollout_batch.is_about(state, event)
-        state, changed = rollout_batch.settle(state, event)
-        again, changed_again = rollout_batch.settle(state, event)
-        assert again == state
-        assert not changed_again
+        assert rollout_batch.contains(state, event)
+        before, state = state, rollout_batch.settle(state, event)
+        assert rollout_batch.settle(state, event) is state
         assert state.unsettled == sum(
             not a.settled for group in state.groups.values() for a in group.members
         )
-        assert changed or events.count(event) > 1 or isinstance(event, RolloutScored)
+        assert state is not before or events.count(event) > 1 or isinstance(event, RolloutScored)
     return state
 
 
@@ -236,4 +234,4 @@ def test_what_was_dropped_is_not_answered_any_more() -> None:
 
 
 def _settled(state: RolloutBatch, event: RoundEvent) -> RolloutBatch:
-    return rollout_batch.settle(state, event)[0]
+    return rollout_batch.settle(state, event)

@@ -218,7 +218,7 @@ def test_without_an_answer_to_measure_by_it_is_merged_all_the_same(
     monkeypatch.setattr(draft.pool, "canaries", list)
     trained = merged(draft, merge(NEW, 1, learned))
     assert trained.evaluation.answers == 0
-    assert not gate.counts(trained.evaluation)
+    assert gate.judge_evaluation(trained.evaluation) is gate.Judgement.UNMEASURED
     assert msgspec.json.decode(msgspec.json.encode(trained), type=DrafterMerged) == trained
     draft.begin(school(trained.base))
     draft.step(check)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.drafter_training import Part, name_of
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
 from tlt.ids import NAMED, Digest, DrafterVersion, Incarnation
-from tlt.policies.drafter.learning_curve import MOST_MARKS
+from tlt.policies.drafter.learning_curve import MOST_EVALUATIONS
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
-from tlt.policies.job.update_plan import Plan
+from tlt.policies.job.update_plan import UpdatePlan
 from tlt.protocol.commands import (
     AdoptDrafter,
     DiscardBlobs,
@@ -71,7 +71,7 @@ class Checks:
         self.finished: dict[Place, tuple[int, int]] = {}
         self.scores: dict[Place, dict[int, float]] = {}
         self.dropped: set[Place] = set()
-        self.plans: dict[int, Plan] = {}
+        self.plans: dict[int, UpdatePlan] = {}
         # what the weights of each version have to be, whoever learned them and how often
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
@@ -122,7 +122,7 @@ class Checks:
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
             case DrafterRefused() if event.version is not None:
-                if event.version in (NAMED, before.drafter_state.version_in_use):
+                if event.version in (NAMED, before.drafter.adoption.version_in_use):
                     self.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
@@ -256,7 +256,7 @@ class Checks:
                 self._check_plan(plan)
             assert self.plans[version] is plan or self.plans[version] == plan
 
-    def _check_plan(self, plan: Plan) -> None:
+    def _check_plan(self, plan: UpdatePlan) -> None:
         """Exactly the scored members of groups that don't all agree."""
         groups: dict[int, dict[int, float]] = {}
         for place in self.rounds[plan.step, "train"]:
@@ -325,17 +325,17 @@ class Checks:
         self._check_lineage(before, event, after)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
             # the card of what the job leaves behind tells of it
-            assert after.drafter_state.used == before.drafter_state.used
-            assert after.drafter_state.heard == before.drafter_state.heard
+            assert after.drafter.adoption.used == before.drafter.adoption.used
+            assert after.drafter.adoption.live == before.drafter.adoption.live
         self._check_refused(before, event, after, commands)
         for command in commands:
             match command:
                 case AdoptDrafter():
-                    assert command.drafter == after.drafter_state.used
+                    assert command.drafter == after.drafter.adoption.used
                     self._check_adopted(before, command.drafter)
                 case MergeDrafter():
-                    assert command.base == after.drafter_state.base
-                    assert command.deltas == after.drafter_state.deltas
+                    assert command.base == after.drafter.lineage.base
+                    assert command.deltas == after.drafter.lineage.deltas
                     assert not self.versions or command.version > self.versions[-1]
                     self.versions.append(command.version)
                     assert self._told[command.incarnation] is Duty.DRAFTER_TRAINING
@@ -344,14 +344,13 @@ class Checks:
                 case _:
                     pass
         self.bought += before.phase is not after.phase and after.phase is Phase.RESERVED_TRAINING
-        drafter_state = after.drafter_state
         alive = {
             f"{known.info.incarnation}.{rank}"
             for known in after.workers.values()
             for rank in range(known.info.ranks)
         }
-        assert drafter_state.handed_in.keys() <= alive
-        assert len(drafter_state.marks) <= MOST_MARKS
+        assert after.drafter.lineage.newest_delta.keys() <= alive
+        assert len(after.drafter.evidence.evaluations) <= MOST_EVALUATIONS
         if after.phase is Phase.RESERVED_TRAINING:
             assert any(
                 known.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
@@ -362,7 +361,7 @@ class Checks:
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         """Who could not load what is in use measures nothing against it, and teaches nobody."""
-        used = after.drafter_state.version_in_use
+        used = after.drafter.adoption.version_in_use
         for command in commands:
             if isinstance(command, StartRollout) and command.drafter is not None:
                 # it tries again
@@ -387,9 +386,9 @@ class Checks:
                 assert everybody - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
-        last = before.drafter_state.used
+        last = before.drafter.adoption.used
         if last is not None and (drafter is None or drafter.version < last.version):
-            assert drafter in (before.drafter_state.before, before.drafter_state.last)
+            assert drafter in (before.drafter.adoption.fallback, before.drafter.adoption.previous)
             self.returned += 1
             return
         assert drafter is not None
@@ -400,22 +399,23 @@ class Checks:
     def _check_lineage(self, before: RunState, event: RunEvent, after: RunState) -> None:
         """A delta goes into one trunk at most, and into none that it did not grow on."""
         parts, contents = self._world.school.parts, self._world.school.contents
-        old, new = before.drafter_state, after.drafter_state
+        old, new = before.drafter.lineage, after.drafter.lineage
         if before.phase is Phase.ENDED or after.phase is Phase.ENDED:
             return
         if isinstance(event, DrafterDeltaReady):
             self.known |= contents[name_of(event.delta)]
-        if isinstance(event, DrafterMerged) and old.merging is not None and new.merging is None:
-            fresh = {part for delta in old.merging.deltas for part in contents[name_of(delta)]}
+        if isinstance(event, DrafterMerged) and old.merge is not None and new.merge is None:
+            fresh = {part for delta in old.merge.deltas for part in contents[name_of(delta)]}
             assert parts[event.base.version] == parts.get(old.base.version, frozenset()) | fresh
             assert not fresh & self.merged
             assert not fresh & self.void
             self.merged |= fresh
             assert not fresh & {part for d in new.deltas for part in contents[name_of(d)]}
+        used = after.drafter.adoption.used
         if new.base.root != old.base.root:
-            begun = frozenset[Part]() if new.used is None else parts[new.used.version]
+            begun = frozenset[Part]() if used is None else parts[used.version]
             parts[new.base.root] = begun
-            learned = 0 if new.used is None else self._world.school.learned[new.used.version]
+            learned = 0 if used is None else self._world.school.learned[used.version]
             assert (new.base.updates, new.base.micro_batches) == (learned // 2, learned)
             self.void |= self.known - begun
             assert not new.deltas
@@ -434,7 +434,7 @@ class Checks:
         if state.phase is Phase.ENDED:
             return False
         used = [state.policy, *([] if state.previous_policy is None else [state.previous_policy])]
-        return any(p.weights == weights for p in used) or weights in _schooling_blobs(state)
+        return any(p.weights == weights for p in used) or weights in _blobs_of_the_drafter(state)
 
     def lets_go(self, command: ReleaseBlobs | DiscardBlobs) -> None:
         assert not any(map(self.is_in_use, command.blobs)), command
@@ -459,14 +459,14 @@ class Checks:
         """Only a trunk that is out of date, or lost, cannot be read."""
         state, world = self._world.state, self._world
         assert base.weights is not None
-        if self._is_current(life) and base == state.drafter_state.base:
+        if self._is_current(life) and base == state.drafter.lineage.base:
             missed = world.school.is_missed(base.weights)
             assert world.blobs_were_lost or missed, f"{base} is gone"
 
     def drafter_gone(self, life: WorkerIncarnation, drafter: DrafterRef) -> None:
         """Whoever is late finds none; what is in use was committed."""
         state, world = self._world.state, self._world
-        if self._is_current(life) and drafter == state.drafter_state.used:
+        if self._is_current(life) and drafter == state.drafter.adoption.used:
             missed = world.school.is_missed(drafter.weights)
             assert world.blobs_were_lost or missed, f"{drafter} is gone"
 
@@ -479,7 +479,7 @@ class Checks:
         self, life: WorkerIncarnation, rank: int, unmerged: set[int], base: DrafterBase
     ) -> None:
         """What a member adds to a trunk is not in it already, and was not given up."""
-        if not self._is_current(life) or base != self._world.state.drafter_state.base:
+        if not self._is_current(life) or base != self._world.state.drafter.lineage.base:
             return
         own = {(int(life.incarnation), rank, number) for number in unmerged}
         assert not own & self._world.school.parts.get(base.version, frozenset())
@@ -507,9 +507,9 @@ class Checks:
 
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:
-    """What has to stay there, whatever else is let go of."""
-    drafter_state = state.drafter_state
-    drafters = (drafter_state.used, drafter_state.last, drafter_state.before)
+    """Return the blobs that have to stay in the run's folder."""
+    adoption = state.drafter.adoption
+    drafters = (adoption.used, adoption.previous, adoption.fallback)
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
     if state.checkpoint is not None:
         blobs |= {state.checkpoint.weights, state.checkpoint.optimiser}
@@ -518,15 +518,15 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
     return blobs
 
 
-def _schooling_blobs(state: RunState) -> set[BlobRef]:
-    """What the state would have somebody read."""
-    drafter_state = state.drafter_state
-    deltas = list(drafter_state.deltas)
-    if drafter_state.merging is not None:
-        deltas += drafter_state.merging.deltas
+def _blobs_of_the_drafter(state: RunState) -> set[BlobRef]:
+    """Return the blobs that workers may be told to read."""
+    lineage, used = state.drafter.lineage, state.drafter.adoption.used
+    deltas = list(lineage.deltas)
+    if lineage.merge is not None:
+        deltas += lineage.merge.deltas
     blobs = {delta.blob for delta in deltas}
-    if drafter_state.base.weights is not None:
-        blobs.add(drafter_state.base.weights)
-    if drafter_state.used is not None:
-        blobs.add(drafter_state.used.weights)
+    if lineage.base.weights is not None:
+        blobs.add(lineage.base.weights)
+    if used is not None:
+        blobs.add(used.weights)
     return blobs

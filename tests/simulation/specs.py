@@ -1,4 +1,4 @@
-"""Small job specs for the simulation."""
+"""Small job specs and drafter bases for simulations."""
 
 from typing import Literal
 
@@ -13,6 +13,8 @@ from tlt.config import (
     SpeculationSpec,
     WorkersSpec,
 )
+from tlt.ids import DrafterVersion
+from tlt.protocol.refs import DrafterBase
 
 
 def small_spec(
@@ -47,4 +49,11 @@ def small_spec(
         drafter=DrafterSpec(train=train, merge_every=merge_every, path=drafter),
         workers=WorkersSpec(max_restarts=max_restarts),
         seed=seed,
+    )
+
+
+def base_with(micro_batches: int) -> DrafterBase:
+    first = DrafterVersion(1)
+    return DrafterBase(
+        version=first, root=first, weights=None, updates=micro_batches, micro_batches=micro_batches
     )

@@ -4,58 +4,64 @@ import pytest
 
 from tests.samples import tally
 from tlt.ids import DrafterVersion
-from tlt.policies.drafter.live_acceptance import Asked, accept_length, faded, fallen, lately
+from tlt.policies.drafter.live_acceptance import (
+    ChainTally,
+    add_recent_tallies,
+    estimate_accept_length,
+    find_regression,
+    scale_to_current_policy,
+)
 from tlt.strategies import Draft
 
-OLD = {"4 noisy": Asked(3000, 15_000), "8 plain": Asked(2500, 20_000)}
+OLD = {"4 noisy": ChainTally(3000, 15_000), "8 plain": ChainTally(2500, 20_000)}
 
 
 def test_what_does_much_worse_has_fallen() -> None:
-    assert fallen({"4 noisy": Asked(2500, 11_000)}, OLD) is None
-    assert fallen({"4 noisy": Asked(2500, 7_500)}, OLD) == pytest.approx((3.0, 5.0))
+    assert find_regression({"4 noisy": ChainTally(2500, 11_000)}, OLD) is None
+    assert find_regression({"4 noisy": ChainTally(2500, 7_500)}, OLD) == pytest.approx((3.0, 5.0))
     # the same words, but another question
-    assert fallen({"6 plain": Asked(2500, 2_500)}, OLD) is None
+    assert find_regression({"6 plain": ChainTally(2500, 2_500)}, OLD) is None
 
 
 def test_it_is_not_held_against_what_an_earlier_policy_let_the_last_one_do() -> None:
-    now = {"4 noisy": Asked(2500, 9_000)}
-    assert fallen(now, OLD) is not None
+    now = {"4 noisy": ChainTally(2500, 9_000)}
+    assert find_regression(now, OLD) is not None
     # the one before has come down from 5.8 to 4.2 on answers of today
-    assert fallen(now, faded(OLD, measured=5.8, now=4.2)) is None
-    assert faded(OLD, measured=4.0, now=4.4) == OLD
+    assert find_regression(now, scale_to_current_policy(OLD, measured=5.8, now=4.2)) is None
+    assert scale_to_current_policy(OLD, measured=4.0, now=4.4) == OLD
 
 
 @pytest.mark.parametrize("likely", [0.0, 0.3, 0.9, 1.0])
 def test_chains_of_any_length_tell_how_likely_a_guess_is(likely: float) -> None:
-    def asked(depth: int, rows: int = 10_000) -> Asked:
-        return Asked(rows, round(rows * sum(likely**guess for guess in range(depth + 1))))
+    def asked(depth: int, rows: int = 10_000) -> ChainTally:
+        return ChainTally(rows, round(rows * sum(likely**guess for guess in range(depth + 1))))
 
     expected = sum(likely**guess for guess in range(7))
     for depth in (1, 4, 8):
-        length = accept_length({f"{depth} plain": asked(depth)}, 6)
+        length = estimate_accept_length({f"{depth} plain": asked(depth)}, 6)
         assert length == pytest.approx(expected, abs=0.01)
     both = {"2 noisy": asked(2), "8 plain": asked(8)}
-    assert accept_length(both, 6) == pytest.approx(expected, abs=0.01)
-    assert accept_length({"4 plain": asked(4, rows=1999)}, 6) is None
+    assert estimate_accept_length(both, 6) == pytest.approx(expected, abs=0.01)
+    assert estimate_accept_length({"4 plain": asked(4, rows=1999)}, 6) is None
 
 
 def test_what_it_came_to_long_ago_is_forgotten() -> None:
     drafter = DrafterVersion(0)
     then, now = (tally(rows * 3000, 1.0, rows=3000) for rows in (3, 1))
-    told = lately({}, [then] * 6, drafter)
-    assert told == {"2 noisy": Asked(18_000, 54_000)}
+    told = add_recent_tallies({}, [then] * 6, drafter)
+    assert told == {"2 noisy": ChainTally(18_000, 54_000)}
     for _ in range(80):
-        told = lately(told, [now], drafter)
+        told = add_recent_tallies(told, [now], drafter)
     assert 20_000 <= told["2 noisy"].rows < 40_000
     assert told["2 noisy"].tokens == pytest.approx(told["2 noisy"].rows, rel=0.01)
-    assert lately(told, [now], DrafterVersion(7)) == told
+    assert add_recent_tallies(told, [now], DrafterVersion(7)) == told
 
 
 def test_what_is_asked_no_more_in_some_way_is_not_told_worse_for_that() -> None:
-    drafter, told = DrafterVersion(0), dict[str, Asked]()
+    drafter, told = DrafterVersion(0), dict[str, ChainTally]()
     for depth in (8, 4):
         length = sum(0.75**guess for guess in range(depth + 1))
         some = tally(round(40 * length), 1.0, strategy=Draft(depth=depth), rows=40)
         for _ in range(2000):
-            told = lately(told, [some], drafter)
-    assert accept_length(told, 6) == pytest.approx(3.47, abs=0.05)
+            told = add_recent_tallies(told, [some], drafter)
+    assert estimate_accept_length(told, 6) == pytest.approx(3.47, abs=0.05)

@@ -7,7 +7,8 @@ from tests.samples import JOB
 from tests.simulation.specs import small_spec
 from tlt.ids import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
 from tlt.policies.coordinator import new_run
-from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.policies.drafter.lineage import Lineage
 from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterRefused
 from tlt.protocol.records import TokensByOrigin
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta
@@ -49,7 +50,7 @@ def test_what_was_learned_on_a_trunk_that_was_given_up_is_not_harvested(
     before = new_run(JOB, small_spec())
     root = DrafterVersion(4)
     given_up = DrafterBase(version=root, root=root, weights=None, updates=0, micro_batches=0)
-    after = msgspec.structs.replace(before, drafter_state=DrafterTrainingState(base=given_up))
+    after = msgspec.structs.replace(before, drafter=DrafterState(lineage=Lineage(base=given_up)))
     drafted = Drafted()
     drafted.watch(before, learned(base), after)
     account = drafted.account()
@@ -81,9 +82,7 @@ def test_what_is_undone_is_told_with_who_said_so_and_why() -> None:
     )
     drafted.watch(before, spoiled, before)  # of a trunk that is no longer there
     assert drafted.account() is None
-    drafted.watch(
-        before, spoiled, msgspec.structs.replace(before, drafter_state=DrafterTrainingState())
-    )
+    drafted.watch(before, spoiled, msgspec.structs.replace(before, drafter=DrafterState()))
     account = drafted.account()
     assert account is not None
     assert account.spoiled == ("w0: it covers 10% of the policy's guesses, and covered 90%",)

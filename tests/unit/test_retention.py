@@ -7,9 +7,10 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.ids import Digest, DrafterVersion, Epoch, PolicyVersion
-from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.drafter.adoption import Adoption
+from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job import blob_retention
-from tlt.policies.job.run_state import Best, RunState, Turn
+from tlt.policies.job.run_state import BestPolicy, RunState, Turn
 from tlt.protocol.commands import DiscardBlobs
 from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PolicyRef
 
@@ -44,11 +45,11 @@ def _turn(**changes: Any) -> Turn:
         eval_prompts=0,
         policy=_policy("policy"),
         previous_policy=_policy("previous"),
-        best=Best(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
+        best=BestPolicy(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
         checkpoint=Checkpoint(
             version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")
         ),
-        drafter_state=DrafterTrainingState(used=_drafter("used"), before=_drafter("before")),
+        drafter=DrafterState(adoption=Adoption(used=_drafter("used"), fallback=_drafter("before"))),
     )
     return Turn(state, 0.0)
 

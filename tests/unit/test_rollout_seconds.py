@@ -59,7 +59,7 @@ def _closed(state: RunState) -> RunState:
 
 def _longest(state: RunState) -> float | None:
     assert state.batch is not None
-    return state.batch.longest
+    return state.batch.longest_decode_seconds
 
 
 def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:

@@ -174,7 +174,7 @@ class Run:
                 self.token_rate.add(at, sum(tally.tokens for tally in event.tallies))
             case RolloutFinished() if not self.spec.speculation.arms:
                 self.token_rate.add(at, event.length)
-            case DrafterDeltaReady() if after.drafter_state is not before.drafter_state:
+            case DrafterDeltaReady() if after.drafter is not before.drafter:
                 self.losses.append(LossPoint(at, event.loss))
             case _:
                 pass

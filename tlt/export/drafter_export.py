@@ -23,7 +23,7 @@ from tlt.models.eagle_drafter import (
     new_drafter,
 )
 from tlt.models.safetensors_io import read_weights
-from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
@@ -58,16 +58,16 @@ Start another TLT job with it: `drafter: {{path: THIS_FOLDER}}`.
 
 def export_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
     """Write the drafter's folder and return a line that describes the drafter."""
-    drafter_state, spec = ledger.state.drafter_state, ledger.spec
-    if drafter_state.used is None:
+    drafter_state, spec = ledger.state.drafter, ledger.spec
+    if drafter_state.adoption.used is None:
         raise ConfigError(f"{job}: it has not used a drafter that it trained yet")
-    drafter = read_drafter(run, spec, drafter_state.used)
+    drafter = read_drafter(run, spec, drafter_state.adoption.used)
     with new_folder(folder) as unfinished:
-        save_drafter(drafter, unfinished, total_updates(spec, drafter_state.used))
-        card = _card(run, job, ledger, drafter_state.used, drafter)
+        save_drafter(drafter, unfinished, total_updates(spec, drafter_state.adoption.used))
+        card = _card(run, job, ledger, drafter_state.adoption.used, drafter)
         (unfinished / "README.md").write_text(card)
     evaluation = _describe_evaluation(drafter_state)
-    return f"drafter of {job}, version {drafter_state.used.version}, {evaluation}"
+    return f"drafter of {job}, version {drafter_state.adoption.used.version}, {evaluation}"
 
 
 def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
@@ -118,7 +118,7 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
 
 
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
-    spec, drafter_state = ledger.spec, ledger.state.drafter_state
+    spec, drafter_state = ledger.spec, ledger.state.drafter
     layout = drafter.config.layout
     drafting = ledger.snapshot().drafting
     return _CARD.format(
@@ -137,17 +137,18 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
     )
 
 
-def _describe_evaluation(drafter_state: DrafterTrainingState) -> str:
-    used = drafter_state.used
+def _describe_evaluation(drafter_state: DrafterState) -> str:
+    used = drafter_state.adoption.used
     # only the last evaluations are kept
-    marks = [m for m in drafter_state.marks if used is not None and m.version == used.version]
+    evaluations = drafter_state.evidence.evaluations
+    marks = [m for m in evaluations if used is not None and m.version == used.version]
     if not marks:
         return "accept length not measured lately"
     return f"accept length {marks[-1].trained:.2f} at depth 6 on held-out answers"
 
 
-def _describe_rollouts(drafter_state: DrafterTrainingState) -> str:
-    depths = sorted(drafter_state.heard.items(), key=lambda each: int(each[0].split()[0]))
+def _describe_rollouts(drafter_state: DrafterState) -> str:
+    depths = sorted(drafter_state.adoption.live.items(), key=lambda each: int(each[0].split()[0]))
     lengths = [f"{a.tokens / a.rows:.2f} at depth {depth}" for depth, a in depths if a.rows]
     return ", ".join(lengths) or "not measured yet"
 

@@ -1,10 +1,10 @@
-"""Choices that look random and are a function of their key alone (SplitMix64)."""
+"""Pseudorandom choices that depend on their key alone (SplitMix64)."""
 
 _MASK = (1 << 64) - 1
 
 
 def mix(*parts: int) -> int:
-    """A 64-bit hash of a sequence of integers; the order matters."""
+    """Return a 64-bit hash of a sequence of integers; the order matters."""
     state = 0x243F6A8885A308D3
     for part in parts:
         state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -15,17 +15,18 @@ def mix(*parts: int) -> int:
 
 
 def permuted(index: int, size: int, *key: int) -> int:
-    """Where `index` goes in the keyed permutation of range(size), without building it.
+    """Return the position of `index` in the keyed permutation of range(size), without building it.
 
-    A four-round Feistel network over the next power of four; what falls outside walks on.
+    A four-round Feistel network permutes the next power of four; results outside are
+    permuted again.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
-    place = index
+    position = index
     while True:
-        left, right = place >> half, place & low
+        left, right = position >> half, position & low
         for turn in range(4):
             left, right = right, left ^ (mix(*key, turn, right) & low)
-        place = (left << half) | right
-        if place < size:
-            return place
+        position = (left << half) | right
+        if position < size:
+            return position

@@ -10,7 +10,7 @@ from tlt.errors import BlobError
 from tlt.interrupt import CheckInterrupt
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.safetensors_io import read_weights
-from tlt.policies.drafter.gate import EVALUATION_DEPTH
+from tlt.policies.drafter.payoff_evidence import EVALUATION_DEPTH
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.records import DrafterEvaluation

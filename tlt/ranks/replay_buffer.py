@@ -13,7 +13,13 @@ import torch
 
 from tlt.engine.base import NoiseKey
 from tlt.ids import PromptIndex, Step
-from tlt.policies.drafter.data_selection import Candidate, Origin, drawn, is_held_out, least_worth
+from tlt.policies.drafter.data_selection import (
+    Candidate,
+    Origin,
+    choose_evictions,
+    draw_answers,
+    is_held_out,
+)
 from tlt.ranks.hidden_state_store import HiddenStateStore, Name
 from tlt.trainer.drafter.samples import DrafterSample
 
@@ -136,7 +142,9 @@ class ReplayBuffer:
         spared = {answer.name for answer in held if answer.key.step == self._step}
         spared |= {answer.name for answer in self._measuring(held)}
         micro_batches = [answer for name, answer in self._answers.items() if name not in spared]
-        chosen = drawn([a.candidate for a in micro_batches], self._step, most_tokens, randoms)
+        chosen = draw_answers(
+            [a.candidate for a in micro_batches], self._step, most_tokens, randoms
+        )
         found = [micro_batches[index] for index in chosen]
         for answer in found:
             answer.candidate = _replaced(answer.candidate, taken=answer.candidate.taken + 1)
@@ -173,7 +181,7 @@ class ReplayBuffer:
     def _make_room(self) -> None:
         answers = list(self._answers.values())
         candidates = [answer.candidate for answer in answers]
-        for index in least_worth(candidates, self._step, self._most_bytes):
+        for index in choose_evictions(candidates, self._step, self._most_bytes):
             del self._answers[answers[index].name]
             self._shelf.remove(answers[index].name)
 

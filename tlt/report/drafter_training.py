@@ -107,16 +107,18 @@ class Drafted:
     def watch(self, before: RunState, event: AnyEvent, after: RunState) -> None:
         """Only what changed something counts."""
         match event:
-            case DrafterDeltaReady() if after.drafter_state is not before.drafter_state:
+            case DrafterDeltaReady() if after.drafter is not before.drafter:
                 bought = before.phase is Phase.RESERVED_TRAINING
-                self._learned(event, bought, void=event.delta.base < after.drafter_state.base.root)
+                self._learned(
+                    event, bought, void=event.delta.base < after.drafter.lineage.base.root
+                )
             case DrafterTrainingStopped() if after.workers is not before.workers:
                 self._dropped += event.dropped_seconds
                 if before.workers[event.worker].duty is Duty.STOPPING:
                     self._latencies.append((event.seconds, event.typical_seconds))
-            case DrafterMerged() if after.drafter_state is not before.drafter_state:
+            case DrafterMerged() if after.drafter is not before.drafter:
                 self._trained(event, after)
-            case DrafterDiverged() if after.drafter_state is not before.drafter_state:
+            case DrafterDiverged() if after.drafter is not before.drafter:
                 self._spoiled.append(f"{event.worker}: {event.error}")
             case DrafterRefused():
                 self._refused[f"{event.worker}: {event.error}"] = None
@@ -195,6 +197,6 @@ class Drafted:
                 micro_batches=event.base.micro_batches,
                 used=event.evaluation.used,
                 trained=event.evaluation.trained,
-                adopted=after.drafter_state.used == event.drafter,
+                adopted=after.drafter.adoption.used == event.drafter,
             )
         )

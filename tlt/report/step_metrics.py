@@ -34,7 +34,7 @@ class Figures:
         self._loss = 0.0
 
     def watch(self, before: RunState, event: AnyEvent, after: RunState) -> None:
-        if isinstance(event, DrafterDeltaReady) and after.drafter_state is not before.drafter_state:
+        if isinstance(event, DrafterDeltaReady) and after.drafter is not before.drafter:
             self._updates += event.updates
             self._loss += event.updates * event.loss
 

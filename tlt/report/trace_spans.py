@@ -123,7 +123,7 @@ class Spans:
             or after.newest_incarnations is not before.newest_incarnations
         ):
             closed += self._follow_duties({} if opens else before.workers, after)
-        if isinstance(event, DrafterMerged) and after.drafter_state is not before.drafter_state:
+        if isinstance(event, DrafterMerged) and after.drafter is not before.drafter:
             closed.append(self._merged(event))
         return closed
 

@@ -1,8 +1,8 @@
-"""What drafters came to where they were asked: a canary may be wrong, the rollouts are not.
+"""Measure drafters by the rollouts they propose for: an evaluation may mislead, rollouts can't.
 
-The one in use is held against the one before it, way by way: what a chain of six gains says nothing
-about a chain of two. What the job names is known by what it comes to lately, in chains of any
-length.
+The drafter in use is compared with the one before it chain by chain, because what a chain of six
+gains says nothing about a chain of two. A drafter that the spec names is known by its recent
+acceptance in chains of any length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,74 +13,74 @@ from tlt.ids import DrafterVersion
 from tlt.protocol.records import StrategyTally
 from tlt.strategies import Draft
 
-# rows after which a drafter is known, and after which it is not looked at any more: what it loses
-# later it loses to the policy, which moves
+# rows after which a drafter is known
 _KNOWN = 2000
+# rows after which it isn't measured any more: what it loses later is due to the policy's updates
 _SETTLED = 20_000
-# rows after which all of them count half
-_LATELY = 40_000
-# of the accept length of the one before
-_FALLEN = 0.8
+# rows after which all earlier ones count half
+_RECENT = 40_000
+# share of the expected accept length below which a drafter has regressed
+_REGRESSED = 0.8
 _HALVINGS = 20
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """Rows that a drafter guessed for, and the tokens that these gained."""
+class ChainTally(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that a drafter proposed for, and the tokens that they gained."""
 
     rows: int = 0
     tokens: int = 0
 
 
-# by depth and kind of a chain
-Heard = dict[str, Asked]
+# by depth and kind of the chain, like "4 noisy"
+LiveAcceptance = dict[str, ChainTally]
 
 
-def heard(
-    before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
-) -> Heard:
-    """And what these tallies add to it."""
-    if _rows(before) >= _SETTLED:
-        return dict(before)
-    return _added(before, tallies, drafter)
+def add_tallies(
+    live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
+) -> LiveAcceptance:
+    """Add what these tallies tell of the drafter, until it is settled."""
+    return dict(live) if _rows(live) >= _SETTLED else _sum(live, tallies, drafter)
 
 
-def _added(
-    before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
-) -> Heard:
-    found = dict(before)
+def add_recent_tallies(
+    live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
+) -> LiveAcceptance:
+    """Add tallies, and halve all of them now and then, so that recent rows count most."""
+    found = _sum(live, tallies, drafter)
+    if _rows(found) < _RECENT:
+        return found
+    return {chain: ChainTally(each.rows // 2, each.tokens // 2) for chain, each in found.items()}
+
+
+def _sum(
+    live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
+) -> LiveAcceptance:
+    found = dict(live)
     for tally in tallies:
         if isinstance(tally.strategy, Draft) and tally.drafter == drafter:
-            way = f"{tally.strategy.depth} {'noisy' if tally.strategy.noise else 'plain'}"
-            known = found.get(way, Asked())
-            found[way] = Asked(known.rows + tally.rows, known.tokens + tally.tokens)
+            chain = f"{tally.strategy.depth} {'noisy' if tally.strategy.noise else 'plain'}"
+            known = found.get(chain, ChainTally())
+            found[chain] = ChainTally(known.rows + tally.rows, known.tokens + tally.tokens)
     return found
 
 
-def lately(
-    before: Mapping[str, Asked], tallies: Sequence[StrategyTally], drafter: DrafterVersion
-) -> Heard:
-    """Where the last rows count as much as all that came before them."""
-    found = _added(before, tallies, drafter)
-    if _rows(found) < _LATELY:
-        return found
-    return {way: Asked(asked.rows // 2, asked.tokens // 2) for way, asked in found.items()}
+def estimate_accept_length(live: Mapping[str, ChainTally], depth: int) -> float | None:
+    """Estimate the accept length of chains of `depth` from chains of any length.
 
-
-def accept_length(one: Mapping[str, Asked], depth: int) -> float | None:
-    """By so many guesses, if each is as likely to be right as it was found to be in chains of any
-    length; None of a drafter that is not known yet."""
-    if not is_known(one):
+    Each proposed token is assumed to be as likely right as in those; None until known.
+    """
+    if not is_known(live):
         return None
-    lengths = ((asked.rows, _length(_likely(way, asked), depth)) for way, asked in one.items())
-    return sum(rows * length for rows, length in lengths) / _rows(one)
+    lengths = ((tally.rows, _length(_likely(chain, tally), depth)) for chain, tally in live.items())
+    return sum(rows * length for rows, length in lengths) / _rows(live)
 
 
-def _likely(way: str, asked: Asked) -> float:
-    """How often a guess is right, by halving: chains of `depth` then come to what these came to."""
-    depth, low, high = int(way.split(maxsplit=1)[0]), 0.0, 1.0
+def _likely(chain: str, tally: ChainTally) -> float:
+    """Find by halving how likely a proposed token is right, given what the chains gained."""
+    depth, low, high = int(chain.split(maxsplit=1)[0]), 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        short = asked.rows * _length(middle, depth) < asked.tokens
+        short = tally.rows * _length(middle, depth) < tally.tokens
         low, high = (middle, high) if short else (low, middle)
     return low
 
@@ -89,30 +89,36 @@ def _length(likely: float, depth: int) -> float:
     return sum(likely**guess for guess in range(depth + 1))
 
 
-def faded(one: Mapping[str, Asked], measured: float, now: float) -> Heard:
-    """As it would be heard now: of this accept length in a canary once, and of that one today.
+def scale_to_current_policy(
+    live: Mapping[str, ChainTally], measured: float, now: float
+) -> LiveAcceptance:
+    """Scale gains by what the drafter's evaluated accept length has lost since it was `measured`.
 
-    The policy has moved away from a drafter that does worse than it did.
+    The policy moves away from a drafter, which then does worse than under earlier versions.
     """
     share = min(1.0, now / max(measured, 1.0))
-    return {way: Asked(asked.rows, round(asked.tokens * share)) for way, asked in one.items()}
+    return {
+        chain: ChainTally(each.rows, round(each.tokens * share)) for chain, each in live.items()
+    }
 
 
-def is_known(one: Mapping[str, Asked]) -> bool:
-    return _rows(one) >= _KNOWN
+def is_known(live: Mapping[str, ChainTally]) -> bool:
+    return _rows(live) >= _KNOWN
 
 
-def fallen(now: Mapping[str, Asked], before: Mapping[str, Asked]) -> tuple[float, float] | None:
-    """The accept lengths of both, asked in the same ways, if the newer one is much worse."""
+def find_regression(
+    live: Mapping[str, ChainTally], fallback: Mapping[str, ChainTally]
+) -> tuple[float, float] | None:
+    """Return the accept lengths of both in the chains they share, if `live` is much worse."""
     rows, tokens, expected = 0, 0, 0.0
-    for way in sorted(now.keys() & before.keys()):
-        rows += now[way].rows
-        tokens += now[way].tokens
-        expected += now[way].rows * before[way].tokens / max(1, before[way].rows)
-    if rows < _KNOWN or tokens >= _FALLEN * expected:
+    for chain in sorted(live.keys() & fallback.keys()):
+        rows += live[chain].rows
+        tokens += live[chain].tokens
+        expected += live[chain].rows * fallback[chain].tokens / max(1, fallback[chain].rows)
+    if rows < _KNOWN or tokens >= _REGRESSED * expected:
         return None
     return tokens / rows, expected / rows
 
 
-def _rows(one: Mapping[str, Asked]) -> int:
-    return sum(asked.rows for asked in one.values())
+def _rows(live: Mapping[str, ChainTally]) -> int:
+    return sum(tally.rows for tally in live.values())

@@ -1,366 +1,334 @@
-"""The loop inside the loop: idle workers train the drafter, and stop the moment they are needed.
+"""Decide which workers train the drafter, and from when until when.
 
-A worker that trains has duty DRAFT. It leaves that duty only by saying so
-(`DrafterTrainingStopped`) or when its ranks die, so no worker trains and decodes at once.
+Idle workers train if the gate finds that it pays, and stop the moment they are needed. Between a
+rollout batch and the policy update all workers may train for a reserved time.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from tlt.ids import PromptIndex, WorkerId
-from tlt.policies.drafter import gate, lineage, speedup_model
-from tlt.policies.drafter.data_selection import held_out
-from tlt.policies.drafter.training_state import Merging
+from tlt.ids import NAMED, PromptIndex, WorkerId
+from tlt.policies.drafter import (
+    adoption,
+    gate,
+    lineage,
+    payoff_evidence,
+    speedup_model,
+    training_progress,
+    training_sessions,
+    version_changes,
+)
+from tlt.policies.drafter.data_selection import choose_held_out
+from tlt.policies.drafter.live_acceptance import find_regression
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState
-from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
+from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, current_worker
 from tlt.protocol.events import (
     DrafterCommitFailed,
     DrafterDeltaReady,
     DrafterDiverged,
     DrafterMerged,
     DrafterRefused,
-    DrafterTrainingStopped,
 )
 from tlt.protocol.records import StrategyTally
+from tlt.protocol.refs import DrafterRef
 
-_TRAINS = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
-# deltas of each rank of a member that was asked to merge, before it is not expected to any more
-_PATIENCE = 16
+# deltas of each rank of a member that was asked to merge, before the member is stopped
+_DELTAS_INSTEAD_OF_MERGE = 16
 
 
-def is_trained(state: RunState) -> bool:
-    """Whether some worker trains, or has not said yet that it has stopped."""
-    return any(worker.duty in _TRAINS for worker in state.workers.values())
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Time before the policy update for which these workers train the drafter."""
+
+    verdict: gate.Verdict
+    workers: tuple[WorkerId, ...]
 
 
 def _is_wanted(state: RunState) -> bool:
-    """Nobody asks a drafter once speculation was given up."""
     return state.spec.drafter.train != "off" and state.speculation_allowed
 
 
-def is_merging(state: RunState, worker: WorkerId) -> bool:
-    merging = state.drafter_state.merging
-    return merging is not None and merging.worker == worker
+# --- idle workers -------------------------------------------------------------------------------
 
 
-# --- a worker's lesson --------------------------------------------------------------------------
-
-
-def begin_if_worth(turn: Turn, worker: WorkerId) -> None:
-    """An idle worker trains, or stays idle."""
+def start_if_worth(turn: Turn, worker: WorkerId) -> None:
+    """Let an idle worker train if that pays."""
     state = turn.state
-    if not _is_wanted(state) or lineage.lacks(state, state.workers[worker]):
+    if not _is_wanted(state) or not training_sessions.is_eligible(state, state.workers[worker]):
         return
-    verdict = gate.worth_training(state.spec, state.drafter_state, _ahead(turn), state.step)
-    if not is_trained(state):
-        lineage.explain(turn, "train" if verdict.worth else "rest", verdict)
+    verdict = _judge_idle_training(turn)
+    if not training_sessions.is_any_open(state):
+        version_changes.explain(turn, "train" if verdict.worth else "rest", verdict)
     if verdict.worth:
-        _begin(turn, worker)
+        training_sessions.start(turn, worker)
 
 
-def hold_out(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
-    """Some of a step's prompts; those of the step before are known still."""
-    step, known = turn.state.step, turn.state.drafter_state.held_out
-    before = {number: held for number, held in known.items() if number == step - 1}
-    lineage.change(turn, held_out={**before, step: held_out(step, prompts)})
-    turn.set(drafter_state=gate.reckoned(turn.state.drafter_state))
-
-
-def answered(turn: Turn, answers: RolloutBatch) -> None:
-    """By a round that is over there is more to learn from."""
-    drafter_state = turn.state.drafter_state
-    held = drafter_state.held_out.get(answers.step, ())
-    tokens = sum(
-        answer.length
-        for prompt, group in answers.groups.items()
-        if prompt not in held
-        for answer in group.members
-    )
-    lineage.change(turn, tokens=drafter_state.tokens + tokens)
-
-
-def look_again(turn: Turn) -> None:
-    """There is another answer to learn from: who is idle for want of one may begin."""
+def start_idle_workers(turn: Turn) -> None:
+    """Let idle workers train on an answer that has just finished."""
     state = turn.state
     if not _is_wanted(state) or state.phase not in (Phase.ROLLOUT, Phase.EVALUATING):
         return
     idle = [
         worker
         for worker, known in state.workers.items()
-        if known.duty is Duty.IDLE and not lineage.lacks(state, known)
+        if known.duty is Duty.IDLE and training_sessions.is_eligible(state, known)
     ]
-    if not idle:
-        return
-    if gate.worth_training(state.spec, state.drafter_state, _ahead(turn), state.step).worth:
+    if idle and _judge_idle_training(turn).worth:
         for worker in idle:
-            _begin(turn, worker)
+            training_sessions.start(turn, worker)
 
 
-def _begin(turn: Turn, worker: WorkerId) -> None:
-    drafter_state = turn.state.drafter_state
-    training_session = drafter_state.micro_batches + 1
-    turn.set(drafter_state=msgspec.structs.replace(drafter_state, micro_batches=training_session))
-    turn.assign(worker, Duty.DRAFTER_TRAINING, training_session=training_session)
-    begun = turn.state.workers[worker]
-    _tell_trunk(turn, begun)
-    if (
-        drafter_state.merging is None
-        and lineage.is_due(turn.state)
-        and _can_merge(turn.state, begun)
-    ):
-        lineage.ask_to_merge(turn, begun)  # the last one who was asked had to stop
-
-
-def _can_merge(state: RunState, worker: WorkerState) -> bool:
-    """A first trunk is made by somebody who has begun it."""
-    drafter_state = state.drafter_state
-    return drafter_state.base.weights is not None or not _members(worker).isdisjoint(
-        drafter_state.handed_in
-    )
-
-
-def _members(worker: WorkerState) -> set[str]:
-    return {f"{worker.info.incarnation}.{rank}" for rank in range(worker.info.ranks)}
-
-
-def _tell_trunk(turn: Turn, worker: WorkerState) -> None:
+def _judge_idle_training(turn: Turn) -> gate.Verdict:
     state = turn.state
-    turn.tell(
-        TrainDrafter(
-            worker=worker.info.worker,
-            incarnation=worker.info.incarnation,
-            job=state.job,
-            step=state.step,
-            training_session=worker.training_session,
-            base=state.drafter_state.base,
-            held_out=state.drafter_state.held_out,
-        )
+    return gate.judge_idle_training(state.spec, state.drafter.evidence, _outlook(turn))
+
+
+def _outlook(turn: Turn) -> gate.TrainingOutlook:
+    state, progress = turn.state, turn.state.drafter.progress
+    seconds = state.rollout_seconds
+    if not seconds and state.batch is not None:
+        # the first batch takes at least as long as it has already
+        seconds = state.batch.longest_decode_seconds or turn.now - state.batch_opened_at
+    opened = state.phase is not Phase.EVALUATING
+    measured = state.drafter.evidence.speedup_without_drafter
+    return gate.TrainingOutlook(
+        step=state.step,
+        newest_step=progress.newest_step,
+        steps=max(0, state.spec.algorithm.steps - state.step - opened),
+        rollout_seconds=max(0.0, seconds),
+        members=sum(worker.info.ranks for worker in state.workers.values()),
+        micro_batches_per_second=progress.micro_batch_rate,
+        speedup_without_drafter=measured
+        or speedup_model.without_drafter(state.spec, state.decode_costs),
+        learnable_micro_batches=progress.learnable_micro_batches,
+        idle_micro_batches=progress.idle_micro_batches / max(1, state.step + 1),
     )
 
 
-def _tell_members(turn: Turn) -> None:
-    stop_who_lacks(turn)
-    for worker in turn.state.workers.values():
-        if worker.duty is Duty.DRAFTER_TRAINING:
-            _tell_trunk(turn, worker)
+# --- a step's beginning and end -----------------------------------------------------------------
 
 
-def preempt(turn: Turn, worker: WorkerId) -> None:
-    current = turn.state.workers[worker]
-    if current.duty is not Duty.DRAFTER_TRAINING:
-        return
-    turn.assign(worker, Duty.STOPPING)
-    turn.tell(
-        StopDrafterTraining(
-            worker=worker,
-            incarnation=current.info.incarnation,
-            job=turn.state.job,
-            training_session=current.training_session,
-        )
+def open_step(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
+    """Hold out some of the step's prompts; those of the step before are still held out."""
+    step, drafter = turn.state.step, turn.state.drafter
+    before = {s: held for s, held in drafter.progress.held_out.items() if s == step - 1}
+    held_out = {**before, step: choose_held_out(step, prompts)}
+    turn.set_drafter(progress=msgspec.structs.replace(drafter.progress, held_out=held_out))
+    if drafter.adoption.used is None:
+        turn.set_drafter(evidence=payoff_evidence.refit_named(drafter.evidence))
+
+
+def count_answers(turn: Turn, batch: RolloutBatch) -> None:
+    """Count the tokens of a batch that drafters may train on."""
+    progress = turn.state.drafter.progress
+    held = progress.held_out.get(batch.step, ())
+    tokens = sum(
+        answer.length
+        for prompt, group in batch.groups.items()
+        if prompt not in held
+        for answer in group.members
     )
+    counted = msgspec.structs.replace(progress, answer_tokens=progress.answer_tokens + tokens)
+    turn.set_drafter(progress=counted)
 
 
-def preempt_all(turn: Turn) -> None:
-    for worker in turn.state.workers:
-        preempt(turn, worker)
-
-
-def preempted(turn: Turn, event: DrafterTrainingStopped) -> bool:
-    """Whether it is news."""
-    worker = turn.state.workers.get(event.worker)
-    if worker is None or worker.info.incarnation != event.incarnation:
-        return False
-    if worker.duty not in _TRAINS or worker.training_session != event.training_session:
-        return False
-    turn.assign(event.worker, Duty.IDLE)
-    lineage.merge_no_more(turn, worker)
-    return True
-
-
-def lost(turn: Turn, worker: WorkerState) -> None:
-    """Nothing more is heard of its ranks; what they handed in is not lost."""
-    lineage.merge_no_more(turn, worker)
-    drafter_state = turn.state.drafter_state
-    members = _members(worker)
-    if members.isdisjoint(drafter_state.handed_in):
-        return
-    lineage.change(
-        turn,
-        handed_in={m: number for m, number in drafter_state.handed_in.items() if m not in members},
-        joined={m: version for m, version in drafter_state.joined.items() if m not in members},
+def plan_reservation(turn: Turn) -> Reservation | None:
+    """Return the time that pays to train the drafter before the policy update, if any does."""
+    state = turn.state
+    if not _is_wanted(state) or not state.workers:
+        return None
+    verdict = gate.judge_reserved_time(state.spec, state.drafter.evidence, _outlook(turn))
+    free = (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING)
+    workers = tuple(
+        worker
+        for worker, known in state.workers.items()
+        if known.duty in free and training_sessions.is_eligible(state, known)
     )
+    return Reservation(verdict=verdict, workers=workers) if verdict.worth and workers else None
 
 
-# --- what members say ---------------------------------------------------------------------------
+def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
+    state = turn.state
+    version_changes.explain(turn, "buy", reservation.verdict)
+    ranks = sum(state.workers[worker].info.ranks for worker in reservation.workers)
+    seconds = reservation.verdict.cost * ranks
+    turn.set_drafter(
+        progress=msgspec.structs.replace(state.drafter.progress, reserved_seconds=seconds)
+    )
+    for worker in reservation.workers:
+        if state.workers[worker].duty is not Duty.DRAFTER_TRAINING:
+            training_sessions.start(turn, worker)
 
 
-def learned(turn: Turn, event: DrafterDeltaReady) -> None:
+# --- members ------------------------------------------------------------------------------------
+
+
+def is_merging(state: RunState, worker: WorkerId) -> bool:
+    merge = state.drafter.lineage.merge
+    return merge is not None and merge.worker == worker
+
+
+def end_session(turn: Turn, worker: WorkerState) -> None:
+    turn.assign(worker.info.worker, Duty.IDLE)
+    version_changes.cancel_merge(turn, worker.info.incarnation)
+
+
+def lose_members(turn: Turn, worker: WorkerState) -> None:
+    """Forget the ranks of a worker that is gone; the deltas they handed in stay."""
+    version_changes.cancel_merge(turn, worker.info.incarnation)
+    known = turn.state.drafter.lineage
+    if not worker.members.isdisjoint(known.newest_delta):
+        turn.set_drafter(lineage=lineage.remove_members(known, worker.members))
+
+
+def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
     state, delta = turn.state, event.delta
-    drafter_state = state.drafter_state
-    worker = state.workers.get(delta.worker)
-    if worker is None or worker.info.incarnation != delta.incarnation:
+    worker = current_worker(state, delta.worker, delta.incarnation)
+    if worker is None:
         return
-    if delta.number <= drafter_state.handed_in.get(delta.member, -1):
-        lineage.release(turn, (delta.blob,))  # it came late, or again
+    if not lineage.is_new(state.drafter.lineage, delta):
+        version_changes.release(turn, (delta.blob,))
         return
-    idle = state.phase is not Phase.RESERVED_TRAINING
-    lineage.change(
-        turn,
-        handed_in={**drafter_state.handed_in, delta.member: delta.number},
-        updates=drafter_state.updates + event.updates,
-        read=drafter_state.read + event.tokens.total,
-        idle_updates=drafter_state.idle_updates + (event.updates if idle else 0),
-        seconds=drafter_state.seconds + event.seconds + event.reading_seconds,
-        bought=max(0.0, drafter_state.bought - event.seconds - event.reading_seconds),
-    )
-    lineage.collect(turn, delta)
+    after, unused = lineage.add_delta(state.drafter.lineage, delta)
+    reserved = state.phase is Phase.RESERVED_TRAINING
+    progress = training_progress.add_delta(state.drafter.progress, event, reserved)
+    turn.set_drafter(lineage=after, progress=progress)
+    version_changes.release(turn, unused)
     if worker.duty is Duty.DRAFTER_TRAINING:
         _merge_if_due(turn, worker)
 
 
 def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
-    state = turn.state
-    drafter_state = state.drafter_state
-    if drafter_state.merging is not None:
-        _wait(turn, drafter_state.merging, worker)
+    state, drafter = turn.state, turn.state.drafter
+    if drafter.lineage.merge is not None:
+        _await_merge(turn, drafter.lineage.merge, worker)
         return
-    last = state.phase is Phase.RESERVED_TRAINING and drafter_state.bought <= 0.0
-    if last and not drafter_state.deltas:
-        preempt_all(turn)
-    elif last or lineage.is_due(state):
-        lineage.ask_to_merge(turn, worker)
+    reserved = state.phase is Phase.RESERVED_TRAINING
+    over = reserved and drafter.progress.reserved_seconds <= 0.0
+    if over and not drafter.lineage.deltas:
+        training_sessions.stop_all(turn)
+    elif over or training_sessions.is_merge_due(state):
+        training_sessions.request_merge(turn, worker)
 
 
-def _wait(turn: Turn, merging: Merging, worker: WorkerState) -> None:
-    """Whoever goes on learning instead has not got what it was asked, or not listened."""
-    if worker.info.incarnation != merging.incarnation:
+def _await_merge(turn: Turn, merge: lineage.Merge, worker: WorkerState) -> None:
+    """Stop a member that goes on handing in deltas instead of merging."""
+    if worker.info.incarnation != merge.incarnation:
         return
-    since = merging.since + 1
-    lineage.change(turn, merging=msgspec.structs.replace(merging, since=since))
-    if since >= _PATIENCE * worker.info.ranks:
-        preempt(turn, merging.worker)
+    after = lineage.count_delta_since(turn.state.drafter.lineage, merge)
+    turn.set_drafter(lineage=after)
+    if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * worker.info.ranks:
+        training_sessions.stop(turn, merge.worker)
 
 
-def trained(turn: Turn, event: DrafterMerged) -> None:
-    worker = turn.state.workers.get(event.worker)
-    if worker is None or worker.info.incarnation != event.incarnation:
+def finish_merge(turn: Turn, event: DrafterMerged) -> None:
+    worker = current_worker(turn.state, event.worker, event.incarnation)
+    if worker is None:
         return
-    if lineage.lacks(turn.state, worker):
-        lineage.merge_no_more(turn, worker)  # it was measured against something else
-    if lineage.grow(turn, event):
-        _go_on(turn)
-
-
-def asked(turn: Turn, tallies: Sequence[StrategyTally]) -> None:
-    """What the drafter in use came to in rollouts."""
-    if _is_wanted(turn.state) and lineage.falls(turn, tallies):
-        _tell_members(turn)
-
-
-def not_kept(turn: Turn, event: DrafterCommitFailed) -> None:
-    if lineage.not_kept(turn, event):
-        _tell_members(turn)
-
-
-def refused(turn: Turn, event: DrafterRefused) -> None:
-    worker = turn.state.workers.get(event.worker)
-    if worker is None or worker.info.incarnation != event.incarnation:
+    if not training_sessions.is_eligible(turn.state, worker):
+        # the worker evaluated against another drafter than the one in use
+        version_changes.cancel_merge(turn, event.incarnation)
+    if not lineage.is_awaited(turn.state.drafter.lineage, event):
+        late = (event.base.weights, event.drafter.weights)
+        version_changes.release(turn, (blob for blob in late if blob is not None))
         return
-    if lineage.refused(turn, event):
-        _tell_members(turn)
-    else:
-        stop_who_lacks(turn)
+    version_changes.finish_merge(turn, event)
+    _continue_or_stop(turn)
 
 
-def stop_who_lacks(turn: Turn) -> None:
-    """What others use: it would begin elsewhere, and measure what it made against less."""
-    for worker, known in turn.state.workers.items():
-        if lineage.lacks(turn.state, known):
-            preempt(turn, worker)
-
-
-def _go_on(turn: Turn) -> None:
-    """With the new trunk, if it is still worth it."""
-    state = turn.state
+def _continue_or_stop(turn: Turn) -> None:
+    """Send the merged base to all members, or stop them if training doesn't pay any longer."""
+    state, drafter = turn.state, turn.state.drafter
     members = [w for w in state.workers.values() if w.duty is Duty.DRAFTER_TRAINING]
-    ahead = _ahead(turn)
     if state.phase is Phase.RESERVED_TRAINING:
-        still = gate.purchase(state.spec, state.drafter_state, ahead, state.step)
-        worth = state.drafter_state.bought > 0.0 and still.worth
+        verdict = gate.judge_reserved_time(state.spec, drafter.evidence, _outlook(turn))
+        worth = drafter.progress.reserved_seconds > 0.0 and verdict.worth
     else:
-        verdict = gate.worth_training(state.spec, state.drafter_state, ahead, state.step)
+        verdict = _judge_idle_training(turn)
         worth = verdict.worth
         if not worth and members:
-            lineage.explain(turn, "rest", verdict)
+            version_changes.explain(turn, "rest", verdict)
     for worker in members:
         if worth and state.speculation_allowed:
-            _tell_trunk(turn, worker)
+            training_sessions.redirect(turn, worker)
         else:
-            preempt(turn, worker.info.worker)
+            training_sessions.stop(turn, worker.info.worker)
 
 
-def spoiled(turn: Turn, event: DrafterDiverged) -> None:
-    worker = turn.state.workers.get(event.worker)
-    if worker is None or worker.info.incarnation != event.incarnation:
+def restart_diverged(turn: Turn, event: DrafterDiverged) -> None:
+    """Restart from the drafter in use, unless the base that diverged was replaced by now."""
+    worker = current_worker(turn.state, event.worker, event.incarnation)
+    if worker is None or not training_sessions.is_open(worker, event.training_session):
         return
-    if worker.duty not in _TRAINS or worker.training_session != event.training_session:
+    drafter = turn.state.drafter
+    if event.base != drafter.lineage.base.version:
         return
-    if event.base != turn.state.drafter_state.base.version:
-        return  # what it could not read, or spoiled, was replaced: it has been told by what
-    turn.set(drafter_state=gate.in_vain(turn.state.drafter_state, turn.state.step))
-    lineage.start_over(turn, event.error)
-    preempt_all(turn)
+    turn.set_drafter(evidence=payoff_evidence.record_failure(drafter.evidence, turn.state.step))
+    version_changes.restart(turn, event.error)
+    training_sessions.stop_all(turn)
 
 
-def blobs_lost(turn: Turn) -> None:
-    """What was in flight is gone; the drafter that is used was committed."""
-    lineage.new_root(turn)
-    _tell_members(turn)
+def restart_lost(turn: Turn) -> None:
+    """Restart after blobs in flight were lost; the drafter in use was committed."""
+    drafter = turn.state.drafter
+    restarted, _ = lineage.restart(drafter.lineage, drafter.adoption.used)
+    turn.set_drafter(lineage=restarted)
+    training_sessions.redirect_all(turn)
 
 
-# --- seconds that are bought --------------------------------------------------------------------
+# --- the drafter in use -------------------------------------------------------------------------
 
 
-def buy(turn: Turn) -> bool:
-    """After a round, all workers may train for a while before they learn."""
-    state = turn.state
-    if not _is_wanted(state) or not state.workers:
-        return False
-    verdict = gate.purchase(state.spec, state.drafter_state, _ahead(turn), state.step)
-    members = [
-        worker
-        for worker, known in state.workers.items()
-        if known.duty in (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING)
-        and not lineage.lacks(state, known)
-    ]
-    if not verdict.worth or not members:
-        return False
-    lineage.explain(turn, "buy", verdict)
-    ranks = sum(state.workers[worker].info.ranks for worker in members)
-    lineage.change(turn, bought=verdict.cost * ranks)
-    for worker in members:
-        if state.workers[worker].duty is not Duty.DRAFTER_TRAINING:
-            _begin(turn, worker)
-    return True
+def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None:
+    """Return to the earlier drafter if rollouts show that the one in use is much worse."""
+    if not _is_wanted(turn.state):
+        return
+    drafter = turn.state.drafter
+    live = adoption.record_live(drafter.adoption, tallies)
+    turn.set_drafter(adoption=live)
+    if live.used is None:
+        evidence = payoff_evidence.record_named_live(drafter.evidence, tallies)
+        turn.set_drafter(evidence=evidence)
+        return
+    regression = find_regression(live.live, live.fallback_live)
+    if regression is not None:
+        now, before = regression
+        why = f"accept length {now:.2f} in rollouts, {before:.2f} with the one before"
+        _revert(turn, live.fallback, why)
 
 
-# ------------------------------------------------------------------------------------------------
+def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:
+    """Return to the previous drafter if the one in use isn't in the run's folder."""
+    known = adoption.forget_uncommitted(turn.state.drafter.adoption, event.version)
+    turn.set_drafter(adoption=known)
+    if known.used is not None and known.used.version == event.version:
+        why = f"version {event.version} could not be kept: {event.error}"
+        _revert(turn, known.previous, why)
+        _rest(turn)
 
 
-def _ahead(turn: Turn) -> gate.TrainingOutlook:
-    state = turn.state
-    members = sum(worker.info.ranks for worker in state.workers.values())
-    rolled = state.rollout_seconds
-    if not rolled and state.batch is not None:
-        # the first round has taken so long at least
-        rolled = state.batch.longest or turn.now - state.batch_opened_at
-    opened = state.phase is not Phase.EVALUATING
-    steps = state.spec.algorithm.steps - state.step - opened
-    undrafted = state.drafter_state.undrafted or speedup_model.without(
-        state.spec, state.decode_costs
-    )
-    most = gate.to_learn(state.drafter_state)
-    idle = gate.taught_idly(state.drafter_state, state.step + 1)
-    return gate.outlook(steps, rolled, members, undrafted, most, idle)
+def record_refusal(turn: Turn, event: DrafterRefused) -> None:
+    """Return to the previous drafter if no worker can load the one in use."""
+    state, known, version = turn.state, turn.state.drafter.adoption, event.version
+    if current_worker(state, event.worker, event.incarnation) is None:
+        return
+    if version is not None and version in (NAMED, known.version_in_use):
+        known = adoption.record_refusal(known, version, event.incarnation)
+        turn.set_drafter(adoption=known)
+    incarnations = [worker.info.incarnation for worker in state.workers.values()]
+    in_use = known.used is not None and version == known.used.version
+    if in_use and adoption.is_refused_by_all(known, incarnations):
+        _revert(turn, known.previous, event.error)
+        _rest(turn)
+    else:
+        training_sessions.stop_ineligible(turn)
+
+
+def _revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
+    version_changes.revert(turn, drafter, why)
+    training_sessions.redirect_all(turn)
+
+
+def _rest(turn: Turn) -> None:
+    evidence = payoff_evidence.rest_longest(turn.state.drafter.evidence, turn.state.step)
+    turn.set_drafter(evidence=evidence)

@@ -1,11 +1,11 @@
-"""Group-relative advantages: an answer is as good as it is better than its siblings."""
+"""Group-relative advantages: how much an answer scored above the mean of its group."""
 
 import math
 from collections.abc import Sequence
 
 
 def group_advantages(rewards: Sequence[float], normalise: bool) -> list[float] | None:
-    """None where all answers scored the same: such a group has nothing to teach."""
+    """Return None if all answers scored the same: such a group teaches nothing."""
     if len(rewards) < 2:
         return None
     mean = math.fsum(rewards) / len(rewards)

@@ -1,154 +1,171 @@
-"""The updates that take the policy from one version to the next, and the weights that come of them.
+"""Make policy updates, and keep the weights that they lead to.
 
-Whoever lacks updates since the last checkpoint makes them again: what made each of them is kept in
-the state until a checkpoint is past it.
+A worker that lacks updates since the last checkpoint makes them again: the plan of each update
+stays in the state until a checkpoint is past it.
 """
 
-from tlt.ids import PolicyVersion
-from tlt.policies.job import blob_retention, update_plan
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn
-from tlt.protocol.commands import ForgetRollouts, ReleaseBlobs, ReplaceRanks
+from tlt.ids import Attempt, PolicyVersion
+from tlt.policies.job import blob_retention
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import (
+    BestPolicy,
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    current_worker,
+)
+from tlt.policies.job.sample_sharding import share_samples
+from tlt.protocol.commands import (
+    CommitBestPolicy,
+    ForgetRollouts,
+    ReleaseBlobs,
+    ReplaceRanks,
+    UpdatePolicy,
+)
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
-from tlt.protocol.refs import PolicyRef
+from tlt.protocol.refs import Checkpoint, PolicyRef
+
+# --- an update ----------------------------------------------------------------------------------
 
 
-def proceed(turn: Turn) -> bool:
-    """Start the next update, unless one runs or somebody who will be back is awaited.
-
-    True where none is left to make: the version is out, and everybody is free.
-    """
-    state = turn.state
+def is_waiting(state: RunState) -> bool:
+    """Return True if an update must wait for workers that are busy or will be back."""
     busy = (Duty.POLICY_UPDATE, Duty.LEAVING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
     waiting = any(worker.duty in busy for worker in state.workers.values())
-    if waiting or state.returning_workers or not state.workers:
-        return False
-    if _is_published(state):
-        return True
+    return waiting or bool(state.returning_workers) or not state.workers
+
+
+def is_published(state: RunState) -> bool:
+    return state.policy.version == state.target
+
+
+def start_update(turn: Turn) -> None:
+    """Start the next update towards the target on all workers, unless it only isn't published."""
+    state = turn.state
     newest = max(worker.trainer_version for worker in state.workers.values())
     if newest >= state.target:
-        return False  # trained, and about to be published
+        return
     restore = None
     if newest not in state.plans:
-        restore = state.checkpoint
-        newest = _restart_version(state)
-    commands = update_plan.learn_commands(
-        job=state.job,
-        epoch=state.epoch,
-        spec=state.spec,
-        attempt=state.update_attempt,
-        version=newest,
-        plan=state.plans[newest],
-        workers=[(w.info, w.trainer_version) for w in state.workers.values()],
-        restore=restore,
-    )
-    for command in commands:
+        restore, newest = state.checkpoint, _restart_version(state)
+    for command in _update_commands(state, newest, restore):
         turn.assign(command.worker, Duty.POLICY_UPDATE)
-        turn.tell(command)
-    return False
+        turn.emit(command)
 
 
-def learned(turn: Turn, event: PolicyUpdateFinished) -> bool:
-    """Whether the worker, whose incarnation is not over, is free again."""
-    worker = turn.state.workers[event.worker]
-    if event.attempt != turn.state.update_attempt:
-        return False
-    if worker.duty is not Duty.POLICY_UPDATE or event.version <= worker.trainer_version:
-        return False
-    turn.assign(event.worker, Duty.IDLE, trainer_version=event.version)
-    return True
-
-
-def published(turn: Turn, event: PolicyPublished) -> bool:
-    """Whether it is the version that was awaited."""
-    state = turn.state
-    awaited = state.phase is Phase.POLICY_UPDATE and not _is_published(state)
-    current = event.attempt == state.update_attempt and event.policy.version == state.target
-    if awaited and current:
-        _adopt(turn, event.policy)
-        return True
-    # a version that was passed on the way to a newer one, or that came too late
-    following = state.plans.get(event.policy.version)
-    if not awaited or following is None or following.samples:
-        _release(turn, event.policy)  # else the next version has the same bytes
-    return False
-
-
-def checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
-    state, saved = turn.state, event.checkpoint
-    if event.attempt != state.update_attempt:
-        return
-    if state.checkpoint is not None and saved.version <= state.checkpoint.version:
-        return
-    before = state.checkpoint
-    past = [version for version in state.plans if version < saved.version]
-    turn.set(
-        checkpoint=saved,
-        plans={v: plan for v, plan in state.plans.items() if v not in past},
+def _update_commands(
+    state: RunState, version: PolicyVersion, restore: Checkpoint | None
+) -> list[UpdatePolicy]:
+    workers, plan, algorithm = (
+        list(state.workers.values()),
+        state.plans[version],
+        state.spec.algorithm,
     )
-    turn.tell(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))
-    if before is not None:
-        blob_retention.discard(turn, before.weights, before.optimiser)
+    sizes = [worker.info.ranks for worker in workers]
+    parts = share_samples(plan.samples, sizes, algorithm.minibatches, state.spec.seed, plan.step)
+    first_ranks = [sum(sizes[:i]) for i in range(len(sizes))]
+    holders = [
+        first
+        for first, worker in zip(first_ranks, workers, strict=True)
+        if worker.trainer_version == version
+    ]
+    in_step = restore is not None or len(holders) == len(workers)
+    reached = version + 1
+    return [
+        UpdatePolicy(
+            worker=worker.info.worker,
+            incarnation=worker.info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            step=plan.step,
+            attempt=Attempt(state.update_attempt),
+            version=version,
+            rendezvous=workers[0].info.rendezvous,
+            group=f"{state.job}/{state.epoch}/{state.update_attempt}/{version}",
+            world=sum(sizes),
+            first_rank=first_ranks[i],
+            restore=restore,
+            sync_from=None if in_step else holders[0],
+            minibatches=parts[i],
+            checkpoint=reached % algorithm.checkpoint_every == 0 or reached == algorithm.steps,
+        )
+        for i, worker in enumerate(workers)
+    ]
 
 
-def abandon(turn: Turn, reason: str) -> None:
-    """A collective without one of its members: everybody who was in it starts fresh ranks.
+def is_new_report(state: RunState, event: PolicyUpdateFinished) -> bool:
+    """Return True if a worker reports its part of the running attempt for the first time."""
+    worker = current_worker(state, event.worker, event.incarnation)
+    return (
+        worker is not None
+        and event.attempt == state.update_attempt
+        and worker.duty is Duty.POLICY_UPDATE
+        and event.version > worker.trainer_version
+    )
 
-    Once the version is out the update has happened: whoever lags is brought up to date by the
-    next one.
+
+def finish_part(turn: Turn, event: PolicyUpdateFinished) -> None:
+    turn.assign(event.worker, Duty.IDLE, trainer_version=event.version)
+
+
+def abandon_update(turn: Turn, reason: str) -> None:
+    """Let all workers in a collective that lost a member start fresh ranks.
+
+    Once the version is committed the update has happened: a worker that lacks it gets it in the
+    next update.
     """
     state, saved = turn.state, turn.state.checkpoint
     if saved is not None and saved.version == state.target:
-        _adopt(turn, PolicyRef(version=saved.version, weights=saved.weights))
-    if _is_published(turn.state):
+        adopt_policy(turn, PolicyRef(version=saved.version, weights=saved.weights))
+    if is_published(turn.state):
         return
     for worker, known in state.workers.items():
-        ahead = known.trainer_version > _restart_version(state)
-        if known.duty is Duty.POLICY_UPDATE or (known.duty is not Duty.LEAVING and ahead):
+        if known.duty is Duty.POLICY_UPDATE or _is_ahead(state, known):
             turn.assign(worker, Duty.LEAVING)
-            turn.tell(
+            turn.emit(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
             )
     turn.set(update_attempt=state.update_attempt + 1)
 
 
-def blobs_lost(turn: Turn) -> bool:
-    """Rollouts are back at the last checkpoint. Whether an update has to be made, or made again.
-
-    The weights are gone, but what made them is not. Those of an update that runs may be, too.
-    """
-    state, saved = turn.state, turn.state.checkpoint
-    if state.policy.weights is not None:
-        kept = PolicyRef(version=PolicyVersion(0), weights=None)
-        if saved is not None:
-            kept = PolicyRef(version=saved.version, weights=saved.weights)
-        # a checkpoint may have been heard of, and the policy in it not yet
-        turn.set(policy=kept, previous_policy=None, version=max(state.version, kept.version))
-        for policy in (state.policy, state.previous_policy):
-            if policy is not None and policy.weights is not None:
-                blob_retention.discard(turn, policy.weights)  # those of an older checkpoint
-    return not _is_published(turn.state)
-
-
-def end(turn: Turn) -> None:
-    """Of a job that has ended: what was in flight is let go."""
-    state = turn.state
-    for policy in (state.policy, state.previous_policy):
-        _release(turn, policy)
-    if state.previous_policy is not None:
-        turn.set(previous_policy=None)
-        blob_retention.discard(turn, state.previous_policy.weights)
-
-
-def _is_published(state: RunState) -> bool:
-    return state.policy.version == state.target
+def _is_ahead(state: RunState, worker: WorkerState) -> bool:
+    """Return True if the trainer holds a version that the next attempt doesn't start from."""
+    return worker.duty is not Duty.LEAVING and worker.trainer_version > _restart_version(state)
 
 
 def _restart_version(state: RunState) -> PolicyVersion:
-    """Where a trainer without living members starts again."""
+    """Return the version where trainers without the newest weights start again."""
     return PolicyVersion(0) if state.checkpoint is None else state.checkpoint.version
 
 
-def _adopt(turn: Turn, policy: PolicyRef) -> None:
+# --- weights ------------------------------------------------------------------------------------
+
+
+def is_awaited(state: RunState, event: PolicyPublished) -> bool:
+    return (
+        _awaits_version(state)
+        and event.attempt == state.update_attempt
+        and event.policy.version == state.target
+    )
+
+
+def _awaits_version(state: RunState) -> bool:
+    return state.phase is Phase.POLICY_UPDATE and not is_published(state)
+
+
+def release_passed(turn: Turn, event: PolicyPublished) -> None:
+    """Free a version that came too late, or that was passed on the way to a newer one.
+
+    A version followed by an update without samples stays: the next version has the same bytes.
+    """
+    following = turn.state.plans.get(event.policy.version)
+    if not _awaits_version(turn.state) or following is None or following.samples:
+        _release(turn, event.policy)
+
+
+def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     state = turn.state
     if policy.version > state.version:
         turn.set(previous_policy=state.policy)
@@ -159,10 +176,67 @@ def _adopt(turn: Turn, policy: PolicyRef) -> None:
         blob_retention.discard(turn, state.previous_policy.weights)
 
 
-def _release(turn: Turn, policy: PolicyRef | None) -> None:
-    """Weights in a checkpoint stay; those in flight only are let go.
+def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
+    """Keep the policy that scored best in an evaluation so far."""
+    state, rewards = turn.state, evaluated.rewards()
+    if not rewards:
+        return
+    mean = sum(rewards) / len(rewards)
+    if state.best is not None and mean <= state.best.mean:
+        return
+    weights = state.policy.weights if state.spec.algorithm.keep_best else None
+    turn.set(best=BestPolicy(version=state.version, mean=mean, weights=weights))
+    if weights is not None:
+        turn.emit(CommitBestPolicy(job=state.job, policy=state.policy, mean=mean))
+    if state.best is not None:
+        blob_retention.discard(turn, state.best.weights)
 
-    An update without samples leaves the weights as they were: versions may share them.
+
+def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
+    state, saved, before = turn.state, event.checkpoint, turn.state.checkpoint
+    if event.attempt != state.update_attempt:
+        return
+    if before is not None and saved.version <= before.version:
+        return
+    past = [version for version in state.plans if version < saved.version]
+    turn.set(checkpoint=saved, plans={v: plan for v, plan in state.plans.items() if v not in past})
+    turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))
+    if before is not None:
+        blob_retention.discard(turn, before.weights, before.optimiser)
+
+
+def return_to_checkpoint(turn: Turn) -> None:
+    """Use the last checkpoint's policy after blobs in flight were lost.
+
+    The weights are gone, but their plans aren't: updates can be made again.
+    """
+    state, saved = turn.state, turn.state.checkpoint
+    if state.policy.weights is None:
+        return
+    kept = PolicyRef(version=PolicyVersion(0), weights=None)
+    if saved is not None:
+        kept = PolicyRef(version=saved.version, weights=saved.weights)
+    # the checkpoint's event may have come before the one that publishes its policy
+    turn.set(policy=kept, previous_policy=None, version=max(state.version, kept.version))
+    for policy in (state.policy, state.previous_policy):
+        if policy is not None and policy.weights is not None:
+            blob_retention.discard(turn, policy.weights)  # of an older checkpoint
+
+
+def end(turn: Turn) -> None:
+    """Free the weights in flight of a job that has ended."""
+    state = turn.state
+    for policy in (state.policy, state.previous_policy):
+        _release(turn, policy)
+    if state.previous_policy is not None:
+        turn.set(previous_policy=None)
+        blob_retention.discard(turn, state.previous_policy.weights)
+
+
+def _release(turn: Turn, policy: PolicyRef | None) -> None:
+    """Free weights that only lie in flight; those in a checkpoint stay.
+
+    An update without samples leaves the weights as they were, so versions may share them.
     """
     state, saved = turn.state, turn.state.checkpoint
     if policy is None or policy.weights is None:
@@ -171,4 +245,4 @@ def _release(turn: Turn, policy: PolicyRef | None) -> None:
     if state.phase is not Phase.ENDED:
         used += [ref.weights for ref in (state.policy, state.previous_policy) if ref is not None]
     if policy.weights not in used:
-        turn.tell(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))
+        turn.emit(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))

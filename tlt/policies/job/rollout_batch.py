@@ -1,4 +1,4 @@
-"""A round of rollouts: every member of every group ends scored or dropped, exactly once."""
+"""A rollout batch: every member of every group is scored or dropped, exactly once."""
 
 import msgspec
 
@@ -7,6 +7,8 @@ from tlt.ids import Attempt, PromptIndex, Purpose, Step
 from tlt.policies.keyed_random import permuted
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 
+AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
+
 
 class Score(msgspec.Struct, frozen=True, array_like=True):
     attempt: Attempt
@@ -14,7 +16,7 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one member; scores may come before the answer that one of them is for."""
+    """One member of a group; scores may come before the answer that one of them is for."""
 
     finished: Attempt | None = None
     length: int = 0
@@ -23,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def reward(self) -> float | None:
-        """The score of the answer that counts, once both are here."""
+        """Return the score of the answer that counts, once both are known."""
         if self.dropped:
             return None
         return next((s.reward for s in self.scores if s.attempt == self.finished), None)
@@ -42,20 +44,24 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     groups: dict[PromptIndex, Group]
     unsettled: int
-    # how often entries went back to the queue; a worker that idles says up to which it looked
+    # times that prompts went back to the queue
     requeues: int = 0
-    # that ranks decoded, as far as they told: one whose worker came back goes on from there
-    seconds: dict[str, float] = {}
+    # by rank; a rank whose worker came back adds to what it decoded before
+    decode_seconds: dict[str, float] = {}
 
     @property
     def settled(self) -> bool:
         return self.unsettled == 0
 
     @property
-    def longest(self) -> float | None:
-        """What the rank decoded that decoded longest: without its start, which is long in a
-        session's first round."""
-        return max(self.seconds.values(), default=None)
+    def queue_key(self) -> tuple[Step, Purpose, int]:
+        """Identify the queue since the last requeue; workers report which one they drained."""
+        return self.step, self.purpose, self.requeues
+
+    @property
+    def longest_decode_seconds(self) -> float | None:
+        """Leave out the ranks' start, which is long in a session's first batch."""
+        return max(self.decode_seconds.values(), default=None)
 
     def rewards(self) -> list[float]:
         return [
@@ -67,16 +73,16 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_prompts(spec: JobSpec, step: Step, train_prompts: int) -> tuple[PromptIndex, ...]:
-    """In each epoch all of them, in another order."""
+    """Return a step's prompts: each epoch has all prompts, in another order."""
     size = spec.algorithm.prompts_per_step
-    epoch, place = divmod(step, train_prompts // size)
+    epoch, index = divmod(step, train_prompts // size)
     return tuple(
-        PromptIndex(permuted(place * size + i, train_prompts, spec.seed, epoch))
+        PromptIndex(permuted(index * size + i, train_prompts, spec.seed, epoch))
         for i in range(size)
     )
 
 
-def open_round(
+def new_batch(
     step: Step, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> RolloutBatch:
     blank = Group((Answer(),) * members)
@@ -88,56 +94,51 @@ def open_round(
     )
 
 
-def told(round_: RolloutBatch, event: DecodingReported) -> RolloutBatch:
-    """With what a rank has decoded of it since it last told."""
-    if (event.step, event.purpose) != (round_.step, round_.purpose):
-        return round_
+def add_decode_seconds(batch: RolloutBatch, event: DecodingReported) -> RolloutBatch:
+    if (event.step, event.purpose) != (batch.step, batch.purpose):
+        return batch
     rank = f"{event.worker}.{event.rank}"
-    seconds = round_.seconds.get(rank, 0.0) + sum(tally.seconds for tally in event.tallies)
-    return msgspec.structs.replace(round_, seconds={**round_.seconds, rank: seconds})
+    seconds = batch.decode_seconds.get(rank, 0.0) + sum(t.seconds for t in event.tallies)
+    return msgspec.structs.replace(batch, decode_seconds={**batch.decode_seconds, rank: seconds})
 
 
-def is_about(round_: RolloutBatch, event: RolloutFinished | RolloutScored | RolloutDropped) -> bool:
-    group = round_.groups.get(event.prompt)
+def contains(batch: RolloutBatch, event: AnswerEvent) -> bool:
+    group = batch.groups.get(event.prompt)
     return (
-        event.step == round_.step
-        and event.purpose == round_.purpose
+        event.step == batch.step
+        and event.purpose == batch.purpose
         and group is not None
         and 0 <= event.member < len(group.members)
     )
 
 
-def settle(
-    round_: RolloutBatch, event: RolloutFinished | RolloutScored | RolloutDropped
-) -> tuple[RolloutBatch, bool]:
-    """The round after the event, and whether the event changed it."""
-    before = round_.groups[event.prompt].members[event.member]
-    if before.settled:
-        return round_, False
-    replace = msgspec.structs.replace
-    match event:
-        case RolloutFinished():
-            if before.finished is not None:
-                return round_, False
-            after = replace(before, finished=event.attempt, length=event.length)
-        case RolloutScored():
-            if before.finished is not None and before.finished != event.attempt:
-                return round_, False
-            if any(score.attempt == event.attempt for score in before.scores):
-                return round_, False
-            score = Score(event.attempt, event.reward)
-            after = replace(before, scores=(*before.scores, score))
-        case RolloutDropped():
-            if before.finished is not None:
-                return round_, False
-            after = replace(before, dropped=True)
-    members = round_.groups[event.prompt].members
+def settle(batch: RolloutBatch, event: AnswerEvent) -> RolloutBatch:
+    """Return the same batch if the event comes late or again."""
+    members = batch.groups[event.prompt].members
+    before = members[event.member]
+    after = _settle(before, event)
+    if after is before:
+        return batch
     group = Group((*members[: event.member], after, *members[event.member + 1 :]))
-    return (
-        replace(
-            round_,
-            groups={**round_.groups, event.prompt: group},
-            unsettled=round_.unsettled - after.settled,
-        ),
-        True,
+    return msgspec.structs.replace(
+        batch,
+        groups={**batch.groups, event.prompt: group},
+        unsettled=batch.unsettled - after.settled,
     )
+
+
+def _settle(answer: Answer, event: AnswerEvent) -> Answer:
+    finished, replace = answer.finished, msgspec.structs.replace
+    if answer.settled:
+        return answer
+    match event:
+        case RolloutFinished() if finished is None:
+            return replace(answer, finished=event.attempt, length=event.length)
+        case RolloutScored() if finished in (None, event.attempt):
+            if any(score.attempt == event.attempt for score in answer.scores):
+                return answer
+            return replace(answer, scores=(*answer.scores, Score(event.attempt, event.reward)))
+        case RolloutDropped() if finished is None:
+            return replace(answer, dropped=True)
+        case _:
+            return answer

@@ -1,6 +1,6 @@
-"""What is known of one job's run, and every way in which it may change.
+"""The state of one job's run, and the transitions that it may make.
 
-The tables name the transitions; a `Turn` refuses any other.
+The tables name the transitions of phases and duties; a `Turn` refuses any other.
 """
 
 from enum import StrEnum
@@ -9,9 +9,9 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.ids import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
-from tlt.policies.drafter.training_state import DrafterTrainingState
+from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.update_plan import Plan
+from tlt.policies.job.update_plan import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeCost
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.records import WorkerInfo
@@ -19,24 +19,27 @@ from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
 
 
 class Phase(StrEnum):
+    """The string values appear in outputs and journals, so they keep their older words."""
+
     STARTING = "starting"
     EVALUATING = "evaluating"
     ROLLOUT = "rolling"
-    # seconds that are not idle, bought for the drafter because they are saved many times over
+    # all workers train the drafter, in time that isn't idle, because it pays many times over
     RESERVED_TRAINING = "drafting"
     POLICY_UPDATE = "learning"
     ENDED = "ended"
 
 
 class Duty(StrEnum):
+    """The string values appear in outputs and journals, so they keep their older words."""
+
     IDLE = "idle"
     ROLLOUT = "rollout"
-    # trains the drafter
     DRAFTER_TRAINING = "draft"
-    # was told to stop training it
+    # was told to stop drafter training
     STOPPING = "preempting"
     POLICY_UPDATE = "learn"
-    # told to start fresh ranks; takes no duty until it has joined again
+    # was told to start fresh ranks: takes no duty until it has joined again
     LEAVING = "leaving"
 
 
@@ -45,21 +48,20 @@ PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE, Phase.ENDED}),
     Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE, Phase.ENDED}),
     Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE, Phase.ENDED}),
-    # back to the round in hand, where an update only restored what a lost session had published
+    # back to the batch at hand, if an update only restored what a lost session had published
     Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 
+_FREED = frozenset({Duty.IDLE, Duty.LEAVING})
 DUTIES: dict[Duty, frozenset[Duty]] = {
     Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}),
-    # a round ends with the last score, which may overtake the last worker's WorkerIdled
-    Duty.ROLLOUT: frozenset(
-        {Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}
-    ),
-    # never straight to another duty: it says first that it has stopped
-    Duty.DRAFTER_TRAINING: frozenset({Duty.IDLE, Duty.STOPPING, Duty.LEAVING}),
-    Duty.STOPPING: frozenset({Duty.IDLE, Duty.LEAVING}),
-    Duty.POLICY_UPDATE: frozenset({Duty.IDLE, Duty.LEAVING}),
+    # the last score of a batch may overtake the last worker's WorkerIdled
+    Duty.ROLLOUT: frozenset(Duty) - {Duty.STOPPING},
+    # never straight to another duty: the worker reports first that it has stopped
+    Duty.DRAFTER_TRAINING: _FREED | {Duty.STOPPING},
+    Duty.STOPPING: _FREED,
+    Duty.POLICY_UPDATE: _FREED,
     Duty.LEAVING: frozenset(),
 }
 
@@ -69,18 +71,23 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     duty: Duty = Duty.IDLE
     # the version that this worker's trainer holds; fresh ranks hold the initial one
     trainer_version: PolicyVersion = PolicyVersion(0)
-    # step, purpose and requeues of the round in which it last found the queue drained
+    # step, purpose and requeues of the rollout batch whose queue it last found drained
     drained_batch: tuple[Step, Purpose, int] | None = None
-    # the drafter's lesson that it takes part in, or last did
+    # the training session that it takes part in, or last did
     training_session: int = 0
-    # the last tallies that were heard of each of its ranks
+    # by rank: the serial of its last DecodingReported
     reported_serials: dict[int, int] = {}
 
+    @property
+    def members(self) -> set[str]:
+        """Return the names of its ranks as members of drafter training."""
+        return {f"{self.info.incarnation}.{rank}" for rank in range(self.info.ranks)}
 
-class Best(msgspec.Struct, frozen=True, kw_only=True):
+
+class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: PolicyVersion
     mean: float
-    # None where they are not kept
+    # None where the best weights aren't kept
     weights: BlobRef | None = None
 
 
@@ -93,34 +100,44 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     eval_prompts: int
     phase: Phase = Phase.STARTING
     step: Step = Step(0)
-    # the version that rollouts use, and the one that the updates are to reach
+    # the version that rollouts use, and the one that policy updates are to reach
     version: PolicyVersion = PolicyVersion(0)
     target: PolicyVersion = PolicyVersion(0)
     policy: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
-    # the one before: a slow worker may still be reading it
+    # a slow worker may still read it
     previous_policy: PolicyRef | None = None
     workers: dict[WorkerId, WorkerState] = {}
-    # the newest incarnation that was heard of, alive or not: older ones never come back
+    # of workers alive or not: messages of older incarnations change nothing
     newest_incarnations: dict[WorkerId, Incarnation] = {}
+    # workers that are starting fresh ranks
     returning_workers: frozenset[WorkerId] = frozenset()
     losses: int = 0
     batch: RolloutBatch | None = None
-    # what took the policy from a version to the next, kept until a checkpoint is past it
-    plans: dict[PolicyVersion, Plan] = {}
+    # by the version that they start from, kept until a checkpoint is past them
+    plans: dict[PolicyVersion, UpdatePlan] = {}
     update_attempt: int = 0
     checkpoint: Checkpoint | None = None
-    best: Best | None = None
-    drafter_state: DrafterTrainingState = DrafterTrainingState()
-    # when the round in hand was opened, and how long rounds of answers decode lately
+    best: BestPolicy | None = None
+    drafter: DrafterState = DrafterState()
     batch_opened_at: float = 0.0
+    # mean decoding time of recent rollout batches
     rollout_seconds: float = 0.0
-    # what decoding took, by bucket of batch sizes, for as long as anybody speculates
+    # by bucket of batch sizes, for as long as speculation is allowed
     decode_costs: dict[int, DecodeCost] = {}
+    # False after speculation was found to cost more than it saves
     speculation_allowed: bool = True
 
 
+def current_worker(
+    state: RunState, worker: WorkerId, incarnation: Incarnation
+) -> WorkerState | None:
+    """Return the worker if this incarnation of it is alive."""
+    known = state.workers.get(worker)
+    return known if known is not None and known.info.incarnation == incarnation else None
+
+
 class Turn:
-    """A decision in the making: the state so far and the commands that go with it."""
+    """A decision in progress: the state so far and the commands that go with it."""
 
     def __init__(self, state: RunState, now: float) -> None:
         self.state = state
@@ -130,17 +147,26 @@ class Turn:
     def set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
 
+    def set_drafter(self, **changes: object) -> None:
+        """Keep the drafter state's identity where nothing changes: reports compare identities."""
+        before = self.state.drafter
+        if any(getattr(before, name) is not value for name, value in changes.items()):
+            self.set(drafter=msgspec.structs.replace(before, **changes))
+
+    def set_worker(self, worker: WorkerId, **changes: object) -> None:
+        after = msgspec.structs.replace(self.state.workers[worker], **changes)
+        self.set(workers={**self.state.workers, worker: after})
+
     def enter(self, phase: Phase) -> None:
         if phase not in PHASES[self.state.phase]:
-            raise AssertionError(f"no way from {self.state.phase} to {phase}")
+            raise AssertionError(f"no transition from {self.state.phase} to {phase}")
         self.set(phase=phase)
 
     def assign(self, worker: WorkerId, duty: Duty, **changes: object) -> None:
-        before = self.state.workers[worker]
-        if duty not in DUTIES[before.duty]:
-            raise AssertionError(f"{worker} cannot go from {before.duty} to {duty}")
-        after = msgspec.structs.replace(before, duty=duty, **changes)
-        self.set(workers={**self.state.workers, worker: after})
+        before = self.state.workers[worker].duty
+        if duty not in DUTIES[before]:
+            raise AssertionError(f"{worker} cannot go from {before} to {duty}")
+        self.set_worker(worker, duty=duty, **changes)
 
-    def tell(self, command: RunCommand) -> None:
+    def emit(self, command: RunCommand) -> None:
         self.commands.append(command)

@@ -1,4 +1,4 @@
-"""Who learns from which sample: every sample once, ranks evenly loaded, the same for a same key."""
+"""Share samples among ranks: each sample once, evenly by tokens, the same for the same key."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-def shares(
+def share_samples(
     samples: Sequence[Sample], workers: Sequence[int], minibatches: int, *key: int
 ) -> list[tuple[MinibatchShare, ...]]:
-    """For each worker (given its number of ranks): its share of every minibatch."""
+    """Return each worker's share of every minibatch; `workers` are their numbers of ranks."""
     order = sorted(samples, key=lambda s: mix(*key, s.prompt, s.member))
     count = max(1, min(minibatches, len(order)))
     world = sum(workers)
@@ -47,7 +47,7 @@ def shares(
 
 
 def _balanced(batch: Sequence[Sample], world: int) -> list[list[Sample]]:
-    """Longest first, each to the rank with the least so far."""
+    """Give samples, longest first, to the rank with the fewest tokens so far."""
     ranks: list[list[Sample]] = [[] for _ in range(world)]
     loads = [0] * world
     for sample in sorted(batch, key=lambda s: (-s.length, s.prompt, s.member)):

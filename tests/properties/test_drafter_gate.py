@@ -1,0 +1,380 @@
+"""The gate trains drafters where that pays, and predictions are finite and bounded."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.properties.evaluations import FEW_ANSWERS, evaluated_versions
+from tests.samples import tally
+from tests.simulation.specs import base_with, small_spec
+from tlt.config import JobSpec
+from tlt.ids import DrafterVersion, Step
+from tlt.policies.drafter import gate, speedup_model
+from tlt.policies.drafter.gate import Judgement, TrainingOutlook
+from tlt.policies.drafter.learning_curve import EvaluatedVersion, extend_while_gaining, fit_curve
+from tlt.policies.drafter.payoff_evidence import (
+    PayoffEvidence,
+    record_evaluation,
+    record_failure,
+    record_named_live,
+    record_success,
+    refit_named,
+)
+from tlt.policies.drafter.training_progress import TrainingProgress
+from tlt.policies.speculation.savings_estimate import add_tallies
+from tlt.protocol.records import ControlRuns, DrafterEvaluation, StrategyTally
+from tlt.strategies import Draft, Ngram, Off
+
+_NOTHING = PayoffEvidence()
+
+
+def _outlook(steps: int, rollout_seconds: float, **changes: Any) -> TrainingOutlook:
+    """Look ahead from the first step, with two members."""
+    values: dict[str, Any] = {
+        "step": Step(0),
+        "newest_step": Step(0),
+        "members": 2,
+        "micro_batches_per_second": 10.0,
+        "speedup_without_drafter": 1.25,
+    }
+    return TrainingOutlook(
+        steps=steps, rollout_seconds=max(0.0, rollout_seconds), **{**values, **changes}
+    )
+
+
+def _ahead(spec: JobSpec, opened: int, seconds: float = 60.0, **changes: Any) -> TrainingOutlook:
+    left = max(0, spec.algorithm.steps - opened - 1)
+    speedup = speedup_model.without_drafter(spec, {})
+    values: dict[str, Any] = {"members": 4, "speedup_without_drafter": speedup, **changes}
+    return _outlook(left, seconds, **values)
+
+
+def _evaluate(
+    evidence: PayoffEvidence, evaluation: DrafterEvaluation, micro_batches: int, step: Step
+) -> PayoffEvidence:
+    after = record_evaluation(evidence, evaluation, base_with(micro_batches), step)
+    if gate.judge_evaluation(evaluation) is Judgement.ADOPT:
+        return record_success(after, step)
+    return record_failure(after, step)
+
+
+def _evidence(evaluations: list[EvaluatedVersion]) -> PayoffEvidence:
+    evidence = _NOTHING
+    for each in evaluations:
+        evaluation = DrafterEvaluation(used=each.used, trained=each.trained, answers=4)
+        evidence = _evaluate(evidence, evaluation, each.micro_batches, Step(0))
+    return msgspec.structs.replace(evidence, evaluated_step=Step(0))
+
+
+def _named(steps: int) -> JobSpec:
+    return small_spec(steps=steps, train="auto", drafter="/drafter")
+
+
+# --- what pays ----------------------------------------------------------------------------------
+
+
+def test_trains_and_reserves_time_at_a_cold_start_with_many_steps_left() -> None:
+    spec = small_spec(steps=100, train="auto")
+    ahead = _ahead(spec, 0)
+    reserved = gate.judge_reserved_time(spec, _NOTHING, ahead)
+    assert reserved.worth
+    assert reserved.cost >= 8.0
+    assert reserved.saved > 2.0 * reserved.cost
+    assert gate.judge_idle_training(spec, _NOTHING, ahead).worth
+
+
+def test_counts_only_gains_over_ngrams() -> None:
+    """Where n-grams are right as often as a drafter would be, a drafter is worth nothing."""
+    spec, saved = small_spec(steps=30, train="auto"), list[float]()
+    for faster in (1.0, 1.3, 1.6, 2.4):
+        costs = add_tallies({}, [_with_ngrams(1000, 1.0 / faster), _control_runs(20, 1000, 1.0)])
+        speedup = speedup_model.without_drafter(spec, costs)
+        ahead = _outlook(29, 6.0, speedup_without_drafter=speedup)
+        saved.append(gate.judge_reserved_time(spec, _NOTHING, ahead).saved)
+    assert saved == sorted(saved, reverse=True)
+    assert saved[0] > 40.0
+    assert saved[-1] == 0.0
+
+
+def test_reserves_no_time_to_read_answers_too_often() -> None:
+    spec = small_spec(steps=30, train="auto")
+
+    def reserved(tokens: int, micro_batches: int) -> gate.Verdict:
+        progress = TrainingProgress(
+            answer_tokens=tokens,
+            micro_batches=micro_batches,
+            tokens_read=1024 * micro_batches,
+            seconds=micro_batches / 10.0,
+        )
+        ahead = _outlook(
+            29,
+            6.0,
+            micro_batches_per_second=progress.micro_batch_rate,
+            learnable_micro_batches=progress.learnable_micro_batches,
+        )
+        return gate.judge_reserved_time(spec, _NOTHING, ahead)
+
+    assert not reserved(3_000, 0).worth
+    some, many = reserved(15_000, 0), reserved(200_000, 0)
+    assert some.worth
+    assert many.worth
+    assert many.saved > some.saved
+    assert not reserved(15_000, 210).worth
+
+
+def test_reserves_no_time_for_what_idle_seconds_soon_teach() -> None:
+    spec = small_spec(steps=30, train="auto")
+    verdicts = [
+        gate.judge_reserved_time(
+            spec,
+            _NOTHING,
+            _outlook(29, 6.0, speedup_without_drafter=1.0, idle_micro_batches=idle),
+        )
+        for idle in (0.0, 2.0, 10.0, 200.0)
+    ]
+    gained = [verdict.saved - verdict.cost for verdict in verdicts]
+    assert gained == sorted(gained, reverse=True)
+    assert verdicts[0].worth
+    assert gained[0] > 2.0 * gained[2]
+    assert not verdicts[-1].worth
+
+
+@given(steps=st.integers(0, 5000), idle=st.floats(0.0, 1000.0), most=st.floats(0.0, 1e5))
+def test_predicts_no_larger_savings_than_all_rollout_time(
+    steps: int, idle: float, most: float
+) -> None:
+    spec = small_spec(steps=30, train="auto")
+    ahead = _outlook(steps, 6.0, learnable_micro_batches=most, idle_micro_batches=idle)
+    verdict = gate.judge_reserved_time(spec, _NOTHING, ahead)
+    assert 0.0 <= verdict.saved <= 6.0 * steps
+    assert not verdict.worth or verdict.saved > 2.0 * verdict.cost
+
+
+def test_idle_seconds_explore_where_reserved_ones_may_not() -> None:
+    spec = small_spec(steps=30, train="auto")
+    evidence = _evidence(FEW_ANSWERS)
+    ahead = _ahead(spec, 8, seconds=4.5, members=2, micro_batches_per_second=453 / 30.0)
+    assert gate.judge_idle_training(spec, evidence, ahead).worth
+    assert not gate.judge_reserved_time(spec, evidence, ahead).worth
+
+
+_ENDED = [
+    EvaluatedVersion(
+        version=DrafterVersion(i), micro_batches=1000 + 50 * i, used=4.25, trained=4.25
+    )
+    for i in range(12)
+]
+
+
+@pytest.mark.parametrize(("trained", "rests"), [(4.25, True), (4.45, False)])
+def test_tries_new_answers_in_idle_seconds_where_the_curve_has_ended(
+    trained: float, rests: bool
+) -> None:
+    spec = small_spec(steps=100, train="auto")
+    evidence = msgspec.structs.replace(_evidence(_ENDED), failures=0, rest_until=Step(0))
+    assert extend_while_gaining(fit_curve(None, _ENDED), _ENDED) == fit_curve(None, _ENDED)
+    tried = [_tries(spec, evidence, Step(0), Step(0))]
+    for step in map(Step, range(1, 6)):
+        tried.append(_tries(spec, evidence, step, step))
+        evaluation = DrafterEvaluation(used=4.25, trained=trained, answers=4)
+        evidence = _evaluate(evidence, evaluation, 1600 + 50 * step, step)
+        # during an evaluation of the policy, the next step has no answers yet
+        evaluating = _tries(spec, evidence, Step(step + 1), step)
+        if rests:
+            assert not evaluating
+    assert tried == [False, True, True, True, True, not rests]
+
+
+def _tries(spec: JobSpec, evidence: PayoffEvidence, step: Step, newest_step: Step) -> bool:
+    ahead = _ahead(
+        spec,
+        step,
+        seconds=20.0,
+        members=2,
+        micro_batches_per_second=1600 / 80.0,
+        step=step,
+        newest_step=newest_step,
+    )
+    assert not gate.judge_reserved_time(spec, evidence, ahead).worth
+    return gate.judge_idle_training(spec, evidence, ahead).worth
+
+
+def test_measures_a_named_drafter_before_reserving_time() -> None:
+    """It may be at its best already: idle seconds find that out."""
+    named = _named(steps=100)
+    ahead = _ahead(named, 0)
+    assert not gate.judge_reserved_time(named, _NOTHING, ahead).worth
+    assert gate.judge_idle_training(named, _NOTHING, ahead).worth
+    first = EvaluatedVersion(version=DrafterVersion(1), micro_batches=24, used=2.0, trained=2.4)
+    assert gate.judge_reserved_time(named, _evidence([first]), ahead).worth
+
+
+def test_trains_a_named_drafter_once_it_has_become_worse_than_its_best() -> None:
+    """Rollouts with chains of four show that, without any evaluation."""
+    named = _named(steps=10)
+    ahead = _ahead(named, 0, seconds=5.0)
+    initial = record_named_live(_NOTHING, [_chains_of_four(4.9)])
+    assert initial.curve is not None
+    assert initial.curve.now == pytest.approx(6.79, abs=0.01)
+    assert not gate.judge_idle_training(named, initial, ahead).worth
+    assert not gate.judge_reserved_time(named, initial, ahead).worth
+    later = initial
+    for _ in range(20):
+        later = refit_named(record_named_live(later, [_chains_of_four(4.0)]))
+    assert later.curve is not None
+    assert later.curve.plateau >= 6.7
+    assert later.curve.now == pytest.approx(5.04, abs=0.1)
+    assert gate.judge_idle_training(named, later, ahead).worth
+    # no evaluation has shown yet that training brings it back
+    assert not gate.judge_reserved_time(named, later, _ahead(named, 0, seconds=50.0)).worth
+
+
+def _chains_of_four(length: float) -> StrategyTally:
+    return tally(round(5000 * length), 1.0, strategy=Draft(depth=4), rows=5000)
+
+
+@given(evaluations=evaluated_versions, seconds=st.floats(0.0, 1e5), members=st.integers(1, 64))
+@settings(max_examples=40)
+def test_trains_nothing_at_the_last_step(
+    evaluations: list[EvaluatedVersion], seconds: float, members: int
+) -> None:
+    spec = small_spec(steps=5, train="auto")
+    ahead = _ahead(spec, 4, seconds, members=members)
+    assert not gate.judge_reserved_time(spec, _evidence(evaluations), ahead).worth
+    assert not gate.judge_idle_training(spec, _evidence(evaluations), ahead).worth
+
+
+@given(length=st.floats(1.0, 6.0), steps=st.integers(2, 30), seconds=st.floats(0.1, 100.0))
+@settings(max_examples=40)
+def test_reserves_hardly_any_time_for_a_drafter_at_its_plateau(
+    length: float, steps: int, seconds: float
+) -> None:
+    evaluations = [
+        EvaluatedVersion(
+            version=DrafterVersion(0), micro_batches=2000 + 24 * i, used=length, trained=length
+        )
+        for i in range(1, 41)
+    ]
+    spec = small_spec(steps=steps, train="auto")
+    evidence = msgspec.structs.replace(_evidence(evaluations), rest_until=Step(0))
+    verdict = gate.judge_reserved_time(spec, evidence, _ahead(spec, 0, seconds))
+    assert verdict.saved <= 0.15 * seconds * steps
+    assert verdict.cost <= 0.5 * verdict.saved
+
+
+@given(evaluations=evaluated_versions, seconds=st.floats(-1e6, 1e6), members=st.integers(0, 64))
+@settings(max_examples=40)
+def test_obeys_always_and_off(
+    evaluations: list[EvaluatedVersion], seconds: float, members: int
+) -> None:
+    evidence = _evidence(evaluations)
+    for train, worth in (("always", True), ("off", False)):
+        spec = small_spec(steps=9, train=train)  # pyright: ignore[reportArgumentType]
+        ahead = _ahead(spec, 0, seconds, members=members)
+        assert gate.judge_idle_training(spec, evidence, ahead).worth is worth
+        assert not gate.judge_reserved_time(spec, evidence, ahead).worth
+
+
+@given(evaluations=evaluated_versions, seconds=st.floats(-1e6, 1e6), members=st.integers(1, 64))
+@settings(max_examples=40)
+def test_verdicts_are_finite(
+    evaluations: list[EvaluatedVersion], seconds: float, members: int
+) -> None:
+    spec, evidence = small_spec(steps=9, train="auto"), _evidence(evaluations)
+    ahead = _ahead(spec, 0, seconds, members=members)
+    for verdict in (
+        gate.judge_idle_training(spec, evidence, ahead),
+        gate.judge_reserved_time(spec, evidence, ahead),
+    ):
+        assert math.isfinite(verdict.saved)
+        assert verdict.cost >= 0.0
+        assert not verdict.worth or verdict.saved > verdict.cost
+
+
+def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
+    spec = small_spec(steps=1000, train="auto")
+    evidence, step, rests = _NOTHING, 0, list[int]()
+    failure = DrafterEvaluation(used=3.0, trained=2.9, answers=4)
+    for _ in range(100):
+        evidence = _evaluate(evidence, failure, 24, Step(step))
+        for pause in range(step, evidence.rest_until):
+            ahead = _ahead(spec, pause, 1e6, step=Step(pause))
+            assert not gate.judge_idle_training(spec, evidence, ahead).worth
+            assert not gate.judge_reserved_time(spec, evidence, ahead).worth
+        rests.append(evidence.rest_until - step)
+        step = evidence.rest_until
+    assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
+    assert rests == sorted(rests)
+    better = DrafterEvaluation(used=2.9, trained=3.2, answers=4)
+    assert _evaluate(evidence, better, 24, Step(step)).failures == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "trained", "judgement"),
+    [
+        (None, 1.0, Judgement.REJECT),
+        (None, 1.2, Judgement.ADOPT),
+        (2.0, 2.1, Judgement.ADOPT),
+        (2.0, 2.0, Judgement.REJECT),
+        (2.0, 1.9, Judgement.REJECT),
+        (2.0, 1.7, Judgement.RESTART),
+        (2.0, math.nan, Judgement.UNMEASURED),
+        (2.0, math.inf, Judgement.UNMEASURED),
+    ],
+)
+def test_adopts_what_is_better_and_restarts_what_is_much_worse(
+    used: float | None, trained: float, judgement: Judgement
+) -> None:
+    evaluation = DrafterEvaluation(used=used, trained=trained, answers=4)
+    assert gate.judge_evaluation(evaluation) is judgement
+    without_answers = DrafterEvaluation(used=used, trained=trained, answers=0)
+    assert gate.judge_evaluation(without_answers) is Judgement.UNMEASURED
+
+
+# --- speedup without a drafter ------------------------------------------------------------------
+
+
+def test_measures_ngrams_where_control_runs_exist() -> None:
+    """A tail of single answers has no control run, so nothing tells what plain decoding takes."""
+    spec = small_spec(steps=30, train="auto")
+    measured = [_with_ngrams(1000, 0.5), _control_runs(20, 1000, 1.0)]
+    found = speedup_model.without_drafter(spec, add_tallies({}, measured))
+    assert found == pytest.approx(2.0, rel=0.05)
+    tail = tally(1000, 9.0, strategy=Ngram(tokens=4), bucket=32)
+    assert speedup_model.without_drafter(spec, add_tallies({}, [*measured, tail])) == found
+    usual = speedup_model.without_drafter(spec, {})
+    assert speedup_model.without_drafter(spec, add_tallies({}, [tail])) == usual
+    one_run = add_tallies({}, [_with_ngrams(1000, 0.5), _control_runs(1, 1000, 1.0)])
+    assert speedup_model.without_drafter(spec, one_run) < found
+    # a drafter that proposes beside n-grams leaves them what it is worse at
+    assert speedup_model.without_drafter(_named(steps=30), add_tallies({}, measured)) == usual
+
+
+def _with_ngrams(tokens: int, seconds: float) -> StrategyTally:
+    return tally(tokens, seconds, strategy=Ngram(tokens=4))
+
+
+def _control_runs(runs: int, tokens: int, seconds: float) -> StrategyTally:
+    """Tally control runs of this many tokens and seconds each."""
+    sums = ControlRuns(
+        count=runs,
+        tokens_squared=runs * tokens**2,
+        seconds_squared=runs * seconds**2,
+        product=runs * tokens * seconds,
+    )
+    return tally(runs * tokens, runs * seconds, strategy=Off(), control=sums)
+
+
+@given(
+    tokens=st.integers(0, 10**6),
+    seconds=st.just(0.0) | st.floats(1e-9, 1e6),
+    plain=st.just(0.0) | st.floats(1e-9, 1e3),
+    runs=st.integers(0, 50),
+)
+def test_speedup_by_ngrams_is_finite(tokens: int, seconds: float, plain: float, runs: int) -> None:
+    costs = add_tallies({}, [_with_ngrams(tokens, seconds), _control_runs(runs, 100, plain)])
+    assert 1.0 <= speedup_model.without_drafter(small_spec(train="auto"), costs) < math.inf

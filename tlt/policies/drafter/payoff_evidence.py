@@ -1,0 +1,121 @@
+"""What evaluations and rollouts have shown about how good the drafter is and may become."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tlt.ids import NAMED, DrafterVersion, Step
+from tlt.policies.drafter.learning_curve import (
+    MOST_EVALUATIONS,
+    EvaluatedVersion,
+    LearningCurve,
+    fit_curve,
+)
+from tlt.policies.drafter.live_acceptance import (
+    LiveAcceptance,
+    add_recent_tallies,
+    estimate_accept_length,
+)
+from tlt.protocol.records import DrafterEvaluation, StrategyTally
+from tlt.protocol.refs import DrafterBase
+
+# proposed tokens in a row when drafters are evaluated
+EVALUATION_DEPTH = 6
+# failures in a row before training rests, for twice as many steps each time
+_FAILURES_BEFORE_REST = 2
+_LONGEST_REST = 8
+
+
+class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    # the newest ones, oldest first
+    evaluations: tuple[EvaluatedVersion, ...] = ()
+    # accept length before any training
+    initial_length: float | None = None
+    # fitted to the evaluations, or to rollouts with the drafter that the spec names
+    curve: LearningCurve | None = None
+    # of the drafter that the spec names, until there is an evaluation
+    named_live: LiveAcceptance = {}
+    # how many times as fast as plain decoding rollouts went before any drafter was adopted
+    speedup_without_drafter: float | None = None
+    # the newest step with answers at the last evaluation
+    evaluated_step: Step = Step(0)
+    # trainings in a row that gained nothing, and the step before which none is tried
+    failures: int = 0
+    rest_until: Step = Step(0)
+
+
+def record_evaluation(
+    evidence: PayoffEvidence,
+    evaluation: DrafterEvaluation,
+    base: DrafterBase,
+    newest_step: Step,
+) -> PayoffEvidence:
+    evaluated = EvaluatedVersion(
+        version=base.version,
+        micro_batches=base.micro_batches,
+        used=evaluation.used,
+        trained=evaluation.trained,
+    )
+    initial = evidence.initial_length if evidence.evaluations else evaluation.used
+    evaluations = (*evidence.evaluations, evaluated)[-MOST_EVALUATIONS:]
+    return msgspec.structs.replace(
+        evidence,
+        evaluations=evaluations,
+        initial_length=initial,
+        curve=fit_curve(initial, evaluations),
+        evaluated_step=newest_step,
+    )
+
+
+def record_named_live(evidence: PayoffEvidence, tallies: Sequence[StrategyTally]) -> PayoffEvidence:
+    """Learn from rollouts how good the drafter is that the spec names, until it is evaluated."""
+    if evidence.evaluations:
+        return evidence
+    recent = add_recent_tallies(evidence.named_live, tallies, NAMED)
+    after = msgspec.structs.replace(evidence, named_live=recent)
+    return refit_named(after) if after.curve is None else after
+
+
+def refit_named(evidence: PayoffEvidence) -> PayoffEvidence:
+    """Expect that training brings the named drafter back to the best it has ever been."""
+    if evidence.evaluations:
+        return evidence
+    length = estimate_accept_length(evidence.named_live, EVALUATION_DEPTH)
+    if length is None:
+        return evidence
+    best = max(length, evidence.initial_length or 1.0)
+    curve = fit_curve(best, ())
+    now = min(length, curve.plateau)
+    return msgspec.structs.replace(
+        evidence, initial_length=best, curve=msgspec.structs.replace(curve, now=now)
+    )
+
+
+def record_success(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
+    return msgspec.structs.replace(evidence, failures=0, rest_until=step)
+
+
+def record_failure(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
+    """Try less and less often after failures in a row."""
+    failures = evidence.failures + 1
+    beyond = failures - _FAILURES_BEFORE_REST - 1
+    rest = 0 if beyond < 0 else min(_LONGEST_REST, 2 ** min(beyond, _LONGEST_REST))
+    return msgspec.structs.replace(evidence, failures=failures, rest_until=Step(step + rest))
+
+
+def forget_later_versions(
+    evidence: PayoffEvidence, version: DrafterVersion, step: Step
+) -> PayoffEvidence:
+    """Record the failure that led back to this version, and drop evaluations of later ones."""
+    evaluations = tuple(each for each in evidence.evaluations if each.version <= version)
+    initial = evidence.initial_length if evaluations else None
+    curve = fit_curve(initial, evaluations) if evaluations else None
+    kept = msgspec.structs.replace(
+        evidence, evaluations=evaluations, initial_length=initial, curve=curve
+    )
+    return record_failure(kept, step)
+
+
+def rest_longest(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
+    """Rest where no drafter can be loaded or committed."""
+    return msgspec.structs.replace(evidence, rest_until=Step(step + _LONGEST_REST))

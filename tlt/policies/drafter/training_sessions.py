@@ -1,0 +1,129 @@
+"""Start and stop workers' training sessions.
+
+A worker in a session has duty DRAFTER_TRAINING. It leaves that duty only by reporting
+DrafterTrainingStopped or when its ranks die, so no worker trains and decodes at once.
+"""
+
+import msgspec
+
+from tlt.ids import WorkerId
+from tlt.policies.drafter import lineage
+from tlt.policies.drafter.adoption import lacks_drafter
+from tlt.policies.job.run_state import Duty, RunState, Turn, WorkerState
+from tlt.protocol.commands import MergeDrafter, StopDrafterTraining, TrainDrafter
+
+TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
+
+
+def is_any_open(state: RunState) -> bool:
+    return any(worker.duty in TRAINING for worker in state.workers.values())
+
+
+def is_open(worker: WorkerState, session: int) -> bool:
+    return worker.duty in TRAINING and worker.training_session == session
+
+
+def is_eligible(state: RunState, worker: WorkerState) -> bool:
+    """Return False for a worker without the drafter in use.
+
+    It would train from other weights than the others, and evaluate against less.
+    """
+    incarnations = [known.info.incarnation for known in state.workers.values()]
+    return not lacks_drafter(state.drafter.adoption, worker.info.incarnation, incarnations)
+
+
+def start(turn: Turn, worker: WorkerId) -> None:
+    """Start a session, and request a merge that is due and that no member makes."""
+    progress = turn.state.drafter.progress
+    session = progress.sessions + 1
+    turn.set_drafter(progress=msgspec.structs.replace(progress, sessions=session))
+    turn.assign(worker, Duty.DRAFTER_TRAINING, training_session=session)
+    started = turn.state.workers[worker]
+    _send_base(turn, started)
+    if (
+        turn.state.drafter.lineage.merge is None
+        and is_merge_due(turn.state)
+        and _can_merge(turn.state, started)
+    ):
+        request_merge(turn, started)
+
+
+def is_merge_due(state: RunState) -> bool:
+    return state.drafter.lineage.unmerged_micro_batches >= state.spec.drafter.merge_every
+
+
+def _can_merge(state: RunState, worker: WorkerState) -> bool:
+    """Return True if the worker holds weights to merge into: a base, or its own first ones."""
+    known = state.drafter.lineage
+    return known.base.weights is not None or not worker.members.isdisjoint(known.newest_delta)
+
+
+def request_merge(turn: Turn, worker: WorkerState) -> None:
+    state = turn.state
+    after, merge = lineage.start_merge(state.drafter.lineage, worker.info)
+    turn.set_drafter(lineage=after)
+    turn.emit(
+        MergeDrafter(
+            worker=merge.worker,
+            incarnation=merge.incarnation,
+            job=state.job,
+            step=state.step,
+            training_session=worker.training_session,
+            version=merge.version,
+            base=after.base,
+            deltas=merge.deltas,
+        )
+    )
+
+
+def redirect_all(turn: Turn) -> None:
+    """Send the new base to all members that have the drafter in use, and stop the others."""
+    stop_ineligible(turn)
+    for worker in turn.state.workers.values():
+        redirect(turn, worker)
+
+
+def redirect(turn: Turn, worker: WorkerState) -> None:
+    if worker.duty is Duty.DRAFTER_TRAINING:
+        _send_base(turn, worker)
+
+
+def _send_base(turn: Turn, worker: WorkerState) -> None:
+    state = turn.state
+    turn.emit(
+        TrainDrafter(
+            worker=worker.info.worker,
+            incarnation=worker.info.incarnation,
+            job=state.job,
+            step=state.step,
+            training_session=worker.training_session,
+            base=state.drafter.lineage.base,
+            held_out=state.drafter.progress.held_out,
+        )
+    )
+
+
+def stop(turn: Turn, worker: WorkerId) -> None:
+    current = turn.state.workers[worker]
+    if current.duty is not Duty.DRAFTER_TRAINING:
+        return
+    turn.assign(worker, Duty.STOPPING)
+    turn.emit(
+        StopDrafterTraining(
+            worker=worker,
+            incarnation=current.info.incarnation,
+            job=turn.state.job,
+            training_session=current.training_session,
+        )
+    )
+
+
+def stop_all(turn: Turn) -> None:
+    for worker in turn.state.workers:
+        stop(turn, worker)
+
+
+def stop_ineligible(turn: Turn) -> None:
+    for worker, known in turn.state.workers.items():
+        if not is_eligible(turn.state, known):
+            stop(turn, worker)

@@ -1,0 +1,129 @@
+"""Move a run from one phase to the next.
+
+A step is a rollout batch, reserved time for drafter training where that pays, then policy updates
+until the target version is published. Evaluations are rollout batches without an update.
+"""
+
+from tlt.ids import JobStatus, PolicyVersion, PromptIndex, Step
+from tlt.policies.drafter import scheduler, training_sessions, version_changes
+from tlt.policies.job import policy_versions, rollout_assignment, rollout_batch
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import Phase, RunState, Turn
+from tlt.policies.job.update_plan import plan_update
+from tlt.protocol.commands import CloseJob, FinishRun, RecordRolloutBatch
+
+
+def open_step(turn: Turn) -> None:
+    state = turn.state
+    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
+    turn.enter(Phase.ROLLOUT)
+    scheduler.open_step(turn, prompts)
+    rollout_assignment.open_batch(turn, "train", prompts, state.spec.algorithm.group_size)
+
+
+def open_evaluation(turn: Turn) -> None:
+    turn.enter(Phase.EVALUATING)
+    prompts = tuple(PromptIndex(i) for i in range(turn.state.eval_prompts))
+    rollout_assignment.open_batch(turn, "eval", prompts, 1)
+
+
+def close_batch(turn: Turn) -> None:
+    state, batch = turn.state, turn.state.batch
+    assert batch is not None
+    turn.set(batch=None)
+    turn.emit(
+        RecordRolloutBatch(
+            job=state.job,
+            step=batch.step,
+            purpose=batch.purpose,
+            version=state.version,
+            rewards=tuple(batch.rewards()),
+        )
+    )
+    if batch.purpose == "eval":
+        policy_versions.keep_best(turn, batch)
+        if state.step >= state.spec.algorithm.steps:
+            end_job(turn, "done", None)
+        else:
+            open_step(turn)
+        return
+    turn.set(
+        plans={**state.plans, state.version: plan_update(batch, state.spec)},
+        target=PolicyVersion(state.version + 1),
+        rollout_seconds=_mean_rollout_seconds(state, batch, turn.now),
+    )
+    scheduler.count_answers(turn, batch)
+    reservation = scheduler.plan_reservation(turn)
+    if reservation is None:
+        enter_policy_update(turn)
+    else:
+        scheduler.start_reserved_training(turn, reservation)
+        turn.enter(Phase.RESERVED_TRAINING)
+
+
+def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:
+    """Average over batches, because some prompts take three times as long as others."""
+    longest, before = batch.longest_decode_seconds, state.rollout_seconds
+    if longest is None:
+        return before or now - state.batch_opened_at
+    return 0.5 * (before + longest) if before else longest
+
+
+def enter_policy_update(turn: Turn) -> None:
+    turn.enter(Phase.POLICY_UPDATE)
+    training_sessions.stop_all(turn)
+    advance_update(turn)
+
+
+def advance(turn: Turn) -> None:
+    """Go on where a phase waited for workers that are free or gone now."""
+    phase = turn.state.phase
+    if phase is Phase.RESERVED_TRAINING and not training_sessions.is_any_open(turn.state):
+        enter_policy_update(turn)
+    elif phase is Phase.POLICY_UPDATE:
+        advance_update(turn)
+
+
+def advance_update(turn: Turn) -> None:
+    """Start the next policy update, or leave the phase if the target is published."""
+    if policy_versions.is_waiting(turn.state):
+        return
+    if not policy_versions.is_published(turn.state):
+        policy_versions.start_update(turn)
+    elif turn.state.batch is not None:
+        _resume_batch(turn, turn.state.batch)
+    else:
+        _open_next_step(turn)
+
+
+def _resume_batch(turn: Turn, batch: RolloutBatch) -> None:
+    """Go on with the batch that was open when a lost policy had to be restored."""
+    turn.enter(Phase.ROLLOUT if batch.purpose == "train" else Phase.EVALUATING)
+    if batch.settled:
+        close_batch(turn)
+    else:
+        rollout_assignment.assign_all(turn)
+
+
+def _open_next_step(turn: Turn) -> None:
+    step, algorithm = Step(turn.state.step + 1), turn.state.spec.algorithm
+    turn.set(step=step)
+    last = step >= algorithm.steps
+    if algorithm.eval_every > 0 and (last or step % algorithm.eval_every == 0):
+        open_evaluation(turn)
+    elif last:
+        end_job(turn, "done", None)
+    else:
+        open_step(turn)
+
+
+def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:
+    state = turn.state
+    turn.enter(Phase.ENDED)
+    for worker in state.workers.values():
+        turn.emit(
+            CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
+        )
+    policy_versions.end(turn)
+    version_changes.end(turn)
+    turn.emit(FinishRun(job=state.job, status=status, error=error))

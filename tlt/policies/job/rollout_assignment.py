@@ -1,0 +1,87 @@
+"""Open rollout batches, and assign workers to the batch at hand."""
+
+import msgspec
+
+from tlt.ids import Incarnation, PromptIndex, Purpose, WorkerId
+from tlt.policies.drafter import training_sessions
+from tlt.policies.drafter.adoption import retry_loading
+from tlt.policies.job import rollout_batch
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, Turn
+from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
+from tlt.protocol.records import WorkerInfo
+
+ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.EVALUATING)
+
+
+def open_batch(
+    turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+) -> None:
+    state = turn.state
+    opened = rollout_batch.new_batch(state.step, purpose, prompts, members)
+    turn.set(batch=opened, batch_opened_at=turn.now)
+    turn.emit(
+        IssuePrompts(
+            job=state.job,
+            epoch=state.epoch,
+            step=state.step,
+            purpose=purpose,
+            prompts=prompts,
+            members=members,
+        )
+    )
+    assign_all(turn)
+
+
+def assign_all(turn: Turn) -> None:
+    for worker in turn.state.workers:
+        assign(turn, worker)
+
+
+def assign(turn: Turn, worker: WorkerId) -> None:
+    """Assign a worker to the batch at hand; one that trains the drafter has to stop first."""
+    state, current = turn.state, turn.state.workers[worker]
+    if state.batch is None:
+        return
+    if Duty.ROLLOUT not in DUTIES[current.duty]:
+        training_sessions.stop(turn, worker)
+        return
+    turn.assign(worker, Duty.ROLLOUT)
+    adoption = retry_loading(state.drafter.adoption, current.info.incarnation)
+    turn.set_drafter(adoption=adoption)
+    turn.emit(
+        StartRollout(
+            worker=worker,
+            incarnation=current.info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            step=state.batch.step,
+            purpose=state.batch.purpose,
+            policy=state.policy,
+            drafter=adoption.used,
+            requeues=state.batch.requeues,
+            share=_share(state, state.batch, current.info),
+        )
+    )
+
+
+def _share(state: RunState, batch: RolloutBatch, info: WorkerInfo) -> int:
+    if not state.spec.rollout.spread:
+        return batch.unsettled
+    ranks = sum(worker.info.ranks for worker in state.workers.values())
+    return -(-batch.unsettled * info.ranks // ranks)
+
+
+def requeue(turn: Turn, incarnation: Incarnation) -> None:
+    """Return the prompts that an incarnation held to the queue, and assign idle workers again.
+
+    Repeated at the worker's next join or loss: one that outlived its lease may have taken more.
+    """
+    state = turn.state
+    turn.emit(RequeuePrompts(job=state.job, incarnation=incarnation))
+    if state.batch is None:
+        return
+    again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)
+    turn.set(batch=again)
+    if state.phase in ROLLOUT_PHASES:
+        assign_all(turn)

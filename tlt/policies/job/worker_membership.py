@@ -1,0 +1,92 @@
+"""Let workers join and leave a run; a newer incarnation always ends the one before it."""
+
+from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.job import phase_transitions, policy_versions, rollout_assignment
+from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
+from tlt.policies.job.speculation_verdict import stop_speculation
+from tlt.protocol.commands import OpenJob
+from tlt.protocol.events import WorkerLost
+from tlt.protocol.records import WorkerInfo
+
+
+def join(turn: Turn, info: WorkerInfo) -> None:
+    state = turn.state
+    if info.incarnation <= state.newest_incarnations.get(info.worker, -1):
+        return
+    known = state.workers.get(info.worker)
+    if known is not None:
+        _drop(turn, known)
+        _count_loss(turn, known, f"{info.worker} started again")
+        if turn.state.phase is Phase.ENDED:
+            return
+    elif info.worker in state.newest_incarnations:
+        rollout_assignment.requeue(turn, state.newest_incarnations[info.worker])
+    turn.set(
+        newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
+        workers={**turn.state.workers, info.worker: WorkerState(info=info)},
+        returning_workers=turn.state.returning_workers - {info.worker},
+    )
+    turn.emit(
+        OpenJob(
+            worker=info.worker,
+            incarnation=info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            spec=state.spec,
+            folder=state.folder,
+        )
+    )
+    if not state.speculation_allowed:
+        stop_speculation(turn, info)
+    if turn.state.phase in rollout_assignment.ROLLOUT_PHASES:
+        rollout_assignment.assign(turn, info.worker)
+    else:
+        phase_transitions.advance(turn)
+    training_sessions.stop_ineligible(turn)
+
+
+def lose(turn: Turn, event: WorkerLost) -> None:
+    state = turn.state
+    newest = state.newest_incarnations.get(event.worker)
+    if newest is not None and event.incarnation < newest:
+        return
+    turn.set(newest_incarnations={**state.newest_incarnations, event.worker: event.incarnation})
+    known = state.workers.get(event.worker)
+    if known is None:
+        never_joined = newest != event.incarnation
+        if never_joined and newest is not None:
+            rollout_assignment.requeue(turn, newest)
+        if never_joined or not event.returning:
+            turn.set(returning_workers=turn.state.returning_workers - {event.worker})
+            phase_transitions.advance(turn)
+        return
+    _drop(turn, known)
+    if event.returning:
+        turn.set(returning_workers=turn.state.returning_workers | {event.worker})
+    if not event.with_session:
+        _count_loss(turn, known, event.reason)
+    phase_transitions.advance(turn)
+
+
+def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
+    """Fail the job past its limit of losses; ranks that were told to leave are none."""
+    if lost.duty is Duty.LEAVING:
+        return
+    losses, limit = turn.state.losses + 1, turn.state.spec.workers.max_restarts
+    turn.set(losses=losses)
+    if losses > limit:
+        complaint = (
+            f"worker {lost.info.worker} was lost, loss number {losses} of this job "
+            f"(workers.max_restarts is {limit}): {reason}"
+        )
+        phase_transitions.end_job(turn, "failed", complaint)
+
+
+def _drop(turn: Turn, lost: WorkerState) -> None:
+    """Forget an incarnation, and return what it held to others."""
+    worker, phase = lost.info.worker, turn.state.phase
+    turn.set(workers={k: v for k, v in turn.state.workers.items() if k != worker})
+    scheduler.lose_members(turn, lost)
+    rollout_assignment.requeue(turn, lost.info.incarnation)
+    if phase is Phase.POLICY_UPDATE and lost.duty is Duty.POLICY_UPDATE:
+        policy_versions.abandon_update(turn, f"{worker} was lost during the update")
