@@ -1,7 +1,8 @@
 """ARCHITECTURE.md describes the code as it is.
 
-An entry of its numbered lists is `path:function`; `→ Message` at its end names the struct of
-tlt/protocol by which it reaches the next entry, which handles it or carries it on.
+A numbered entry is `path:function`, and ends with `→ Message` where it reaches the next entry by a
+struct of tlt/protocol, which that one handles or carries on, and not by a call. The items under an
+entry are what it calls on the way, one after the other or each other.
 """
 
 import ast
@@ -14,48 +15,54 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TEXT = (ROOT / "ARCHITECTURE.md").read_text()
-WAYS = {"A prompt becomes new weights": 38, "An idle worker trains a drafter": 24}
+MARKDOWN = sorted(path for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))
+# the most files of a path
+PATHS = {"From a prompt to new weights": 38, "From an idle worker to an adopted drafter": 24}
+# the decider, the worker's shell, the rank's loop, and the channel between them
 ENTERED_AGAIN = {
     "tlt/policies/coordinator.py",
-    "tlt/actors/worker.py",
-    "tlt/actors/incarnation.py",
+    "tlt/actors/message_router.py",
     "tlt/ranks/main.py",
     "tlt/ranks/worker_channel.py",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Entry(NamedTuple):
-    number: int
+class Call(NamedTuple):
     path: str
     # `function` or `Class.method`
     function: str
-    # the struct by which it reaches the next entry, where that isn't a call
+
+
+class Entry(NamedTuple):
+    number: int
+    call: Call
+    below: list[Call]
+    # the struct by which it reaches the next entry; None if it calls it
     message: str | None
 
 
 def entries(heading: str) -> list[Entry]:
-    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found: list[Entry] = []
-    for item in re.findall(r"^\d+\. (?:.+\n?)(?:^ {3}.+\n?)*", section, re.MULTILINE):
-        parsed = re.match(r"(\d+)\. `([\w/]+\.py):([\w.]+)`", item)
-        assert parsed is not None, f"not an entry: {item}"
-        message = re.search(r"→ `(\w+)`\s*$", item)
-        found.append(Entry(int(parsed[1]), parsed[2], parsed[3], message and message[1]))
+    for item in re.findall(r"^\d+\. .+\n(?:^ +\S.*\n?)*", section, re.MULTILINE):
+        calls = [Call(*found) for found in re.findall(r"`(tlt/[\w/]+\.py):([\w.]+)`", item)]
+        message = re.search(r"→ `(\w+)`", item)
+        found.append(Entry(int(item.split(".")[0]), calls[0], calls[1:], message and message[1]))
     return found
 
 
 @cache
-def tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+def names_in_file(path: str) -> set[str]:
+    return names_in(ast.parse((ROOT / path).read_text()))
 
 
 @cache
 def functions(path: str) -> dict[str, Function]:
     """Return a file's functions, methods as `Class.method`."""
     found: dict[str, Function] = {}
-    for node in tree(path).body:
+    for node in ast.parse((ROOT / path).read_text()).body:
         if isinstance(node, Function):
             found[node.name] = node
         if isinstance(node, ast.ClassDef):
@@ -65,16 +72,15 @@ def functions(path: str) -> dict[str, Function]:
 
 
 @cache
-def mentioned(path: str, function: str) -> set[str]:
-    """Return the names in a function and in the functions of its file that it reaches."""
-    names, waiting, seen = set[str](), [function], set[str]()
+def names_reached(call: Call) -> set[str]:
+    """Return the names in a function, and in the functions of its file that it calls."""
+    names, waiting, seen = set[str](), [call.function], set[str]()
     while waiting:
         current = waiting.pop()
         seen.add(current)
-        new = names_in(functions(path)[current]) - names
-        names |= new
-        reached = (other for other in functions(path) if other.rpartition(".")[2] in new)
-        waiting += [other for other in reached if other not in seen]
+        names |= names_in(functions(call.path)[current])
+        called = (other for other in functions(call.path) if other.rpartition(".")[2] in names)
+        waiting += [other for other in called if other not in seen]
     return names
 
 
@@ -90,45 +96,61 @@ def messages() -> set[str]:
     return {node.name for node in bodies if isinstance(node, ast.ClassDef)}
 
 
-def names_of(entry: Entry) -> set[str]:
-    """Return the names by which another function can reach this one: its own and its class's."""
-    return set(entry.function.split(".")) - {"__init__"}
+def reaches(caller: Call, called: Call) -> bool:
+    """Return True if the function, or a class's instance that it makes, is named by the caller."""
+    return bool(names_reached(caller) & set(called.function.split(".")))
 
 
-@pytest.mark.parametrize("heading", WAYS)
+@pytest.mark.parametrize("heading", PATHS)
 def test_entries_exist_and_are_numbered(heading: str) -> None:
     listed = entries(heading)
     assert [entry.number for entry in listed] == list(range(1, len(listed) + 1))
     for entry in listed:
-        assert entry.function in functions(entry.path), f"{entry.path} has no {entry.function}"
-        assert entry.message is None or entry.message in messages()
+        for call in (entry.call, *entry.below):
+            assert call.function in functions(call.path), call
+        assert entry.message is None or entry.message in messages(), entry
 
 
-@pytest.mark.parametrize("heading", WAYS)
-def test_begins_and_ends_where_it_says(heading: str) -> None:
+@pytest.mark.parametrize("heading", PATHS)
+def test_a_path_enters_few_files_and_none_twice(heading: str) -> None:
     listed = entries(heading)
-    assert listed[-1].function == "decide" or "drafter" in heading
-    assert len({entry.path for entry in listed}) <= WAYS[heading]
-
-
-@pytest.mark.parametrize("heading", WAYS)
-def test_goes_in_one_direction(heading: str) -> None:
-    listed = entries(heading)
-    turns = [a.path for a, b in pairwise(listed) if a.path != b.path] + [listed[-1].path]
-    again = {path for path in turns if turns.count(path) > 1}
+    assert listed
+    visits = [[call.path for call in (entry.call, *entry.below)] for entry in listed]
+    entered = [path for visit in visits for path in dict.fromkeys(visit)]
+    again = {path for path in entered if entered.count(path) > 1}
     assert again <= ENTERED_AGAIN
+    assert len(set(entered)) <= PATHS[heading]
 
 
-@pytest.mark.parametrize("heading", WAYS)
-def test_each_step_reaches_the_next(heading: str) -> None:
-    listed = entries(heading)
+@pytest.mark.parametrize("heading", PATHS)
+def test_each_entry_calls_what_stands_under_it(heading: str) -> None:
+    for entry in entries(heading):
+        above = [entry.call]
+        for call in entry.below:
+            assert any(reaches(caller, call) for caller in above), f"{call} is called by none"
+            above.append(call)
+
+
+@pytest.mark.parametrize("heading", PATHS)
+def test_each_entry_reaches_the_next(heading: str) -> None:
     carried = None
-    for entry, following in pairwise(listed):
-        here = mentioned(entry.path, entry.function)
+    for entry, following in pairwise(entries(heading)):
+        calls = (entry.call, *entry.below)
         if entry.message is None:
-            assert here & names_of(following), f"{entry} doesn't call {following.function}"
+            assert any(reaches(call, following.call) for call in calls), f"{entry} ↛ {following}"
         else:
-            assert entry.message in here or entry.message == carried, f"{entry}: doesn't make it"
-            handled = entry.message in names_in(tree(following.path))
-            assert handled or following.message == entry.message, f"{following}: doesn't read it"
+            made = any(entry.message in names_reached(call) for call in calls)
+            assert made or entry.message == carried, f"{entry} doesn't make it"
+            handled = entry.message in names_in_file(following.call.path)
+            assert handled or entry.message == following.message, f"{following} doesn't read it"
         carried = entry.message
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_on_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"`((?:tlt|cli|benchmarks|docs|examples|tests|configs)/[\w./*-]+)[:`]", text)
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text)
+    missing = [path for path in named if not any(ROOT.glob(path.rstrip("/")))]
+    missing += [link for link in linked if not (page.parent / link).exists()]
+    assert not missing

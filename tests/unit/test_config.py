@@ -1,4 +1,4 @@
-"""Invariant: a spec is valid or is refused in one line that says where and why."""
+"""A spec is valid, or is refused in one line that says where and why."""
 
 import copy
 from pathlib import Path
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.samples import SPEC, specs
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
-from tlt.spec_files import load_job_spec, parse_job_spec, to_yaml
+from tlt.spec_files import load_job_spec, parse_job_spec, read_job_spec, to_yaml
 from tlt.strategies import Draft, Ngram, Off
 
 RAW: dict[str, Any] = {
@@ -25,14 +25,14 @@ RAW: dict[str, Any] = {
 
 
 def parse(**changes: Any) -> JobSpec:
-    """RAW with `section__key=value` set."""
+    """Parse RAW with `section__key=value` set."""
     raw = copy.deepcopy(RAW)
     for dotted, value in changes.items():
         *sections, last = dotted.split("__")
-        place = raw
+        mapping = raw
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            mapping = mapping.setdefault(section, {})
+        mapping[last] = value
     return parse_job_spec(raw, "job.yaml", Path("/specs"))
 
 
@@ -42,7 +42,7 @@ def load(folder: Path, text: str, *overrides: str) -> JobSpec:
     return load_job_spec(path, list(overrides))
 
 
-def test_least_spec_has_the_defaults() -> None:
+def test_fills_in_defaults() -> None:
     spec = parse()
     assert (spec.name, spec.seed, spec.rollout.temperature) == ("job", 0, 1.0)
     assert not spec.rollout.filtered
@@ -63,7 +63,7 @@ def test_least_spec_has_the_defaults() -> None:
         ({"1": {}}, "1: unknown key; known: name, policy, data, reward"),
     ],
 )
-def test_unknown_key_names_its_near_miss(changes: dict[str, Any], line: str) -> None:
+def test_refuses_unknown_key_and_names_its_near_miss(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(**changes)
     assert str(error.value).startswith(f"job.yaml: {line}")
@@ -88,13 +88,13 @@ def test_unknown_key_names_its_near_miss(changes: dict[str, Any], line: str) -> 
         ({"algorithm__betas": [0.9]}, "algorithm.betas: Expected `array` of length 2, got 1"),
     ],
 )
-def test_wrong_type_names_its_place(changes: dict[str, Any], line: str) -> None:
+def test_refuses_wrong_type_and_names_the_key(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(**changes)
     assert str(error.value) == f"job.yaml: {line}"
 
 
-def test_missing_section() -> None:
+def test_refuses_missing_section() -> None:
     raw = {key: value for key, value in RAW.items() if key != "reward"}
     with pytest.raises(ConfigError, match=r"job.yaml: Object missing required field `reward`"):
         parse_job_spec(raw, "job.yaml", Path("/"))
@@ -141,20 +141,20 @@ BOUNDS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "complaint"), BOUNDS)
-def test_bounds(key: str, value: Any, complaint: str) -> None:
+def test_refuses_value_out_of_bounds(key: str, value: Any, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(**{key: value})
     assert str(error.value).startswith(f"job.yaml: {key.partition('__')[0]}: {complaint}")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a*"])
-def test_name_of_a_job_is_fit_for_a_folder(name: str) -> None:
+def test_refuses_name_that_no_folder_can_have(name: str) -> None:
     with pytest.raises(ConfigError, match=r"job.yaml: name may hold letters, digits"):
         parse(name=name)
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_k", 5), ("top_p", 0.9), ("min_p", 0.1)])
-def test_filters_need_the_flag(key: str, value: float) -> None:
+def test_refuses_filtered_sampling_without_the_flag(key: str, value: float) -> None:
     changes = {f"rollout__{key}": value}
     with pytest.raises(ConfigError, match=r"set algorithm.allow_filtered_sampling: true"):
         parse(**changes)
@@ -176,18 +176,18 @@ SPECULATIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("section", "complaint"), SPECULATIONS)
-def test_what_cannot_be_guessed(section: dict[str, Any], complaint: str) -> None:
+def test_refuses_impossible_speculation(section: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(speculation=section, rollout__max_new_tokens=60)
     assert str(error.value).startswith(f"job.yaml: {complaint}")
 
 
-def test_speculation_is_the_native_engines() -> None:
+def test_refuses_speculation_in_sglang() -> None:
     with pytest.raises(ConfigError, match=r"speculation needs rollout.engine: native"):
         parse(speculation__mode="adaptive", rollout__engine="sglang")
 
 
-def test_ways_to_decode() -> None:
+def test_lists_the_strategies_to_choose_from() -> None:
     assert parse().speculation.arms == ()
     static = {"mode": "static", "strategy": {"type": "draft", "depth": 4, "noise": False}}
     drafted = parse(speculation=static, drafter__path="drafter")
@@ -205,7 +205,7 @@ def test_ways_to_decode() -> None:
     assert adaptive.longest == 9
 
 
-def test_evaluation_needs_data() -> None:
+def test_refuses_evaluations_without_data() -> None:
     with pytest.raises(ConfigError, match=r"eval_every needs data.eval"):
         parse(algorithm__eval_every=2)
     assert parse(algorithm__eval_every=2, data__eval="eval.jsonl").data.eval == "/specs/eval.jsonl"
@@ -217,7 +217,7 @@ def test_evaluation_needs_data() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("1e-4", 1e-4), ("2E+1", 20.0), (".5e-1", 0.05), ("1", 1.0)]
 )
-def test_scientific_notation_is_a_number(text: str, value: float, tmp_path: Path) -> None:
+def test_reads_scientific_notation_as_a_number(text: str, value: float, tmp_path: Path) -> None:
     raw = yaml.safe_dump(RAW).replace("group_size: 2", f"group_size: 2\n  learning_rate: {text}")
     assert load(tmp_path, raw).algorithm.learning_rate == value
     spec = load(tmp_path, yaml.safe_dump(RAW), f"algorithm.learning_rate={text}")
@@ -225,14 +225,14 @@ def test_scientific_notation_is_a_number(text: str, value: float, tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["off", "'off'"])
-def test_off_is_a_word(text: str, tmp_path: Path) -> None:
+def test_reads_off_as_a_word(text: str, tmp_path: Path) -> None:
     raw = yaml.safe_dump(RAW) + f"speculation:\n  mode: {text}\n"
     assert load(tmp_path, raw).speculation.mode == "off"
     assert load(tmp_path, raw, f"speculation.mode={text}").speculation.mode == "off"
     assert load(tmp_path, raw, "algorithm.keep_best=no").algorithm.keep_best is False
 
 
-def test_overrides(tmp_path: Path) -> None:
+def test_set_overrides_the_file(tmp_path: Path) -> None:
     spec = load(
         tmp_path,
         yaml.safe_dump(RAW),
@@ -261,7 +261,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("=3", "{}: : unknown key"),
     ],
 )
-def test_wrong_override_is_named(override: str, line: str, tmp_path: Path) -> None:
+def test_refuses_wrong_override_and_names_it(override: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, yaml.safe_dump({"name": "x", **RAW}), override)
     assert str(error.value).startswith(line.format(tmp_path / "job.yaml"))
@@ -269,7 +269,7 @@ def test_wrong_override_is_named(override: str, line: str, tmp_path: Path) -> No
 
 
 def test_paths_are_relative_to_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     (tmp_path / "specs").mkdir()
     spec = load(
         tmp_path / "specs",
@@ -281,12 +281,12 @@ def test_paths_are_relative_to_the_spec(tmp_path: Path, monkeypatch: pytest.Monk
         "reward.function=code/reward.py:score",
     )
     assert spec.policy.path == str(tmp_path / "model")
-    assert spec.data.train == "/home/somebody/train.jsonl"
+    assert spec.data.train == "/home/user/train.jsonl"
     assert spec.data.eval == "/abs/eval.jsonl"
     assert spec.reward.function == f"{tmp_path}/specs/code/reward.py:score"
 
 
-def test_dotted_function_is_no_path() -> None:
+def test_keeps_a_dotted_function_as_it_is() -> None:
     spec = parse(reward__kind="function", reward__function="package.module:name")
     assert spec.reward.function == "package.module:name"
 
@@ -302,7 +302,7 @@ def test_dotted_function_is_no_path() -> None:
         (b"a: \x00\n", "not valid YAML: "),
     ],
 )
-def test_file_that_is_no_spec(content: bytes, line: str, tmp_path: Path) -> None:
+def test_refuses_file_that_is_no_spec(content: bytes, line: str, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as error:
@@ -311,29 +311,23 @@ def test_file_that_is_no_spec(content: bytes, line: str, tmp_path: Path) -> None
     assert "\n" not in str(error.value)
 
 
-def test_file_that_is_not_there(tmp_path: Path) -> None:
+def test_refuses_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file or directory"):
         load_job_spec(tmp_path / "none.yaml")
 
 
 @settings(max_examples=15)
 @given(spec=specs, text=st.text(max_size=10), rate=st.floats(1e-12, 1.0))
-def test_yaml_of_a_spec_is_that_spec(spec: JobSpec, text: str, rate: float) -> None:
+def test_yaml_of_a_spec_reads_back_as_that_spec(spec: JobSpec, text: str, rate: float) -> None:
     replace = msgspec.structs.replace
     spec = replace(
         spec,
         data=replace(spec.data, system_prompt=text),
         algorithm=replace(spec.algorithm, learning_rate=rate),
     )
-    assert _from_yaml(to_yaml(spec)) == spec
+    assert read_job_spec(to_yaml(spec), "text", Path("/")) == spec
 
 
-def _from_yaml(text: str) -> JobSpec:
-    from tlt.spec_files import _Yaml  # pyright: ignore[reportPrivateUsage]
-
-    return parse_job_spec(yaml.load(text, Loader=_Yaml), "text", Path("/"))
-
-
-def test_specs_cannot_be_changed() -> None:
+def test_specs_are_immutable() -> None:
     with pytest.raises(AttributeError):
         SPEC.name = "other"  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Every spec that ships loads; those whose data ships read it whole."""
+"""Every spec in the repository loads; those whose data is there, too, can read all of it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ SPECS = sorted(spec for folder in _FOLDERS for spec in ROOT.glob(f"{folder}/*.ya
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.name)
-def test_it_loads(spec: Path) -> None:
+def test_loads_with_its_data(spec: Path) -> None:
     loaded = load_job_spec(spec)
     if Path(loaded.data.train).is_relative_to(ROOT / "examples"):
         assert Path(loaded.policy.path).is_dir()
@@ -22,5 +22,5 @@ def test_it_loads(spec: Path) -> None:
             assert sum(1 for _ in rows(Path(file), loaded.data)) >= 256
 
 
-def test_there_are_some() -> None:
+def test_finds_the_shipped_specs() -> None:
     assert {"tiny-reasoner.yaml", "qwen2.5-0.5b-gsm8k.yaml", "job.yaml"} <= {s.name for s in SPECS}
