@@ -228,7 +228,7 @@ def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any
             began = time.process_time()
             for made in chosen:
                 learner.learn(made)
-            tokens = sum(int(made.live[0].sum()) for made in chosen)
+            tokens = sum(int(made.measurable[0].sum()) for made in chosen)
             rates[way].append(tokens / (time.process_time() - began))
     best = {way: round(median(found)) for way, found in rates.items()}
     return {
@@ -265,7 +265,7 @@ def _rectangle(bucket: Sequence[DrafterSample], steps: int) -> DrafterBatch:
     made = build_batch(filled, whole, steps, _CPU)
     ends = torch.tensor([found.rows for found in bucket]).repeat_interleave(longest)
     reached = made.positions[0] + torch.arange(steps)[:, None]
-    return replace(made, live=made.live & (reached < ends))
+    return replace(made, measurable=made.measurable & (reached < ends))
 
 
 def _filled(found: DrafterSample, missing: int) -> DrafterSample:

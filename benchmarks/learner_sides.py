@@ -12,7 +12,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.config import AlgorithmSpec, JobSpec
 from tlt.trainer.policy.grpo_loss import grpo_loss
-from tlt.trainer.policy.micro_batches import MicroBatch, buckets, build_micro_batches, pack, pad
+from tlt.trainer.policy.micro_batches import (
+    MicroBatch,
+    build_micro_batches,
+    group_by_length,
+    pack,
+    pad,
+)
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 
@@ -22,7 +28,7 @@ class SameBuckets(PolicyLearner):
 
     def _microbatches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         form = pack if self._packed else pad
-        chosen = buckets(samples, self._spec.microbatch_tokens)
+        chosen = group_by_length(samples, self._spec.microbatch_tokens)
         return [form(bucket, self._device) for bucket in chosen]
 
 

@@ -127,7 +127,7 @@ def proposed(drafter: Drafter, policy: Path, tokens: Sequence[int], steps: int) 
     for _ in range(steps):
         positions = torch.arange(first, first + len(fresh))
         guess = drafter(F.embedding(fresh[None], embedding), features, positions, attend)
-        best = drafter.tokens(drafter.logits(guess.readout[:, -1], head).argmax(-1))
+        best = drafter.token_ids(drafter.logits(guess.readout[:, -1], head).argmax(-1))
         chain.append(int(best))
         features, fresh, first = guess.feature[:, -1:], best, first + len(fresh)
     return chain

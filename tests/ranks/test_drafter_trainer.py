@@ -309,8 +309,8 @@ def test_who_begins_with_another_trunk_is_not_held_to_what_was_known_before(
 
     def covers(part: float) -> str | None:
         for _ in range(20):
-            draft._health.note(MicroBatchResult(rows=1, loss=1.0, overlap=(part,), skipped=False))
-        return draft._health.complaint()
+            draft._health.record(MicroBatchResult(rows=1, loss=1.0, overlap=(part,), skipped=False))
+        return draft._health.divergence()
 
     assert covers(0.9) is None
     draft.begin(

@@ -46,7 +46,7 @@ def test_the_spec_decides(model_dir: str, wanted: str):
 
 
 def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "choices", {})
     with capture_logs() as logs:
         first, second = attention_of(model_dir), attention_of(model_dir)
     assert first == second
@@ -61,11 +61,13 @@ def test_the_fastest_is_taken_and_a_draw_stays_as_it_was(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     seconds = {"padded": 1.0, "packed": 0.99, "native": 0.98}
-    monkeypatch.setattr(attention_choice, "_seconds", lambda *arguments: seconds[arguments[-1]])
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(
+        attention_choice, "layer_seconds", lambda *arguments: seconds[arguments[-1]]
+    )
+    monkeypatch.setattr(attention_choice, "choices", {})
     assert attention_of(model_dir) == ("sdpa", False)
     seconds["packed"] = 0.5
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "choices", {})
     assert attention_of(model_dir) == (PACKED, True)
 
 
@@ -90,7 +92,7 @@ def test_without_a_sound_compiler_the_rest_goes_on(
         assert _build() is None
     assert len(logs) == 1
     monkeypatch.setattr(attention_choice, "load_kernels", lambda: None)
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "choices", {})
     assert attention_of(model_dir)[0] in ("sdpa", PACKED)
     with pytest.raises(ConfigError, match="C compiler"):
         attention_of(model_dir, attention="native")
@@ -163,7 +165,7 @@ def test_a_model_gets_what_fits_it(
 ):
     folder = save_family(tmp_path, family, **changes)
     fitting &= {"padded", "packed"} | ({"native"} if load_kernels() else set())
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "choices", {})
     with capture_logs() as logs:
         attention_of(folder)
     (entry,) = logs
@@ -190,7 +192,7 @@ def test_a_model_whose_rows_have_a_limit_stays_padded(
 
 
 def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention_choice, "_chosen", {})
+    monkeypatch.setattr(attention_choice, "choices", {})
     with capture_logs() as logs:
         for tokens in (64, 512, 64):
             attention_of(model_dir, microbatch_tokens=tokens)
@@ -213,9 +215,11 @@ def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
 def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):
     waits: list[None] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
-    assert layer_probe._clock(torch.device("cuda")) == pytest.approx(time.perf_counter(), abs=10)
+    assert layer_probe.device_clock(torch.device("cuda")) == pytest.approx(
+        time.perf_counter(), abs=10
+    )
     assert len(waits) == 1
-    assert layer_probe._clock(CPU) == pytest.approx(time.thread_time(), abs=10)
+    assert layer_probe.device_clock(CPU) == pytest.approx(time.thread_time(), abs=10)
     assert len(waits) == 1
 
 

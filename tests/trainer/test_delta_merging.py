@@ -153,9 +153,9 @@ def test_who_learned_nothing_changes_nothing():
 
 def test_what_does_not_fit_is_refused_by_name():
     start, other = trunk(), learner("eagle3")
-    with pytest.raises(ConfigError, match=r"mark has an unknown mean.midlayer|mark lacks"):
+    with pytest.raises(ConfigError, match=r"snapshot has an unknown mean.midlayer|snapshot lacks"):
         compute_delta(other.snapshot(), start, start.micro_batches)
-    with pytest.raises(ConfigError, match="trunk lacks"):
+    with pytest.raises(ConfigError, match="base lacks"):
         other.rebase(other.snapshot(), start)
     name = "weights.fc.weight"
     narrow = DrafterSnapshot(tensors={**start.tensors, name: torch.zeros(2, 2)}, updates=1)

@@ -16,8 +16,8 @@ def complaints(covered: Iterable[float]) -> list[str | None]:
     found: list[str | None] = []
     for part in covered:
         skipped = not math.isfinite(part)
-        health.note(MicroBatchResult(rows=1, loss=1.0, overlap=(part, 0.1), skipped=skipped))
-        found.append(health.complaint())
+        health.record(MicroBatchResult(rows=1, loss=1.0, overlap=(part, 0.1), skipped=skipped))
+        found.append(health.divergence())
     return found
 
 
@@ -45,7 +45,7 @@ def test_some_lessons_that_are_not_finite_are_an_accident_and_many_in_a_row_are_
     assert not any(complaints([math.nan, math.inf, math.nan, math.nan, 0.5] * 20))
     *before, last = complaints([*learned(40), *[math.nan] * 5])
     assert not any(before)
-    assert last == "5 lessons in a row were not finite"
+    assert last == "5 micro-batches in a row were not finite"
 
 
 def test_one_outlier_or_a_few_say_nothing():
@@ -56,8 +56,8 @@ def test_answers_that_are_harder_than_those_before_say_nothing():
     """However large a part of the loss is the policy's own doubt."""
     health = DivergenceDetector()
     for loss in (*[0.15] * 40, *[4.0] * 40):
-        health.note(MicroBatchResult(rows=1, loss=loss, overlap=(0.8,), skipped=False))
-        assert health.complaint() is None
+        health.record(MicroBatchResult(rows=1, loss=loss, overlap=(0.8,), skipped=False))
+        assert health.divergence() is None
 
 
 def test_a_policy_that_moves_may_be_harder_to_guess():

@@ -55,7 +55,7 @@ def naive_loss(made: Drafter, chosen: list[DrafterSample], fading: float) -> Ten
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_packed_gradient_is_that_of_one_chain_after_the_other(layout: str):
     chosen = samples(layout, 4)
-    learns = learner(layout, steps=STEPS, fading=0.7)
+    learns = learner(layout, steps=STEPS, step_discount=0.7)
     sizes = learns.state()["optimiser.fc.weight.sizes"]
     found = gradient(learns, chosen)
     made = drafter(layout)
@@ -68,7 +68,7 @@ def test_a_packed_gradient_is_that_of_one_chain_after_the_other(layout: str):
 def test_a_vocabulary_in_chunks_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch):
     chosen = samples("eagle3", 4)
     at_once = gradient(learner("eagle3", own_head=12), chosen)
-    monkeypatch.setattr(logprobs, "CHUNK", VOCABULARY * 7)
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", VOCABULARY * 7)
     for name, tensor in gradient(learner("eagle3", own_head=12), chosen).items():
         torch.testing.assert_close(at_once[name], tensor, **CLOSE)
 
@@ -153,7 +153,7 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
 
 def test_rates_rise_stay_and_fall_to_a_part():
     recipe = DrafterHyperparameters(
-        warmup=4, level=10, lowest=0.25, matrix_rate=1.0, vector_rate=0.5
+        warmup=4, decay_start=10, lowest_factor=0.25, matrix_rate=1.0, vector_rate=0.5
     )
     rates = [recipe.rates(update, update) for update in range(1000)]
     assert rates[0] == (0.25, 0.125)
@@ -161,7 +161,7 @@ def test_rates_rise_stay_and_fall_to_a_part():
     assert rates[39] == (0.5, 0.25)
     assert rates[999] == (0.25, 0.125)
     taught = DrafterHyperparameters(
-        warmup=4, level=10, lowest=0.25, past=30, matrix_rate=1.0, vector_rate=0.5
+        warmup=4, decay_start=10, lowest_factor=0.25, past=30, matrix_rate=1.0, vector_rate=0.5
     )
     assert taught.rates(0, 0) == (0.25, 0.125)
     assert taught.rates(9, 9) == (0.5, 0.25)
@@ -171,10 +171,10 @@ def test_rates_rise_stay_and_fall_to_a_part():
 
 
 def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_further():
-    recipe = DrafterHyperparameters(averaged=0.1, most_averaged=50)
-    assert recipe.newest(1) == 1.0
-    assert recipe.newest(40) == 1 / 5
-    assert recipe.newest(500) == recipe.newest(9000) == 1 / 51
+    recipe = DrafterHyperparameters(mean_part=0.1, longest_mean=50)
+    assert recipe.mean_weight(1) == 1.0
+    assert recipe.mean_weight(40) == 1 / 5
+    assert recipe.mean_weight(500) == recipe.mean_weight(9000) == 1 / 51
 
 
 def test_answers_may_be_longer_than_what_a_drafter_says_it_was_made_for():

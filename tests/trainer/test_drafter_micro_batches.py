@@ -50,14 +50,14 @@ def test_a_guess_is_measured_where_the_policy_chose_the_token():
     ends = made.bounds.tolist()
     for sample, first, last in zip(chosen, ends, ends[1:], strict=False):
         for step in range(3):
-            live = made.live[step, first:last].nonzero()[:, 0].tolist()
+            measurable = made.measurable[step, first:last].nonzero()[:, 0].tolist()
             # the token that a chain from this row would guess at this step
-            guessed = [row + step + 2 for row in live]
+            guessed = [row + step + 2 for row in measurable]
             expected = range(max(sample.prompt, 2) + step, len(sample.tokens))
             assert guessed == list(expected)
-            for row, token in zip(live, guessed, strict=True):
+            for row, token in zip(measurable, guessed, strict=True):
                 assert made.tokens[step, first + row] == sample.tokens[token - 1]
-                aim = made.states[made.aims[step, first + row]]
+                aim = made.states[made.targets[step, first + row]]
                 torch.testing.assert_close(aim, sample.states[token - 1])
 
 

@@ -81,7 +81,7 @@ def test_a_vocabulary_in_chunks_gives_the_same_gradient(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     at_once = gradient(model_dir, samples(6))
-    monkeypatch.setattr(logprobs, "CHUNK", 24 * 7)
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 24 * 7)
     for name, tensor in gradient(model_dir, samples(6)).items():
         torch.testing.assert_close(at_once[name], tensor, rtol=1e-4, atol=1e-6)
 

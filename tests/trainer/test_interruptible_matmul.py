@@ -11,7 +11,7 @@ from tests.trainer.models import CPU, copies
 from tlt.interrupt import Interrupted
 from tlt.trainer.drafter import interruptible_matmul
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
-from tlt.trainer.drafter.interruptible_matmul import product
+from tlt.trainer.drafter.interruptible_matmul import matmul
 from tlt.trainer.drafter.micro_batches import DrafterBatch, Window, build_batch
 from tlt.trainer.policy import logprobs
 
@@ -20,8 +20,8 @@ STEPS = 3
 
 @pytest.fixture(autouse=True)
 def _everything_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "CHUNK", 2 * VOCABULARY * 7)
-    monkeypatch.setattr(interruptible_matmul, "STRETCH", 2000)
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 2 * VOCABULARY * 7)
+    monkeypatch.setattr(interruptible_matmul, "CPU_WORK", 2000)
 
 
 def window() -> DrafterBatch:
@@ -94,5 +94,5 @@ def test_a_product_in_parts_is_the_product():
         nonlocal asked
         asked += 1
 
-    torch.testing.assert_close(product(left, right.T, check), left @ right.T)
+    torch.testing.assert_close(matmul(left, right.T, check), left @ right.T)
     assert asked == 15

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import needs_compiler, save_mistral
-from tlt.kernels.training_kernels import TrainingKernels, load_kernels, one_by_one
-from tlt.trainer.policy.model_loading import states
+from tlt.kernels.training_kernels import TrainingKernels, attend_per_sequence, load_kernels
+from tlt.trainer.policy.model_loading import last_hidden_states
 from tlt.trainer.policy.packed_attention import NATIVE, PACKED
 
 _PROCESSOR = Path("/proc/cpuinfo").read_text()
@@ -115,7 +115,7 @@ def test_bounds_that_do_not_fit_are_refused(bounds: Tensor):
 
 def test_the_result_can_be_viewed():
     query, bounds = torch.randn(9, 2, 8), torch.tensor([0, 4, 9])
-    assert one_by_one(query, query, query, bounds, 1.0).is_contiguous()
+    assert attend_per_sequence(query, query, query, bounds, 1.0).is_contiguous()
 
 
 def _model(folder: str, name: str) -> PreTrainedModel:
@@ -128,9 +128,9 @@ def test_a_packed_sequence_has_the_states_it_has_alone(model_dir: str, name: str
     lengths = [7, 1, 20, 9]
     tokens = torch.randint(24, (1, sum(lengths)))
     bounds = torch.tensor([0, *lengths]).cumsum(0)
-    together = states(_model(model_dir, name), tokens, bounds)[0]
+    together = last_hidden_states(_model(model_dir, name), tokens, bounds)[0]
     eager = _model(model_dir, "eager")
-    alone = torch.cat([states(eager, part)[0] for part in tokens.split(lengths, 1)])
+    alone = torch.cat([last_hidden_states(eager, part)[0] for part in tokens.split(lengths, 1)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -139,14 +139,17 @@ def test_bounds_may_be_short_integers(model_dir: str, name: str):
     tokens, bounds = torch.arange(14)[None], torch.tensor([0, 5, 14])
     model = _model(model_dir, name)
     with torch.no_grad():
-        assert torch.equal(states(model, tokens, bounds.int()), states(model, tokens, bounds))
+        assert torch.equal(
+            last_hidden_states(model, tokens, bounds.int()),
+            last_hidden_states(model, tokens, bounds),
+        )
 
 
 @pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
 def test_without_bounds_every_row_is_a_sequence(model_dir: str, name: str):
     tokens = torch.arange(48).view(3, 16) % 24
     with torch.no_grad():
-        ours, theirs = (states(_model(model_dir, n), tokens) for n in (name, "eager"))
+        ours, theirs = (last_hidden_states(_model(model_dir, n), tokens) for n in (name, "eager"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

@@ -25,7 +25,7 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_is_enough(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(precision_choice, "_pays", None)
+    monkeypatch.setattr(LayerProbe, "seconds", None)
     assert choose_bfloat16(model, spec(precision="bfloat16"), None)
     assert not choose_bfloat16(model, spec(precision="float32"), None)
 
@@ -73,5 +73,7 @@ def test_the_cosine_is_that_of_the_gradients(
 ):
     batch = pad(make_dummy_samples([20, 12], VOCABULARY), CPU)
     assert 0.9 < gradient_cosine(model, batch) < 1.0
-    monkeypatch.setattr(precision_choice, "_gradient", lambda *_: [torch.ones(2), torch.ones(3)])
+    monkeypatch.setattr(
+        precision_choice, "batch_gradient", lambda *_: [torch.ones(2), torch.ones(3)]
+    )
     assert gradient_cosine(model, batch) == pytest.approx(1.0)

@@ -13,8 +13,8 @@ from tlt.trainer.policy.update_metrics import MetricSums
 @pytest.mark.parametrize("divergence", [math.inf, math.nan])
 def test_a_divergence_that_is_no_number_is_told_as_a_huge_one(divergence: float):
     tally = MetricSums(torch.device("cpu"))
-    tally.compare(torch.tensor([0.5, divergence]), torch.tensor([0.0, 1.0]))
-    tally.stepped(2.0)
+    tally.add_comparison(torch.tensor([0.5, divergence]), torch.tensor([0.0, 1.0]))
+    tally.add_step(2.0)
     metrics = tally.metrics(1e-3, False, None)
     assert 1e200 < metrics.sampling_kl < math.inf
     assert metrics.importance_truncated == 0.5

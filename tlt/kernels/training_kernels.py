@@ -1,7 +1,6 @@
-"""The learner's kernels in C, where they can be built.
+"""Bind the C kernels that training uses: causal attention, RMS norms and gates.
 
-Their tensors are float32 and contiguous; C checks no shapes, so what does not fit is refused on
-the way in.
+Tensors are float32 and contiguous. C checks no shapes, so the binding refuses those that don't fit.
 """
 
 import ctypes
@@ -37,7 +36,7 @@ class TrainingKernels:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """The result, and what the way back needs of it. Tensors are tokens x heads x width."""
+        """Return the result and its log-sum-exps; tensors are tokens x heads x width."""
         sizes = _sizes(query, key, value, bounds)
         out, lse = torch.empty_like(query), query.new_empty(query.shape[:2])
         tensors = _pointers(query, key, value, out, lse, bounds)
@@ -64,7 +63,7 @@ class TrainingKernels:
         return slopes
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The last dimension over its root mean square, and one over that."""
+        """Return the last dimension over its root mean square, and the inverse of that."""
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
         width = x.shape[-1]
         self._norm(*_pointers(x, weight, out, inverse), x.numel() // width, width, eps)
@@ -80,7 +79,7 @@ class TrainingKernels:
         return slopes
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up."""
+        """Return silu(gate) * up."""
         out = torch.empty_like(gate)
         self._gated(*_pointers(gate, up, out), gate.numel())
         return out
@@ -97,46 +96,46 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> tuple[int, int, int, int]:
     tokens, heads, width = query.shape
-    shared = key.shape[1]
-    if key.shape != (tokens, shared, width) or value.shape != key.shape or heads % shared:
+    kv_heads = key.shape[1]
+    if key.shape != (tokens, kv_heads, width) or value.shape != key.shape or heads % kv_heads:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
         raise NotImplementedError(f"attention over {shapes}")
     if bounds.dtype != torch.int64 or bounds[-1] != tokens:
         raise ValueError(f"sequences that end at {bounds.tolist()} of {tokens} tokens")
-    return len(bounds) - 1, heads, shared, width
+    return len(bounds) - 1, heads, kv_heads, width
 
 
 @cache
 def load_kernels() -> TrainingKernels | None:
-    """None, and one line in the log, where they cannot be had."""
-    return build_kernels(_SOURCES, TrainingKernels, _agree)
+    """Build the kernels, or log one line and return None where that fails."""
+    return build_kernels(_SOURCES, TrainingKernels, _agrees_with_torch)
 
 
-def _agree(made: TrainingKernels) -> bool:
-    dice = torch.Generator().manual_seed(0)
+def _agrees_with_torch(kernels: TrainingKernels) -> bool:
+    generator = torch.Generator().manual_seed(0)
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=dice)
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
 
     bounds, scale, eps = torch.tensor([0, 3, 73]), 0.3, 0.1
     query, key, value, slope = (
-        drawn(73, 4, 40),
-        drawn(73, 2, 40),
-        drawn(73, 2, 40),
-        drawn(73, 4, 40),
+        draw(73, 4, 40),
+        draw(73, 2, 40),
+        draw(73, 2, 40),
+        draw(73, 4, 40),
     )
-    x, weight, gate, up, other = drawn(9, 40), drawn(40), drawn(9, 40), drawn(9, 40), drawn(9, 40)
-    out, lse = made.attend(query, key, value, bounds, scale)
-    normed, inverse = made.norm(x, weight, eps)
+    x, weight, gate, up, other = draw(9, 40), draw(40), draw(9, 40), draw(9, 40), draw(9, 40)
+    out, lse = kernels.attend(query, key, value, bounds, scale)
+    normed, inverse = kernels.norm(x, weight, eps)
     ours = (
-        *(out, *made.attend_backward(slope, query, key, value, out, lse, bounds, scale)),
-        *(normed, *made.norm_backward(other, x, weight, inverse)),
-        *(made.gated(gate, up), *made.gated_backward(other, gate, up)),
+        *(out, *kernels.attend_backward(slope, query, key, value, out, lse, bounds, scale)),
+        *(normed, *kernels.norm_backward(other, x, weight, inverse)),
+        *(kernels.gated(gate, up), *kernels.gated_backward(other, gate, up)),
     )
     for tensor in (inputs := (query, key, value, x, weight, gate, up)):
         tensor.requires_grad_()
     found = (
-        one_by_one(query, key, value, bounds, scale),
+        attend_per_sequence(query, key, value, bounds, scale),
         functional.rms_norm(x, (40,), weight, eps),
         functional.silu(gate) * up,
     )
@@ -147,8 +146,10 @@ def _agree(made: TrainingKernels) -> bool:
     )
 
 
-def one_by_one(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float) -> Tensor:
-    """The same by torch's kernel, once for each sequence."""
+def attend_per_sequence(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+) -> Tensor:
+    """Compute the same with torch's kernel, once for each sequence."""
     sizes: list[int] = bounds.diff().tolist()
     by_heads = (tensor.transpose(0, 1)[None].split(sizes, 2) for tensor in (query, key, value))
     parts = [
@@ -157,5 +158,5 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale:
         )
         for sequence in zip(*by_heads, strict=True)
     ]
-    # Some models call `view` on what torch's own way gives them.
+    # some models call `view` on the result
     return torch.cat(parts, 2)[0].transpose(0, 1).contiguous()

@@ -45,7 +45,7 @@ def architecture(config: DrafterConfig) -> Digest:
     return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
-class Guess(NamedTuple):
+class DrafterOutput(NamedTuple):
     # to multiply with the head
     readout: Tensor
     # stands for the policy's feature in the next step
@@ -69,11 +69,11 @@ class Eagle(nn.Module):
 
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
-    ) -> Guess:
+    ) -> DrafterOutput:
         """Token i+1's embedding meets position i's feature, and turns with position i."""
         merged = self.fc(torch.cat([embeddings, features], dim=-1))
         out = self.layers[0](merged, merged, self._turns(positions), attend)
-        return Guess(out, out)
+        return DrafterOutput(out, out)
 
     def head(self, policy_head: Tensor) -> Tensor:
         """What its readout is multiplied with."""
@@ -82,7 +82,7 @@ class Eagle(nn.Module):
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
         return F.linear(readout, policy_head)
 
-    def tokens(self, rows: Tensor) -> Tensor:
+    def token_ids(self, rows: Tensor) -> Tensor:
         """Which tokens rows of the logits stand for."""
         return rows
 
@@ -109,10 +109,10 @@ class Eagle3(nn.Module):
 
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
-    ) -> Guess:
+    ) -> DrafterOutput:
         """Token i+1's embedding meets position i's feature, and turns with position i."""
         out = self.midlayer.merge(embeddings, features, self._turns(positions), attend)
-        return Guess(self.norm(out), out)
+        return DrafterOutput(self.norm(out), out)
 
     def head(self, policy_head: Tensor) -> Tensor:
         """What its readout is multiplied with."""
@@ -121,7 +121,7 @@ class Eagle3(nn.Module):
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
         return F.linear(readout, self.head(policy_head))
 
-    def tokens(self, rows: Tensor) -> Tensor:
+    def token_ids(self, rows: Tensor) -> Tensor:
         if self.lm_head is None:
             return rows
         return rows + self.get_buffer("d2t")[rows]
@@ -144,7 +144,7 @@ def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
             return f"{name} {list(weight.shape)} holds what is not a number"
     if config.own_head is not None:
         rows = torch.arange(config.own_head, device=drafter.get_buffer("d2t").device)
-        tokens = drafter.tokens(rows)
+        tokens = drafter.token_ids(rows)
         if tokens.min() < 0 or tokens.max() >= config.vocabulary:
             return f"d2t [{config.own_head}] names tokens beyond the vocabulary"
     return None

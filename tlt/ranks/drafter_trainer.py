@@ -275,8 +275,8 @@ class DrafterTrainer:
             self._dropped += seconds  # its loss may be no number at all
         else:
             self._open.add(answers, windows, training_session, seconds)
-        self._health.note(training_session)
-        return self._health.complaint()
+        self._health.record(training_session)
+        return self._health.divergence()
 
     def _shorten(self, seconds: float) -> None:
         """After one that was not finished in them: else long ones might never be."""

@@ -1,7 +1,7 @@
 """A collective either succeeds or raises RankError; without a group it does nothing.
 
-This is the one place where torch.distributed's errors are translated. A communicator that failed
-is never used again: its members leave, and a new group is formed under another name.
+Errors of torch.distributed are translated here and nowhere else. A communicator that failed is
+never used again: its members leave, and a new group is formed under another name.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -15,11 +15,11 @@ from torch.distributed import ProcessGroup
 from tlt.errors import RankError
 
 # elements that travel in one collective; a larger tensor travels alone
-BUCKET = 2**26
+BUCKET_ELEMENTS = 2**26
 
 
 @contextmanager
-def translated(what: str) -> Generator[None]:
+def translate_errors(what: str) -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -30,27 +30,27 @@ def translated(what: str) -> Generator[None]:
 def reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> None:
     if group is None:
         return
-    with translated("a sum over the ranks"):
+    with translate_errors("a sum over the ranks"):
         dist.all_reduce(tensor, group=group)
 
 
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None) -> None:
-    """Everybody's `tensors` become those of `source`."""
+    """Overwrite every rank's `tensors` with those of rank `source`."""
     if group is None:
         return
-    for bucket in buckets(tensors):
+    for bucket in split_into_buckets(tensors):
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-        with translated(f"a broadcast from rank {source}"):
+        with translate_errors(f"a broadcast from rank {source}"):
             dist.broadcast(flat, group=group, group_src=source)
         for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
             tensor.detach().copy_(part.view_as(tensor))
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def split_into_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if bucket and size + tensor.numel() > BUCKET:
+        if bucket and size + tensor.numel() > BUCKET_ELEMENTS:
             yield bucket
             bucket, size = [], 0
         bucket.append(tensor)

@@ -1,6 +1,6 @@
 """A process is in at most one group; groups are formed anew under a new name and never repaired.
 
-Every collective of a group has the deadline that it was joined with.
+Every collective of a group has the deadline that the group was joined with.
 """
 
 import os
@@ -15,12 +15,12 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from tlt.trainer.collectives import translated
+from tlt.trainer.collectives import translate_errors
 
 
 def serve_rendezvous(host: str) -> tuple[TCPStore, int]:
-    """A rendezvous on a free port; it lives as long as the store that is returned."""
-    with translated(f"serving a rendezvous on {host}"):
+    """Serve a rendezvous on a free port; it lives as long as the store that is returned."""
+    with translate_errors(f"serving a rendezvous on {host}"):
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return store, store.port
 
@@ -33,16 +33,16 @@ def join_group(
     timeout_seconds: float,
     device: torch.device,
 ) -> ProcessGroup | None:
-    """Returns when all `world` members are there. One alone needs no group: None."""
+    """Return when all `world` members have joined; a single rank needs no group: None."""
     leave_group()
     if world == 1:
         return None
     host, _, port = rendezvous.rpartition(":")
     deadline = timedelta(seconds=timeout_seconds)
     if device.type == "cuda":
-        # Without it NCCL's watchdog ends the process instead of letting the collective raise.
+        # otherwise NCCL's watchdog ends the process instead of letting the collective raise
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    with translated(f"joining the group {name} at {rendezvous}"):
+    with translate_errors(f"joining the group {name} at {rendezvous}"):
         store = TCPStore(host, int(port), wait_for_workers=False, timeout=deadline)
         dist.init_process_group(
             backend="nccl" if device.type == "cuda" else "gloo",
@@ -58,6 +58,6 @@ def join_group(
 def leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-    # A join that failed was counted, and the count is part of the keys in the store: members with
-    # different pasts would wait for each other under different names.
+    # A failed join was counted, and the count is part of the store's keys: members with different
+    # counts would wait for each other under different names.
     c10d._world.group_count = 0  # pyright: ignore[reportPrivateUsage]

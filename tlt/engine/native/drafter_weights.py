@@ -49,7 +49,7 @@ class DrafterWeights:
         self.tokens = None
         if config.own_head is not None:
             rows = torch.arange(config.own_head, device=weights["d2t"].device)
-            self.tokens = drafter.tokens(rows).to(device)
+            self.tokens = drafter.token_ids(rows).to(device)
 
     @property
     def bytes(self) -> int:

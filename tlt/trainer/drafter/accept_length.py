@@ -1,7 +1,7 @@
-"""What decoding would gain from a drafter, replayed on what the policy has written.
+"""Compute the accept length that a drafter would reach, by replaying answers of the policy.
 
-A chain is right until its first guess that isn't the sample's next token, so guesses that are fed
-the sample's own tokens are accepted exactly as those of real decoding would be.
+Chains are fed the answer's own tokens. A chain counts only up to its first wrong guess, so its
+accepted guesses are exactly those that decoding would accept.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
-from tlt.trainer.drafter.interruptible_matmul import stretch, watched
+from tlt.trainer.drafter.interruptible_matmul import check_layers, work_per_check
 from tlt.trainer.drafter.micro_batches import build_batch, split_into_windows
 from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
 from tlt.trainer.drafter.unrolled_chains import unroll
 
-# [positions] -> [positions, vocabulary]: what the policy's draw of these tokens was given
+# [positions] -> [positions, vocabulary]: the Gumbel noise with which the policy drew these tokens
 Noise = Callable[[Tensor], Tensor]
 
 
@@ -31,10 +31,11 @@ class PolicyRollout:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptLengths:
-    """Tokens gained a verify step, by depth of the chain, the bonus token included."""
+    """Accept length by depth of the chain."""
 
-    # guesses with the policy's noise, and the likeliest ones
+    # guesses are drawn with the policy's noise
     noise: dict[int, float]
+    # guesses are the likeliest tokens
     plain: dict[int, float]
 
 
@@ -47,24 +48,24 @@ def accept_lengths(
     budget: int | None = None,
     check: CheckInterrupt = never_interrupt,
 ) -> AcceptLengths:
-    """`budget`: rows at once, so that looks are not too far apart."""
-    counted = {(kind, depth): [0, 0] for kind in range(2) for depth in depths}
+    """Replay the rollouts, at most `budget` rows at once so that checks stay close together."""
+    counts = {(kind, depth): [0, 0] for kind in range(2) for depth in depths}
     for rollout in rollouts:
         for kind, accepted in enumerate(
-            _accepted(drafter, ends, rollout, max(depths), budget, check)
+            _accepted_guesses(drafter, ends, rollout, max(depths), budget, check)
         ):
             for depth in depths:
-                tokens, steps = _walk(rollout.sample, accepted, depth)
-                counted[kind, depth][0] += tokens
-                counted[kind, depth][1] += steps
+                tokens, steps = _count_verify_steps(rollout.sample, accepted, depth)
+                counts[kind, depth][0] += tokens
+                counts[kind, depth][1] += steps
     noise, plain = (
-        {depth: counted[kind, depth][0] / counted[kind, depth][1] for depth in depths}
+        {depth: counts[kind, depth][0] / counts[kind, depth][1] for depth in depths}
         for kind in range(2)
     )
     return AcceptLengths(noise=noise, plain=plain)
 
 
-def _accepted(
+def _accepted_guesses(
     drafter: Drafter,
     ends: EmbeddingAndHead,
     rollout: PolicyRollout,
@@ -72,49 +73,51 @@ def _accepted(
     budget: int | None,
     check: CheckInterrupt,
 ) -> tuple[list[int], list[int]]:
-    """By row of the answer: how many guesses of the chain that begins there are right."""
+    """Count the right guesses of the chain that begins at each row: with noise, then without."""
     sample, device = rollout.sample, ends.head.device
     tokens = torch.tensor(sample.tokens, device=device)
-    # by kind, step and row
+    # by kind of guess, step and row
     right = torch.zeros(2, depth, sample.rows, dtype=torch.bool, device=device)
     for window in split_into_windows(0, sample.first, sample.rows, budget or sample.rows):
-        one = build_batch([sample], [window], depth, device)
+        batch = build_batch([sample], [window], depth, device)
         rows = torch.arange(window.first, window.last, device=device)
-        with watched(drafter, window.rows, check):
-            for step, readout in enumerate(unroll(drafter, one, ends.embedding, None, check)):
-                aims = rows + step + 2
-                guesses = _guesses(drafter, ends, rollout.noise, readout, aims, check)
-                wanted = tokens[aims.clamp(max=len(tokens) - 1)]
-                right[:, step, rows] = (guesses == wanted) & (aims < len(tokens))
-    first, second = right.int().cumprod(1).sum(1).tolist()
-    return first, second
+        with check_layers(drafter, window.rows, check):
+            for step, readout in enumerate(unroll(drafter, batch, ends.embedding, None, check)):
+                targets = rows + step + 2
+                guesses = _guess_tokens(drafter, ends, rollout.noise, readout, targets, check)
+                wanted = tokens[targets.clamp(max=len(tokens) - 1)]
+                right[:, step, rows] = (guesses == wanted) & (targets < len(tokens))
+    with_noise, without = right.int().cumprod(1).sum(1).tolist()
+    return with_noise, without
 
 
-def _guesses(
+def _guess_tokens(
     drafter: Drafter,
     ends: EmbeddingAndHead,
     noise: Noise,
     readout: Tensor,
-    aims: Tensor,
+    positions: Tensor,
     check: CheckInterrupt,
 ) -> Tensor:
-    """[kinds, rows]: the tokens for these positions, with the noise there and without."""
+    """Return the guesses for these positions, [with noise and without, rows]."""
     found: list[Tensor] = []
-    # never the whole vocabulary for all rows at once
-    most = max(1, stretch(ends.head) // ends.head.numel())
-    for part, positions in zip(readout.split(most), aims.split(most), strict=True):
+    # so many rows at once that their logits take no longer than the time between two checks
+    most = max(1, work_per_check(ends.head) // ends.head.numel())
+    for part, at in zip(readout.split(most), positions.split(most), strict=True):
         check()
         logits = drafter.logits(part, ends.head)
-        own = drafter.tokens(torch.arange(logits.shape[1], device=logits.device))
-        noisy = logits + noise(positions)[:, own].to(logits)
-        found.append(drafter.tokens(torch.stack([noisy, logits]).argmax(-1)))
+        tokens = drafter.token_ids(torch.arange(logits.shape[1], device=logits.device))
+        noisy = logits + noise(at)[:, tokens].to(logits)
+        found.append(drafter.token_ids(torch.stack([noisy, logits]).argmax(-1)))
     return torch.cat(found, dim=1)
 
 
-def _walk(sample: DrafterSample, accepted: Sequence[int], depth: int) -> tuple[int, int]:
-    """Tokens of the answer, and verify steps that give them: one begins where the last ended."""
-    known, steps = max(2, sample.prompt), 0
-    first = known
+def _count_verify_steps(
+    sample: DrafterSample, accepted: Sequence[int], depth: int
+) -> tuple[int, int]:
+    """Return how many tokens of the answer are decoded, and in how many verify steps."""
+    first = known = max(2, sample.prompt)
+    steps = 0
     while known < len(sample.tokens):
         known += min(accepted[known - 2], depth) + 1
         steps += 1

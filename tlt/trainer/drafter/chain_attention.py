@@ -1,7 +1,8 @@
-"""A chain's query meets the policy's positions up to where the chain began, then its own guesses.
+"""Attention of chains: a query sees the policy's positions up to its chain's start, then its own
+chain's guesses.
 
 Row r of every step belongs to the chain that begins at row r. So what a step sees of step 0 is
-plain causal attention, and of the steps since then only its own row.
+plain causal attention, and of later steps it sees only its own row.
 """
 
 from collections.abc import Sequence
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
-from tlt.trainer.drafter.interruptible_matmul import look_back, stretch
+from tlt.trainer.drafter.interruptible_matmul import check_backward, work_per_check
 
-# What mask and softmax cost a score, in multiplications.
-_SCORE = 256
+# cost of mask and softmax for one score, in multiplications
+_SCORE_COST = 256
 
 
-class Pairs(NamedTuple):
-    """Keys and values: [shared heads, rows, width]."""
+class KeysValues(NamedTuple):
+    """Keys and values of one step: [key-value heads, rows, width]."""
 
     keys: Tensor
     values: Tensor
@@ -28,52 +29,52 @@ class Pairs(NamedTuple):
 
 def attend(
     queries: Tensor,
-    seen: Pairs,
-    own: Sequence[Pairs],
+    first_step: KeysValues,
+    later_steps: Sequence[KeysValues],
     bounds: Tensor,
-    before: Pairs | None,
+    prefix: KeysValues | None,
     check: CheckInterrupt = never_interrupt,
 ) -> Tensor:
-    """[heads, rows, width]; `before` are rows ahead of the only sample, seen by all."""
+    """Return [heads, rows, width]; `prefix` are rows ahead of the only sample, seen by all."""
     ends: list[int] = bounds.tolist()
-    own_keys = torch.stack([pairs.keys for pairs in own]) if own else None
-    own_values = torch.stack([pairs.values for pairs in own]) if own else None
-    prefix = 0 if before is None else before.keys.shape[1]
+    own_keys = torch.stack([step.keys for step in later_steps]) if later_steps else None
+    own_values = torch.stack([step.values for step in later_steps]) if later_steps else None
+    prefix_rows = 0 if prefix is None else prefix.keys.shape[1]
     heads, _, width = queries.shape
-    scores = stretch(queries) // (heads * (width + _SCORE))
+    scores = work_per_check(queries) // (heads * (width + _SCORE_COST))
     parts: list[Tensor] = []
     for first, last in pairwise(ends):
-        block = max(1, scores // max(1, prefix + last - first))
+        block = max(1, scores // max(1, prefix_rows + last - first))
         for begin in range(first, last, block):
             rows = slice(begin, min(last, begin + block))
             check()
-            part = _one(
+            part = _attend_block(
                 queries[:, rows],
-                Pairs(*(tensor[:, first : rows.stop] for tensor in seen)),
+                KeysValues(*(tensor[:, first : rows.stop] for tensor in first_step)),
                 None if own_keys is None else own_keys[:, :, rows],
                 None if own_values is None else own_values[:, :, rows],
-                before,
+                prefix,
             )
-            look_back(part, check)
+            check_backward(part, check)
             parts.append(part)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _one(
+def _attend_block(
     queries: Tensor,
-    seen: Pairs,
+    seen: KeysValues,
     own_keys: Tensor | None,
     own_values: Tensor | None,
-    before: Pairs | None,
+    prefix: KeysValues | None,
 ) -> Tensor:
-    """Rows of a sample, over the keys up to the last of them."""
+    """Attend with some rows of one sample to the keys up to the last of them."""
     _, rows, width = queries.shape
     keys, values = seen
-    shared = len(keys)
-    if before is not None:
-        keys = torch.cat([before.keys, keys], dim=1)
-        values = torch.cat([before.values, values], dim=1)
-    grouped = queries.view(shared, -1, rows, width) * width**-0.5
+    kv_heads = len(keys)
+    if prefix is not None:
+        keys = torch.cat([prefix.keys, keys], dim=1)
+        values = torch.cat([prefix.values, values], dim=1)
+    grouped = queries.view(kv_heads, -1, rows, width) * width**-0.5
     scores = grouped @ keys[:, None].transpose(-1, -2)
     total = keys.shape[1]
     hidden = torch.ones(rows, total, dtype=torch.bool, device=queries.device)
@@ -86,20 +87,24 @@ def _one(
     return (weights[..., :total] @ values[:, None] + mixed).view_as(queries)
 
 
-def attend_natively(
-    kernels: TrainingKernels, queries: Tensor, seen: Pairs, own: Sequence[Pairs], bounds: Tensor
+def attend_in_c(
+    kernels: TrainingKernels,
+    queries: Tensor,
+    first_step: KeysValues,
+    later_steps: Sequence[KeysValues],
+    bounds: Tensor,
 ) -> Tensor:
-    """The same on a CPU in float32."""
-    by_row = [tensor.transpose(0, 1).contiguous() for tensor in (queries, *seen)]
-    others = [tensor.transpose(0, 1).contiguous() for pairs in own for tensor in pairs]
-    out: Tensor = _Native.apply(kernels, bounds, *by_row, *others)  # pyright: ignore
+    """Compute the same as `attend` without a prefix, on a CPU in float32."""
+    by_row = [tensor.transpose(0, 1).contiguous() for tensor in (queries, *first_step)]
+    later = [tensor.transpose(0, 1).contiguous() for step in later_steps for tensor in step]
+    out: Tensor = _ChainAttention.apply(kernels, bounds, *by_row, *later)  # pyright: ignore
     return out.transpose(0, 1)
 
 
-class _Native(torch.autograd.Function):
-    """The kernel's part and the chain's own are joined by their log-sum-exps.
+class _ChainAttention(torch.autograd.Function):
+    """Join the kernel's causal part and the chain's own part by their log-sum-exps.
 
-    On the way back either part needs only the joined ones, as in Flash Attention.
+    Either part's backward pass needs only the joined log-sum-exp, as in Flash Attention.
     """
 
     @staticmethod
@@ -108,51 +113,51 @@ class _Native(torch.autograd.Function):
         scale = queries.shape[-1] ** -0.5
         out, lse = kernels.attend(queries, keys, values, bounds, scale)
         if own:
-            scores = torch.stack([_scores(queries, key, scale) for key in own[::2]])
+            scores = torch.stack([_own_scores(queries, key, scale) for key in own[::2]])
             joined = torch.logaddexp(lse, scores.logsumexp(0))
-            out = _spread(out, (lse - joined).exp_())
+            out = out * (lse - joined).exp_()[..., None]
             for score, value in zip(scores, own[1::2], strict=True):
-                out += _weighted(value, (score - joined).exp_())
+                out += _spread(value, (score - joined).exp_())
             lse = joined
         ctx.kernels, ctx.scale = kernels, scale
         ctx.save_for_backward(bounds, out, lse, *tensors)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         bounds, out, lse, queries, keys, values, *own = ctx.saved_tensors
-        slope = slopes[0].contiguous()
-        toward = ctx.kernels.attend_backward(
-            slope, queries, keys, values, out, lse, bounds, ctx.scale
+        gradient = gradients[0].contiguous()
+        causal = ctx.kernels.attend_backward(
+            gradient, queries, keys, values, out, lse, bounds, ctx.scale
         )
-        by_own: list[Tensor] = []
-        level = (slope * out).sum(-1)
+        own_gradients: list[Tensor] = []
+        level = (gradient * out).sum(-1)
         for key, value in zip(own[::2], own[1::2], strict=True):
-            chance = (_scores(queries, key, ctx.scale) - lse).exp_()
-            steep = chance * (_scores(slope, value, 1.0) - level) * ctx.scale
-            toward[0].add_(_weighted(key, steep))
-            by_own += [_gathered(queries, steep, key), _gathered(slope, chance, value)]
-        return None, None, *toward, *by_own
+            weight = (_own_scores(queries, key, ctx.scale) - lse).exp_()
+            score_gradient = weight * (_own_scores(gradient, value, 1.0) - level) * ctx.scale
+            causal[0].add_(_spread(key, score_gradient))
+            own_gradients += [
+                _gather(queries, score_gradient, key),
+                _gather(gradient, weight, value),
+            ]
+        return None, None, *causal, *own_gradients
 
 
-def _scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """Of each row's heads with its one key: [rows, heads]."""
-    rows, shared, width = keys.shape
-    grouped = queries.view(rows, shared, -1, width)
+def _own_scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """Score each row's heads against that row's one key: [rows, heads]."""
+    rows, kv_heads, width = keys.shape
+    grouped = queries.view(rows, kv_heads, -1, width)
     return (grouped * keys[:, :, None]).sum(-1).view(rows, -1).mul_(scale)
 
 
-def _weighted(values: Tensor, weights: Tensor) -> Tensor:
-    rows, shared, width = values.shape
-    spread = weights.view(rows, shared, -1, 1) * values[:, :, None]
-    return spread.view(rows, -1, width)
+def _spread(values: Tensor, weights: Tensor) -> Tensor:
+    """Weigh each row's value for every head that shares it: [rows, heads, width]."""
+    rows, kv_heads, width = values.shape
+    weighted = weights.view(rows, kv_heads, -1, 1) * values[:, :, None]
+    return weighted.view(rows, -1, width)
 
 
-def _spread(out: Tensor, weights: Tensor) -> Tensor:
-    return out * weights[..., None]
-
-
-def _gathered(heads: Tensor, weights: Tensor, like: Tensor) -> Tensor:
-    """Summed over the heads that share a key."""
-    rows, shared, width = like.shape
-    return (heads * weights[..., None]).view(rows, shared, -1, width).sum(2)
+def _gather(heads: Tensor, weights: Tensor, like: Tensor) -> Tensor:
+    """Sum the weighted heads that share a key: the shape of `like`."""
+    rows, kv_heads, width = like.shape
+    return (heads * weights[..., None]).view(rows, kv_heads, -1, width).sum(2)

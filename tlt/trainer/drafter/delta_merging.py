@@ -1,11 +1,12 @@
-"""Members learn one drafter and don't wait for each other: they send differences, one merges them.
+"""Members train one drafter without waiting for each other: they send deltas, one member merges.
 
-A member marks where it is, sends its delta since the base it stands on, and learns on; once a
-base has that delta in it, it rebases what came after the mark. Moments never travel.
+A member takes a snapshot, sends its delta since the base it trains on, and goes on training. Once
+a base contains that delta, the member rebases what it learned after the snapshot. The optimiser's
+moments never travel.
 
 A delta is weighted by its share of all micro-batches since the member's last delta was merged, or
-since the base that it began from. So members that merge together are averaged by micro-batches, and
-so are those that merge one after the other. A single member loses nothing.
+since the base that it began from. So members are averaged by micro-batches, whether they merge
+together or one after the other, and a single member loses nothing.
 """
 
 from collections.abc import Sequence
@@ -14,81 +15,80 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
-from tlt.trainer.policy.adamw import require_same_shapes
+from tlt.trainer.named_tensors import require_same_shapes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrafterSnapshot:
-    """A drafter as it was."""
+    """A drafter in training, at one moment."""
 
     # `weights.*` and their running `mean.*`, as in a learner's state
     tensors: dict[str, Tensor]
-    # behind it, one after the other: what the rates depend on
+    # updates behind it in a row, on which the learning rates depend
     updates: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BaseWeights(DrafterSnapshot):
-    """The drafter that all members have in common."""
+    """The drafter that all members share."""
 
-    # micro-batches in it, those learned side by side included
+    # micro-batches in it, those that members learned at the same time included
     micro_batches: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Delta:
-    """What one member learned."""
+    """The difference that one member learned."""
 
     tensors: dict[str, Tensor]
-    # micro-batches that its optimiser made a step for
+    # micro-batches for which its optimiser made a step
     micro_batches: int
-    # those in the first base that had the member's last delta in it, or in the one it began from
+    # micro-batches of the first base with the member's last delta, or of the base it began from
     known: int
 
 
 def compute_delta(
     now: DrafterSnapshot,
-    since: DrafterSnapshot,
+    base: DrafterSnapshot,
     known: int,
     check: CheckInterrupt = never_interrupt,
 ) -> Delta:
-    """`since` is the base that the member stands on."""
-    require_same_shapes(since.tensors, now.tensors, "drafter's mark")
+    require_same_shapes(base.tensors, now.tensors, "drafter's snapshot")
     tensors: dict[str, Tensor] = {}
-    for name, tensor in since.tensors.items():
+    for name, tensor in base.tensors.items():
         check()
         tensors[name] = now.tensors[name] - tensor
-    return Delta(tensors=tensors, micro_batches=now.updates - since.updates, known=known)
+    return Delta(tensors=tensors, micro_batches=now.updates - base.updates, known=known)
 
 
 def rebase_snapshot(
-    mark: DrafterSnapshot,
+    snapshot: DrafterSnapshot,
     since: DrafterSnapshot,
     onto: DrafterSnapshot,
     check: CheckInterrupt = never_interrupt,
 ) -> DrafterSnapshot:
-    """A mark as it would be, had what came after `since` been learned on something else."""
+    """Move what was learned after `since` onto other weights."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in mark.tensors.items():
+    for name, tensor in snapshot.tensors.items():
         check()
         tensors[name] = tensor - since.tensors[name] + onto.tensors[name]
-    return DrafterSnapshot(tensors=tensors, updates=mark.updates - since.updates + onto.updates)
+    return DrafterSnapshot(tensors=tensors, updates=snapshot.updates - since.updates + onto.updates)
 
 
 def merge_deltas(
     base: BaseWeights, deltas: Sequence[Delta], check: CheckInterrupt = never_interrupt
 ) -> BaseWeights:
-    """In any order."""
-    micro_batches = base.micro_batches + sum(found.micro_batches for found in deltas)
+    """Add the weighted deltas; their order doesn't matter."""
+    micro_batches = base.micro_batches + sum(delta.micro_batches for delta in deltas)
     tensors = {name: tensor.clone() for name, tensor in base.tensors.items()}
     updates = 0.0
-    for found in deltas:
-        require_same_shapes(tensors, found.tensors, "drafter's delta")
-        if found.micro_batches == 0:
+    for delta in deltas:
+        require_same_shapes(tensors, delta.tensors, "drafter's delta")
+        if delta.micro_batches == 0:
             continue
-        share = found.micro_batches / (micro_batches - found.known)
-        updates += share * found.micro_batches
-        for name, tensor in found.tensors.items():
+        share = delta.micro_batches / (micro_batches - delta.known)
+        updates += share * delta.micro_batches
+        for name, tensor in delta.tensors.items():
             check()
             tensors[name].add_(tensor, alpha=share)
     return BaseWeights(

@@ -1,8 +1,8 @@
-"""A drafter learns from its policy, one micro-batch a call; between two calls it may stop for good.
+"""A drafter learns from its policy one micro-batch per call, and may stop after any of them.
 
-What is used is a running mean of the weights: good whenever the training stops, so that its length
-need not be known. An update whose loss or gradient isn't finite changes nothing but a counter, and
-one that a look gives up changes nothing at all.
+The drafter that is used is a running mean of the weights: it is good whenever training stops, so
+the length of training need not be known. An update whose loss or gradient isn't finite changes
+nothing but a counter, and an interrupted one changes nothing at all.
 """
 
 import math
@@ -16,26 +16,25 @@ from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.trainer.drafter.delta_merging import DrafterSnapshot
-from tlt.trainer.drafter.distillation_loss import distance
+from tlt.trainer.drafter.distillation_loss import distillation_loss
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
-from tlt.trainer.drafter.interruptible_matmul import watched
+from tlt.trainer.drafter.interruptible_matmul import check_layers
 from tlt.trainer.drafter.micro_batches import DrafterBatch
 from tlt.trainer.drafter.muon import MuonWithAdam
 from tlt.trainer.drafter.samples import EmbeddingAndHead
 from tlt.trainer.drafter.unrolled_chains import unroll
-from tlt.trainer.policy.adamw import copy_named, require_same_shapes
+from tlt.trainer.named_tensors import copy_named, require_same_shapes
 from tlt.trainer.policy.fused_layers import fuse
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchResult:
-    """What one micro-batch showed."""
-
     rows: int
-    # cross-entropy a guess, in nats
+    # mean cross-entropy of a guess, in nats
     loss: float
-    # by step: how much of the policy's distribution the drafter's covers
+    # by step of the chain: probability that drafter and policy have in common
     overlap: tuple[float, ...]
+    # the update was not finite and changed nothing
     skipped: bool
 
 
@@ -47,34 +46,34 @@ class DrafterLearner:
         hyperparameters: DrafterHyperparameters,
         sizes: Tensor,
     ) -> None:
-        """Takes the drafter over; `ends` are of the same device and precision.
+        """Take ownership of the drafter, which has the device and precision of `ends`.
 
-        `sizes` are its `input_sizes`.
+        `sizes` come from `measure_input_sizes`.
         """
         self.hyperparameters = hyperparameters
         self.ends = ends
-        # behind the weights, whoever made them
+        # updates behind the weights, those of other members included
         self.updates = 0
         self.skipped = 0
         self._drafter = drafter
         self._parameters = dict(drafter.named_parameters())
         self._mean = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._optimiser = MuonWithAdam(self._parameters, {"fc.weight": sizes})
-        self._kernels = _kernels(ends.head)
+        self._kernels = _kernels_for(ends.head)
         if self._kernels is not None:
             fuse(drafter, self._kernels)
 
     def learn(
         self, batch: DrafterBatch, check: CheckInterrupt = never_interrupt
     ) -> MicroBatchResult:
-        """`look` is called often, and gives the micro-batch up by raising."""
-        with watched(self._drafter, batch.rows, check):
+        """Make one update; `check` is called often and gives the micro-batch up by raising."""
+        with check_layers(self._drafter, batch.rows, check):
             loss, overlap = self._loss(batch, check)
             slopes = torch.autograd.grad(loss, list(self._parameters.values()))
         gradients = dict(zip(self._parameters, slopes, strict=True))
-        size = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+        norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         value = loss.item()
-        skipped = not (math.isfinite(value) and math.isfinite(size.item()))
+        skipped = not (math.isfinite(value) and math.isfinite(norm.item()))
         if skipped:
             self.skipped += 1
         else:
@@ -87,14 +86,14 @@ class DrafterLearner:
         )
 
     def drafter(self) -> Drafter:
-        """A copy, of the running mean."""
+        """Return a copy with the running mean of the weights."""
         with torch.no_grad():
-            found = new_drafter(self._drafter.config).to(self.ends.head)
-            found.load_state_dict({**self._drafter.state_dict(), **self._mean})
-        return found.requires_grad_(False)
+            copy = new_drafter(self._drafter.config).to(self.ends.head)
+            copy.load_state_dict({**self._drafter.state_dict(), **self._mean})
+        return copy.requires_grad_(False)
 
     def state(self) -> dict[str, Tensor]:
-        """All that another learner needs to go on with the next micro-batch; live tensors."""
+        """Return the live tensors that another learner needs to go on with the next micro-batch."""
         return {
             **self._weights(),
             **{f"optimiser.{name}": tensor for name, tensor in self._optimiser.state().items()},
@@ -123,10 +122,10 @@ class DrafterLearner:
 
     @torch.no_grad()
     def rebase(self, since: DrafterSnapshot, onto: DrafterSnapshot) -> None:
-        """What was learned since then is put onto something else; the moments stay."""
+        """Move what was learned after `since` onto other weights; the moments stay."""
         weights = self._weights()
-        require_same_shapes(weights, since.tensors, "drafter's mark")
-        require_same_shapes(weights, onto.tensors, "drafter's trunk")
+        require_same_shapes(weights, since.tensors, "drafter's snapshot")
+        require_same_shapes(weights, onto.tensors, "drafter's base")
         for name, tensor in weights.items():
             tensor.sub_(since.tensors[name]).add_(onto.tensors[name])
         self.updates += onto.updates - since.updates
@@ -138,26 +137,28 @@ class DrafterLearner:
         }
 
     def _loss(self, batch: DrafterBatch, check: CheckInterrupt) -> tuple[Tensor, list[float]]:
-        """A mean over the guesses that can be measured, later steps weighing less."""
+        """Return the mean over all measurable guesses, later steps weighing less."""
         total, weight = self.ends.head.new_zeros(()), 0.0
         overlaps: list[Tensor] = []
         readouts = unroll(self._drafter, batch, self.ends.embedding, self._kernels, check)
         for step, readout in enumerate(readouts):
-            live = batch.live[step].nonzero()[:, 0]
-            last = batch.states[batch.aims[step][live], -1]
-            found = distance(self._drafter, readout[live], last, self.ends.head, check)
-            share = self.hyperparameters.fading**step
-            total = total + share * found.loss
-            weight += share * len(live)
-            overlaps.append(found.overlap / max(1, len(live)))
+            measurable = batch.measurable[step].nonzero()[:, 0]
+            targets = batch.states[batch.targets[step][measurable], -1]
+            sums = distillation_loss(
+                self._drafter, readout[measurable], targets, self.ends.head, check
+            )
+            share = self.hyperparameters.step_discount**step
+            total = total + share * sums.loss
+            weight += share * len(measurable)
+            overlaps.append(sums.overlap / max(1, len(measurable)))
         return total / max(1.0, weight), torch.stack(overlaps).tolist()
 
     @torch.no_grad()
     def _average(self) -> None:
-        weight = self.hyperparameters.newest(self.updates)
+        weight = self.hyperparameters.mean_weight(self.updates)
         for name, parameter in self._parameters.items():
             self._mean[name].lerp_(parameter, weight)
 
 
-def _kernels(like: Tensor) -> TrainingKernels | None:
+def _kernels_for(like: Tensor) -> TrainingKernels | None:
     return load_kernels() if like.device.type == "cpu" and like.dtype == torch.float32 else None

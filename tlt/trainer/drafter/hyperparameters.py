@@ -1,7 +1,7 @@
-"""How a drafter is trained. What changes on the way depends on the number of the update alone.
+"""Hyperparameters of drafter training; what changes in its course depends on the update's number.
 
-The rates suit a start from nothing that may end any time, and never become too low to follow a
-policy that moves.
+The rates suit a training that starts from random weights, may end any time and never becomes too
+slow to follow a policy that changes.
 """
 
 import msgspec
@@ -10,30 +10,35 @@ import msgspec
 class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     # guesses in a row that a chain is trained on
     steps: int = 4
-    # what a step's loss weighs of that of the step before it
-    fading: float = 0.8
-    # rows in a micro-batch, and so how long a caller waits for it
+    # weight of a step's loss relative to the step before it
+    step_discount: float = msgspec.field(default=0.8, name="fading")
+    # rows in a micro-batch
     rows: int = 1024
     matrix_rate: float = 0.02
     vector_rate: float = 3e-3
     warmup: int = 5
-    # from this update on rates fall as one over the root of the updates, down to a part of them
-    level: int = 100
-    # updates that a drafter which doesn't start from nothing has behind it, as the rates see it
+    # from this update on, rates fall with the inverse root of the update's number
+    decay_start: int = msgspec.field(default=100, name="level")
+    # updates that a drafter loaded from elsewhere counts as having behind it
     past: int = 0
-    lowest: float = 0.1
-    # the drafter that is used is the mean over the last updates: a part of all, or so many at most
-    averaged: float = 0.1
-    most_averaged: int = 200
+    # rates never fall below this part
+    lowest_factor: float = msgspec.field(default=0.1, name="lowest")
+    # the running mean covers this part of all updates, but no more than `longest_mean` of them
+    mean_part: float = msgspec.field(default=0.1, name="averaged")
+    longest_mean: int = msgspec.field(default=200, name="most_averaged")
 
     def rates(self, update: int, steps: int) -> tuple[float, float]:
-        """For matrices and for the rest; both count from 0, the optimiser's `steps` are its own."""
-        falling = max(self.lowest, (self.level / (self.past + update + 1)) ** 0.5)
+        """Return the rates for matrices and for the rest.
+
+        Both numbers count from 0; `steps` are the optimiser's own.
+        """
+        decay = (self.decay_start / (self.past + update + 1)) ** 0.5
+        falling = max(self.lowest_factor, decay)
         factor = min(1.0, (steps + 1) / self.warmup, falling)
         return self.matrix_rate * factor, self.vector_rate * factor
 
-    def newest(self, updates: int) -> float:
-        """What the weights after so many updates weigh in their running mean."""
+    def mean_weight(self, updates: int) -> float:
+        """Return the weight in the running mean of the weights after so many updates."""
         if updates == 1:
             return 1.0
-        return 1.0 / (1.0 + min(self.averaged * updates, self.most_averaged))
+        return 1.0 / (1.0 + min(self.mean_part * updates, self.longest_mean))

@@ -1,6 +1,7 @@
-"""A drafter for a policy that has none yet: its shape is the policy's, its weights are random.
+"""Initialise a drafter for a policy that has none yet: the policy's shape, random weights.
 
-A policy's embeddings are small and its states may be large: what they pass first makes up for it.
+A policy's embeddings are small and its hidden states may be large; the first layer's weights are
+scaled so that both weigh the same.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,7 @@ from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, ne
 from tlt.models.rope import PlainRope
 from tlt.trainer.drafter.samples import DrafterSample
 
-# samples, of which a few say how large inputs are
-_MEASURED = 32
+_MEASURED_SAMPLES = 32
 
 
 def drafter_config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
@@ -39,19 +39,19 @@ def drafter_config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
 def measure_input_sizes(
     config: DrafterConfig, embedding: Tensor, samples: Sequence[DrafterSample]
 ) -> Tensor:
-    """The root mean square of what each column of `fc` is multiplied with."""
-    some = samples[:_MEASURED]
-    states = torch.cat([sample.states[:, : len(config.captured)] for sample in some])
-    inputs = [states[:, place] for place in range(len(config.captured))]
+    """Return the root mean square of the inputs that each column of `fc` is multiplied with."""
+    measured = samples[:_MEASURED_SAMPLES]
+    states = torch.cat([sample.states[:, : len(config.captured)] for sample in measured])
+    inputs = [states[:, layer] for layer in range(len(config.captured))]
     if config.layout == "eagle":
-        tokens = torch.tensor([token for sample in some for token in sample.tokens])
+        tokens = torch.tensor([token for sample in measured for token in sample.tokens])
         inputs.insert(0, embedding[tokens.to(embedding.device)])
     sizes = torch.tensor([x.float().square().mean().sqrt().item() for x in inputs])
     return sizes.to(embedding).repeat_interleave(config.hidden)
 
 
 def initialise_drafter(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:
-    """For inputs of these sizes; what is added to the residual starts small."""
+    """Return random weights for inputs of these sizes; what joins the residual starts small."""
     drafter = new_drafter(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in drafter.named_parameters():
@@ -66,6 +66,6 @@ def initialise_drafter(config: DrafterConfig, sizes: Tensor, seed: int) -> Draft
 
 
 def require_drafter_fits(drafter: Drafter, policy: DecoderConfig, name: str) -> None:
-    """Before anything is computed with a drafter that was made elsewhere."""
+    """Raise UnsupportedModel if a drafter made elsewhere can't guess for this policy."""
     if (complaint := describe_misfit(drafter, policy)) is not None:
         raise UnsupportedModel(f"{name}: {complaint}")

@@ -1,7 +1,7 @@
-"""Between two products of matrices somebody may look, there and on the way back, and say stop.
+"""Call a check between any two long matrix products, in the forward pass and in the backward pass.
 
-A look that raises ends a micro-batch that then was never begun. Nothing but products takes long, so
-that none is larger than it must be.
+A check that raises gives the micro-batch up before it changed anything. Only products take long,
+so large ones are cut into parts.
 """
 
 from collections.abc import Generator
@@ -12,32 +12,32 @@ from torch import Tensor, nn
 
 from tlt.interrupt import CheckInterrupt
 
-# Multiplications that one CPU core does in some thirty milliseconds.
-STRETCH = 2**30
-# A GPU does as many times more.
-_FASTER = 64
-# A layer's product that is so many times shorter needs none of its own: hooks take time, too.
-_SHORT = 64
+# multiplications that one CPU core does in some thirty milliseconds
+CPU_WORK = 2**30
+# how many times as many a GPU does
+_GPU_FACTOR = 64
+# layers with so many times less work get no check of their own, because hooks take time, too
+_NEGLIGIBLE = 64
 
 
-def stretch(like: Tensor) -> int:
-    """Multiplications without a look."""
-    return STRETCH if like.device.type == "cpu" else _FASTER * STRETCH
+def work_per_check(like: Tensor) -> int:
+    """Return how many multiplications may pass without a check on this tensor's device."""
+    return CPU_WORK if like.device.type == "cpu" else _GPU_FACTOR * CPU_WORK
 
 
 @contextmanager
-def watched(model: nn.Module, rows: int, check: CheckInterrupt) -> Generator[None]:
-    """Long products with the model's weights are followed by a look, on the way back preceded."""
+def check_layers(model: nn.Module, rows: int, check: CheckInterrupt) -> Generator[None]:
+    """Check after each long linear layer of the forward pass and before it in the backward pass."""
 
-    def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def after_forward(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         check()
-        look_back(output, check)
+        check_backward(output, check)
 
     hooks = [
-        module.register_forward_hook(seen)
+        module.register_forward_hook(after_forward)
         for module in model.modules()
         if isinstance(module, nn.Linear)
-        and module.weight.numel() * rows * _SHORT > stretch(module.weight)
+        and module.weight.numel() * rows * _NEGLIGIBLE > work_per_check(module.weight)
     ]
     try:
         yield
@@ -46,20 +46,20 @@ def watched(model: nn.Module, rows: int, check: CheckInterrupt) -> Generator[Non
             hook.remove()
 
 
-def look_back(tensor: Tensor, check: CheckInterrupt) -> None:
-    """When its gradient is known."""
+def check_backward(tensor: Tensor, check: CheckInterrupt) -> None:
+    """Check as soon as the backward pass knows the tensor's gradient."""
     if tensor.requires_grad:
-        tensor.register_hook(lambda slope: check())
+        tensor.register_hook(lambda gradient: check())
 
 
-def product(left: Tensor, right: Tensor, check: CheckInterrupt) -> Tensor:
-    """Of two matrices."""
-    rows = max(1, stretch(right) // right.numel())
+def matmul(left: Tensor, right: Tensor, check: CheckInterrupt) -> Tensor:
+    """Multiply two matrices, with checks in between."""
+    rows = max(1, work_per_check(right) // right.numel())
     if len(left) <= rows:
         check()
         return left @ right
-    found = left.new_empty(len(left), right.shape[1])
-    for part, out in zip(left.split(rows), found.split(rows), strict=True):
+    product = left.new_empty(len(left), right.shape[1])
+    for part, out in zip(left.split(rows), product.split(rows), strict=True):
         check()
         torch.mm(part, right, out=out)
-    return found
+    return product

@@ -1,8 +1,8 @@
-"""A micro-batch unrolls chains of guesses: one from every row, a row being a position of a sample.
+"""A micro-batch unrolls one chain of guesses from every row; a row is a position of a sample.
 
-Rows of one sample lie together and see each other; samples don't. An answer in a sample with more
-rows than the budget is cut into windows, each a batch of its own over the rows before it, which get
-no gradient.
+Rows of one sample are adjacent and see each other; samples don't see each other. A sample with more
+rows than the budget is cut into windows of its answer. Each window is a batch of its own over the
+rows before it, which get no gradient.
 """
 
 import random
@@ -18,8 +18,9 @@ from tlt.trainer.drafter.samples import DrafterSample
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Rows of the sample with that number."""
+    """A range of rows of one sample."""
 
+    # index of the sample
     sample: int
     first: int
     last: int
@@ -31,43 +32,44 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrafterBatch:
-    """Chain r begins at row r; at step d it consumes a token d further on, at a position so far."""
+    """Chain r begins at row r; at each step it consumes the next token, at the next position."""
 
     # [steps, rows]
     tokens: Tensor
     # [steps, rows]
     positions: Tensor
-    # [places, layers, hidden] of the policy
+    # the policy's, [states, layers, hidden]
     states: Tensor
-    # [rows]: the place of each row's states
-    places: Tensor
-    # [steps, rows]: the place whose last state gives what the chain should guess
-    aims: Tensor
-    # [steps, rows]: whether the chain's guess can be measured
-    live: Tensor
-    # where samples begin among the rows, and where the last one ends
+    # [rows]: index of the state that each row starts from
+    starts: Tensor
+    # [steps, rows]: index of the state whose distribution the chain should guess
+    targets: Tensor
+    # [steps, rows]: False where the sample has no token to compare the guess with
+    measurable: Tensor
+    # row at which each sample begins, and at which the last one ends
     bounds: Tensor
-    # of the rows before a window: their tokens; their states are the first places
-    before: Tensor
+    # tokens of the rows before a window, whose states come first
+    prefix: Tensor
 
     @property
     def rows(self) -> int:
-        return len(self.places)
+        return len(self.starts)
 
 
 def shuffled_micro_batches(
     samples: Sequence[DrafterSample], budget: int, seed: int
 ) -> Iterator[list[Window]]:
-    """Endless micro-batches: all samples once, then again in another order."""
-    dice = random.Random(f"windows {seed}")
+    """Yield endless micro-batches: all samples once, then again in another order."""
+    rng = random.Random(f"windows {seed}")
     while True:
         chosen: list[Window] = []
         rows = 0
-        for index in dice.sample(range(len(samples)), len(samples)):
+        for index in rng.sample(range(len(samples)), len(samples)):
             whole = samples[index].rows
             if whole > budget:
                 first = samples[index].first
-                yield from ([window] for window in split_into_windows(index, first, whole, budget))
+                parts = split_into_windows(index, first, whole, budget)
+                yield from ([window] for window in parts)
                 continue
             if rows + whole > budget:
                 yield chosen
@@ -79,22 +81,22 @@ def shuffled_micro_batches(
 
 
 def split_into_windows(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
-    """As even as can be."""
+    """Split a range of rows as evenly as possible."""
     count = -(-(last - first) // budget)
     cuts = [first + (last - first) * part // count for part in range(count + 1)]
     return (Window(sample=sample, first=a, last=b) for a, b in pairwise(cuts))
 
 
 def build_batch(
-    samples: Sequence[DrafterSample], chosen: Sequence[Window], steps: int, device: torch.device
+    samples: Sequence[DrafterSample], windows: Sequence[Window], steps: int, device: torch.device
 ) -> DrafterBatch:
-    """Several whole samples, or one window."""
-    assert len(chosen) == 1 or all(window.first == 0 for window in chosen)
-    parts = [_part(samples[window.sample], window, steps) for window in chosen]
+    """Build a micro-batch of several whole samples, or of one window."""
+    assert len(windows) == 1 or all(window.first == 0 for window in windows)
+    parts = [_build_part(samples[window.sample], window, steps) for window in windows]
     offsets = torch.tensor([0] + [len(part.states) for part in parts]).cumsum(0).tolist()
     ends = torch.tensor([0] + [part.rows for part in parts]).cumsum(0)
 
-    def placed(name: str) -> Tensor:
+    def joined_indices(name: str) -> Tensor:
         shifted = [getattr(p, name) + o for p, o in zip(parts, offsets, strict=False)]
         return torch.cat(shifted, dim=-1)
 
@@ -102,15 +104,15 @@ def build_batch(
         tokens=torch.cat([part.tokens for part in parts], dim=1).to(device),
         positions=torch.cat([part.positions for part in parts], dim=1).to(device),
         states=torch.cat([part.states.to(device) for part in parts]),
-        places=placed("places").to(device),
-        aims=placed("aims").to(device),
-        live=torch.cat([part.live for part in parts], dim=1).to(device),
+        starts=joined_indices("starts").to(device),
+        targets=joined_indices("targets").to(device),
+        measurable=torch.cat([part.measurable for part in parts], dim=1).to(device),
         bounds=ends.to(device),
-        before=parts[0].before.to(device),
+        prefix=parts[0].prefix.to(device),
     )
 
 
-def _part(sample: DrafterSample, window: Window, steps: int) -> DrafterBatch:
+def _build_part(sample: DrafterSample, window: Window, steps: int) -> DrafterBatch:
     tokens = torch.tensor(sample.tokens)
     rows = torch.arange(window.first, window.last)
     ahead = rows + torch.arange(steps)[:, None]
@@ -119,9 +121,9 @@ def _part(sample: DrafterSample, window: Window, steps: int) -> DrafterBatch:
         tokens=tokens[known + 1],
         positions=known,
         states=sample.states[: int(known.max()) + 2],
-        places=rows,
-        aims=known + 1,
-        live=(ahead < sample.rows) & (rows >= sample.first),
+        starts=rows,
+        targets=known + 1,
+        measurable=(ahead < sample.rows) & (rows >= sample.first),
         bounds=torch.tensor([0, len(rows)]),
-        before=tokens[1 : window.first + 1],
+        prefix=tokens[1 : window.first + 1],
     )

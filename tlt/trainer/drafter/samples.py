@@ -1,4 +1,4 @@
-"""What a drafter learns from: one sequence, and what the policy's own pass over it left behind."""
+"""A sample for drafter training: one sequence, and the policy's hidden states at its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ from tlt.models.eagle_drafter import DrafterConfig
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrafterSample:
-    """`states` are [tokens but the last, layers, hidden]; see `state_layers`."""
-
     tokens: Sequence[int]
-    # how many of them the policy did not choose
+    # tokens of the prompt, which the policy did not choose
     prompt: int
+    # [tokens but the last, layers, hidden], at the layers that `state_layers` lists
     states: Tensor
 
     def __post_init__(self) -> None:
@@ -27,18 +26,18 @@ class DrafterSample:
 
     @property
     def rows(self) -> int:
-        """Positions at which a guess has something to be measured by."""
+        """Count the positions at which a guess can be measured."""
         return len(self.tokens) - 2
 
     @property
     def first(self) -> int:
-        """The row from which the answer's first token, or its second one, is guessed."""
+        """Return the row that guesses the answer's first token, or its second one."""
         return max(0, self.prompt - 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbeddingAndHead:
-    """What a drafter borrows from its policy: both are [vocabulary, hidden]."""
+    """The policy's weights that its drafter shares, both [vocabulary, hidden]."""
 
     embedding: Tensor
     head: Tensor
@@ -51,5 +50,5 @@ class EmbeddingAndHead:
 
 
 def state_layers(config: DrafterConfig, policy_layers: int) -> tuple[int, ...]:
-    """Where a policy's states are taken: what the drafter reads, and last what gives the logits."""
+    """List the layers at which states are captured: the drafter's inputs, then the last one."""
     return tuple(dict.fromkeys((*config.captured, policy_layers)))

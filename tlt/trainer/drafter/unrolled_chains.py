@@ -1,7 +1,7 @@
-"""Unrolled, the drafter computes what it would propose: the same inputs, keys and turns.
+"""Unrolling in training computes what the drafter computes when proposing.
 
-At step 0 a chain reads the policy's states; at step d its own feature of step d - 1 and, as if its
-guesses had been right, the sample's next token, and turns with the next position.
+At step 0 a chain reads the policy's states. At step d it reads its own feature of step d - 1 and,
+as if its guesses had been right, the sample's next token at the next position.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from tlt.interrupt import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
 from tlt.models.eagle_drafter import Drafter
-from tlt.trainer.drafter.chain_attention import Pairs, attend, attend_natively
+from tlt.trainer.drafter.chain_attention import KeysValues, attend, attend_in_c
 from tlt.trainer.drafter.micro_batches import DrafterBatch
 
 
@@ -24,42 +24,42 @@ def unroll(
     kernels: TrainingKernels | None,
     check: CheckInterrupt = never_interrupt,
 ) -> Iterator[Tensor]:
-    """The readouts [rows, hidden] of one step after the other."""
-    read = len(drafter.config.captured)
-    before = _before(drafter, batch, embedding)
-    features = drafter.feature(batch.states[batch.places, :read])
-    steps: list[Pairs] = []
+    """Yield the readouts [rows, hidden] step by step."""
+    captured = len(drafter.config.captured)
+    prefix = _prefix(drafter, batch, embedding)
+    features = drafter.feature(batch.states[batch.starts, :captured])
+    steps: list[KeysValues] = []
 
     def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        steps.append(Pairs(keys, values))
-        seen, *own = steps
-        if kernels is not None and before is None:
-            return attend_natively(kernels, queries, seen, own, batch.bounds)
-        return attend(queries, seen, own, batch.bounds, before, check)
+        steps.append(KeysValues(keys, values))
+        first, *later = steps
+        if kernels is not None and prefix is None:
+            return attend_in_c(kernels, queries, first, later, batch.bounds)
+        return attend(queries, first, later, batch.bounds, prefix, check)
 
     for tokens, positions in zip(batch.tokens, batch.positions, strict=True):
-        guess = drafter(F.embedding(tokens, embedding), features, positions, attention)
-        features = guess.feature
-        yield guess.readout
+        output = drafter(F.embedding(tokens, embedding), features, positions, attention)
+        features = output.feature
+        yield output.readout
 
 
 @torch.no_grad()
-def _before(drafter: Drafter, batch: DrafterBatch, embedding: Tensor) -> Pairs | None:
-    """Keys and values of the rows before a window; what these would guess is of no interest."""
-    count = len(batch.before)
+def _prefix(drafter: Drafter, batch: DrafterBatch, embedding: Tensor) -> KeysValues | None:
+    """Compute keys and values of the rows before a window."""
+    count = len(batch.prefix)
     if count == 0:
         return None
-    read = len(drafter.config.captured)
-    found: list[Pairs] = []
+    captured = len(drafter.config.captured)
+    parts: list[KeysValues] = []
 
-    def keep(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found.append(Pairs(keys, values))
+    def keep_keys_and_values(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts.append(KeysValues(keys, values))
         return queries
 
-    positions = torch.arange(count, device=batch.before.device)
-    # as many at a time as the window has rows, or there would be no look for long
+    positions = torch.arange(count, device=batch.prefix.device)
+    # in parts as large as the window, so that the time between two checks stays bounded
     for rows in positions.split(max(1, batch.rows)):
-        features = drafter.feature(batch.states[rows, :read])
-        drafter(F.embedding(batch.before[rows], embedding), features, rows, keep)
-    keys, values = zip(*found, strict=True)
-    return Pairs(torch.cat(keys, dim=1), torch.cat(values, dim=1))
+        features = drafter.feature(batch.states[rows, :captured])
+        drafter(F.embedding(batch.prefix[rows], embedding), features, rows, keep_keys_and_values)
+    keys, values = zip(*parts, strict=True)
+    return KeysValues(torch.cat(keys, dim=1), torch.cat(values, dim=1))

@@ -1,4 +1,4 @@
-"""AdamW whose state has names: what one process wrote, another continues to the bit.
+"""AdamW whose state has names: what one process saved, another continues to the bit.
 
 All parameters step together, so one count serves them all. Before the first step there is no state.
 """
@@ -11,6 +11,7 @@ from torch.optim import AdamW
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
+from tlt.trainer.named_tensors import copy_named
 
 _STEP = "step"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,11 +21,11 @@ class NamedAdamW:
     def __init__(self, parameters: dict[str, Tensor], spec: AlgorithmSpec) -> None:
         self._parameters = parameters
         matrices = [p for p in parameters.values() if p.dim() >= 2]
-        gains = [p for p in parameters.values() if p.dim() < 2]
+        # weight decay on norms and biases regularises nothing
+        vectors = [p for p in parameters.values() if p.dim() < 2]
         groups = [
             {"params": matrices, "weight_decay": spec.weight_decay},
-            # norms and biases: pulling them to zero regularises nothing
-            {"params": gains, "weight_decay": 0.0},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         self._adamw = AdamW(
             [group for group in groups if group["params"]],
@@ -43,8 +44,8 @@ class NamedAdamW:
             return int(state[_STEP].item())
         return 0
 
-    def start(self, steps: int) -> None:
-        """Zero moments after `steps` steps, for somebody to fill; no state at all after none."""
+    def reset(self, steps: int) -> None:
+        """Set all moments to zero after `steps` steps; after none there is no state at all."""
         self._adamw.state.clear()
         if steps == 0:
             return
@@ -55,7 +56,7 @@ class NamedAdamW:
             }
 
     def moments(self) -> dict[str, Tensor]:
-        """The live tensors, in the order of the parameters."""
+        """Return the live tensors, in the order of the parameters."""
         return {
             f"{name}.{moment}": self._adamw.state[parameter][moment]
             for name, parameter in self._parameters.items()
@@ -66,31 +67,9 @@ class NamedAdamW:
     def state(self) -> dict[str, Tensor]:
         return {_STEP: torch.tensor(self.steps()), **self.moments()}
 
-    def load(self, mapping: Mapping[str, Tensor]) -> None:
-        if _STEP not in mapping:
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        if _STEP not in state:
             raise ConfigError("the optimiser state lacks its step count")
-        self.start(int(mapping[_STEP].item()))
-        moments = self.moments()
-        copy_named(moments, {n: t for n, t in mapping.items() if n != _STEP}, "optimiser state")
-
-
-def copy_named(into: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
-    """Copies by name; both sides must have the same names and shapes."""
-    require_same_shapes(into, source, what)
-    with torch.no_grad():
-        for name, tensor in into.items():
-            tensor.copy_(source[name])
-
-
-def require_same_shapes(
-    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str
-) -> None:
-    """`what` is what theirs are."""
-    if odd := sorted(ours.keys() ^ theirs.keys()):
-        missing = [name for name in odd if name in ours]
-        complaint = f"lacks {missing[0]}" if missing else f"has an unknown {odd[0]}"
-        raise ConfigError(f"the {what} {complaint} ({len(odd)} names differ)")
-    for name, tensor in ours.items():
-        if tensor.shape != theirs[name].shape:
-            shapes = f"{tuple(theirs[name].shape)} instead of {tuple(tensor.shape)}"
-            raise ConfigError(f"the {what} has {name} of shape {shapes}")
+        self.reset(int(state[_STEP].item()))
+        moments = {name: tensor for name, tensor in state.items() if name != _STEP}
+        copy_named(self.moments(), moments, "optimiser state")

@@ -1,4 +1,4 @@
-"""Compiling layers can make a job faster and nothing else: what fails in it costs a log line.
+"""Compiling layers may make a job faster and does nothing else: a failure costs a log line.
 
 torch keeps what it compiled in its own cache (TORCHINDUCTOR_CACHE_DIR), which processes may share.
 """
@@ -16,24 +16,24 @@ from tlt.trainer.policy.fused_layers import restore, unfuse
 from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
 from tlt.trainer.policy.micro_batches import MicroBatch
 
-# Measured with an empty cache: from 68 to 131, the more the busier the machine.
-_SECONDS = 130.0
-# of an update, measured: norms and gates are fused without a compiler of graphs, too
-_SAVED = 0.05
+# time to compile with an empty cache: 68 to 131 were measured, more on a busy machine
+_COMPILE_SECONDS = 130.0
+# measured part of an update that compiling saves where norms and gates are fused already
+_SAVED_PART = 0.05
 
 _log = structlog.get_logger("learn")
 
 
 def is_compiling_worthwhile(spec: AlgorithmSpec, step: int, last_update_seconds: float) -> bool:
-    """Whether what is left of the job saves more than compiling costs."""
-    left = spec.steps - step
-    return left * last_update_seconds * _SAVED > _SECONDS
+    """Return True if the rest of the job saves more than compiling costs."""
+    steps_left = spec.steps - step
+    return steps_left * last_update_seconds * _SAVED_PART > _COMPILE_SECONDS
 
 
 def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, forced: bool) -> bool:
-    """One graph serves all layers and lengths.
+    """Compile one graph for all layers and lengths.
 
-    False if it cannot be had, or isn't faster and nobody insists.
+    Return False if that fails, or if it isn't faster and not forced.
     """
     layers = decoder_layers(model)
     if not layers:
@@ -45,14 +45,14 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
     try:
         probe = LayerProbe(model, batch.tokens, batch.bounds)
         before = probe.seconds(bfloat16)
-        # The compiler fuses more than our kernels do, if it can see what there is.
+        # the compiler fuses more than our kernels do, if they don't hide the operations
         fused = unfuse(model)
-        _fall_back(False)
+        _run_uncompiled_on_errors(False)
         for layer in layers:
             layer.compile(dynamic=True)
         after = probe.seconds(bfloat16)
         if forced or after < before:
-            # The pass for old log-probs has a graph of its own: now, and not in the update.
+            # the pass for old log-probs has a graph of its own: compile it before the update
             probe.forward(bfloat16)
             compiled = True
     except Exception as error:  # compilers raise whatever they like
@@ -61,8 +61,8 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
         for layer in layers:
             layer._compiled_call_impl = None  # pyright: ignore
         restore(fused)
-    # A graph that is wanted later, for a shape that is new, may still fail.
-    _fall_back(True)
+    # a later graph, for another shape, may still fail
+    _run_uncompiled_on_errors(True)
     _log.info(
         "layers compiled" if compiled else "layers stay as they are",
         **({} if compiled else {"reason": reason}),
@@ -72,6 +72,6 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
     return compiled
 
 
-def _fall_back(wanted: bool) -> None:
-    """Whether what cannot be compiled runs as it was written, or raises."""
+def _run_uncompiled_on_errors(wanted: bool) -> None:
+    """Choose if code that cannot be compiled runs uncompiled, or raises."""
     torch._dynamo.config.suppress_errors = wanted  # pyright: ignore

@@ -1,7 +1,7 @@
 """While an update runs, every parameter's gradient is a view into a few flat buffers.
 
-So they travel in one collective a buffer, without a copy, and a rank that had nothing to learn from
-takes part with zeros. Between updates no gradient holds memory: decoding wants it.
+So gradients travel in one collective per buffer, without a copy, and a rank without samples takes
+part with zeros. Between updates no gradient holds memory, because decoding needs it.
 """
 
 from collections.abc import Generator, Sequence
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tlt.trainer.collectives import buckets, reduce_sum
+from tlt.trainer.collectives import reduce_sum, split_into_buckets
 
 
 class FlatGradients:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._flats: list[Tensor] = []
-        for bucket in buckets(parameters):
+        for bucket in split_into_buckets(parameters):
             sizes = [parameter.numel() for parameter in bucket]
             flat = bucket[0].new_zeros(sum(sizes))
             for parameter, part in zip(bucket, flat.split(sizes), strict=True):
@@ -33,7 +33,7 @@ class FlatGradients:
             reduce_sum(flat, group)
 
     def clip(self, limit: float) -> float:
-        """Scale so that the global norm is at most `limit`; returns the norm from before."""
+        """Scale the global norm down to at most `limit`, and return the norm from before."""
         norm = torch.stack([torch.linalg.vector_norm(flat) for flat in self._flats]).norm().item()
         if norm > limit:
             for flat in self._flats:

@@ -1,6 +1,6 @@
-"""A layer's norms and gates in one pass each way instead of ten; what they compute stays the same.
+"""Compute a layer's norms and gates in one pass each way instead of ten, with the same results.
 
-A module is taken by its looks, whatever its model, and only if it then gives what it gave before.
+A module is recognised by its parts, whatever its model, and replaced only if a trial agrees.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ _Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class _Fused:
-    """In the place of a module's own `forward`, under which others may have put something, too."""
+class _FusedForward:
+    """Replaces a module's `forward`; its type tells it from replacements by others."""
 
     run: _Forward
 
@@ -45,7 +45,7 @@ class _Norm(torch.autograd.Function):
         return None, *ctx.kernels.norm_backward(slope.contiguous(), *ctx.saved_tensors), None
 
 
-class _Gated(torch.autograd.Function):
+class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernels: TrainingKernels, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
@@ -64,14 +64,14 @@ def fuse(model: nn.Module, kernels: TrainingKernels) -> None:
     for module in model.modules():
         if "forward" in module.__dict__:
             continue
-        fused = _norm(module, kernels) or _gated(module, kernels)
-        if fused is not None and _same(module, fused):
-            module.forward = _Fused(fused)
+        fused = _fused_norm(module, kernels) or _fused_mlp(module, kernels)
+        if fused is not None and _agrees(module, fused):
+            module.forward = _FusedForward(fused)
 
 
 def unfuse(model: nn.Module) -> dict[nn.Module, _Forward]:
-    """What was fused, for `restore`."""
-    fused = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), _Fused)]
+    """Undo `fuse` and return what `restore` needs."""
+    fused = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), _FusedForward)]
     return {module: module.__dict__.pop("forward") for module in fused}
 
 
@@ -80,7 +80,7 @@ def restore(fused: dict[nn.Module, _Forward]) -> None:
         module.forward = forward
 
 
-def _norm(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
+def _fused_norm(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or weight is None or eps is None:
@@ -94,7 +94,7 @@ def _norm(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     return forward
 
 
-def _gated(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
+def _fused_mlp(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate_proj, up_proj, down_proj = parts
     act: Any = getattr(module, "act_fn", functional.silu)
@@ -107,25 +107,25 @@ def _gated(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     def forward(x: Tensor) -> Tensor:
         gate, up = gate_proj(x), up_proj(x)
         fits = gate.dtype == up.dtype == torch.float32
-        mixed = _Gated.apply(kernels, gate, up) if fits else act(gate) * up  # pyright: ignore
+        mixed = _Gate.apply(kernels, gate, up) if fits else act(gate) * up  # pyright: ignore
         return down_proj(mixed)
 
     return forward
 
 
 def _is_silu(act: Any) -> bool:
-    """Small weights would not tell: near zero all gates are straight lines."""
+    """Compare on a wide grid: small weights would hide a difference, as gates are linear near 0."""
     grid = torch.linspace(-8, 8, 99)
     with torch.no_grad():
         return act is not None and torch.allclose(act(grid), functional.silu(grid), atol=1e-6)
 
 
-def _same(module: nn.Module, fused: _Forward) -> bool:
+def _agrees(module: nn.Module, fused: _Forward) -> bool:
     parameter = next(module.parameters())
-    dice = torch.Generator().manual_seed(0)
-    x = 3 * torch.randn(4, parameter.shape[-1], generator=dice)
+    generator = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(4, parameter.shape[-1], generator=generator)
     with torch.no_grad():
         before = module(x)
         scale = before.abs().max().item()
-        # what is zero whatever goes in shows nothing
+        # an output that is always zero shows nothing
         return scale > 0 and torch.allclose(fused(x), before, rtol=1e-4, atol=1e-5 * scale)

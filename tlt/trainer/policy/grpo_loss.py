@@ -1,6 +1,6 @@
-"""A minibatch's loss is a sum over its tokens, each already weighed by the totals over all ranks.
+"""A minibatch's loss is a sum over its tokens, each weighted by the totals over all ranks.
 
-So neither the order of samples, nor micro-batches, nor ranks change the gradient: they only add up.
+So the order of samples, micro-batches and ranks don't change the gradient: they only add up.
 """
 
 import math
@@ -22,49 +22,49 @@ def grpo_loss(
     old: Tensor,
     reference: Tensor | None,
 ) -> tuple[Tensor, TokenMetrics]:
-    """GRPO with a truncated correction for the gap between who sampled and who learns.
+    """Compute GRPO's loss with a truncated importance weight for the sampler's mismatch.
 
-    `old` is this learner's view of the samples before the update's first step. The penalty
-    towards `reference` takes no correction: it is added after the weighing.
+    `old` are the learner's log-probs before the update's first step. The penalty towards
+    `reference` is added after the importance weight.
     """
     ratio = (current - old).exp()
     clipped = ratio.clamp(1.0 - spec.clip_low, 1.0 + spec.clip_high)
     surrogate = torch.minimum(ratio * batch.advantage, clipped * batch.advantage)
-    losses = -importance(old, batch.behaviour, spec.importance_cap) * surrogate
-    drift = None
+    losses = -_importance_weight(old, batch.behaviour, spec.importance_cap) * surrogate
+    reference_kl = None
     if reference is not None:
-        drift = k3(reference - current)
-        losses = losses + spec.kl_coefficient * drift
-    loss = (losses * _weight(spec, batch, minibatch)).sum()
+        reference_kl = _k3(reference - current)
+        losses = losses + spec.kl_coefficient * reference_kl
+    loss = (losses * _token_weight(spec, batch, minibatch)).sum()
     with torch.no_grad():
         sampling_kl, truncated = sampler_mismatch(spec, old, batch.behaviour)
-        figures = TokenMetrics(
+        metrics = TokenMetrics(
             clipped_low=(ratio < 1.0 - spec.clip_low) & (batch.advantage < 0),
             clipped_high=(ratio > 1.0 + spec.clip_high) & (batch.advantage > 0),
             sampling_kl=sampling_kl,
-            reference_kl=drift,
+            reference_kl=reference_kl,
             importance_truncated=truncated,
         )
-    return loss, figures
+    return loss, metrics
 
 
 def sampler_mismatch(spec: AlgorithmSpec, old: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
-    """How far who learns is from who sampled, and whether its weight is cut; for each token."""
+    """Return each token's KL between learner and sampler, and if its weight is truncated."""
     gap = old - behaviour
-    return k3(gap.clamp(-20.0, 20.0)), gap > math.log(spec.importance_cap)
+    return _k3(gap.clamp(-20.0, 20.0)), gap > math.log(spec.importance_cap)
 
 
-def importance(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """How much likelier the learner finds a token than its sampler did, at most `cap`."""
+def _importance_weight(old: Tensor, behaviour: Tensor, cap: float) -> Tensor:
+    """Return how much likelier the learner finds a token than its sampler did, at most `cap`."""
     return (old - behaviour).clamp(max=math.log(cap)).exp().detach()
 
 
-def k3(log_ratio: Tensor) -> Tensor:
-    """Schulman's estimator of KL(p || q) from samples of p, given log q - log p; never negative."""
+def _k3(log_ratio: Tensor) -> Tensor:
+    """Estimate KL(p || q) by Schulman's k3 from samples of p, given log q - log p."""
     return torch.expm1(log_ratio) - log_ratio
 
 
-def _weight(spec: AlgorithmSpec, batch: MicroBatch, minibatch: Minibatch) -> Tensor:
+def _token_weight(spec: AlgorithmSpec, batch: MicroBatch, minibatch: Minibatch) -> Tensor:
     match spec.averaging:
         case "token":
             return torch.full_like(batch.advantage, 1.0 / minibatch.total_tokens)

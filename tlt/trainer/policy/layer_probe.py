@@ -1,4 +1,4 @@
-"""A decoder layer by itself: what its model would give it, and how long it takes there and back."""
+"""Run one decoder layer alone, with the inputs its model gives it, and measure its time."""
 
 import time
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tlt.trainer.policy.model_loading import states
+from tlt.trainer.policy.model_loading import last_hidden_states
 
 
-class _Kept(Exception):
-    """Ends a forward pass where it has told what we wanted to know."""
+class _InputCaptured(Exception):
+    """Ends a forward pass as soon as a layer's input is known."""
 
 
 def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
@@ -20,59 +20,59 @@ def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
 
 
 class LayerProbe:
-    """The first layer that text reaches, under one micro-batch."""
+    """The first layer that text reaches, with one micro-batch as its input."""
 
     def __init__(self, model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None) -> None:
-        found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+        calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
-        def keep(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            found.append((layer, arguments, options))
-            raise _Kept
+        def capture(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            calls.append((layer, arguments, options))
+            raise _InputCaptured
 
         handles = [
-            layer.register_forward_pre_hook(keep, with_kwargs=True)
+            layer.register_forward_pre_hook(capture, with_kwargs=True)
             for layer in decoder_layers(model)
         ]
         try:
             with torch.no_grad():
-                states(model, tokens, bounds)
-        except _Kept:
+                last_hidden_states(model, tokens, bounds)
+        except _InputCaptured:
             pass
         finally:
             for handle in handles:
                 handle.remove()
-        if not found:
+        if not calls:
             raise NotImplementedError("text reaches none of the model's layers")
-        ((self._layer, (hidden, *others), self._options),) = found
+        ((self._layer, (hidden, *others), self._options),) = calls
         self._hidden: Tensor = hidden
         self._others: list[Any] = others
 
     def forward(self, bfloat16: bool) -> Tensor:
         with torch.no_grad():
-            return self._out(self._hidden, bfloat16)
+            return self._run(self._hidden, bfloat16)
 
     def seconds(self, bfloat16: bool) -> float:
-        """Forward and backward: the best of three, after one to warm up."""
+        """Return the best time of three for forward and backward, after a run to warm up."""
         hidden = self._hidden.detach().requires_grad_()
         learned = [parameter for parameter in self._layer.parameters() if parameter.requires_grad]
 
-        def once() -> float:
-            began = _clock(hidden.device)
-            out = self._out(hidden, bfloat16)
+        def measure() -> float:
+            began = device_clock(hidden.device)
+            out = self._run(hidden, bfloat16)
             torch.autograd.grad(out.float().sum(), [hidden, *learned])
-            return _clock(hidden.device) - began
+            return device_clock(hidden.device) - began
 
-        once()
-        return min(once() for _ in range(3))
+        measure()
+        return min(measure() for _ in range(3))
 
-    def _out(self, hidden: Tensor, bfloat16: bool) -> Tensor:
+    def _run(self, hidden: Tensor, bfloat16: bool) -> Tensor:
         with torch.autocast(hidden.device.type, torch.bfloat16, enabled=bfloat16):
-            found = self._layer(hidden, *self._others, **self._options)
-        return found[0] if isinstance(found, tuple) else found
+            out = self._layer(hidden, *self._others, **self._options)
+        return out[0] if isinstance(out, tuple) else out
 
 
-def _clock(device: torch.device) -> float:
-    """On a CPU the time of this thread alone, because others may share its core."""
+def device_clock(device: torch.device) -> float:
+    """Read this thread's CPU time, because others may share its core, or an accelerator's time."""
     if device.type == "cpu":
         return time.thread_time()
     torch.accelerator.synchronize()

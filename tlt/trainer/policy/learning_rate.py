@@ -1,4 +1,4 @@
-"""The learning rate depends on the step's number alone: a resumed job goes on as it was."""
+"""The learning rate depends on the step's number alone, so a resumed job continues it."""
 
 import math
 
@@ -6,7 +6,7 @@ from tlt.config import AlgorithmSpec
 
 
 def learning_rate(spec: AlgorithmSpec, step: int) -> float:
-    """`step` counts from 0; neither the first nor the last of `spec.steps` has a rate of zero."""
+    """Count `step` from 0; neither the first nor the last of `spec.steps` has a rate of zero."""
     if step < spec.warmup_steps:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     remaining = max(1, spec.steps - spec.warmup_steps)

@@ -1,4 +1,4 @@
-"""A model that loads here publishes weights under its folder's names, and its logits are plain."""
+"""A model that loads publishes weights under its folder's names, and its logits are plain."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from tlt.errors import ConfigError, UnsupportedModel
 
 
 def load_model(model_dir: str, device: torch.device) -> PreTrainedModel:
-    """In float32, without dropout: the log-probs of two passes must be the same."""
+    """Load in float32 and without dropout, so that two passes give the same log-probs."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -32,31 +32,29 @@ def load_model(model_dir: str, device: torch.device) -> PreTrainedModel:
     return model
 
 
-def decoder(model: PreTrainedModel) -> nn.Module:
-    return model.base_model
+def output_head(model: PreTrainedModel) -> nn.Module:
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    return head
 
 
-def head(model: PreTrainedModel) -> nn.Module:
-    found = model.get_output_embeddings()
-    assert isinstance(found, nn.Module)
-    return found
-
-
-def states(model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None = None) -> Tensor:
-    """The last hidden states, through the final norm; `bounds` cuts one row into sequences."""
+def last_hidden_states(
+    model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None = None
+) -> Tensor:
+    """Return states after the final norm; `bounds` cuts one row into sequences."""
     packed: dict[str, Tensor] = {}
     if bounds is not None:
         starts = bounds[:-1].repeat_interleave(bounds.diff())
         positions = torch.arange(tokens.shape[1], device=tokens.device) - starts
         packed = {"position_ids": positions[None], "cu_seq_lens_q": bounds}
-    return decoder(model)(input_ids=tokens, use_cache=False, **packed).last_hidden_state
+    return model.base_model(input_ids=tokens, use_cache=False, **packed).last_hidden_state
 
 
 def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None:
     positions: int | None = getattr(model.config, "max_position_embeddings", None)
     known = [limit for limit in (positions, max_context) if limit is not None]
     limit = min(known, default=None)
-    steady = _steady_context(model)
+    steady = _steady_rope_length(model)
     if steady is not None and (limit is None or limit > steady):
         raise UnsupportedModel(
             f"{model.name_or_path}: beyond {steady} tokens its rope changes for all samples of a "
@@ -65,51 +63,51 @@ def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None
     return limit
 
 
-def _steady_context(model: PreTrainedModel) -> int | None:
-    """Up to where a token's rope depends on its own position alone; None: everywhere."""
+def _steady_rope_length(model: PreTrainedModel) -> int | None:
+    """Return up to which length a token's rope depends on its position alone; None: always."""
     config = model.config.get_text_config()
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    nested = [part for part in found.values() if isinstance(part, dict)]
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = [part for part in parameters.values() if isinstance(part, dict)]
     limits: list[int] = [
         rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        for rope in (found, *nested)
+        for rope in (parameters, *nested)
         if rope.get("rope_type") in ("dynamic", "longrope")
     ]
     return min(limits, default=None)
 
 
 def _require_names(model: PreTrainedModel, folder: Path) -> None:
-    held: set[str] = set()
+    stored: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            held.update(tensors.keys())
-    strange = [name for name, _ in model.named_parameters() if name not in held]
-    if strange:
+            stored.update(tensors.keys())
+    renamed = [name for name, _ in model.named_parameters() if name not in stored]
+    if renamed:
         raise UnsupportedModel(
-            f"{folder}: Transformers renames its tensors when it loads them ({strange[0]} is not "
+            f"{folder}: Transformers renames its tensors when it loads them ({renamed[0]} is not "
             "in a safetensors file), so what we publish would not fit the folder"
         )
 
 
 def _require_plain_logits(model: PreTrainedModel, model_dir: str) -> None:
-    """Scaled or soft-capped logits would be lost, because we bypass the model's own head."""
+    """Refuse scaled or soft-capped logits, because training bypasses the model's own head."""
     with torch.no_grad():
-        tokens = torch.arange(8, device=model.device)[None] % vocabulary(model)
-        theirs: Tensor = model(input_ids=tokens, use_cache=False).logits
-        ours: Tensor = head(model)(states(model, tokens))
-    if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
+        tokens = torch.arange(8, device=model.device)[None] % vocabulary_size(model)
+        expected: Tensor = model(input_ids=tokens, use_cache=False).logits
+        plain: Tensor = output_head(model)(last_hidden_states(model, tokens))
+    if not torch.allclose(expected, plain, rtol=1e-3, atol=1e-3):
         raise UnsupportedModel(f"{model_dir}: its logits are more than a projection of its states")
 
 
-def vocabulary(model: PreTrainedModel) -> int:
-    found = model.get_input_embeddings()
-    assert isinstance(found, nn.Embedding)
-    return found.num_embeddings
+def vocabulary_size(model: PreTrainedModel) -> int:
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return embedding.num_embeddings
 
 
 def require_valid_tokens(model: PreTrainedModel, limit: int | None, tokens: Sequence[int]) -> None:
-    """Before anything is computed: on an accelerator a wrong index ends the process."""
+    """Raise before anything is computed: on an accelerator a wrong index ends the process."""
     if limit is not None and len(tokens) > limit:
         raise ConfigError(f"a sample of {len(tokens)} tokens exceeds the context of {limit}")
-    if max(tokens) >= vocabulary(model) or min(tokens) < 0:
-        raise ConfigError(f"a sample has tokens beyond the vocabulary of {vocabulary(model)}")
+    if max(tokens) >= vocabulary_size(model) or min(tokens) < 0:
+        raise ConfigError(f"a sample has tokens beyond the vocabulary of {vocabulary_size(model)}")

@@ -1,8 +1,8 @@
 """Attention over one row of many sequences, in Transformers' registry: no token is padding.
 
-A query meets its own sequence up to its own position, and what a model asks for beyond that is
-refused, never ignored. `cu_seq_lens_q` says where sequences begin, as for Flash Attention; without
-it every row is a sequence.
+A query meets its own sequence up to its own position; any other request of a model is refused,
+never ignored. `cu_seq_lens_q` says where sequences begin, as for Flash Attention. Without it every
+row is a sequence.
 """
 
 from collections.abc import Callable, Generator
@@ -14,33 +14,35 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tlt.kernels.training_kernels import load_kernels, one_by_one
+from tlt.kernels.training_kernels import attend_per_sequence, load_kernels
 
 # torch's kernel, once for each sequence
 PACKED = "tlt_packed"
-# ours, which has to be built
+# our C kernel
 NATIVE = "tlt_native"
 
-_HARMLESS = {"dropout", "output_attentions", "position_ids", "use_cache"}
+_HARMLESS_OPTIONS = {"dropout", "output_attentions", "position_ids", "use_cache"}
 _Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
-def _native(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float) -> Tensor:
-    """In float32 whatever comes in: bfloat16 scores cost more accuracy than all else together."""
+def _attend_natively(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+) -> Tensor:
+    """Compute in float32: scores in bfloat16 cost more accuracy than all else together."""
     inputs = [tensor.float().contiguous() for tensor in (query, key, value)]
     with torch.autocast("cpu", enabled=False):
         out, _ = _attend(*inputs, bounds, scale)
     return out.to(value.dtype)
 
 
-# An operator of its own, so that torch.compile looks neither inside nor at the lengths.
+# an operator, so that torch.compile looks neither inside nor at the lengths
 @torch.library.custom_op("tlt::attend", mutates_args=(), device_types="cpu")
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    found = load_kernels()
-    assert found is not None
-    return found.attend(query, key, value, bounds, scale)
+    kernels = load_kernels()
+    assert kernels is not None
+    return kernels.attend(query, key, value, bounds, scale)
 
 
 @torch.library.custom_op("tlt::attend_backward", mutates_args=(), device_types="cpu")
@@ -54,9 +56,9 @@ def _attend_backward(
     bounds: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = load_kernels()
-    assert found is not None
-    return found.attend_backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
+    kernels = load_kernels()
+    assert kernels is not None
+    return kernels.attend_backward(slope.contiguous(), query, key, value, out, lse, bounds, scale)
 
 
 @_attend.register_fake
@@ -73,20 +75,22 @@ def _(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, bounds, scale = inputs
     ctx.save_for_backward(*tensors, *output, bounds)
     ctx.scale = scale
 
 
-def _way_back(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     return *_attend_backward(slope, *ctx.saved_tensors, ctx.scale), None, None
 
 
-_attend.register_autograd(_way_back, setup_context=_keep)
+_attend.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _registered(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
+def _adapt(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
+    """Wrap a kernel in the signature that Transformers calls."""
+
     def attention(
         module: nn.Module,
         query: Tensor,
@@ -97,10 +101,10 @@ def _registered(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
         cu_seq_lens_q: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """Transformers' tensors are rows x heads x tokens x width; the result isn't."""
-        strange = [n for n, o in options.items() if o is not None and n not in _HARMLESS]
-        if strange or attention_mask is not None or key.shape[2] != query.shape[2]:
-            raise NotImplementedError(f"attention with {', '.join(strange) or 'a mask'}")
+        """Take [rows, heads, tokens, width] and return [rows, tokens, heads, width]."""
+        unknown = [n for n, o in options.items() if o is not None and n not in _HARMLESS_OPTIONS]
+        if unknown or attention_mask is not None or key.shape[2] != query.shape[2]:
+            raise NotImplementedError(f"attention with {', '.join(unknown) or 'a mask'}")
         rows, heads, tokens, width = query.shape
         if cu_seq_lens_q is None:
             bounds = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
@@ -114,16 +118,16 @@ def _registered(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
 
 
 @contextmanager
-def watched(name: str) -> Generator[set[nn.Module]]:
-    """The modules that meanwhile call the attention `name`; some models have one of their own."""
+def record_callers(name: str) -> Generator[set[nn.Module]]:
+    """Collect the modules that call the attention `name`; some models have one of their own."""
     own = ALL_ATTENTION_FUNCTIONS[name]
     callers: set[nn.Module] = set()
 
-    def watching(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+    def recording(module: nn.Module, *arguments: Any, **options: Any) -> Any:
         callers.add(module)
         return own(module, *arguments, **options)
 
-    AttentionInterface.register(name, watching)
+    AttentionInterface.register(name, recording)
     try:
         yield callers
     finally:
@@ -131,10 +135,10 @@ def watched(name: str) -> Generator[set[nn.Module]]:
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """`bounds` says it all."""
+    """Make no mask, because `bounds` replaces it."""
 
 
-_eager = cast("_Attend", torch.compiler.disable(one_by_one))
-for _name, _kernel in ((PACKED, _eager), (NATIVE, _native)):
-    AttentionInterface.register(_name, _registered(_kernel))
+_eager = cast("_Attend", torch.compiler.disable(attend_per_sequence))
+for _name, _kernel in ((PACKED, _eager), (NATIVE, _attend_natively)):
+    AttentionInterface.register(_name, _adapt(_kernel))
     AttentionMaskInterface.register(_name, _no_mask)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class PolicySample:
     prompt: Sequence[int]
     completion: Sequence[int]
-    # of the sampled tokens, after temperature and before filters
+    # the sampler's, after temperature and before top-p and top-k
     logprobs: Sequence[float]
     temperature: float
     advantage: float

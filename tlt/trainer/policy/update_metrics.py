@@ -21,10 +21,10 @@ _SUMS = (
     "tokens",
     "samples",
 )
-# of the tokens whose old log-probs the learner computed
+# sums over the tokens whose old log-probs the learner computed
 _COMPARED = ("sampling_kl", "importance_truncated", "compared")
 
-# what is told instead of a number that is infinite, or none
+# reported instead of a value that is infinite or not a number
 _HUGE = 1e300
 
 
@@ -40,39 +40,39 @@ class TokenMetrics:
 
 
 class MetricSums:
-    """Adds up on the device, so that reading a figure doesn't stall every micro-batch."""
+    """Sums stay on the device, so that reading them doesn't stall every micro-batch."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
         self._norms: list[float] = []
 
     def add(
-        self, loss: Tensor, entropy: Tensor, figures: TokenMetrics, samples: int, compared: bool
+        self, loss: Tensor, entropy: Tensor, metrics: TokenMetrics, samples: int, compared: bool
     ) -> None:
-        """`compared`: the old log-probs are our own, so their distance to the sampler's counts."""
-        drift = figures.reference_kl
+        """Add a micro-batch; `compared` says that its old log-probs are the learner's own."""
+        reference_kl = metrics.reference_kl
         sums = (
             loss.detach(),
             entropy.sum(),
-            figures.clipped_low.sum(),
-            figures.clipped_high.sum(),
-            figures.sampling_kl.sum(),
-            loss.new_zeros(()) if drift is None else drift.detach().sum(),
-            figures.importance_truncated.sum(),
+            metrics.clipped_low.sum(),
+            metrics.clipped_high.sum(),
+            metrics.sampling_kl.sum(),
+            loss.new_zeros(()) if reference_kl is None else reference_kl.detach().sum(),
+            metrics.importance_truncated.sum(),
             loss.new_tensor(entropy.numel() if compared else 0),
             loss.new_tensor(entropy.numel()),
             loss.new_tensor(samples),
         )
         self._sums += torch.stack([value.double() for value in sums])
 
-    def compare(self, sampling_kl: Tensor, truncated: Tensor) -> None:
-        """Tokens at which we have only looked."""
+    def add_comparison(self, sampling_kl: Tensor, truncated: Tensor) -> None:
+        """Add tokens that were compared with their sampler without being learned from."""
         found = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
         for name, value in zip(_COMPARED, found, strict=True):
             self._sums[_SUMS.index(name)] += value
 
-    def stepped(self, norm: float) -> None:
-        self._norms.append(norm)
+    def add_step(self, gradient_norm: float) -> None:
+        self._norms.append(gradient_norm)
 
     def metrics(
         self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
