@@ -1,9 +1,9 @@
-"""Whether what is trained with TLT is as good as what is trained without.
+"""Compare held-out rewards of policies trained with and without TLT.
 
 `python -m benchmarks.accuracy --out F.json`
 
-Pairs of jobs with the same seed, one decoding without speculation, one with all of TLT from a cold
-drafter, each evaluated on the same held-out problems after its last step.
+Both jobs of a pair have the same seed. One decodes without speculation, the other uses all of TLT
+and starts with an untrained drafter. Each is evaluated on the same problems after its last step.
 """
 
 import argparse
@@ -28,12 +28,12 @@ _RESAMPLES = 4000
 
 class Pair(NamedTuple):
     seed: int
-    # of each held-out problem after the last step, in points: decoding without, less all of TLT
+    # difference in points over the held-out problems: without speculation less all of TLT
     differences: list[float]
-    # mean rewards before and after
+    # mean rewards before and after training
     off: list[float]
     tlt: list[float]
-    # of all of TLT: by who guessed, tokens a row and round; and the drafters that it came by
+    # accept lengths by proposer, and the number of adopted drafters
     guesses: dict[str, float]
     adopted: int
 
@@ -115,7 +115,7 @@ def _job(stack: str, seed: int) -> Job:
 
 
 def _rewards(job: Job) -> dict[PromptIndex, float]:
-    """By held-out problem, after the last step."""
+    """Return the reward of each held-out problem after the last step."""
     events = (entry.event for entry in journal_entries(job.folder))
     rewards = {
         event.prompt: event.reward
@@ -127,7 +127,7 @@ def _rewards(job: Job) -> dict[PromptIndex, float]:
 
 
 def _interval(pairs: list[Pair]) -> tuple[float, float]:
-    """Of the mean difference, where seeds are drawn again, and problems within each."""
+    """Return the interval of the mean difference from a bootstrap over seeds and problems."""
     dice = random.Random(1)
     means = [
         fmean(

@@ -1,7 +1,7 @@
-"""The baseline: an epsilon-greedy bandit that knows nothing but the tokens per second it saw.
+"""The baseline strategy: an epsilon-greedy bandit over the measured tokens per second.
 
-Each bucket of running batch sizes has a window of recent rounds for each arm and compares their
-medians. It shares nothing between arms or buckets, so an arm is tried in each of them first.
+Each bucket of batch sizes keeps a window of recent decode steps for each strategy and compares
+their medians. Nothing is shared between buckets, so each strategy is first tried in each of them.
 """
 
 from collections import deque
@@ -56,13 +56,13 @@ class BucketBandit:
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """It knows speeds alone."""
+        """Ignore the probe: only speeds count."""
 
     def handle_drafter_swap(self) -> None:
-        """The window forgets by itself."""
+        """Do nothing: old measurements leave the window."""
 
     def handle_weight_swap(self) -> None:
-        """The window forgets by itself."""
+        """Do nothing: old measurements leave the window."""
 
     def _speed(self, batch: int, arm: Strategy) -> float | None:
         window = self._seen.get((bucket_of(batch), arm))

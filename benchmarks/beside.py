@@ -1,10 +1,10 @@
-"""What rollouts lose while idle workers train beside them, over more jobs than in `benchmarks.e2e`.
+"""Measure what rollouts lose while idle workers train the drafter beside them.
 
 `python -m benchmarks.beside --out F.json`
 
-Jobs of 16 answers a worker by turns, in reversed order every other time, with the same seeds: one
-whose drafter stays as it is, one whose idle workers train whether it pays or not. Both with the
-same drafter at its plateau, so that what differs is that somebody trains, and that states are kept.
+Jobs of 16 answers a worker alternate, with the same seeds: one never trains its drafter, in the
+other idle workers always train it. Both start with the same fully trained drafter, so that they
+differ only in the training and in the hidden states kept for it.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def _rollouts(job: Job) -> float:
 
 
 def _saved(job: Job) -> list[float | None] | None:
-    """As the ledger tells it: device-seconds, and between which two they lie."""
+    """Return the ledger's saved device-seconds and their interval."""
     if (saved := job.snapshot.saved) is None:
         return None
     return [v and round(v, 1) for v in (saved.total.seconds, saved.total.low, saved.total.high)]

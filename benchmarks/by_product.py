@@ -1,10 +1,10 @@
-"""The drafter that a job leaves behind gains as much in SGLang as in our own engine.
+"""Check that a job's exported drafter gains as much in SGLang as in the native engine.
 
 `python -m benchmarks.by_product --out F.json`
 
-A job of thirty steps from a cold drafter, as in `benchmarks.e2e`; `tlt export` takes its policy and
-its drafter out. Both engines load these folders and answer held-out prompts greedily, with chains
-of the same depth; ours does so with the drafter as the job used it, too.
+A job of thirty steps starts with an untrained drafter, as in `benchmarks.e2e`; `tlt export` writes
+its policy and its drafter. Both engines load these folders and answer held-out prompts greedily at
+the same depth. The native engine also does so with the drafter as the job used it.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
             bar=0.05,
             less_is_better=True,
         ),
-        # agreeing on a drafter that guesses nothing would say nothing
+        # two engines also agree on a useless drafter, so a minimum is required
         Claim(name="by_product.accept_length", value=before, unit="tokens a pass", bar=2.5),
     ]
     details = {
@@ -158,9 +158,9 @@ def _sglang(folder: Path, requests: Sequence[Request]) -> float:
     passes = 0
     for proposal in made:
         request = RequestName.read(proposal.name).serial - first
-        # some are made ahead of an end that was not known yet
+        # proposals beyond an answer's end are not counted as accepted
         passes += proposal.seen < len(requests[request].prompt) + lengths[request]
-    # an answer's first token comes from the prompt's pass
+    # the prefill yields the first token of an answer
     return (sum(lengths.values()) - len(lengths)) / passes
 
 

@@ -1,12 +1,12 @@
-"""What the dashboard costs under a thousand workers, and how late its listeners hear of an event.
+"""Measure the dashboard's cost under a thousand workers, and its listeners' delay.
 
     python -m benchmarks.dashboard --out benchmarks/results/dashboard.json
 
-A session with its own Redis and a job of a thousand workers that are only written about: 200 events
-a second in the journal, their heartbeats twice a second. Three listen: a page in Chromium, one that
-reads as fast as it is told, and one that never reads; the last comes and goes, so that the others
-can be compared with and without it. Then somebody comes late and is told the whole, and pages are
-opened. After that, two workers and one page, of a job with a long journal.
+A session with its own Redis has a job of a thousand simulated workers: 200 events a second in the
+journal, and heartbeats twice a second. The listeners are a page in Chromium, a fast reader, and one
+that never reads; the last is there half of the time, so that the others can be compared with and
+without it. Then a late listener receives the full state, and pages are opened. A second load has
+two workers, one page and a job with a long journal.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import msgspec
 import redis
 from playwright.sync_api import Browser
 
-from benchmarks.dashboard_browser import first_paint, heard, lanes_drawn, open_page
+from benchmarks.dashboard_browser import first_paint, lanes_drawn, open_page, received
 from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tests.browser.chromium import chromium
@@ -43,26 +43,26 @@ from tlt.store.redis_keys import Keys
 
 _JOB = JobId("big-1")
 _BATCH_SECONDS = 0.1
-# what the journal of the demo grows by while two workers roll out
+# entries per second of the demo's journal during a rollout
 _DEMO_RATE = 30.0
-# entries of a job that has gone on for long
+# journal entries of a long job
 _LONG = 40_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# of the load, by turns without and with one that sleeps
-_STRETCHES = 8
+# periods of the load, in turns without and with a listener that never reads
+_PERIODS = 8
 _PAINTS = 5
 Details = dict[str, object]
 
 
 class Listener(threading.Thread):
-    """Reads events as a browser does, and when each came."""
+    """Reads events as a browser does, and records when each came."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
         self._address = address
-        self.heard: list[tuple[float, int]] = []
-        self.whole_seconds = 0.0
+        self.received: list[tuple[float, int]] = []
+        self.full_state_seconds = 0.0
         self.bytes = 0
         self.over = False
 
@@ -75,21 +75,21 @@ class Listener(threading.Thread):
                 if line.startswith(b"event: "):
                     kind = line[7:].strip().decode()
                 elif line.startswith(b"data: ") and kind == "run":
-                    self._hear(msgspec.json.decode(line[6:]), begun)
+                    self._receive(msgspec.json.decode(line[6:]), begun)
                 if self.over:
                     return
 
-    def await_whole(self) -> None:
+    def await_full_state(self) -> None:
         deadline = time.monotonic() + 30
-        while not self.whole_seconds and time.monotonic() < deadline:
+        while not self.full_state_seconds and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _hear(self, update: dict[str, object], begun: float) -> None:
+    def _receive(self, update: dict[str, object], begun: float) -> None:
         head = update.get("head")
         if isinstance(head, dict):
-            if not self.whole_seconds:
-                self.whole_seconds = time.monotonic() - begun
-            self.heard.append((time.time(), int(head["entries"])))
+            if not self.full_state_seconds:
+                self.full_state_seconds = time.monotonic() - begun
+            self.received.append((time.time(), int(head["entries"])))
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _events(address: str) -> Generator[http.client.HTTPResponse]:
     connection.close()
 
 
-class Beats(threading.Thread):
+class HeartbeatWriter(threading.Thread):
     def __init__(self, url: str, session: str, workers: int) -> None:
         super().__init__(daemon=True)
         self._client = redis.Redis.from_url(url)
@@ -131,15 +131,15 @@ class Beats(threading.Thread):
             time.sleep(0.5)
 
 
-def used(pid: int) -> tuple[float, int]:
-    """Seconds of its processor, and bytes that are resident."""
+def resource_usage(pid: int) -> tuple[float, int]:
+    """Return a process's CPU seconds and resident bytes."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     return (int(fields[11]) + int(fields[12])) / _TICKS, resident
 
 
 def write_steadily(world: World, rate: float, seconds: float) -> list[float]:
-    """When each entry was written; the journal's own times are those of decisions."""
+    """Write entries at `rate`; return when each was written."""
     written: list[float] = [time.time()] * world.journal.position.entries
     begun, count = time.monotonic(), 0
     while (passed := time.monotonic() - begun) < seconds:
@@ -155,7 +155,7 @@ def write_steadily(world: World, rate: float, seconds: float) -> list[float]:
 def lateness(
     heard: Sequence[tuple[float, int]], written: Sequence[float], since: int
 ) -> list[float]:
-    """Of each entry that was written from `since` on."""
+    """Return the delay of each entry from number `since` on."""
     late: list[float] = []
     known = since
     for at, entries in heard:
@@ -165,7 +165,7 @@ def lateness(
 
 
 class Load:
-    """A session and a job that are only written about, and the dashboard that shows them."""
+    """A simulated session and job, and a dashboard that shows them."""
 
     def __init__(self, home: Path, workers: int, spec: JobSpec, entries: int = 1000) -> None:
         self._server = EmbeddedRedis(home / "redis", home / "redis.sock")
@@ -183,8 +183,8 @@ class Load:
         )
         jobs, raw = Keys("default").jobs, msgspec.json.encode(record)
         redis.Redis.from_url(self._server.url).hset(jobs, _JOB, raw)
-        self._beats = Beats(self._server.url, "default", workers)
-        self._beats.start()
+        self._heartbeats = HeartbeatWriter(self._server.url, "default", workers)
+        self._heartbeats.start()
         self._lock = _session(home, self._server.url, workers)
         while self.world.journal.position.entries < entries:
             self.world.write(1000)
@@ -198,13 +198,13 @@ class Load:
         self.address = self.process.stdout.readline().split()[-1]
 
     def run(self, rate: float, seconds: float) -> tuple[float, list[float]]:
-        """The share of a core that it took, and when each entry was written."""
-        before, begun = used(self.process.pid)[0], time.monotonic()
+        """Return the dashboard's share of a core, and when each entry was written."""
+        before, begun = resource_usage(self.process.pid)[0], time.monotonic()
         written = write_steadily(self.world, rate, seconds)
-        return (used(self.process.pid)[0] - before) / (time.monotonic() - begun), written
+        return (resource_usage(self.process.pid)[0] - before) / (time.monotonic() - begun), written
 
     def end(self) -> None:
-        self._beats.over = True
+        self._heartbeats.over = True
         self.process.terminate()
         self.process.wait(20)
         self._server.stop()
@@ -212,7 +212,7 @@ class Load:
 
 
 def _session(home: Path, url: str, workers: int) -> BinaryIO:
-    """What makes it look up: its file, and the lock that its keeper holds."""
+    """Make a session that looks up: write its file and hold its lock."""
     folder = home / "sessions" / "default"
     write_session(
         SessionSpec(
@@ -229,8 +229,8 @@ def _session(home: Path, url: str, workers: int) -> BinaryIO:
     return lock
 
 
-class Sleeper:
-    """It asks for events and never reads; its buffers are full at once."""
+class StalledListener:
+    """A listener that never reads; its small buffers are full at once."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket()
@@ -240,36 +240,36 @@ class Sleeper:
             f"GET /api/events?job={_JOB} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
         )
 
-    def __enter__(self) -> "Sleeper":
+    def __enter__(self) -> "StalledListener":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
 
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some seconds of the load."""
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """One period of the load."""
 
     sleeps: bool
     share: float
     since: int
-    # when each entry up to its end was written
+    # times at which the entries up to its end were written
     written: list[float]
 
     def late(self, heard: Sequence[tuple[float, int]]) -> list[float]:
         return lateness(heard, self.written, self.since)
 
 
-def stretches(load: Load, rate: float, seconds: float) -> list[Stretch]:
-    """With one that sleeps, and without, by turns."""
-    found: list[Stretch] = []
-    for number in range(_STRETCHES):
-        # the cost grows with the run: neither kind comes later than the other on the whole
+def measure_periods(load: Load, rate: float, seconds: float) -> list[Period]:
+    """Run the load in turns with and without a listener that never reads."""
+    found: list[Period] = []
+    for number in range(_PERIODS):
+        # the cost grows with the run, so the order is balanced
         sleeps = number % 4 in (1, 2)
         since = load.world.journal.position.entries
-        with Sleeper(load.address) if sleeps else nullcontext():
-            share, written = load.run(rate, seconds / _STRETCHES)
-        found.append(Stretch(sleeps=sleeps, share=share, since=since, written=written))
+        with StalledListener(load.address) if sleeps else nullcontext():
+            share, written = load.run(rate, seconds / _PERIODS)
+        found.append(Period(sleeps=sleeps, share=share, since=since, written=written))
     return found
 
 
@@ -281,15 +281,15 @@ def many(
     listener.start()
     page = open_page(browser, load.address, _JOB)
     time.sleep(2.0)
-    run = stretches(load, rate, seconds)
-    resident = used(load.process.pid)[1]
-    time.sleep(2.0)  # what was written last is told
-    told = {"chromium": heard(page), "reader": listener.heard}
-    late_comer = Listener(load.address)
-    late_comer.start()
-    late_comer.await_whole()
+    run = measure_periods(load, rate, seconds)
+    resident = resource_usage(load.process.pid)[1]
+    time.sleep(2.0)  # lets the listeners receive the last entries
+    told = {"chromium": received(page), "reader": listener.received}
+    late_listener = Listener(load.address)
+    late_listener.start()
+    late_listener.await_full_state()
     paints, drawn = paint_often(browser, load.address)
-    listener.over = late_comer.over = True
+    listener.over = late_listener.over = True
     load.end()
     late = {who: [at for part in run for at in part.late(said)] for who, said in told.items()}
     both = [at for some in late.values() for at in some]
@@ -303,7 +303,7 @@ def many(
         _at_most("resident", resident / 1e6, "MB", 200.0),
         _at_most("event at a listener, p95", quantile(both, 0.95), "s", 1.0),
         _at_most("event in Chromium, p95", quantile(late["chromium"], 0.95), "s", 1.0),
-        _at_most("the whole, to who comes late", late_comer.whole_seconds, "s", 1.0),
+        _at_most("the whole, to who comes late", late_listener.full_state_seconds, "s", 1.0),
         _at_most("dashboard.first_paint, a thousand workers, worst", max(paints), "s", 1.0),
         _at_most(
             "later at the reader, p95, for one that sleeps",
@@ -332,7 +332,7 @@ def many(
 
 
 def paint_often(browser: Browser, address: str) -> tuple[list[float], list[float]]:
-    """First paints, and until when the lanes were drawn at the latest."""
+    """Return the times of first paints, and of lanes that were drawn."""
     paints: list[float] = []
     drawn: list[float] = []
     for _ in range(_PAINTS):
@@ -344,7 +344,7 @@ def paint_often(browser: Browser, address: str) -> tuple[list[float], list[float
 
 
 def few(home: Path, browser: Browser, seconds: float) -> tuple[list[Claim], Details]:
-    """As the demo is followed: two workers, one page, and hundreds of steps that are over."""
+    """Measure two workers and one page, with hundreds of finished steps."""
     load = Load(home, 2, big_spec(prompts=8), _LONG)
     page = open_page(browser, load.address, _JOB)
     time.sleep(2.0)
@@ -371,17 +371,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
         with chromium() as browser:
             claims, details = many(
-                Path(folder) / "many", browser, asked.workers, asked.rate, asked.seconds
+                Path(folder) / "many", browser, arguments.workers, arguments.rate, arguments.seconds
             )
         with chromium() as browser:
-            more, few_details = few(Path(folder) / "few", browser, asked.seconds)
+            more, few_details = few(Path(folder) / "few", browser, arguments.seconds)
     both = {"many": details, "few": few_details}
-    write_result("dashboard", claims + more, both, time.monotonic() - begun, asked.out)
+    write_result("dashboard", claims + more, both, time.monotonic() - begun, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""A browser that opens the dashboard's page: when it painted, and what it was told when."""
+"""Opens the dashboard's page in a browser and records paints and received updates."""
 
 from typing import cast
 
 from playwright.sync_api import Browser, Page
 
-# what a message of the feed says of the journal, and when it came
+# records the journal entries that each update covers, and when it came
 _LISTEN = """
-window.heard = [];
+window.received = [];
 window.EventSource = class extends EventSource {
   constructor(url) {
     super(url);
     super.addEventListener("run", (event) => {
-      const told = /"head":{.*?"entries":(\\d+)/.exec(event.data);
-      if (told) window.heard.push([Date.now() / 1000, Number(told[1])]);
+      const found = /"head":{.*?"entries":(\\d+)/.exec(event.data);
+      if (found) window.received.push([Date.now() / 1000, Number(found[1])]);
     });
   }
 };
@@ -21,7 +21,7 @@ _PAINT = "performance.getEntriesByType('paint').find((e) => e.name === 'first-co
 
 
 def open_page(browser: Browser, address: str, job: str) -> Page:
-    """Without anything remembered of an earlier visit; until its lanes are drawn."""
+    """Open the page in a fresh context and wait until its lanes are there."""
     page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
     page.add_init_script(_LISTEN)
     page.goto(f"{address}#/job/{job}")
@@ -30,17 +30,17 @@ def open_page(browser: Browser, address: str, job: str) -> Page:
 
 
 def first_paint(page: Page) -> float:
-    """Seconds after the address was asked for."""
+    """Return the seconds from navigation to the first paint."""
     page.wait_for_function(f"{_PAINT} !== undefined")
     return float(page.evaluate(f"{_PAINT}.startTime")) / 1000
 
 
 def lanes_drawn(page: Page) -> float:
-    """Not later than that: seconds after the address was asked for."""
+    """Return the seconds since navigation, an upper bound once the lanes are drawn."""
     return float(page.evaluate("performance.now()")) / 1000
 
 
-def heard(page: Page) -> list[tuple[float, int]]:
-    """When it was told of how many entries of the journal."""
-    told = cast("list[list[float]]", page.evaluate("window.heard"))
+def received(page: Page) -> list[tuple[float, int]]:
+    """Return when the page knew of how many journal entries."""
+    told = cast("list[list[float]]", page.evaluate("window.received"))
     return [(at, int(entries)) for at, entries in told]

@@ -1,5 +1,7 @@
-"""A job of a thousand workers without a worker: events at a steady rate, as a coordinator writes
-them, and heartbeats. What it writes is what `decide` makes of it, so that a reader can fold it."""
+"""A simulated job of a thousand workers that writes its events at a steady rate.
+
+`decide` consumes all events as in a coordinator, so that readers can fold the journal.
+"""
 
 import random
 import time
@@ -97,7 +99,7 @@ class World:
         self._told: deque[Command] = deque()
 
     def write(self, count: int) -> None:
-        """So many events, in one batch."""
+        """Write `count` events in one batch."""
         written: list[tuple[float, AnyEvent, Sequence[Command]]] = []
         for _ in range(count):
             event = next(self._events)
@@ -133,7 +135,7 @@ class World:
             info = self._random.choice(self._infos)
             yield self._chosen(info, issued.step)
             yield self._finished(info, issued.step, prompt, member)
-            # the workers run out of prompts, one after the other, before the last answers are there
+            # workers run out of prompts one after the other before the last answers finish
             if number > len(answers) // 2 and idle and number % 2:
                 yield self._idled(idle.pop(), issued.step)
             yield self._scored(issued.step, prompt, member)

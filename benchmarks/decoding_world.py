@@ -1,7 +1,7 @@
-"""A worker that decodes rollouts to their ends, as far as a strategy policy can see it.
+"""A simulated worker that decodes rollouts, as a strategy policy sees it.
 
-The world knows the true costs and acceptances. A policy sees timings with noise, and counts of
-sampled acceptances; what counts is the true time, so luck with the noise helps nobody.
+A policy sees noisy timings and counts of sampled acceptances. It is judged by the true times, so
+luck with the noise doesn't help.
 """
 
 import math
@@ -21,24 +21,24 @@ ARMS: tuple[Strategy, ...] = (
 # a step of 48 layers of width 64, measured on a CPU: tokens per second by batch
 _PLAIN = {1: 366.0, 2: 444.0, 4: 575.0, 8: 791.0, 16: 971.0, 32: 1218.0, 64: 1401.0}
 _PROMPT = 32
-# n-grams are checked by the way, about as often as the engine has a guess to judge
+# n-grams are probed about as often as the engine has a proposal to judge
 _CHECK_ROUNDS, _CHECK_ROWS = 2, 2
 _CHECKED = Ngram(tokens=8)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What rounds cost, in seconds."""
+    """The cost of decode steps in seconds."""
 
-    # of a verified token beyond the first, against a plain step, at batch 1 and 64
+    # cost of a verified token beyond the first, relative to a plain step, at batch 1 and 64
     token_at_1: float = 0.03
     token_at_64: float = 0.12
     draft_step: float = 0.05
     lookup: float = 0.01
     context: float = 3.5e-7
-    # another matrix kernel from so many tokens in a pass on, by this factor
+    # from so many tokens on, a pass uses another matrix kernel with this factor
     kernel_from: int = 40
     kernel: float = 1.12
-    # for each row whose drafter has to catch up with tokens it did not see, and each such token
+    # for each row whose drafter must catch up, and for each token that it catches up with
     catch_up: float = 2e-5
     noise: float = 0.12
     outliers: float = 0.01
@@ -70,26 +70,26 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """What is accepted: by what share of the job is done."""
+    """Acceptance by the share of the job that is done."""
 
     drafter: Callable[[float], float]
     ngram: Callable[[float], float]
-    # what is added to that as a rollout's answers end, once all have
+    # added to that in proportion to the finished answers
     siblings: float = 0.0
-    # what the drafter's own best guess is accepted less than with the policy's noise
+    # loss of acceptance without the policy's noise
     noise_gain: float = 0.04
-    # the job's share at which a drafter is there, and where it is swapped
+    # shares of the job at which the first drafter comes and where it is swapped
     drafter_from: float = 0.0
     swaps: tuple[float, ...] = ()
 
     def rates(self, strategy: Strategy, done: float, ended: float) -> list[float]:
-        """By depth, of what was reached; not smoothly, as texts have periods. `ended`: the share of
-        the rollout's answers."""
+        """Return the acceptance rates by depth; they vary as texts have periods. `ended` is the
+        share of finished answers."""
         match strategy:
             case Off():
                 return []
             case Ngram(tokens=tokens):
-                # what continued to match goes on to match
+                # probability that a matching n-gram continues to match
                 first = self.ngram(done) + self.siblings * ended
                 return [first, *(0.5 * (first + 0.9) for _ in range(tokens - 1))]
             case Draft(depth=depth, noise=noise):
@@ -103,7 +103,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     tokens: int = 0
     rounds: int = 0
     explored: int = 0
-    # by tokens: seconds beyond what the oracle's choices would have taken for as many
+    # by tokens: seconds more than the oracle's choices would have taken
     regret: list[tuple[int, float]] = []
 
     @property
@@ -112,7 +112,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Oracle:
-    """Knows the true rates; what it chooses is the best for the next round."""
+    """Knows the true rates and chooses the best strategy for the next decode step."""
 
     def __init__(self, machine: Machine, text: Text) -> None:
         self._machine = machine
@@ -141,15 +141,15 @@ Rows = list[int]
 
 
 def lengths(batch: int, random: Random) -> Rows:
-    """Of one rollout: most answers are short, a few are very long."""
+    """Draw the lengths of one rollout: most are short, a few are very long."""
     return [min(20 + int(random.lognormvariate(4.9, 0.7)), 900) for _ in range(batch)]
 
 
 def run(
     policy: StrategyPolicy | None, machine: Machine, text: Text, rollouts: list[Rows], seed: int
 ) -> Outcome:
-    """All rollouts, one after the other; each drains from all its rows to the last. Without a
-    policy the oracle chooses."""
+    """Decode all rollouts in turn, each from all rows to the last; without a policy the
+    oracle chooses."""
     job = _Job(machine, text, rollouts, seed)
     job.run(policy)
     return job.outcome
@@ -166,7 +166,7 @@ class _Job:
         self._random = Random(seed)
         self._arms: Sequence[Strategy] = ()
         self._swaps = list(text.swaps)
-        # tokens of each row that the drafter did not see
+        # tokens of each row that the drafter has not processed
         self._behind = 0
         self._started = 0
 
@@ -184,7 +184,7 @@ class _Job:
         return self.outcome.tokens / self._total
 
     def _happen(self, policy: StrategyPolicy | None) -> None:
-        """A drafter comes, or is swapped."""
+        """Apply the first drafter or a swap when it is due."""
         ready = self._done >= self._text.drafter_from
         arms = [arm for arm in ARMS if ready or not isinstance(arm, Draft)]
         if len(arms) != len(self._arms):

@@ -1,12 +1,11 @@
-"""A drafter for the tiny reasoner from nothing: what it gains by seconds of training, and how fast.
+"""Train a drafter for the tiny reasoner from scratch; measure accept length over CPU seconds.
 
 `python -m benchmarks.drafter --out F.json`
 
-It learns from answers of the policy to training prompts and is measured on answers to held-out
-ones, all at temperature 1. Accept length is replayed: tokens gained a verify step, the bonus token
-included, where guesses that share the policy's noise are accepted while they are what it drew.
-Seconds are CPU seconds of updates in one thread: decoding the answers to learn from, which a job's
-rollouts do anyway, is stated and not counted, and nor are the measurements.
+It trains on the policy's answers to training prompts and is evaluated on held-out ones, all at
+temperature 1. Accept length is replayed: proposals that share the policy's noise are accepted while
+they equal what the policy drew. Seconds are CPU seconds of updates in one thread. Decoding the
+answers, which a job's rollouts do anyway, is reported and not counted; evaluations aren't either.
 """
 
 import argparse
@@ -55,7 +54,7 @@ _FASTEST = 8000.0
 _LEARNED, _HELD_OUT = 480, 64
 _COUNTED = 60.0
 _CURVE = (5.0, 10.0, 20.0, 30.0, 45.0, _COUNTED, 90.0, 120.0)
-# the layouts side by side
+# compares the layouts
 _SEEDS, _EACH = (1, 2, 3), 15.0
 _ROUNDS, _BATCHES = 3, 20
 _CPU = torch.device("cpu")
@@ -63,7 +62,7 @@ _Layout = Literal["eagle", "eagle3"]
 
 
 class _Answers:
-    """With the states that either layout reads."""
+    """Answers with the hidden states that both layouts read."""
 
     def __init__(self, spec: JobSpec, policy: Decoder) -> None:
         config = drafter_config_for(policy.config, "eagle3")
@@ -119,7 +118,7 @@ def _read_by(found: DrafterSample, layout: _Layout) -> DrafterSample:
 
 
 class _Training:
-    """CPU seconds of updates, and what they came to."""
+    """CPU seconds of updates and the accept lengths that they reached."""
 
     def __init__(
         self, policy: Decoder, samples: Sequence[DrafterSample], layout: _Layout, seed: int
@@ -210,7 +209,7 @@ def _layout(policy: Decoder, answers: _Answers, layout: _Layout) -> dict[str, An
 
 
 def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any]:
-    """Tokens of samples a second, the same learner on batches of three kinds in turns."""
+    """Measure tokens per second of the same trainer on three kinds of batches in turns."""
     learner = _Training(policy, samples, "eagle", seed=0).learner
     rows, steps = learner.hyperparameters.rows, learner.hyperparameters.steps
     ways = {
@@ -242,7 +241,7 @@ def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any
 def _padded(
     samples: Sequence[DrafterSample], budget: int, steps: int, similar: bool
 ) -> Iterator[DrafterBatch]:
-    """Rectangles of as many samples as fit; what pads them is computed and not learned from."""
+    """Make padded batches of as many samples as fit."""
     dice = random.Random(0)
     while True:
         order = dice.sample(list(samples), len(samples))

@@ -1,10 +1,10 @@
-"""A batch drains from 32 running answers to the last, longest one.
+"""Measure a batch that drains from 32 running answers to the longest one.
 
 `python -m benchmarks.drain --out F.json [--rollouts N]`
 
-Nothing refills it, as at the end of a step. Compared, on the same answers, in one run: `adaptive`,
-which keeps what it learnt from one rollout to the next as in a job; the paper's bandit, likewise;
-each fixed way; and an oracle that takes for each batch size what was the best fixed way in
+Nothing refills the batch, as at the end of a step. On the same answers it compares `adaptive` and
+the paper's bandit, which both keep their measurements between rollouts as in a job, each fixed
+strategy, and an oracle that uses for each batch size the best fixed strategy of
 `benchmarks.speculation` (its result beside --out, or the committed one). CPU seconds, one thread.
 """
 
@@ -69,7 +69,7 @@ def _best_ways(out: Path | None) -> dict[int, Strategy]:
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians lie between them when rollouts are drawn again."""
+    """Return the 95 % bootstrap interval of the median over rollouts."""
     dice = random.Random(1)
     medians = [median(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)]
     cuts = quantiles(medians, n=40)
@@ -79,7 +79,7 @@ def _interval(ratios: list[float]) -> tuple[float, float]:
 def _drains(
     best: dict[int, Strategy], rollouts: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """By way, the seconds of each rollout but the first, in which all are new to it."""
+    """Return each strategy's seconds by rollout, without the first, a warm-up."""
     ways: dict[str, Strategy | StrategyPolicy | None] = {
         "oracle": None,
         "adaptive": AdaptivePolicy(),
@@ -93,7 +93,7 @@ def _drains(
     for rollout in range(rollouts + 1):
         for name in dice.sample(list(ways), len(ways)):
             way = ways[name] or best
-            # one engine's dice are new in each rollout
+            # the seed differs between rollouts
             spent = _drain(engines[name], requests[name], way, rollout, device)
             if rollout:
                 seconds[name].append(spent)

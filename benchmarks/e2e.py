@@ -1,16 +1,15 @@
-"""What whole jobs gain: every stack against decoding without speculation, step by step.
+"""Measure whole jobs: each stack against decoding without speculation, step by step.
 
 `python -m benchmarks.e2e --out F.json`
 
-Two workers of one core. Stacks take turns, in reversed order every other time, with the same seeds.
-Each has the number of slots that `benchmarks.sweep` found best for it, and all have the learner's
-settings that it found. A step's seconds are its rollout's and those until new weights are out.
+Two workers have one core each. Stacks alternate with the same seeds, in reversed order every other
+time. Each has the number of slots, and all have the trainer settings, that `benchmarks.sweep` found
+best. A step's seconds are those of its rollout and those until the new policy is published.
 
-With 64 answers a worker a drafter shows what it saves where batches are large, with 16 what it
-saves in the tail of a large cluster. All of it fits into an hour: so jobs that begin without a
-drafter have 32, fewer to learn from than 64, and a last round with 64 is left out where the
-machine would need more for it. What is left of the hour goes by turns to what being ready to
-train costs with 64, and to what training beside such short rollouts as 16 costs them.
+64 answers a worker show the savings at large batches, 16 those in the tail of a large cluster. All
+of it fits into an hour, so jobs that start without a drafter have 32, and a last repetition with 64
+is left out on slow machines. The rest of the hour measures what readiness to train costs with 64,
+and what training beside short rollouts costs with 16.
 """
 
 import argparse
@@ -32,20 +31,19 @@ _Jobs = dict[str, list[Job]]
 _STEPS, _COLD_STEPS = 10, 30
 _ROUNDS, _COLD_ROUNDS, _MORE_ROUNDS = 4, 2, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
-# of tokens that drafters learn from
+# tokens that drafters train on
 _ORIGINS = ("own", "others", "running", "previous")
-# with 64 answers a worker, 32, and 16; of 32, jobs as long as one needs that has no drafter
-# to begin with
+# steps of jobs with 64, 32 and 16 answers a worker; those of 32 start without a drafter
 _WHOLE = ("off", "n-gram", "frozen", "warm")
 _COLD = ("off", "n-gram", "cold")
 _TAILS = ("off", "n-gram", "frozen", "warm", "forced")
 _OF_WHOLE = (f"algorithm.steps={_STEPS}",)
 _OF_COLD = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
 OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
-# once more, while there is time
+# repeats while there is time
 _SIDE_BY_SIDE = ("frozen", "warm")
 _IDLING = ("frozen", "warm", "forced")
-# a session's first job pays for what the machine has yet to read and to build
+# a session's first job also fills caches, so it is not counted
 FIRST = (*OF_TAIL, "algorithm.steps=1")
 
 
@@ -85,7 +83,7 @@ def main() -> None:
 
 
 def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
-    """Jobs with 64 answers a worker, with 32, and with 16."""
+    """Run jobs with 64, 32 and 16 answers a worker."""
     whole, cold, tail = _Jobs(), _Jobs(), _Jobs()
     longest = pair = 0.0
     for round_ in range(rounds - 1):
@@ -105,7 +103,7 @@ def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
 
 
 def _turn(jobs: _Jobs, round_: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
-    """The seconds that it took."""
+    """Run one turn and return its seconds."""
     began = time.monotonic()
     for stack in stacks[:: -1 if round_ % 2 else 1]:
         job = run(stack, 1 + round_, *settings, *best_settings(stack))
@@ -139,7 +137,7 @@ def _warm(whole: _Jobs, tail: _Jobs) -> list[Claim]:
 
 
 def _ceiling(off: Sequence[Job], frozen: Sequence[Job]) -> float:
-    """Amdahl's law: the rollout's share of a plain step, and how much faster frozen rolls out."""
+    """Return Amdahl's bound from the rollout's share of a plain step and the speed of `frozen`."""
     share = _rollout_share(off, _STEPS)
     return 1.0 / (1.0 - share + share / ratio(off, frozen, _rollout, _STEPS).value)
 
@@ -163,14 +161,14 @@ def _cold(jobs: _Jobs) -> list[Claim]:
 
 
 def _gain() -> float:
-    """Of the same spec by twelve steps of 64 answers a worker, from `benchmarks.accuracy`."""
+    """Return the accuracy gain of the same spec, from the result of `benchmarks.accuracy`."""
     seeds = _result("accuracy")["details"]["by_seed"]
     pairs = [seed["before_and_after"]["off"] for seed in seeds]
     return 100 * math.fsum(after - before for before, after in pairs) / len(pairs)
 
 
 def _idle(tail: _Jobs) -> list[Claim]:
-    """What became of idle seconds where workers train whether it pays or not."""
+    """Return how idle seconds were used in jobs that always train."""
     seen = _drafting(tail["forced"])
     harvested = math.fsum(d.harvested for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
     slowest = max(d.preempt_p99_micro_batches for d in seen)
@@ -186,7 +184,7 @@ def _idle(tail: _Jobs) -> list[Claim]:
 
 
 def slower_beside(tail: _Jobs) -> float:
-    """What rollouts took longer, as a part of the seconds in which an idle worker trained."""
+    """Return the seconds that rollouts lost per second of training beside them."""
     frozen = {job.seed: job for job in tail["frozen"]}
     longer = [
         ours.rollout - theirs.rollout
@@ -205,7 +203,7 @@ def _drafting(jobs: Iterable[Job]) -> list[Drafting]:
 
 
 def _table(jobs: _Jobs, most: int) -> dict[str, Any]:
-    """Each stack against the plain one."""
+    """Compare each stack with the plain one."""
     off, found = jobs["off"], dict[str, Any]()
     for name, runs in jobs.items():
         rollouts = ratio(off, runs, _rollout, most)
@@ -224,7 +222,7 @@ def _shown(found: Ratio) -> dict[str, float]:
 
 
 def _ahead_from(jobs: _Jobs) -> dict[str, int | None]:
-    """The step from which a cold job has taken less time, all in all, than each of the others."""
+    """Return the step from which a job without a drafter has taken less time than each other."""
     cold, found = jobs["cold"], dict[str, int | None]()
     for name in ("off", "n-gram"):
         ahead: int | None = None
@@ -237,7 +235,7 @@ def _ahead_from(jobs: _Jobs) -> dict[str, int | None]:
 
 
 def _by_step(above: Sequence[Job], below: Sequence[Job]) -> list[float]:
-    """Of all seeds together: whether the policy has moved so far that what is trained pays."""
+    """Return the ratios by step over all seeds, which show when training pays."""
     seconds = [
         [math.fsum(job.steps[step].whole for job in jobs) for step in range(_STEPS)]
         for jobs in (above, below)
@@ -278,7 +276,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def _saved(job: Job) -> dict[str, float | None] | None:
-    """On all ranks, as the job's own ledger tells: few control runs give no interval."""
+    """Return the ledger's savings; too few control runs give no interval."""
     if (saved := job.snapshot.saved) is None:
         return None
     total = saved.total

@@ -1,11 +1,11 @@
-"""The native engine against Transformers' `generate`, and by its number of slots.
+"""Compare the native engine with Transformers' `generate`, and over its number of slots.
 
 `python -m benchmarks.engine --out F.json`
 
 Both sides decode the tiny reasoner's weights in float32 on one thread, prompts included. Against
 `generate` (KV cache, SDPA, no scores) every sequence has the same length, so that continuous
-batching gains nothing; ours returns log-probs and keeps the hidden states of four layers besides.
-Seconds are the process's CPU seconds: another process on the machine costs neither side.
+batching gains nothing; ours also returns log-probs and keeps the hidden states of four layers.
+Seconds are CPU seconds, so that other processes don't count.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _SLOTS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS = 3
 _ROLLOUTS = 64
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
-# the profiler knows torch's own; C's is named for it
+# the profiler knows torch's operators; the one in C is recorded by name
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention in C")
 
 
@@ -82,7 +82,7 @@ def _against_generate(device: torch.device) -> tuple[dict[int, float], dict[int,
     engines = {batch: _engine(batch, _PROMPT + _ANSWER, device) for batch in _BARS}
     theirs: dict[int, list[float]] = {batch: [] for batch in _BARS}
     ours: dict[int, list[float]] = {batch: [] for batch in _BARS}
-    for attempt in range(-1, _PAIRS):  # the first only warms up
+    for attempt in range(-1, _PAIRS):  # the first is a warm-up
         for batch in _BARS:
             prompts = random_prompts(batch, attempt)
             pair = (
@@ -107,7 +107,7 @@ def _against_generate(device: torch.device) -> tuple[dict[int, float], dict[int,
 
 
 def _against_torch(device: torch.device) -> dict[int, float]:
-    """What it gains that C attends where it can."""
+    """Measure what attention in C gains over attention in torch."""
     found: dict[int, float] = {}
     for batch in _BARS:
         engines = [_engine(batch, _PROMPT + _ANSWER, device)]
@@ -127,7 +127,7 @@ def _against_torch(device: torch.device) -> dict[int, float]:
 
 
 def _by_slots(device: torch.device) -> dict[int, float]:
-    """A real rollout, with its long tail, from a queue that is longer than the slots."""
+    """Measure real rollouts with a long tail and more prompts than slots."""
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
     table = [row for _, row in islice(rows(Path(spec.data.train), spec.data), _ROLLOUTS // 8)]
@@ -156,7 +156,7 @@ def _by_slots(device: torch.device) -> dict[int, float]:
 
 
 def _shares(batch: int, device: torch.device) -> dict[str, float]:
-    """What decoding at a fixed length spends its time on, attention as one part of it."""
+    """Profile decoding at a fixed length, with attention as one part."""
     engine = _engine(batch, _PROMPT + 64, device)
     prompts = random_prompts(batch, 0)
     _decode(engine, prompts, 16)

@@ -1,12 +1,12 @@
-"""What sampling costs where the vocabulary is large.
+"""Measure the cost of sampling with a large vocabulary.
 
 `python -m benchmarks.large_vocabulary --out F.json`
 
 Random weights of the shape of Qwen2.5-0.5B decode in float32 on one thread, plainly and with a
-random drafter's chains, which are drawn as well. Sampling is all that makes tokens of logits:
-noise, scores, the best of them, log-probs, of drafts and of what is verified; the matrix products
-of the heads are no part of it. Its share is that of a whole step, drafting included. Seconds are
-the thread's CPU seconds: another process on the machine costs neither side.
+random drafter, whose proposals are sampled as well. Sampling is everything from logits to tokens:
+noise, scores, argmax, log-probs, both of proposals and of verified tokens; the heads' matrix
+products don't count. Its share is that of a whole step, proposing included. Seconds are the
+thread's CPU seconds, so that other processes don't count.
 """
 
 import argparse
@@ -60,11 +60,11 @@ _WAYS: dict[str, tuple[Strategy, float]] = {
 _SAMPLINGS = {
     "": Sampling(),
     ".top_k": Sampling(top_k=50),
-    # of logits that are all about the same it keeps nearly all: no model's are
+    # a filter keeps nearly all of almost equal logits, which no trained model has
     ".top_p": Sampling(top_p=0.95),
 }
 _UNCLAIMED = ".top_p"
-# of what is stated, to either side
+# tolerance of the stated memory in both directions
 _MEMORY = 1.1
 
 
@@ -94,7 +94,7 @@ def main() -> None:
             )
         details[name + filters] = {"by_batch": measured}
         if not filters:
-            # what filters use for a moment, allocators keep
+            # allocators keep the temporary memory of filters
             taken = _resident() - before
     claims.append(
         Claim(
@@ -155,7 +155,7 @@ def _engine(decoder: Decoder, drafter: Drafter) -> NativeEngine:
 def _measured(
     engine: NativeEngine, strategy: Strategy, sampling: Sampling, batch: int
 ) -> dict[str, float]:
-    """Medians over steps; the first two, which prefill and fill up, are left out."""
+    """Return medians over steps without the first two, which prefill."""
     engine.set_strategy(strategy)
     asked = [request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))]
     engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in asked])

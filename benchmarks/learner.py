@@ -1,16 +1,16 @@
-"""The learner against the same Transformers model as it comes, on a rank's share of a real step.
+"""Compare the policy trainer with the same model in plain Transformers, on a real step.
 
-`python -m benchmarks.learner --out F.json`. Tokens per second are those that are fed and no
-padding, over the CPU time of all minibatches of a step: forward, backward, clipping, optimiser.
-The reference is `AutoModelForCausalLM` with SDPA and torch's AdamW, in float32 and under bfloat16
-autocast, on padded length buckets; it computes all logits, which cost nothing with a vocabulary of
-32, and takes the same loss of them. For the claim the learner gets the same samples in each
-micro-batch, packed or padded like the reference's.
+`python -m benchmarks.learner --out F.json`. Tokens per second count no padding, over the CPU time
+of all minibatches of a rank's share of a step: forward, backward, clipping, optimizer. The
+reference is `AutoModelForCausalLM` with SDPA and torch's AdamW, in float32 and under bfloat16
+autocast, on padded length buckets. It computes all logits, which cost nothing with a vocabulary of
+32, and the same loss. For the claim the trainer gets the same samples in each micro-batch, packed
+or padded.
 
-For the whole update it makes its own micro-batches. Later minibatches need old log-probs: the
-reference computes them by a forward pass, and so does the learner where they are compared like for
-like. Left to itself it looks at an eighth, finds the sampler's to be its own, and takes those: that
-is less work, not the same work done faster, and is stated apart.
+For the whole update the trainer makes its own micro-batches. Later minibatches need old log-probs,
+which the reference computes in a forward pass, and so does the trainer in the comparison. By
+default it checks an eighth of them and uses the sampler's if they agree; this is less work rather
+than the same work done faster, and is reported separately.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16", "compile": False},
     "float32, padded": {"precision": "float32", "compile": False, "attention": "padded"},
 }
-# what `auto` comes to on a machine without matrix units, for a job as short as the demo
+# the choice of `auto` on a machine without matrix units, for a job as short as the demo
 _OURS = "float32"
 _SAME_LENGTHS = ("float32", "float32, compiled", "float32, padded")
 _REAL_LENGTHS = (*_SAME_LENGTHS, "bfloat16, compiled", "float32, no compiler")
@@ -108,7 +108,7 @@ def main() -> None:
 def _speeds(
     job: JobSpec, work: list[Minibatch], device: torch.device, names: Iterable[str]
 ) -> dict[str, float]:
-    """Without the pass for old log-probs, on either side."""
+    """Measure both sides without the pass for old log-probs."""
     sides: dict[str, Ours | Reference] = {
         "reference, float32": Reference(job, device, bfloat16=False, old=False),
         "reference, bfloat16": Reference(job, device, bfloat16=True, old=False),
@@ -122,7 +122,7 @@ def _speeds(
 
 
 def _updates(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict[str, float]:
-    """Seconds of a whole update, as a rank computes it."""
+    """Measure the seconds of a whole update as a rank computes it."""
     sides: dict[str, Ours | Reference] = {
         "reference, float32": Reference(job, device, bfloat16=False, old=True),
     }
@@ -141,7 +141,7 @@ def _ratio(speeds: dict[str, float]) -> dict[str, float]:
 
 
 def _cosines(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, float]:
-    """Of the first minibatch's gradient, with the one of Transformers in float32."""
+    """Return cosines of the first minibatch's gradients with that of Transformers in float32."""
     reference = Reference(job, device, bfloat16=False, old=False)
     batches = reference.batches(share)
     reference.backward(share, batches, [None] * len(batches))
@@ -162,7 +162,7 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _mismatch(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict[str, Any]:
-    """Log-probs of sampled tokens: the engine's against the learner's, same weights."""
+    """Compare log-probs of sampled tokens of the engine and the trainer at equal weights."""
     found: dict[str, Any] = {}
     for bfloat16 in (False, True):
         model = load_model(job.policy.path, device)
@@ -181,7 +181,7 @@ def _mismatch(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict
 
 
 def _profile(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, float]:
-    """Where the time of an update goes."""
+    """Profile an update."""
     ours = Ours(job, device, PolicyLearner, **_VARIANTS[_OURS])
     ours.update([share])
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -198,7 +198,7 @@ def _profile(job: JobSpec, share: Minibatch, device: torch.device) -> dict[str, 
 
 
 def _breakeven(start_up: dict[str, float], updates: dict[str, float]) -> dict[str, float]:
-    """Steps after which each part has saved what it cost."""
+    """Return the steps after which each part has saved its cost."""
     by_kernels = updates["float32, padded"] - updates["float32"]
     by_compiling = updates["float32"] - updates["float32, compiled"]
     kernels_cost = start_up["building the kernels"] + start_up["measuring the paths"]

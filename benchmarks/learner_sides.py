@@ -1,4 +1,4 @@
-"""Who is compared: the learner, and the same model as Transformers gives it, each updating once."""
+"""The compared sides: the policy trainer and plain Transformers, each doing one update."""
 
 import statistics
 import time
@@ -24,7 +24,7 @@ from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 
 class SameBuckets(PolicyLearner):
-    """Micro-batches of the same samples as the reference's."""
+    """Micro-batches with the same samples as those of the reference."""
 
     def _microbatches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         form = pack if self._packed else pad
@@ -116,7 +116,7 @@ def interleaved(
     device: torch.device,
     rounds: int,
 ) -> dict[str, float]:
-    """Medians of the seconds for all updates in `work`; a round before them only warms up."""
+    """Return median seconds of all updates in `work`, interleaved, after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for pair in range(rounds + 1):
         for name, side in sides.items():
@@ -130,7 +130,7 @@ def interleaved(
 
 
 def _clock(device: torch.device) -> float:
-    """On a CPU the time of this process alone, because others may share its core."""
+    """Return CPU seconds on a CPU, whose cores others may share, and wall seconds otherwise."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a rank does before its first update, in wall seconds."""
+"""Measure a rank's start before its first update, in wall seconds."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from tlt.trainer.policy.samples import PolicySample
 
 
 def measured_start(job: JobSpec) -> dict[str, float]:
-    """Wall seconds, the compiler's with an empty cache and with a full one, in fresh processes."""
+    """Measure fresh processes; the compiler with an empty and with a full cache."""
     began = time.monotonic()
     load_kernels()
     built = time.monotonic()

@@ -1,13 +1,13 @@
-"""Speculation changes no token: whole answers of the tiny reasoner, with guesses and without.
+"""Check that speculation changes no token of whole answers.
 
 `python -m benchmarks.lossless --out F.json`
 
-Held-out prompts in groups of 16 at temperature 1, 64 rows at once, one thread. A share of the
-answers is decoded with each fixed way; for the others the way is chosen at random before every
-step, and now and then another drafter is swapped in, a good or a useless one. All of them are
-compared with the same answers decoded without guesses. In float32 two logits may tie: then the gap
-between them is told, from a pass of Transformers in float64. And second tokens, which are drafts
-that were let pass or what was drawn in their place, follow a random policy's distribution.
+The tiny reasoner answers held-out prompts in groups of 16 at temperature 1, 64 rows at once, in one
+thread. A share of the answers is decoded with each fixed strategy; for the others a strategy is
+drawn before each step, and now and then a good or a useless drafter is swapped in. All are compared
+with the same answers decoded without speculation. Where two logits tie in float32, the gap between
+them in a float64 pass of Transformers is reported. A second check draws second tokens, accepted or
+corrected, from a random policy and tests their distribution.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from tlt.models.model_folder import load_decoder
 from tlt.strategies import Off, Strategy
 
 _SEQUENCES, _SEQUENCES_IN_DOUBLE = 5_000, 500
-# of the answers, with ways that change at random
+# share of the answers whose strategy changes at random
 _SWITCHING = 0.4
 _SWAPPED = 0.02
 _ROWS = 64
@@ -49,7 +49,7 @@ _LONGEST = 256
 _TIE, _LOGPROB = 1e-4, 1e-4
 # answers whose log-probs are compared with a teacher-forced pass
 _FORCED = 200
-# as many as show a total variation of 0.02; ten tests together fail once in a hundred times
+# enough to show a total variation of 0.02; ten tests together fail once in a hundred runs
 _DRAWS, _CHANCE = 50_000, 0.001
 
 
@@ -125,7 +125,7 @@ def _accepted(done: Completion) -> int:
 
 
 def _chances() -> dict[str, float]:
-    """Of second tokens as they were, if they follow the policy."""
+    """Return p-values of the second tokens under the policy's distribution."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         policy = drafter_models.predictable_policy(Path(name))
@@ -172,7 +172,7 @@ def _answers(made: NativeEngine, part: Part) -> dict[int, Completion]:
 
 
 def _drafters() -> list[Drafter]:
-    """The one that fits, mostly; one that was spoiled a little, and one that knows nothing."""
+    """Return the fitting drafter several times, a perturbed one, and a random one."""
     layers = load_decoder(MODEL, torch.float32).config.layers
     good, worse = load_drafter(DRAFTER, layers), load_drafter(DRAFTER, layers)
     torch.manual_seed(0)

@@ -1,13 +1,12 @@
-"""Three workers that train the drafter together, against one that trains it alone.
+"""Compare three workers that train the drafter together with one that trains it alone.
 
 `python -m benchmarks.members --out F.json`
 
-One worker takes all answers of a step, the others train; the policy stands still, so that drafters
-can be compared. Both jobs of a seed begin with the same half-trained drafter. Drafters that were
-adopted are measured on held-out answers: what they gained by as many micro-batches of all members
-together. Then, in a job of its own, one that trains is killed, and another is called to decode in
-the place of one that was killed while it decoded: what each drops when it is told to stop, in
-micro-batches.
+One worker decodes all answers of a step, the others train. The policy is fixed, so that drafters
+can be compared, and both jobs of a seed start with the same half-trained drafter. Adopted drafters
+are evaluated on held-out answers, and compared after as many micro-batches of all members together.
+In another job a training worker is killed, and a decoding one too, so that a training worker has to
+stop and take its place; the micro-batches that each drops are counted.
 """
 
 import argparse
@@ -42,22 +41,22 @@ _Found = TypeVar("_Found")
 
 _HALF_TOKENS = 60_000
 _STEPS_ALONE, _STEPS_TOGETHER = 20, 10
-# more than it takes: it is cancelled once it has gone on without both that were killed
+# an upper bound: the job is cancelled once it has gone on without the killed workers
 _STEPS_FAULTED = 30
 _MEMBERS = 3
-# each with a half-trained drafter, prompts and noise of its own
+# seeds; each has its own half-trained drafter, prompts and noise
 _SEEDS = (1, 2)
-# micro-batches of all members after which gains are compared, and those for which it is claimed
+# micro-batches of all members after which gains are compared, and those of the claims
 _TOTALS, _CLAIMED = (120, 240, 480, 960), 960
-# one worker has room for all answers of a step, the policy stands still, and what three learn from
-# in fewer steps is of as many kinds as what one learns from in more
+# one worker has slots for all answers, the policy is fixed, and three members see as many
+# different prompts in fewer steps as one member does in more
 _ONE_DECODES = (
     "algorithm.prompts_per_step=64",
     "algorithm.group_size=2",
     "rollout.slots=128",
     "rollout.spread=false",
     "algorithm.learning_rate=1e-12",
-    # each drafter is measured afterwards
+    # all drafters are kept: they are evaluated afterwards
     "drafter.keep_all=true",
 )
 _DEPTH, _ANSWERS = 4, 256
@@ -65,7 +64,7 @@ _POLL_SECONDS, _PATIENCE_SECONDS = 0.05, 300.0
 
 
 class Made(NamedTuple):
-    # of all members, merged
+    # micro-batches of all members, merged
     micro_batches: int
     drafter: Drafter
 
@@ -121,7 +120,7 @@ def main() -> None:
 
 
 class Curve:
-    """Accept lengths by micro-batches, of those drafters alone that are asked for."""
+    """Accept lengths by micro-batches; a drafter is evaluated when its value is needed."""
 
     def __init__(self, made: Sequence[Made]) -> None:
         if made[-1].micro_batches < _CLAIMED:
@@ -133,7 +132,7 @@ class Curve:
         return self.length(micro_batches) - self.length(0)
 
     def length(self, micro_batches: int) -> float:
-        """Between two drafters, on the line between them."""
+        """Interpolate linearly between two drafters."""
         before = [made for made in self._made if made.micro_batches <= micro_batches][-1]
         after = next((m for m in self._made if m.micro_batches > micro_batches), before)
         low, high = self._measure(before), self._measure(after)
@@ -166,7 +165,7 @@ def _curve(seed: int, half: Path, steps: int) -> Curve:
 
 
 def _used(seed: int, *settings: str) -> list[Made]:
-    """Drafters that were adopted, in their order."""
+    """Return the adopted drafters in order."""
     job = run("forced", seed, *settings)
     spec, drafting = read_ledger(job.folder).spec, job.snapshot.drafting
     assert drafting is not None
@@ -175,14 +174,14 @@ def _used(seed: int, *settings: str) -> list[Made]:
     for event in (entry.event for entry in journal_entries(job.folder)):
         if isinstance(event, DrafterMerged) and event.base.version in adopted:
             micro_batches = event.base.micro_batches
-            # one that gave way to the drafter before it is no point of the curve
+            # a drafter that was reverted is no point of the curve
             made = [earlier for earlier in made if earlier.micro_batches < micro_batches]
             made.append(Made(micro_batches, read_drafter(job.folder, spec, event.drafter)))
     return made
 
 
 class _Faulted:
-    """A job in which one that trains is killed, and in a later step the one that decodes."""
+    """A job in which a training worker is killed, and in a later step the decoding one."""
 
     def __init__(self, settings: Sequence[str]) -> None:
         steps = f"algorithm.steps={_STEPS_FAULTED}"

@@ -1,14 +1,14 @@
-"""What the drafter without a model proposes for real rollouts, and what the index costs.
+"""Measure what n-grams propose for real rollouts, and the cost of their index.
 
 `python -m benchmarks.ngram --out F.json`
 
-Groups of 16 are decoded from the tiny reasoner once, twice over with other noise, and then
-replayed: a verify step goes as many tokens further as were proposed rightly, and one more. A
-source is what the index holds besides the prompt and the row's own tokens. Running siblings begin
-together and propose before any of them goes on; beside finished siblings, or an earlier epoch,
-each row is replayed alone. In a queue 32 slots are filled as they fall free, group by group or, so
-that siblings are apart, member by member. The index's microseconds are the process's CPU time.
-What the engine gains in each situation is measured besides: see `benchmarks.ngram_speeds`.
+Groups of 16 are decoded with the tiny reasoner, each prompt twice with different noise, and then
+replayed: a verify step gains the correct proposals and one more token. A source is what the index
+holds besides the prompt and the row's own tokens. Running siblings start together and propose
+before any of them goes on; beside finished siblings, or an earlier epoch, each row is replayed
+alone. In a queue 32 slots are refilled group by group or, so that siblings are apart, member by
+member. The index's microseconds are CPU time. `benchmarks.ngram_speeds` measures the engine's
+gains.
 """
 
 import argparse
@@ -54,19 +54,19 @@ class _Group:
     index: int
     prompt: list[int]
     answers: list[list[int]]
-    # to the same prompt, with other noise
+    # answers to the same prompts with other noise
     earlier: list[list[int]]
 
 
 @dataclass
 class _Steps:
-    """Verify steps of single rows."""
+    """Counts of verify steps of single rows."""
 
     count: int = 0
     tokens: int = 0
-    # that the index took
+    # CPU seconds of the index
     seconds: float = 0.0
-    # by the length of the context that was matched
+    # by the length of the matched context
     accepted: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -142,7 +142,7 @@ def _rolled_out() -> list[_Group]:
         device=torch.device("cpu"),
         version=PolicyVersion(0),
     )
-    # a member's noise is its own, so the later half of them makes another epoch
+    # members have different noise, so their second half serves as another epoch
     each = 2 * _MEMBERS
     engine.submit([request(i, prompts[i // each], limit, stops) for i in range(_PROMPTS * each)])
     answers: dict[int, list[int]] = {}
@@ -169,7 +169,7 @@ def _replayed(source: str, groups: Sequence[_Group], count: int) -> _Steps:
 
 
 def _situations(source: str, group: _Group) -> Iterator[tuple[NgramIndex, list[list[int]]]]:
-    """What is indexed when these answers begin together."""
+    """Return the sources that are indexed when these answers start together."""
     alone = [[answer] for answer in group.answers]
     match source:
         case "own_tokens":

@@ -1,8 +1,8 @@
-"""How fast the engine is with the drafter without a model, against itself without one.
+"""Compare the engine's speed with n-grams and without speculation.
 
-Two engines decode the same answers in turns, whole answers at a time: one plainly, the other with
-n-grams of up to eight tokens. Only the second has seen what a situation says came before. Speeds
-are tokens per CPU second of the thread.
+Two engines decode the same whole answers in turns: one without speculation, the other with n-grams
+of up to eight tokens and with the earlier answers of a situation. Speeds are tokens per CPU second
+of the thread.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from tlt.strategies import Ngram, Off, Strategy
 
 _NGRAM = Ngram(tokens=8)
 _ARMS = (Off(), _NGRAM)
-# members of a group that are finished before its other ones are measured
+# members of a group that are decoded before the others are measured
 _FINISHED = 8
 
 
@@ -45,7 +45,7 @@ class _Answered(NamedTuple):
 
 
 def speeds(groups: int) -> dict[str, dict[str, Any]]:
-    """By situation, from so many prompts in each."""
+    """Measure each situation with so many prompts."""
     plain, guessing = _engine(), _engine()
     seen: dict[str, list[tuple[_Answered, _Answered]]] = defaultdict(list)
     for turn in _turns(groups):
@@ -76,7 +76,7 @@ def _turns(groups: int) -> Iterator[_Turn]:
 
 
 class _Asking:
-    """Every answer has noise of its own: another member's, and another epoch's, are the same."""
+    """Requests of which each has its own noise, so that members stand for epochs as well."""
 
     def __init__(self) -> None:
         spec = load_job_spec(SPEC)

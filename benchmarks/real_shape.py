@@ -1,11 +1,10 @@
-"""One worker, and a policy of the shape of Qwen2.5-0.5B: whole steps, and how soon it obeys.
+"""Measure whole steps of a policy of the shape of Qwen2.5-0.5B, and the delay of a stop.
 
 `python -m benchmarks.real_shape --out F.json`
 
-Random weights, the full vocabulary, a context of 2,048 tokens; few and short rollouts, so that it
-ends. First a job with all of TLT through the public way, drafters made and measured, with the
-memory of its rank. Then a rank by itself that trains the drafter on long answers and is told to
-stop at random moments.
+One worker has random weights, the full vocabulary and a context of 2,048 tokens; rollouts are few
+and short, so that it ends. First it runs a job with all of TLT and measures its rank's memory. Then
+a rank by itself trains the drafter on long answers and receives commands to stop at random times.
 """
 
 import argparse
@@ -57,7 +56,7 @@ _VOCABULARY, _HIDDEN, _LAYERS = 151_936, 896, 24
 _CONTEXT = 2048
 _ANSWERS, _TOKENS = 4, 96
 _STEPS = 3
-# micro-batches, of which a step has a few
+# micro-batches; a step has a few
 _MERGED = 4
 _STOPS = 40
 _SESSION_SECONDS = (0.5, 9.0)
@@ -68,11 +67,11 @@ _ALONE = [
     f"rollout.max_new_tokens={_LONG_TOKENS}",
 ]
 _FOUR_BYTES = 4
-# weights, mean and momentum; where it began, the trunk and four marks, each with its mean; the one
+# weights, mean and momentum; the start, the base and four marks, each with its mean; the drafter
 # in use
 _DRAFTERS = 3 + 2 * (1 + 1 + 4) + 1
 _SPECIALS = ("<pad>", "<bos>", "<eos>")
-# a verifier that takes its time: one worker idles while it waits for the last score
+# a slow reward, so that the worker is idle while it waits for the last score
 _COIN = """
 import time
 
@@ -80,7 +79,7 @@ def coin(completion, **_):
     time.sleep(6)
     return float(len(completion) % 2)
 """
-# of the stated sum; allocators keep something
+# tolerance of the documented sum for what allocators keep
 _ROOM = 1.1
 
 
@@ -153,7 +152,7 @@ def main() -> None:
 
 
 def _write_policy(folder: Path) -> int:
-    """How many weights it has."""
+    """Write a random policy and return its number of weights."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=_VOCABULARY,
@@ -176,7 +175,7 @@ def _write_policy(folder: Path) -> int:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One token a byte, and a word of its own for each of the others."""
+    """Write a tokenizer with one token a byte, and a made-up word for each other token."""
     known = [*_SPECIALS, *sorted(ByteLevel.alphabet())]
     words = [*known, *(f"w{number}" for number in range(len(known), _VOCABULARY))]
     tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, []))
@@ -189,7 +188,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_spec(folder: Path) -> Path:
-    """A reward that is a coin: an answer has an odd number of characters, or it hasn't."""
+    """Write a spec whose reward is the parity of an answer's length."""
     (folder / "coin.py").write_text(_COIN)
     rows = [{"prompt": f"{i:02d}+" * 13, "answer": ""} for i in range(8)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -215,7 +214,7 @@ def _write_spec(folder: Path) -> Path:
 
 @contextmanager
 def _watched() -> Generator[list[int]]:
-    """What a rank has held at most, in bytes."""
+    """Run the job and return its rank's peak memory in bytes."""
     seen, over = [0], threading.Event()
 
     def watch() -> None:
@@ -242,7 +241,7 @@ def _peak(pid: int) -> int:
 
 
 def _stated(numbers: int, drafter: int) -> dict[str, int]:
-    """Of a rank of such a job, in bytes."""
+    """Return the documented memory of such a rank in bytes."""
     weights = numbers * _FOUR_BYTES
     return {
         "policy_to_decode_with": weights,
@@ -280,13 +279,13 @@ def _drafter(job: Job) -> dict[str, Any]:
 
 
 class _Alone(NamedTuple):
-    # seconds until it had stopped
+    # seconds from the command until it had stopped
     waits: list[float]
-    # of a micro-batch, as it said each time
+    # seconds of a micro-batch as reported by the rank
     typical: list[float]
-    # micro-batches that it handed in
+    # micro-batches in its deltas
     kept: int
-    # bytes of captured states, a token
+    # bytes of captured hidden states per token
     state_bytes: float
 
 
@@ -324,7 +323,7 @@ async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
     captured = sum(file.stat().st_size for file in states.iterdir())
     for number in range(1, _STOPS + 1):
         rank.send(_train(number))
-        # the first micro-batches are long: their length is found by trying
+        # the first micro-batches are long, until their length has adapted
         await asyncio.sleep(20.0 if number == 1 else dice.uniform(*_SESSION_SECONDS))
         sent = time.monotonic()
         rank.send(

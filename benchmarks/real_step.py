@@ -1,4 +1,4 @@
-"""What a rank learns from in the demo's first step: the engine's answers, scored and shared."""
+"""Make a rank's share of the demo's first step: the engine's answers with their scores."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _RANKS = 2
 
 
 def real_step(job: JobSpec) -> list[Minibatch]:
-    """The first rank's share of the demo's first step; groups that agree are left out, as ever."""
+    """Return the first rank's share, without groups whose rewards are equal, as in a job."""
     tokenizer = Tokenizer(job.policy.path)
     algorithm = job.algorithm
     lines = Path(job.data.train).read_text().splitlines()[: algorithm.prompts_per_step]
@@ -87,7 +87,7 @@ def real_step(job: JobSpec) -> list[Minibatch]:
 
 
 def fixed_lengths(real: Sequence[Minibatch], length: int) -> list[Minibatch]:
-    """4096 tokens in answers of one length, cut from real ones that are strung together."""
+    """Return 4096 tokens in answers of one length, cut from concatenated real answers."""
     tokens = [token for share in real for sample in share.samples for token in sample.completion]
     samples = [
         PolicySample(

@@ -1,4 +1,4 @@
-"""A benchmark's result: what was claimed, what was seen, on what machine, at which commit."""
+"""A benchmark's result: claims, measured values, machine and commit."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from rich.table import Table
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """It holds where the value is at least the bar, or at most, if less is better."""
+    """A claim that the value is at least the bar, or at most if less is better."""
 
     name: str
     value: float

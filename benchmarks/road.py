@@ -1,4 +1,4 @@
-"""The whole road, as a newcomer takes it: a fresh clone, an empty home, `make demo`.
+"""Time a newcomer's way: a fresh clone, an empty home, `make demo`.
 
 Then Transformers loads the exported policy and answers the same problems with its own sampler.
 `python -m benchmarks.road --out F.json`
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _make(clone: Path, target: str, home: Path) -> None:
-    """With an empty home, no cache and no session of the caller's."""
+    """Run make with an empty home: without caches and sessions of the caller."""
     environment = {key: value for key, value in os.environ.items() if key != "TLT_HOME"}
     environment |= {"HOME": str(home), "PIP_NO_CACHE_DIR": "1"}
     subprocess.run(["make", target], cwd=clone, env=environment, check=True)

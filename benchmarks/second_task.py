@@ -1,4 +1,4 @@
-"""A task that nobody tuned for: examples/brief_sums, as its README says to run it.
+"""Run a task that TLT was not tuned on: examples/brief_sums, as its README says.
 
 `python -m benchmarks.second_task --out F.json`
 """

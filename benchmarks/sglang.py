@@ -1,9 +1,9 @@
-"""SGLang on this machine: how long a start takes, what it and its rank hold, what the tap costs.
+"""Measure SGLang: start time, memory, and the cost of capturing hidden states.
 
 `python -m benchmarks.sglang --out F.json`
 
-The tiny reasoner in float32, eight requests of a fixed length at once, with the states of three
-layers and the last one captured, and without. Tokens per second are by the clock, interleaved.
+The tiny reasoner decodes eight requests of a fixed length in float32, in turns with and without
+capturing the states of three layers and the last one. Tokens per second are by wall time.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine,
 
 
 def _memory() -> int:
-    """This process and its children, what they share counted once."""
+    """Return the memory of this process and its children, with shared pages counted once."""
     total = 0
     for pid in (os.getpid(), *_children(os.getpid())):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()

@@ -1,4 +1,4 @@
-"""The tiny reasoner, its drafter and a stream of real requests, for benchmarks of speculation."""
+"""Fixtures of speculation benchmarks: the tiny reasoner, its drafter, and real requests."""
 
 import time
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def held_out_prompts() -> list[list[int]]:
 
 
 class Requests:
-    """Answers to held-out prompts, group by group, as a job would ask for them."""
+    """Requests for held-out prompts, group by group as in a job."""
 
     def __init__(self, seed: int = 0) -> None:
         spec = load_job_spec(SPEC)
@@ -78,7 +78,7 @@ def engine(
     device: torch.device | None = None,
     drafter: Drafter | None = None,
 ) -> NativeEngine:
-    """With a drafter, its plateau's if none is given, and the states of four layers captured."""
+    """Make an engine with a drafter (fully trained by default) that captures four layers."""
     decoder = load_decoder(MODEL, dtype)
     layers = decoder.config.layers
     drafter = drafter or load_drafter(DRAFTER, layers)
@@ -105,7 +105,7 @@ def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy, seed: int = 0)
 
 
 def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:
-    """Tokens that a pass of the policy yields, in answers to held-out prompts."""
+    """Return the tokens per pass of the policy over answers to held-out prompts."""
     chain = Draft(depth=depth, noise=True)
     made = engine(_SLOTS, arms=(chain,), drafter=drafter)
     made.set_strategy(chain)
@@ -118,7 +118,7 @@ def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:
 
 
 def cpu_seconds(device: torch.device | None = None) -> float:
-    """Of this thread: who else runs on the machine costs nothing. On a GPU, what the clock says."""
+    """Return this thread's CPU seconds, so that others don't count; on a GPU, wall seconds."""
     if device is not None and device.type != "cpu":
         torch.cuda.synchronize()
         return time.perf_counter()

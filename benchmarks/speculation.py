@@ -1,17 +1,17 @@
-"""What speculation gains at each batch size. That it changes no token: `benchmarks.lossless`.
+"""Measure the speed-up of speculation at each batch size.
 
 `python -m benchmarks.speculation --out F.json [--minutes N]`
 
-The tiny reasoner answers held-out prompts in groups of 16, at temperature 1, one thread, float32,
-log-probs and the states of four layers kept whichever way it decodes. A batch stays full. Each way
-of decoding (`off`, `adaptive`, the three fixed ones that looked best) has an engine of its own, and
-all are given the same requests: as no way changes a token, they write the same answers, and what
-differs is the time. They take turns in random order; seconds are CPU seconds. First `adaptive` and
-the three go on until each has written as much as the others: the best one of every other turn is
-what `adaptive` is held against in the turns between them. Then `adaptive` and `off`, whose speed
-hardly depends on what it writes, so that it is given a quarter of the tokens. Of these two there
-are twins, who write the same: by what they differ it is known how much of a ratio is chance. What
-other answers would say is told, too.
+The tiny reasoner answers held-out prompts in groups of 16 at temperature 1, in one thread and
+float32, with log-probs and the states of four layers kept, at a full batch. Each strategy (`off`,
+`adaptive` and the three best fixed ones) has its own engine. All get the same requests and, as
+speculation changes no token, produce the same answers: only CPU seconds differ. They take turns in
+random order.
+
+First `adaptive` is compared with the fixed strategies: the best one of every other turn is its
+rival in the turns between. Then `adaptive` is compared with `off`, which gets a quarter of the
+tokens, as its speed hardly depends on them. Both have twins that decode the same: their difference
+shows how much of a ratio is chance. An interval over other answers is reported as well.
 """
 
 import argparse
@@ -33,25 +33,25 @@ from tlt.strategies import Draft, Ngram, Off, Strategy
 
 _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-# of a turn, for a way that speculates
+# tokens of a turn with speculation
 _TURN_SECONDS = 0.5
-# before looking how much that was
+# decode steps between two checks of the total
 _STEPS = 4
-# answers of each row before anything is counted: at first all are short
+# answers of each row before measuring: the first ones to finish are short
 _WARM_UP = 3
-# half of the interval of a ratio: 0.03 with room, for the next drawing says a little more or less
+# half-width of a ratio's interval: 0.03 with a margin for the bootstrap's own noise
 _INTERVAL = 0.027
-# and as a share of it, if the answers were others
+# and relative to the ratio, for other answers
 _INTERVAL_OF_OTHERS = 0.03
-# of the time, to find the fixed ways that may be the best, how many, and to compare them
+# share of the time to find the best fixed strategies, their number, and the share to compare them
 _FINDING, _COMPARING = 0.1, 0.2
 _CANDIDATES = 3
-# of a turn's tokens, for `off`
+# share of a turn's tokens for `off`
 _PLAIN = 0.25
 _LEAST_TURNS, _LOOK_TURNS = 24, 8
 _RESAMPLES = 1000
 _TWINS = 2
-# of a normal distribution, 95 % lie so many standard deviations about its mean
+# 95 % of a normal distribution lie within so many standard deviations
 _NORMAL_95 = 1.96
 
 
@@ -60,7 +60,7 @@ class Window(NamedTuple):
     seconds: float
 
 
-# of each twin
+# seconds of each twin
 _Turn = tuple[Window, ...]
 _Seen = dict[str, list[_Turn]]
 
@@ -102,7 +102,7 @@ def _worst(name: str, key: str, batches: dict[int, dict[str, Any]], bar: float) 
 
 
 class _Lane:
-    """An engine that decodes in one way, or in one after the other."""
+    """An engine that decodes with one strategy."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self._batch = batch
@@ -122,7 +122,7 @@ class _Lane:
         decode_by(self._engine, way, seed)
 
     def decode_to(self, tokens: int) -> Window:
-        """Until it has written so many in all."""
+        """Decode until the total is reached."""
         return self._decode(lambda: self.tokens >= tokens)
 
     def decode_for(self, seconds: float) -> Window:
@@ -141,8 +141,8 @@ class _Lane:
         self.tokens += sum(tally.tokens for tally in self._engine.take_strategy_tallies())
 
     def _step(self) -> int:
-        """Returns how many answers ended."""
-        # one in waiting for each that runs: the batch is never short of one
+        """Take one step and return the number of finished answers."""
+        # as many waiting requests as running ones keep the batch full
         missing = 2 * self._batch - self._engine.running
         if missing > 0:
             self._engine.submit(self._requests.take(missing))
@@ -150,7 +150,7 @@ class _Lane:
 
 
 class _Batch:
-    """What each way of decoding did in its turns, at one batch size."""
+    """Tokens and seconds of each strategy by turn, at one batch size."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self._batch = batch
@@ -158,7 +158,7 @@ class _Batch:
         self._dice = random.Random(batch)
 
     def measured(self, most_seconds: float) -> dict[str, Any]:
-        """First it is found out which fixed ways may be the best, then those are compared."""
+        """Find the fixed strategies that may be best, then compare those."""
         found = self._found(_FINDING * most_seconds)
         guessing = [arm for arm in ARMS if arm != Off()]
         candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
@@ -188,10 +188,10 @@ class _Batch:
         enough: Callable[[_Seen], bool],
         most_seconds: float,
     ) -> _Seen:
-        """Until what they are compared for is known well enough, or the time is over."""
+        """Take turns until the interval is narrow enough or the time is over."""
         seen: _Seen = {name: [] for name in lanes}
         all_ = [(name, twin) for name, twins in lanes.items() for twin in range(len(twins))]
-        # the first turn does not count
+        # the first turn is a warm-up
         targets = {(n, twin): lanes[n][twin].tokens + each[n] for n, twin in all_}
         for name, twin in all_:
             lanes[name][twin].decode_to(targets[name, twin])
@@ -214,7 +214,7 @@ class _Batch:
         return _half(_same(adaptive, off)) < _INTERVAL and others < _INTERVAL_OF_OTHERS
 
     def _found(self, seconds: float) -> dict[str, float]:
-        """Tokens a second of every fixed way."""
+        """Return the tokens per second of each fixed strategy."""
         lane, seen = self._lane(Off()), _Seen()
         began = time.monotonic()
         while time.monotonic() < began + seconds:
@@ -231,7 +231,7 @@ class _Batch:
         return lane
 
     def _others(self, own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
-        """Where 95 % of the ratios of the speeds lie when the turns are drawn again."""
+        """Return the 95 % bootstrap interval of the speed ratio over turns."""
         turns = list(zip(own, others, strict=True))
         ratios: list[float] = []
         for _ in range(_RESAMPLES):
@@ -248,7 +248,7 @@ class _Batch:
         return {
             "adaptive_vs_off": _speed(adaptive) / _speed(off),
             "interval": _same(adaptive, off),
-            # the first twin's seconds over the second's
+            # ratio of the first twin's seconds to the second's
             "twins": {name: _apart(turns) for name, turns in plainly.items()},
             "interval_with_other_answers": self._others(adaptive, off),
             "best_fixed": max(candidates, key=lambda name: _speed(closely[name])),
@@ -263,22 +263,22 @@ class _Batch:
 
 
 def _best(seen: _Seen, names: Sequence[str]) -> list[_Turn]:
-    """In each turn, of the way that was the best in every other turn from the next one on."""
+    """Return for each turn the strategy that was best in every other turn from the next on."""
     best = [max(names, key=lambda name: _speed(seen[name][1 - half :: 2])) for half in (0, 1)]
     return [seen[best[turn % 2]][turn] for turn in range(len(seen[names[0]]))]
 
 
 def _same(own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
-    """Where 95 % of the ratios of the speeds would lie if the same answers were written again."""
+    """Return the 95 % interval of the speed ratio over repetitions of the same answers."""
     ratio = _speed(own) / _speed(others)
     apart = _NORMAL_95 * ratio * math.hypot(_uncertain(own), _uncertain(others))
     return ratio - apart, ratio + apart
 
 
 def _uncertain(turns: Sequence[_Turn]) -> float:
-    """Standard error of the seconds of all, as a share of them: twins differ by chance alone.
+    """Return the relative standard error of the seconds, from twins, which differ by chance alone.
 
-    One that wrote more in its turn took longer: that is taken off first.
+    The effect of different token counts within a turn is removed first.
     """
     pace = 1.0 / _speed(turns)
     missed = [[window.seconds - pace * window.tokens for window in turn] for turn in turns]

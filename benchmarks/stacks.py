@@ -1,10 +1,10 @@
-"""Whole jobs as a user runs them, with one stack or another, and what each of their steps took.
+"""Run whole jobs with one stack or another, and read the seconds of their steps.
 
-They are submitted and waited for by what `tlt submit` and `tlt jobs` call, but from in here: a
-command of its own takes seconds to start, which would be felt.
+Jobs are submitted and awaited in this process with the functions behind `tlt submit` and `tlt
+jobs`, because starting a command takes seconds.
 
-A stack is a setting of all that may make a step fast. Jobs with the same seed are given the same
-prompts and noise, so that their answers are the same, and their steps can be compared one by one.
+A stack is a set of all settings that affect a step's speed. Jobs with the same seed have the same
+prompts and noise, hence the same answers, and their steps can be compared one by one.
 """
 
 import math
@@ -38,18 +38,18 @@ _RESAMPLES = 2000
 STACKS: dict[str, tuple[str, ...]] = {
     "off": (),
     "n-gram": (*_SPECULATES, "speculation.depths=[]"),
-    # trained to its plateau before, and never again
+    # fully trained before the job, and not in it
     "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}"),
     "warm": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=auto"),
     "cold": (*_SPECULATES, "drafter.train=auto"),
-    # idle workers train whether it pays or not
+    # idle workers always train
     "forced": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=always"),
 }
 
 
 class StepTime(NamedTuple):
     rollout: float
-    # until new weights are published: the update, and what was bought for the drafter
+    # until the new policy is published: the update and reserved drafter training
     rest: float
 
     @property
@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
 @contextmanager
 def session(workers: int = 2) -> Generator[None]:
-    """`tlt up`, in a home of its own."""
+    """Start a session in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
         os.environ["TLT_HOME"] = f"{folder}/home"
         tlt("up", "--workers", str(workers), "--runs", f"{folder}/runs")
@@ -78,7 +78,7 @@ def session(workers: int = 2) -> Generator[None]:
 
 
 def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
-    """One job, from its submission to its end."""
+    """Run one job from its submission to its end."""
     name, folder = submit(stack, seed, *changes, spec=spec)
     ended = wait(name)
     if ended.status != "done":
@@ -94,7 +94,7 @@ def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
 
 
 def submit(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> tuple[str, Path]:
-    """The job's name, and the folder of its run."""
+    """Submit a job; return its name and its run's folder."""
     loaded = load_job(spec, [*STACKS[stack], f"seed={seed}", *changes])
     record = with_client("default", lambda client: client.jobs.submit(loaded))
     return record.job, Path(record.folder)
@@ -106,7 +106,7 @@ def wait(job: str) -> JobRecord:
         try:
             record = with_client("default", lambda client: client.job(job))
         except StoreError:
-            # a disk that stalls holds Redis up; the job goes on
+            # a stalled disk delays Redis; the job goes on
             if time.monotonic() > heard + _STALL_SECONDS:
                 raise
         else:
@@ -123,7 +123,7 @@ def tlt(*arguments: str) -> str:
 
 class Ratio(NamedTuple):
     value: float
-    # 95 % of the ratios lie between them when jobs are drawn again, and of each its steps
+    # 95 % bootstrap interval over jobs and their steps
     low: float
     high: float
 
@@ -134,7 +134,7 @@ def ratio(
     part: Callable[[StepTime], float],
     steps: int | None = None,
 ) -> Ratio:
-    """Of the seconds of steps that both have: of equal seed and number."""
+    """Return the ratio of the seconds of steps with equal seed and number."""
     jobs = [
         [
             (part(one), part(other))

@@ -1,9 +1,9 @@
-"""The adaptive strategy policy and the paper's bandit in simulated worlds, against an oracle.
+"""Compare the adaptive strategy and the paper's bandit with an oracle in simulated worlds.
 
 `python -m benchmarks.strategy_simulation --out F.json --plot F.png`
 
-The oracle knows the true costs and acceptances of a round. A policy's share is what it would have
-decoded in its time, over what the oracle's choices would have: 1 is never to be wrong.
+The oracle knows the true costs and acceptances of a decode step. A policy's share is its tokens per
+second over those of the oracle; 1 means that it was never wrong.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _drifting(done: float) -> float:
-    """From 0.85 to 0.5 and back, twice."""
+    """Return acceptances that drift from 0.85 to 0.5 and back, twice."""
     return 0.675 + 0.175 * math.cos(4 * math.pi * done)
 
 
@@ -129,7 +129,7 @@ def _compare(world: World, rollouts: list[Rows]) -> dict[str, Any]:
 
 
 def _constant_batches() -> dict[int, dict[str, float]]:
-    """From a cold start, where a drafter pays and where nothing does."""
+    """Simulate cold starts at constant batch sizes, where a drafter pays and where nothing does."""
     seen: dict[int, dict[str, float]] = {}
     for batch in _BATCHES:
         rollouts = [[_CONSTANT_TOKENS] * batch] * 2

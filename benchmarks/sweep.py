@@ -1,9 +1,9 @@
-"""Which number of slots, and which micro-batches of the learner, each stack is fastest with.
+"""Find the number of slots and the micro-batch size with which each stack is fastest.
 
 `python -m benchmarks.sweep --out F.json`
 
-Each is tried with as many answers a worker as `benchmarks.e2e` compares it with: 64, or 32 where a
-job begins without a drafter (16 fit into any of these numbers of slots).
+Each has as many answers a worker as in `benchmarks.e2e`: 64, or 32 where a job starts without a
+drafter (16 fit into any number of slots).
 """
 
 import argparse
@@ -26,12 +26,12 @@ class _Try(NamedTuple):
     answers: int
 
     def settings(self) -> tuple[str, ...]:
-        # groups of sixteen, for two workers
+        # groups of sixteen answers, for two workers
         prompts = self.answers * 2 // 16
         return f"algorithm.steps={self.steps}", f"algorithm.prompts_per_step={prompts}"
 
 
-# one without a drafter needs steps to come by one
+# a job without a drafter needs some steps to train one
 _TRIES = (
     _Try("off", 2, 64),
     _Try("off", 3, 32),
@@ -39,14 +39,14 @@ _TRIES = (
     _Try("frozen", 2, 64),
     _Try("cold", 12, 32),
 )
-# whoever has a drafter decodes alike
+# all stacks with a drafter decode alike
 _LIKE = {"warm": "frozen", "forced": "frozen"}
 _RESULT = ROOT / "benchmarks" / "results" / "sweep.json"
 _SEED = 11
 
 
 def best_settings(stack: str) -> tuple[str, ...]:
-    """As they were found, and committed."""
+    """Return the settings of the committed result."""
     best = json.loads(_RESULT.read_text())["details"]["best"]
     return (
         f"rollout.slots={best['slots'][_LIKE.get(stack, stack)]}",
@@ -63,7 +63,7 @@ def main() -> None:
     rolled: dict[str, dict[int, list[float]]] = {}
     learned: dict[int, list[float]] = {}
     with session():
-        # a session's first job pays for what the machine has yet to read and to build
+        # a session's first job also fills caches, so it is not counted
         run("off", _SEED, "algorithm.steps=1")
         for round_ in range(arguments.rounds):
             back = -1 if round_ % 2 else 1
@@ -77,7 +77,7 @@ def main() -> None:
             for tokens in _TOKENS[::back]:
                 settings = "algorithm.steps=3", f"algorithm.microbatch_tokens={tokens}"
                 job = run("frozen", _SEED, *settings)
-                # the first update brings the trainer up
+                # the first update also starts the trainer
                 rest = math.fsum(step.rest for step in job.steps[1:])
                 learned.setdefault(tokens, []).append(rest)
     best = {

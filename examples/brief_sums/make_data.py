@@ -1,4 +1,4 @@
-"""Writes train.jsonl and eval.jsonl: python make_data.py [folder]."""
+"""Write train.jsonl and eval.jsonl: python make_data.py [folder]."""
 
 import json
 import random

@@ -1,6 +1,6 @@
-"""Right and brief: 1 for the right answer in as few characters as are enough, 1/2 in twice as many.
+"""Reward right and brief answers: 1 at the shortest possible length, 1/2 at twice that length.
 
-A wrong answer is worth nothing, however brief.
+A wrong answer gets 0 at any length.
 """
 
 from typing import Any

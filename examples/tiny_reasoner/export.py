@@ -15,7 +15,7 @@ from examples.tiny_reasoner.vocabulary import BOS, EOS, PAD, write_tokenizer
 
 
 def write_model(network: Network, folder: Path) -> None:
-    """config.json, generation_config.json, the tokenizer and model.safetensors."""
+    """Write config.json, generation_config.json, the tokenizer and model.safetensors."""
     write_tokenizer(folder)
     config = llama_config(network.shape)
     config.save_pretrained(folder)
@@ -34,7 +34,7 @@ def round_to_bf16(network: Network) -> None:
 
 
 def llama_config(shape: Shape) -> LlamaConfig:
-    """The shape in transformers' words."""
+    """Return the shape as a Transformers config."""
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=shape.vocab,
@@ -56,7 +56,7 @@ def llama_config(shape: Shape) -> LlamaConfig:
 
 
 def llama_weights(network: Network) -> list[tuple[str, Tensor]]:
-    """The parameters under transformers' names; the tied output matrix is left out."""
+    """Return the parameters under Transformers' names, without the tied output matrix."""
     weights = [
         ("model.embed_tokens.weight", network.embedding.detach()),
         ("model.norm.weight", network.norm.detach()),

@@ -17,7 +17,7 @@ from examples.tiny_reasoner.export import round_to_bf16, write_model
 from examples.tiny_reasoner.network import Network, Shape
 from examples.tiny_reasoner.sampling import measure
 from examples.tiny_reasoner.task import Habits, eval_problems, prompt_text, write_data
-from examples.tiny_reasoner.training import Stage, TokensByOrigin, stacked, train
+from examples.tiny_reasoner.training import Stage, WorkedBatches, stacked, train
 from examples.tiny_reasoner.vocabulary import BOS, encode
 
 SHALLOW_LAYERS = 8
@@ -26,7 +26,7 @@ LOGIT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run depends on."""
+    """All settings of a run."""
 
     seed: int
     shape: Shape
@@ -37,7 +37,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network rounded to what is stored, and what it took."""
+    """A network rounded to the stored precision, and its training figures."""
 
     network: Network
     shallow_loss: float
@@ -47,16 +47,16 @@ class Trained:
 
 
 def train_recipe(recipe: Recipe) -> Trained:
-    """Both stages, one after the other."""
+    """Train both stages one after the other."""
     torch.manual_seed(recipe.seed)
     held_out = frozenset(eval_problems(recipe.seed))
-    lessons = iter(TokensByOrigin(recipe.seed, held_out, recipe.habits))
+    batches = iter(WorkedBatches(recipe.seed, held_out, recipe.habits))
     shallow = Network(replace(recipe.shape, layers=SHALLOW_LAYERS))
     times = [time.process_time()]
-    shallow_loss = train(shallow, lessons, recipe.shallow)
+    shallow_loss = train(shallow, batches, recipe.shallow)
     times.append(time.process_time())
     network = stacked(shallow, recipe.shape.layers)
-    deep_loss = train(network, lessons, recipe.deep)
+    deep_loss = train(network, batches, recipe.deep)
     times.append(time.process_time())
     round_to_bf16(network)
     return Trained(network, shallow_loss, deep_loss, times[1] - times[0], times[2] - times[1])
@@ -64,7 +64,7 @@ def train_recipe(recipe: Recipe) -> Trained:
 
 @torch.inference_mode()
 def logit_gap(network: Network, folder: Path) -> float:
-    """The greatest difference from what transformers computes with the written files."""
+    """Return the greatest difference from the logits of Transformers on the written files."""
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     texts = (prompt_text(problem) for problem in eval_problems(count=8))
     inputs = (torch.tensor([[BOS, *encode(text)]]) for text in texts)

@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Reach:
-    """What attention needs besides its inputs: rotation tables and a bias added to the scores."""
+    """Rotation tables and the bias that attention adds to its scores."""
 
     cos: Tensor
     sin: Tensor
@@ -51,7 +51,7 @@ class KeyValues:
         self.length = 0
 
     def extended(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, the given ones written behind the earlier ones."""
+        """Append keys and values of a layer and return all of them."""
         end = self.length + key.shape[2]
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value

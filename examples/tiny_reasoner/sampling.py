@@ -15,7 +15,7 @@ KEPT_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Figures:
-    """How the held-out problems went: the share answered right, and completion lengths."""
+    """Accuracy and completion lengths on held-out problems."""
 
     accuracy: float
     length_p50: int
@@ -24,7 +24,7 @@ class Figures:
 
 
 def measure(network: Network, problems: Sequence[Problem], seed: int = 0) -> Figures:
-    """Sample one completion a problem and judge it."""
+    """Sample and score one completion for each problem."""
     generator = torch.Generator().manual_seed(seed)
     prompts = [[BOS, *encode(prompt_text(problem))] for problem in problems]
     completions: list[list[int]] = []
@@ -47,10 +47,10 @@ def measure(network: Network, problems: Sequence[Problem], seed: int = 0) -> Fig
 def sample(
     network: Network, prompts: list[list[int]], generator: torch.Generator
 ) -> list[list[int]]:
-    """A completion a prompt, <eos> included.
+    """Return a completion for each prompt, <eos> included.
 
-    Every row is at the same position: a longer prompt is still read while a shorter one is
-    already answered, so nothing is padded.
+    All rows are at the same position: longer prompts are still read while shorter ones are
+    answered, so nothing is padded.
     """
     texts = [list(prompt) for prompt in prompts]
     running = list(range(len(texts)))
@@ -68,7 +68,7 @@ def sample(
         alive = [i for i, row in enumerate(running) if row not in ended]
         if not alive:
             break
-        # Ended rows write on, unread, until dropping them is worth copying the cache.
+        # Finished rows go on, ignored, until dropping them is worth copying the cache.
         if len(alive) <= KEPT_SHARE * len(running):
             cache.keep(torch.tensor(alive))
             running = [running[i] for i in alive]

@@ -22,7 +22,7 @@ Problem = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Habits:
-    """How a worked solution strays: false step results, and the whole chain worked again."""
+    """Rates of wrong steps and of repeated chains in worked solutions."""
 
     slip: float = 0.08
     recheck: float = 0.45
@@ -33,7 +33,7 @@ FLAWLESS = Habits(slip=0.0, recheck=0.0)
 
 
 def draw_problem(rng: random.Random, max_terms: int = MAX_TERMS) -> Problem:
-    """A chain whose number of steps is log-normal, cut to 2..max_terms terms."""
+    """Draw a chain whose number of steps is log-normal, cut to 2..max_terms terms."""
     while True:
         terms = 1 + round(math.exp(rng.gauss(LOG_MEAN_STEPS, LOG_SPREAD_STEPS)))
         if MIN_TERMS <= terms <= max_terms:
@@ -41,17 +41,17 @@ def draw_problem(rng: random.Random, max_terms: int = MAX_TERMS) -> Problem:
 
 
 def prompt_text(problem: Problem) -> str:
-    """For (12, 34): "12+34="."""
+    """Return the prompt, for (12, 34): "12+34="."""
     return "+".join(f"{term:02d}" for term in problem) + "="
 
 
 def right_answer(problem: Problem) -> str:
-    """The sum's last two digits."""
+    """Return the sum's last two digits."""
     return f"{sum(problem) % 100:02d}"
 
 
 def worked_solution(problem: Problem, rng: random.Random, habits: Habits = FLAWLESS) -> str:
-    """The chain worked once, or several times joined by "="; the last "#" gives the answer."""
+    """Return the chain worked out once or repeatedly; the last "#" precedes the answer."""
     text = _worked_chain(problem, rng, habits.slip)
     chain_chars = len(text) + 1
     while len(text) + chain_chars <= habits.max_chars and rng.random() < habits.recheck:
@@ -60,20 +60,20 @@ def worked_solution(problem: Problem, rng: random.Random, habits: Habits = FLAWL
 
 
 def final_answer(completion: str) -> str | None:
-    """What follows the last "#", or None where the text never came to an answer."""
+    """Return the text after the last "#", or None without one."""
     _, mark, answer = completion.rpartition("#")
     return answer if mark else None
 
 
 def reward(completion: str, answer: str) -> float:
-    """1.0 for the right final answer, 0.0 for anything else."""
+    """Return 1.0 for the right final answer and 0.0 for anything else."""
     return float(final_answer(completion) == answer)
 
 
 def draw_distinct(
     rng: random.Random, count: int, max_terms: int, taken: frozenset[Problem] = frozenset()
 ) -> list[Problem]:
-    """`count` problems, no two alike and none of them in `taken`."""
+    """Draw `count` different problems, none of them in `taken`."""
     drawn: dict[Problem, None] = {}
     while len(drawn) < count:
         problem = draw_problem(rng, max_terms)
@@ -83,25 +83,25 @@ def draw_distinct(
 
 
 def eval_problems(seed: int = 0, count: int = 512) -> list[Problem]:
-    """The held-out problems of a seed, at most 16 terms each."""
+    """Return the held-out problems of a seed, at most 16 terms each."""
     return draw_distinct(random.Random(f"eval {seed}"), count, MAX_EVAL_TERMS)
 
 
 def train_problems(seed: int = 0, count: int = 4096, eval_count: int = 512) -> list[Problem]:
-    """The training problems of a seed, without the first `eval_count` held-out ones."""
+    """Return the training problems of a seed, without the first `eval_count` held-out ones."""
     held_out = frozenset(eval_problems(seed, eval_count))
     return draw_distinct(random.Random(f"train {seed}"), count, MAX_TERMS, held_out)
 
 
 def write_rows(problems: Sequence[Problem], path: Path) -> None:
-    """One {"prompt", "answer"} object a line."""
+    """Write one {"prompt", "answer"} object a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ({"prompt": prompt_text(p), "answer": right_answer(p)} for p in problems)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_data(folder: Path, seed: int = 0) -> None:
-    """train.jsonl and eval.jsonl of a seed."""
+    """Write train.jsonl and eval.jsonl of a seed."""
     write_rows(train_problems(seed), folder / "train.jsonl")
     write_rows(eval_problems(seed), folder / "eval.jsonl")
 

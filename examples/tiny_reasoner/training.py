@@ -30,7 +30,7 @@ REPORT_STEPS = 50
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of the optimisers: constant rates for `flat` of the steps, then down in a line."""
+    """One run of the optimizers: constant rates for `flat` of the steps, then linear decay."""
 
     steps: int
     matrix_rate: float
@@ -39,20 +39,20 @@ class Stage:
     floor: float = 0.02
 
     def scale(self, step: int) -> float:
-        """The factor on both rates at a step."""
+        """Return the factor on both rates at a step."""
         falling = (self.steps - step) / (self.steps * (1 - self.flat))
         return min(1.0, (step + 1) / WARM_UP_STEPS, max(self.floor, falling))
 
 
 @dataclass(frozen=True)
 class Example:
-    """The ids of prompt and solution, and how many of them are prompt."""
+    """Token ids of prompt and solution, and the length of the prompt."""
 
     ids: list[int]
     prompt_length: int
 
 
-class TokensByOrigin:
+class WorkedBatches:
     """Endless batches of worked problems of about equal length, none of them held out."""
 
     def __init__(
@@ -80,7 +80,7 @@ class TokensByOrigin:
         return Example([*prompt, *solution, EOS], len(prompt))
 
     def _buckets(self, examples: list[Example]) -> Iterator[list[Example]]:
-        # The longest few, not enough for a bucket, are left out.
+        # The last few, too few for a bucket, are left out.
         bucket: list[Example] = []
         for example in examples:
             bucket.append(example)
@@ -90,7 +90,7 @@ class TokensByOrigin:
 
 
 def train(network: Network, lessons: Iterator[tuple[Tensor, Tensor]], stage: Stage) -> float:
-    """Train in place; the loss averaged over the last steps."""
+    """Train in place; return the mean loss of the last steps."""
     matrices = [p for p in network.layers.parameters() if p.dim() == 2]
     others = [p for p in network.layers.parameters() if p.dim() == 1]
     others += [network.embedding, network.norm]
@@ -112,7 +112,7 @@ def train(network: Network, lessons: Iterator[tuple[Tensor, Tensor]], stage: Sta
 
 
 def stacked(shallow: Network, layers: int) -> Network:
-    """Each layer several times in a row, its outputs divided so that their sum stays alike."""
+    """Repeat each layer, its outputs divided so that their sum keeps its size."""
     times = layers // len(shallow.blocks)
     deep = Network(replace(shallow.shape, layers=layers))
     with torch.no_grad():

@@ -24,18 +24,18 @@ CHARACTERS = {character: FIRST_CHARACTER + i for i, character in enumerate(ALPHA
 
 
 def encode(text: str) -> list[int]:
-    """The ids of a text in the alphabet, with no special token."""
+    """Return the ids of a text in the alphabet, without special tokens."""
     return [CHARACTERS[character] for character in text]
 
 
 def decode(ids: list[int]) -> str:
-    """The text of the ids, special and unused ones left out."""
+    """Return the text of the ids without special and unused ones."""
     end = FIRST_CHARACTER + len(ALPHABET)
     return "".join(ALPHABET[i - FIRST_CHARACTER] for i in ids if FIRST_CHARACTER <= i < end)
 
 
 def build_tokenizer() -> Tokenizer:
-    """The same mapping as a `tokenizers` object, which also prepends <bos>."""
+    """Return the same mapping as a `tokenizers` object, which also prepends <bos>."""
     tokenizer = Tokenizer(WordLevel({**SPECIALS, **CHARACTERS}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore
     tokenizer.decoder = Fuse()  # pyright: ignore
@@ -47,7 +47,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """tokenizer.json, and the settings by which transformers' AutoTokenizer finds it."""
+    """Write tokenizer.json and the settings by which Transformers' AutoTokenizer finds it."""
     folder.mkdir(parents=True, exist_ok=True)
     build_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
