@@ -153,12 +153,12 @@ def write_steadily(world: World, rate: float, seconds: float) -> list[float]:
 
 
 def lateness(
-    heard: Sequence[tuple[float, int]], written: Sequence[float], since: int
+    reached: Sequence[tuple[float, int]], written: Sequence[float], since: int
 ) -> list[float]:
     """Return the delay of each entry from number `since` on."""
     late: list[float] = []
     known = since
-    for at, entries in heard:
+    for at, entries in reached:
         late += [at - written[number] for number in range(known, min(entries, len(written)))]
         known = max(known, entries)
     return late
@@ -256,8 +256,8 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     # times at which the entries up to its end were written
     written: list[float]
 
-    def late(self, heard: Sequence[tuple[float, int]]) -> list[float]:
-        return lateness(heard, self.written, self.since)
+    def late(self, reached: Sequence[tuple[float, int]]) -> list[float]:
+        return lateness(reached, self.written, self.since)
 
 
 def measure_periods(load: Load, rate: float, seconds: float) -> list[Period]:
@@ -284,17 +284,20 @@ def many(
     run = measure_periods(load, rate, seconds)
     resident = resource_usage(load.process.pid)[1]
     time.sleep(2.0)  # lets the listeners receive the last entries
-    told = {"chromium": received(page), "reader": listener.received}
+    received_by = {"chromium": received(page), "reader": listener.received}
     late_listener = Listener(load.address)
     late_listener.start()
     late_listener.await_full_state()
     paints, drawn = paint_often(browser, load.address)
     listener.over = late_listener.over = True
     load.end()
-    late = {who: [at for part in run for at in part.late(said)] for who, said in told.items()}
+    late = {
+        name: [at for part in run for at in part.late(updates)]
+        for name, updates in received_by.items()
+    }
     both = [at for some in late.values() for at in some]
     beside, alone = (
-        [at for part in run if part.sleeps is sleeps for at in part.late(told["reader"])]
+        [at for part in run if part.sleeps is sleeps for at in part.late(received_by["reader"])]
         for sleeps in (True, False)
     )
     shares = {s: fmean(part.share for part in run if part.sleeps is s) for s in (True, False)}

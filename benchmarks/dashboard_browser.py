@@ -42,5 +42,5 @@ def lanes_drawn(page: Page) -> float:
 
 def received(page: Page) -> list[tuple[float, int]]:
     """Return when the page knew of how many journal entries."""
-    told = cast("list[list[float]]", page.evaluate("window.received"))
-    return [(at, int(entries)) for at, entries in told]
+    found = cast("list[list[float]]", page.evaluate("window.received"))
+    return [(at, int(entries)) for at, entries in found]

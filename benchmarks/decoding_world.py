@@ -22,7 +22,7 @@ ARMS: tuple[Strategy, ...] = (
 _PLAIN = {1: 366.0, 2: 444.0, 4: 575.0, 8: 791.0, 16: 971.0, 32: 1218.0, 64: 1401.0}
 _PROMPT = 32
 # n-grams are probed about as often as the engine has a proposal to judge
-_CHECK_ROUNDS, _CHECK_ROWS = 2, 2
+_CHECK_STEPS, _CHECK_ROWS = 2, 2
 _CHECKED = Ngram(tokens=8)
 
 
@@ -44,11 +44,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     outliers: float = 0.01
 
     def plain(self, batch: int) -> float:
-        place = math.log2(batch)
-        low = min(int(place), 5)
+        position = math.log2(batch)
+        low = min(int(position), 5)
         below, above = _PLAIN[2**low], _PLAIN[2 ** (low + 1)]
         return batch / math.exp(
-            math.log(below) + (place - low) * (math.log(above) - math.log(below))
+            math.log(below) + (position - low) * (math.log(above) - math.log(below))
         )
 
     def passing(self, drafted: int, batch: int, context: int) -> float:
@@ -59,7 +59,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             seconds *= self.kernel
         return seconds + self.context * context * (1 + 0.3 * drafted)
 
-    def drafting(self, strategy: Strategy, batch: int) -> float:
+    def proposing(self, strategy: Strategy, batch: int) -> float:
         match strategy:
             case Off():
                 return 0.0
@@ -101,7 +101,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     tokens: int = 0
-    rounds: int = 0
+    steps: int = 0
     explored: int = 0
     # by tokens: seconds more than the oracle's choices would have taken
     regret: list[tuple[int, float]] = []
@@ -127,7 +127,7 @@ class Oracle:
             survival *= rate
             tokens += survival
         seconds = self._machine.passing(len(rates), batch, context)
-        return batch * tokens / (seconds + self._machine.drafting(strategy, batch))
+        return batch * tokens / (seconds + self._machine.proposing(strategy, batch))
 
     def best(
         self, arms: Sequence[Strategy], batch: int, context: int, done: float, ended: float
@@ -199,7 +199,7 @@ class _Job:
     def _round(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
         outcome, done = self.outcome, self._done
         batch = len(left)
-        context = batch * _PROMPT + outcome.rounds % 300 * batch
+        context = batch * _PROMPT + outcome.steps % 300 * batch
         ended = 1.0 - batch / self._started
         best, speed = self._oracle.best(self._arms, batch, context, done, ended)
         strategy = best
@@ -209,27 +209,27 @@ class _Job:
             outcome.explored += choice.why == "explore"
         rates = self._text.rates(strategy, done, ended)
         reached, accepted, left_after, tokens = self._accept(rates, left)
-        drafting = self._machine.drafting(strategy, batch)
+        proposing = self._machine.proposing(strategy, batch)
         if isinstance(strategy, Draft):
-            drafting += self._machine.catch_up * batch * self._behind
+            proposing += self._machine.catch_up * batch * self._behind
             self._behind = 0
         else:
             self._behind += 1
         passing = self._machine.passing(len(rates), batch, context)
         if policy is not None:
-            noisy = drafting * self._noise()
+            noisy = proposing * self._noise()
             policy.observe(
                 strategy, batch, context, noisy + passing * self._noise(), noisy, reached, accepted
             )
-            if outcome.rounds % _CHECK_ROUNDS == 0 and not isinstance(strategy, Ngram):
+            if outcome.steps % _CHECK_STEPS == 0 and not isinstance(strategy, Ngram):
                 would = self._text.rates(_CHECKED, done, ended)
                 seen, right, _, _ = self._accept(would, left[:_CHECK_ROWS])
                 policy.observe_probe(_CHECKED, batch, seen, right)
         outcome.tokens += tokens
-        outcome.rounds += 1
-        outcome.seconds += passing + drafting
-        expected = self._oracle.speed(strategy, batch, context, done, ended) * (passing + drafting)
-        lost = passing + drafting - expected / speed
+        outcome.steps += 1
+        outcome.seconds += passing + proposing
+        expected = self._oracle.speed(strategy, batch, context, done, ended) * (passing + proposing)
+        lost = passing + proposing - expected / speed
         before = outcome.regret[-1][1] if outcome.regret else 0.0
         outcome.regret.append((outcome.tokens, before + lost))
         return left_after

@@ -212,7 +212,7 @@ def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any
     """Measure tokens per second of the same trainer on three kinds of batches in turns."""
     learner = _Training(policy, samples, "eagle", seed=0).learner
     rows, steps = learner.hyperparameters.rows, learner.hyperparameters.steps
-    ways = {
+    packings = {
         "packed": (
             build_batch(samples, chosen, steps, _CPU)
             for chosen in shuffled_micro_batches(samples, rows, seed=0)
@@ -220,20 +220,22 @@ def _packing(policy: Decoder, samples: Sequence[DrafterSample]) -> dict[str, Any
         "padded": _padded(samples, rows, steps, similar=False),
         "padded_among_similar_lengths": _padded(samples, rows, steps, similar=True),
     }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {packing: [] for packing in packings}
     for _ in range(_ROUNDS):
-        for way, batches in ways.items():
+        for packing, batches in packings.items():
             chosen = list(islice(batches, _BATCHES))
             began = time.process_time()
             for made in chosen:
                 learner.learn(made)
             tokens = sum(int(made.measurable[0].sum()) for made in chosen)
-            rates[way].append(tokens / (time.process_time() - began))
-    best = {way: round(median(found)) for way, found in rates.items()}
+            rates[packing].append(tokens / (time.process_time() - began))
+    best = {packing: round(median(found)) for packing, found in rates.items()}
     return {
         "answer_tokens_per_second": best,
         "gain": {
-            way: round(best["packed"] / rate, 2) for way, rate in best.items() if way != "packed"
+            packing: round(best["packed"] / rate, 2)
+            for packing, rate in best.items()
+            if packing != "packed"
         },
     }
 

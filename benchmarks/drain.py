@@ -52,7 +52,7 @@ def main() -> None:
     ]
     details = {
         "running_at_first": _RUNNING,
-        "oracle": {batch: name_of(way) for batch, way in best.items()},
+        "oracle": {batch: name_of(strategy) for batch, strategy in best.items()},
         "speed_against_the_oracle": {name: round(ratio, 3) for name, ratio in ratios.items()},
         "interval": _interval(pairs["adaptive"]),
         "seconds": {name: [round(s, 2) for s in own] for name, own in seconds.items()},
@@ -63,9 +63,9 @@ def main() -> None:
 def _best_ways(out: Path | None) -> dict[int, Strategy]:
     folders = [_RESULTS] if out is None else [out.parent, _RESULTS]
     files = [folder / "speculation.json" for folder in folders]
-    ways = {name_of(arm): arm for arm in ARMS}
+    strategies = {name_of(arm): arm for arm in ARMS}
     batches = json.loads(next(filter(Path.exists, files)).read_text())["details"]["batches"]
-    return {int(batch): ways[seen["best_fixed"]] for batch, seen in batches.items()}
+    return {int(batch): strategies[seen["best_fixed"]] for batch, seen in batches.items()}
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:
@@ -80,21 +80,21 @@ def _drains(
     best: dict[int, Strategy], rollouts: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Return each strategy's seconds by rollout, without the first, a warm-up."""
-    ways: dict[str, Strategy | StrategyPolicy | None] = {
+    strategies: dict[str, Strategy | StrategyPolicy | None] = {
         "oracle": None,
         "adaptive": AdaptivePolicy(),
         "bandit": BucketBandit(),
         **{name_of(arm): arm for arm in ARMS},
     }
-    engines = {name: engine(_RUNNING, device=device) for name in ways}
-    requests = {name: Requests() for name in ways}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    engines = {name: engine(_RUNNING, device=device) for name in strategies}
+    requests = {name: Requests() for name in strategies}
+    seconds: dict[str, list[float]] = {name: [] for name in strategies}
     dice = random.Random(0)
     for rollout in range(rollouts + 1):
-        for name in dice.sample(list(ways), len(ways)):
-            way = ways[name] or best
+        for name in dice.sample(list(strategies), len(strategies)):
+            strategy = strategies[name] or best
             # the seed differs between rollouts
-            spent = _drain(engines[name], requests[name], way, rollout, device)
+            spent = _drain(engines[name], requests[name], strategy, rollout, device)
             if rollout:
                 seconds[name].append(spent)
     return seconds
@@ -103,17 +103,17 @@ def _drains(
 def _drain(
     made: NativeEngine,
     requests: Requests,
-    way: Strategy | StrategyPolicy | dict[int, Strategy],
+    strategy: Strategy | StrategyPolicy | dict[int, Strategy],
     seed: int,
     device: torch.device,
 ) -> float:
-    if not isinstance(way, dict):
-        decode_by(made, way, seed)
+    if not isinstance(strategy, dict):
+        decode_by(made, strategy, seed)
     made.submit(requests.take(_RUNNING))
     began = cpu_seconds(device)
     while made.running:
-        if isinstance(way, dict):
-            made.set_strategy(_for_batch(way, made.running))
+        if isinstance(strategy, dict):
+            made.set_strategy(_for_batch(strategy, made.running))
         made.step()
     return cpu_seconds(device) - began
 

@@ -280,8 +280,8 @@ def _saved(job: Job) -> dict[str, float | None] | None:
     if (saved := job.snapshot.saved) is None:
         return None
     total = saved.total
-    told = {"seconds": total.seconds, "low": total.low, "high": total.high, "runs": saved.runs}
-    return {name: value if value is None else round(value, 1) for name, value in told.items()}
+    figures = {"seconds": total.seconds, "low": total.low, "high": total.high, "runs": saved.runs}
+    return {name: value if value is None else round(value, 1) for name, value in figures.items()}
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -157,8 +157,8 @@ def _measured(
 ) -> dict[str, float]:
     """Return medians over steps without the first two, which prefill."""
     engine.set_strategy(strategy)
-    asked = [request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))]
-    engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in asked])
+    requests = [request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))]
+    engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in requests])
     steps: list[tuple[float, dict[str, float]]] = []
     for _ in range(_STEPS + 2):
         with _sampling_timed() as spent:

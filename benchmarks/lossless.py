@@ -55,7 +55,7 @@ _DRAWS, _CHANCE = 50_000, 0.001
 
 class Part(NamedTuple):
     name: str
-    way: Strategy | None
+    strategy: Strategy | None
     requests: Sequence[Request]
 
 
@@ -133,36 +133,36 @@ def _chances() -> dict[str, float]:
         prompt = random_prompts(1, shortest=5)[0]
         for sampling in (Sampling(), Sampling(temperature=0.5, top_k=20)):
             expected = second_tokens(policy, prompt, sampling)
-            for way in TOY_ARMS:
-                made = toy_engine(policy, drafter, way, slots=_ROWS, dtype=torch.float32)
-                asked = [ask(i, prompt, sampling, max_new_tokens=2) for i in range(_DRAWS)]
-                tokens = [done.tokens[1] for done in answers(made, asked).values()]
+            for strategy in TOY_ARMS:
+                made = toy_engine(policy, drafter, strategy, slots=_ROWS, dtype=torch.float32)
+                sent = [ask(i, prompt, sampling, max_new_tokens=2) for i in range(_DRAWS)]
+                tokens = [done.tokens[1] for done in answers(made, sent).values()]
                 counts = torch.tensor(tokens).bincount(minlength=len(expected))
-                told = f"{name_of(way)}, temperature {sampling.temperature}"
-                found[told] = p_value(counts, expected, at_least=3)
+                label = f"{name_of(strategy)}, temperature {sampling.temperature}"
+                found[label] = p_value(counts, expected, at_least=3)
     return found
 
 
 def _parts(requests: Sequence[Request]) -> list[Part]:
-    ways = [arm for arm in ARMS if arm != Off()]
+    strategies = [arm for arm in ARMS if arm != Off()]
     fixed = round((1.0 - _SWITCHING) * len(requests))
-    cuts = [round(fixed * i / len(ways)) for i in range(len(ways) + 1)]
+    cuts = [round(fixed * i / len(strategies)) for i in range(len(strategies) + 1)]
     parts = [
-        Part(name_of(way), way, requests[first:last])
-        for way, (first, last) in zip(ways, pairwise(cuts), strict=True)
+        Part(name_of(strategy), strategy, requests[first:last])
+        for strategy, (first, last) in zip(strategies, pairwise(cuts), strict=True)
     ]
     return [*parts, Part("switching", None, requests[fixed:])]
 
 
 def _answers(made: NativeEngine, part: Part) -> dict[int, Completion]:
     dice, version = random.Random(part.name), 1
-    drafters = _drafters() if part.way is None else []
-    if part.way is not None:
-        made.set_strategy(part.way)
+    drafters = _drafters() if part.strategy is None else []
+    if part.strategy is not None:
+        made.set_strategy(part.strategy)
     made.submit(part.requests)
     done: dict[int, Completion] = {}
     while made.running:
-        if part.way is None:
+        if part.strategy is None:
             made.set_strategy(dice.choice(ARMS))
             if dice.random() < _SWAPPED:
                 version += 1

@@ -81,7 +81,7 @@ def main() -> None:
             alone = {seed: _curve(seed, half, _STEPS_ALONE) for seed, half in halves.items()}
         with session(workers=1 + _MEMBERS):
             together = {seed: _curve(seed, half, _STEPS_TOGETHER) for seed, half in halves.items()}
-            faults = _Faulted(_settings(halves[_SEEDS[0]])).told()
+            faults = _Faulted(_settings(halves[_SEEDS[0]])).result()
     gains = {
         seed: {total: (alone[seed].gain(total), together[seed].gain(total)) for total in _TOTALS}
         for seed in _SEEDS
@@ -196,7 +196,7 @@ class _Faulted:
         self._await_next_step()
         tlt("cancel", self._job)
 
-    def told(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         events = [entry.event for entry in journal_entries(self._folder)]
         learned = [e for e in events if isinstance(e, DrafterDeltaReady)]
         stopped = [e for e in events if isinstance(e, DrafterTrainingStopped)]

@@ -224,9 +224,9 @@ def _replay(
 
 
 def _agreeing(proposed: Sequence[int], true: Sequence[int]) -> int:
-    for place, (guess, token) in enumerate(zip(proposed, true, strict=False)):
+    for position, (guess, token) in enumerate(zip(proposed, true, strict=False)):
         if guess != token:
-            return place
+            return position
     return min(len(proposed), len(true))
 
 
