@@ -21,15 +21,22 @@ from tlt.trainer.policy.micro_batches import (
 )
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.trainer.policy.update_passes import PolicyModels
 
 
 class SameBuckets(PolicyLearner):
     """Micro-batches with the same samples as those of the reference."""
 
-    def _microbatches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
-        form = pack if self._packed else pad
-        chosen = group_by_length(samples, self._spec.microbatch_tokens)
-        return [form(bucket, self._device) for bucket in chosen]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._models = _SameBucketsModels(**vars(self._models))
+
+
+class _SameBucketsModels(PolicyModels):
+    def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
+        form = pack if self.packed else pad
+        chosen = group_by_length(samples, self.spec.microbatch_tokens)
+        return [form(bucket, self.device) for bucket in chosen]
 
 
 class Ours:

@@ -1,4 +1,4 @@
-"""Looks that end the work which calls them."""
+"""Checks that interrupt the work which calls them."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,12 +7,12 @@ from tlt.interrupt import Interrupted
 
 
 def interrupting_checks(stride: int) -> Iterator[Callable[[], None]]:
-    """At the first look, at a later one, ..."""
+    """Yield checks that raise at their first call, then after `stride` calls, and so on."""
     for count in itertools.count(0, stride):
         left = iter(range(count))
 
-        def look(left: Iterator[int] = left) -> None:
+        def check(left: Iterator[int] = left) -> None:
             if next(left, None) is None:
                 raise Interrupted
 
-        yield look
+        yield check

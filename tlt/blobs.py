@@ -1,9 +1,8 @@
 """Content-addressed, checksummed files: a blob's name is the digest of its bytes.
 
-In flight they lie in shared memory, of which what a job can do without leaves some free; committed
-ones lie in the run's folder until it is decided that nobody needs them.
-A file appears under its name only when it is whole. The checksum of a large one takes a while: a
-`look` is called often meanwhile, and ends it by raising.
+Blobs in flight are in shared memory; committed ones are in the run's folder until they are
+discarded. A file appears under its name only when it is complete. The checksum of a large file
+takes a while, so it calls `check` often.
 """
 
 import hashlib
@@ -26,8 +25,8 @@ from tlt.protocol.refs import BlobRef, Tensor
 
 INLINE_BYTES = 64 * 1024
 _DIGEST_BYTES = 20
-# between two looks
-_LOOKED_AFTER = 8 << 20
+# bytes between two checks
+_CHECK_BYTES = 8 << 20
 
 _Read = TypeVar("_Read")
 
@@ -36,13 +35,13 @@ class Blobs:
     def __init__(
         self, flight: Path, committed: Path, *, reserved_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """`leave`: bytes that stay free in flight, for policies, after whatever is put there."""
+        """`reserved_bytes` stay free in flight, for policies, whatever is put there."""
         self.flight = flight
         self.committed = committed
-        self._leave = reserved_bytes
+        self._reserved_bytes = reserved_bytes
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
-        return self.put_file(lambda file: _fill(file, data), commit=commit)
+        return self.put_file(lambda file: file.write_bytes(data), commit=commit)
 
     def put_file(
         self,
@@ -51,10 +50,12 @@ class Blobs:
         commit: bool,
         check: CheckInterrupt = never_interrupt,
     ) -> BlobRef:
-        """What `write` makes of the file that it is given."""
+        """Store the file that `write` writes to the path that it is given."""
         if commit:
             return _write(self.committed, write, durable=True, check=check)
-        return _write(self.flight, write, durable=False, reserved_bytes=self._leave(), check=check)
+        return _write(
+            self.flight, write, durable=False, reserved_bytes=self._reserved_bytes(), check=check
+        )
 
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
@@ -67,11 +68,11 @@ class Blobs:
         return self._intact(ref, _read)
 
     def verify(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
-        """Of a file that is what its name says: large ones are better mapped than read."""
+        """Return the path of an intact file, for large blobs that are mapped instead of read."""
         return self._intact(ref, partial(_verified, check=check))
 
     def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
-        """A copy in flight may be torn, and the one in the run's folder whole."""
+        """Read the committed copy if the one in flight is damaged."""
         try:
             return read(self.path(ref), ref)
         except BlobLost:
@@ -81,14 +82,14 @@ class Blobs:
             return read(committed, ref)
 
     def commit(self, ref: BlobRef) -> Path:
-        """Make a blob in flight one that stays."""
+        """Copy a blob in flight to the run's folder."""
         if not (self.committed / ref.digest).exists():
             source = self.verify(ref)
             _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
         return self.committed / ref.digest
 
     def release(self, ref: BlobRef) -> None:
-        """Let go of the copy in flight."""
+        """Delete the copy in flight."""
         (self.flight / ref.digest).unlink(missing_ok=True)
 
     def discard(self, ref: BlobRef) -> None:
@@ -118,16 +119,12 @@ class Blobs:
         return np.frombuffer(data, dtype=dtype).reshape(tensor.shape)
 
 
-def _fill(file: Path, data: bytes | bytearray | memoryview) -> None:
-    file.write_bytes(data)
-
-
 def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     with file.open("rb", buffering=0) as content:
         if durable:
             os.fsync(content.fileno())
-        while part := content.read(_LOOKED_AFTER):
+        while part := content.read(_CHECK_BYTES):
             digest.update(part)
             check()
         return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
@@ -193,7 +190,7 @@ def _write(
         unfinished = Path(name)
         try:
             _require_room(folder, reserved_bytes)
-            write(unfinished)  # or puts another file in its place
+            write(unfinished)  # may replace the file by another
             _require_room(folder, reserved_bytes)
             check()
             ref = _ref(unfinished, check, durable=durable)

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive whoever started them."""
+"""Start child processes that end when their parent ends."""
 
 import ctypes
 import signal
@@ -10,7 +10,7 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent(how: signal.Signals) -> Callable[[], None]:
-    """For `preexec_fn`. The signal follows the *thread* that starts the child, not its process."""
+    """Return a `preexec_fn`; the signal follows the *thread* that starts the child."""
 
     def before_exec() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, how)
@@ -18,6 +18,6 @@ def die_with_parent(how: signal.Signals) -> Callable[[], None]:
     return before_exec
 
 
-def last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
     return lines[-1][:_LONGEST_LINE] if lines else "it said nothing"

@@ -1,6 +1,6 @@
-"""Data sets as users have them (JSONL, parquet) and as a job uses them (tokenised, by index).
+"""Read data sets as users have them (JSONL, parquet), and store prompts as a job uses them.
 
-Every row that is read is whole: what is missing or malformed is an error with its file and line.
+Every row is complete: a missing or malformed part is an error with its file and line.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,22 +17,26 @@ Row = dict[str, Any]
 
 
 def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
-    """Each row with the place to name when it is wrong."""
+    """Yield each row with the location to name in an error."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     source = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
     empty = True
-    for place, row in source:
+    for location, row in source:
         empty = False
         prompt = row.get(spec.prompt_key)
         if prompt is None:
             keys = ", ".join(sorted(row)) or "none"
-            raise DataError(f"{place}: no key '{spec.prompt_key}' (data.prompt_key); it has {keys}")
+            raise DataError(
+                f"{location}: no key '{spec.prompt_key}' (data.prompt_key); it has {keys}"
+            )
         if not isinstance(prompt, str | list) or not prompt:
-            raise DataError(f"{place}: '{spec.prompt_key}' is neither text nor a list of messages")
+            raise DataError(
+                f"{location}: '{spec.prompt_key}' is neither text nor a list of messages"
+            )
         if spec.answer_key is not None and spec.answer_key not in row:
-            raise DataError(f"{place}: no key '{spec.answer_key}' (data.answer_key)")
-        yield place, row
+            raise DataError(f"{location}: no key '{spec.answer_key}' (data.answer_key)")
+        yield location, row
     if empty:
         raise DataError(f"{path}: it has no rows")
 
@@ -40,16 +44,16 @@ def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            place = f"{path}:{number}"
+            location = f"{path}:{number}"
             if not line.strip():
                 continue
             try:
                 row = msgspec.json.decode(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{place}: not valid JSON: {error}") from error
+                raise DataError(f"{location}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
-                raise DataError(f"{place}: a row is a JSON object")
-            yield place, row
+                raise DataError(f"{location}: a row is a JSON object")
+            yield location, row
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
@@ -70,7 +74,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A row that is ready: its tokens go to a rank, the row itself to the reward."""
+    """A prepared row: its tokens go to a rank, the row itself to the reward."""
 
     tokens: tuple[int, ...]
     row: Row
@@ -79,7 +83,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tlt.job_preparation` found."""
+    """The result of `tlt.job_preparation`."""
 
     train_prompts: int = 0
     eval_prompts: int = 0
@@ -87,10 +91,10 @@ class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the process that prepared one job came to its end."""
+    """The end of the process that prepared one job."""
 
     code: int
-    # None: it ended before it could say
+    # None if the process ended without a result
     prepared: PreparedJob | None
     last_line: str
 
@@ -100,7 +104,7 @@ def prompts_file(folder: Path, purpose: Purpose) -> Path:
 
 
 class Prompts:
-    """The prompts of a job, in a file, by index."""
+    """A job's prompts in a file, read by index."""
 
     _decoder = msgspec.json.Decoder(Prompt)
 

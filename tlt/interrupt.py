@@ -1,14 +1,14 @@
-"""Work that takes long calls a look now and then: what that raises ends it."""
+"""Long work calls a check now and then; the check ends the work by raising."""
 
 from collections.abc import Callable
 
-# In a backward pass on a GPU it is called from a thread of autograd's.
+# in a backward pass on a GPU it is called from a thread of autograd's
 CheckInterrupt = Callable[[], None]
 
 
 class Interrupted(Exception):
-    """What a look raises to have the work given up; anything else does as well."""
+    """Raised by a check to give the work up; any other exception does so as well."""
 
 
 def never_interrupt() -> None:
-    """Seen by nobody."""
+    """Let the work go on."""

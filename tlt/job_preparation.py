@@ -57,15 +57,15 @@ def prepare(folder: Path) -> PreparedJob:
 def _tokenised(
     path: Path, spec: JobSpec, tokenizer: Tokenizer, limit: int, most: int | None
 ) -> Iterator[Prompt]:
-    for number, (place, row) in enumerate(rows(path, spec.data)):
+    for number, (location, row) in enumerate(rows(path, spec.data)):
         if most is not None and number >= most:
             return
-        tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place)
+        tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, location)
         if not tokens:
-            raise DataError(f"{place}: the prompt has no tokens")
+            raise DataError(f"{location}: the prompt has no tokens")
         if len(tokens) >= limit:
             raise DataError(
-                f"{place}: the prompt has {len(tokens)} tokens, which leaves no room in a "
+                f"{location}: the prompt has {len(tokens)} tokens, which leaves no room in a "
                 f"context of {limit}"
             )
         key = spec.data.answer_key
@@ -73,39 +73,39 @@ def _tokenised(
 
 
 def main() -> None:
-    """Reads a folder a line, as JSON, and answers with a line each."""
-    gc.freeze()  # a fork that looks for garbage would copy all that was imported
+    """Read one folder per line, as JSON, and answer each with one line."""
+    gc.freeze()  # garbage collection in a fork would copy all imported objects
     while line := sys.stdin.buffer.readline():
         folder = Path(msgspec.json.decode(line, type=str))
-        with TemporaryFile() as said, TemporaryFile() as complaint:
+        with TemporaryFile() as result, TemporaryFile() as output:
             server, child = os.getpid(), os.fork()
             if child == 0:
-                _as_child(server, said, complaint, folder)
+                _run_child(server, result, output, folder)
             _, status = os.waitpid(child, 0)
             ended = PreparationExit(
                 code=os.waitstatus_to_exitcode(status),
-                prepared=_prepared(_read(said)),
-                last_line=last_line(_read(complaint)),
+                prepared=_decode_result(_read(result)),
+                last_line=last_line(_read(output)),
             )
         sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _as_child(server: int, said: IO[bytes], complaint: IO[bytes], folder: Path) -> NoReturn:
+def _run_child(server: int, result: IO[bytes], output: IO[bytes], folder: Path) -> NoReturn:
     die_with_parent(signal.SIGKILL)()
     if os.getppid() != server:
-        os._exit(1)  # it ended before that
+        os._exit(1)  # the server ended before the signal was set
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     for stream in (sys.stdout, sys.stderr):  # importing a user's module may print
-        os.dup2(complaint.fileno(), stream.fileno())
-    with contextlib.redirect_stdout(sys.stderr):  # in order
-        said.write(msgspec.json.encode(outcome(folder)))
-        said.flush()
-    os._exit(0)  # to take all apart that was imported takes a second
+        os.dup2(output.fileno(), stream.fileno())
+    with contextlib.redirect_stdout(sys.stderr):  # keeps the order of lines
+        result.write(msgspec.json.encode(prepare_or_refuse(folder)))
+        result.flush()
+    os._exit(0)  # a normal exit would take a second to free the imported modules
 
 
-def outcome(folder: Path) -> PreparedJob:
+def prepare_or_refuse(folder: Path) -> PreparedJob:
     try:
         return prepare(folder)
     except TltError as error:
@@ -114,9 +114,9 @@ def outcome(folder: Path) -> PreparedJob:
         return PreparedJob(error=f"{error.filename or folder}: {error.strerror}")
 
 
-def _prepared(said: bytes) -> PreparedJob | None:
+def _decode_result(result: bytes) -> PreparedJob | None:
     try:
-        return msgspec.json.decode(said, type=PreparedJob)
+        return msgspec.json.decode(result, type=PreparedJob)
     except msgspec.DecodeError:
         return None
 

@@ -107,7 +107,7 @@ def test_undoes_and_reports_a_drafter_that_diverged(
     assert live.job(job)["status"] == "done", live.job(job)
     events = [entry.event for entry in live.journal(job)]
     diverged = [event for event in events if isinstance(event, DrafterDiverged)]
-    assert {event.error for event in diverged} == {"5 lessons in a row were not finite"}
+    assert {event.error for event in diverged} == {"5 micro-batches in a row were not finite"}
     assert not any(isinstance(event, DrafterMerged) for event in events)
     line = f"{diverged[0].worker} gives up what it trained: {diverged[0].error}"
     assert line in live.tlt("logs", job).stdout

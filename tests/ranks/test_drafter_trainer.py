@@ -261,7 +261,7 @@ def test_who_spoils_says_so_and_goes_on_when_told_to(
         frames += draft.step(check)
     spoiled = only(frames, DrafterDiverged)
     assert spoiled.base == FIRST
-    assert spoiled.error == "5 lessons in a row were not finite"
+    assert spoiled.error == "5 micro-batches in a row were not finite"
     draft.begin(school(msgspec.structs.replace(NEW, version=SECOND, root=SECOND)))
     assert draft.step(check) == []
     assert draft._open.updates == 1

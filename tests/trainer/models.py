@@ -1,4 +1,4 @@
-"""Tiny random models and samples; everything is keyed by a seed, so that processes agree."""
+"""Make tiny random models and samples from a seed, so that processes agree."""
 
 import random
 from pathlib import Path
@@ -64,7 +64,7 @@ def save_mistral(folder: Path) -> str:
 
 
 def save_family(folder: Path, family: str, **changes: Any) -> str:
-    """A tiny model of any family of Transformers."""
+    """Save a tiny model of any family of Transformers."""
     settings: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -117,7 +117,7 @@ def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[PolicyS
 
 
 def whole(chosen: list[PolicySample]) -> Minibatch:
-    """A minibatch all of which lies on one rank."""
+    """Make a minibatch whose samples are all on one rank."""
     return share(chosen, chosen)
 
 
@@ -130,7 +130,7 @@ def share(mine: list[PolicySample], everybody: list[PolicySample]) -> Minibatch:
 
 
 def never_interrupt() -> None:
-    """The `between` of a test that counts nothing."""
+    """Do nothing between micro-batches."""
 
 
 def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""GRPO written naively: one sequence at a time, all logits, in float64, and torch's own AdamW."""
+"""Naive GRPO: one sequence at a time, all logits, float64, torch's own AdamW."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def logprobs(model: PreTrainedModel, sample: PolicySample) -> tuple[Tensor, Tens
 
 
 def drawn_by(folder: str, count: int, seed: int) -> list[PolicySample]:
-    """Samples whose sampler is the policy itself."""
+    """Make samples with the policy's own log-probs."""
     model = load(folder)
     made = samples(count, seed)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def loss(
 def update(
     spec: AlgorithmSpec, folder: str, minibatches: list[list[PolicySample]], rate: float
 ) -> tuple[PreTrainedModel, list[float], list[float]]:
-    """The model after the update, and each minibatch's loss and gradient norm."""
+    """Return the model after the update, and each minibatch's loss and gradient norm."""
     model = load(folder)
     frozen = load(folder) if spec.kl_coefficient > 0 else None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A second process that does what it is told, one function at a time."""
+"""Run functions in a second process, one at a time."""
 
 import multiprocessing
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The replay counts what decoding step by step would."""
+"""The replay counts the same tokens as decoding step by step."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def noise(positions: Tensor) -> Tensor:
 
 
 def written_with(made: Drafter, layout: str, share: float, seed: int) -> PolicyRollout:
-    """Of random states, and mostly of the tokens that the drafter would guess with noise."""
+    """Make a rollout of random states and mostly of tokens that the drafter guesses with noise."""
     generator = torch.Generator().manual_seed(seed)
     kept = 1 if layout == "eagle" else 4
     states = torch.randn(30, kept, HIDDEN, generator=generator, dtype=torch.float64)
@@ -31,7 +31,7 @@ def written_with(made: Drafter, layout: str, share: float, seed: int) -> PolicyR
 
 @torch.no_grad()
 def guesses(made: Drafter, tokens: list[int], states: Tensor, depth: int, noisy: bool) -> list[int]:
-    """As an engine would make them: its own guesses are what it feeds on."""
+    """Guess as an engine does, fed with its own guesses."""
     features = made.feature(states[: len(tokens) - 1, : len(made.config.captured)])
     cached: list[tuple[Tensor, Tensor]] = []
 
@@ -71,7 +71,7 @@ def decoded(made: Drafter, rollout: PolicyRollout, depth: int, noisy: bool) -> t
 
 @pytest.mark.parametrize("budget", [None, 7])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_lengths_are_those_of_decoding_step_by_step(layout: str, budget: int | None):
+def test_accept_lengths_equal_those_of_step_by_step_decoding(layout: str, budget: int | None):
     made = drafter(layout)
     rollouts = [written_with(made, layout, 0.8, seed) for seed in range(3)]
     found = accept_lengths(made, ends(), rollouts, (2, 4), budget)
@@ -84,7 +84,7 @@ def test_lengths_are_those_of_decoding_step_by_step(layout: str, budget: int | N
     assert found.noise[4] > found.plain[4]
 
 
-def test_a_drafter_that_never_errs_gains_the_depth_and_one_more():
+def test_perfect_drafter_gains_its_depth_plus_the_bonus_token():
     made = drafter("eagle")
     rollout = written_with(made, "eagle", 1.0, 0)
     found = accept_lengths(made, ends(), [rollout], (1,))

@@ -1,4 +1,4 @@
-"""Which attention is taken: measured once, forced by the spec, refused where it would be wrong."""
+"""Attention is measured once, forced by the spec, or refused where it would be wrong."""
 
 import time
 from collections.abc import Callable
@@ -39,13 +39,13 @@ def attention_of(folder: str, **changes: Any) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("wanted", PATHS)
-def test_the_spec_decides(model_dir: str, wanted: str):
+def test_spec_decides_the_attention(model_dir: str, wanted: str):
     with capture_logs() as logs:
         assert attention_of(model_dir, attention=wanted) == (NAMES[wanted], wanted != "padded")
     assert logs == []
 
 
-def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_measures_once_per_process(model_dir: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention_choice, "choices", {})
     with capture_logs() as logs:
         first, second = attention_of(model_dir), attention_of(model_dir)
@@ -57,7 +57,7 @@ def test_left_to_itself_it_measures_once(model_dir: str, monkeypatch: pytest.Mon
     assert all(seconds > 0 for seconds in entry["measured"].values())
 
 
-def test_the_fastest_is_taken_and_a_draw_stays_as_it_was(
+def test_takes_the_fastest_and_keeps_transformers_in_a_draw(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     seconds = {"padded": 1.0, "packed": 0.99, "native": 0.98}
@@ -82,7 +82,7 @@ def test_the_fastest_is_taken_and_a_draw_stays_as_it_was(
         "sh -c 'exec sleep 60'",
     ],
 )
-def test_without_a_sound_compiler_the_rest_goes_on(
+def test_runs_without_a_working_compiler(
     model_dir: str, monkeypatch: pytest.MonkeyPatch, compiler: str
 ):
     monkeypatch.setenv("CC", compiler)
@@ -99,7 +99,7 @@ def test_without_a_sound_compiler_the_rest_goes_on(
 
 
 @needs_compiler
-def test_a_built_kernel_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_building_kernels_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert _build() is not None
@@ -107,7 +107,7 @@ def test_a_built_kernel_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 
 @needs_compiler
-def test_without_a_folder_to_build_in_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_runs_without_a_folder_to_build_in(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with capture_logs() as logs:
         assert _build() is None
@@ -115,7 +115,7 @@ def test_without_a_folder_to_build_in_the_rest_goes_on(monkeypatch: pytest.Monke
 
 
 @needs_compiler
-def test_a_file_that_stays_while_it_is_mapped_does_no_harm(
+def test_builds_where_mapped_files_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def busy(*_: object, **__: object) -> None:
@@ -127,7 +127,7 @@ def test_a_file_that_stays_while_it_is_mapped_does_no_harm(
 
 
 @needs_compiler
-def test_kernels_can_be_built_where_there_are_no_gradients():
+def test_builds_kernels_in_inference_mode():
     with torch.inference_mode():
         assert _build() is not None
 
@@ -151,12 +151,12 @@ NEO = {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4}
         ("deepseek_v3", MLA | {"first_k_dense_replace": 2}, {"padded", "packed"}),
         # calls `view` on what attention gives it
         ("jetmoe", {}, {"padded", "packed", "native"}),
-        # attend in a way of their own, which random weights hardly show
+        # have an attention of their own, which random weights hardly show
         ("gpt_neo", NEO, {"padded"}),
         ("codegen", GPT, {"padded"}),
     ],
 )
-def test_a_model_gets_what_fits_it(
+def test_measures_only_attentions_that_fit_the_model(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     family: str,
@@ -175,9 +175,7 @@ def test_a_model_gets_what_fits_it(
             attention_of(folder, attention=kind)
 
 
-def test_a_model_whose_rows_have_a_limit_stays_padded(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_model_with_a_row_limit_stays_padded(model_dir: str, monkeypatch: pytest.MonkeyPatch):
     honest = LlamaAttention.forward
 
     def limited(attention: Any, *, hidden_states: torch.Tensor, **options: Any) -> Any:
@@ -191,7 +189,9 @@ def test_a_model_whose_rows_have_a_limit_stays_padded(
         attention_of(model_dir, attention="packed", microbatch_tokens=128)
 
 
-def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_measures_again_for_another_micro_batch_size(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(attention_choice, "choices", {})
     with capture_logs() as logs:
         for tokens in (64, 512, 64):
@@ -199,7 +199,7 @@ def test_a_choice_is_for_one_size_of_micro_batch(model_dir: str, monkeypatch: py
     assert len(logs) == 2
 
 
-def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
+def test_probes_a_layer_that_text_reaches(model_dir: str):
     model = load_model(model_dir, CPU)
     reached: list[LlamaDecoderLayer] = list(model.model.layers)
     strange = LlamaDecoderLayer(model.config, 0)
@@ -212,7 +212,7 @@ def test_the_layer_that_is_measured_is_one_that_text_reaches(model_dir: str):
         LayerProbe(model, batch.tokens, None)
 
 
-def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):
+def test_device_clock_waits_for_an_accelerator(monkeypatch: pytest.MonkeyPatch):
     waits: list[None] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(None))
     assert layer_probe.device_clock(torch.device("cuda")) == pytest.approx(
@@ -223,7 +223,7 @@ def test_an_accelerators_clock_waits_for_it(monkeypatch: pytest.MonkeyPatch):
     assert len(waits) == 1
 
 
-def test_a_model_with_a_window_stays_padded(tmp_path: Path):
+def test_model_with_a_sliding_window_stays_padded(tmp_path: Path):
     folder = save_mistral(tmp_path)
     assert attention_of(folder) == ("sdpa", False)
     with pytest.raises(ConfigError, match="does not fit mistral"):

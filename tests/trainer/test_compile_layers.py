@@ -1,4 +1,4 @@
-"""Compiled layers learn the same; a compiler that fails costs a line in the log."""
+"""Compiled layers learn the same; a failing compiler costs a log line."""
 
 import shutil
 import warnings
@@ -44,17 +44,17 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str):
         metrics = learns.update(0, parts, None, never_interrupt)
     assert [entry["event"] for entry in logs] == ["layers compiled"]
     assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
-    # as a whole: Adam moves a weight whose gradient is nearly nothing by as much as any other
+    # by norm, because Adam moves a weight with a tiny gradient as far as any other
     for name, tensor in plain.weights().items():
         moved = (tensor - before[name]).norm()
         assert (learns.weights()[name] - tensor).norm() <= 1e-2 * moved
     learns.update(1, [whole(samples(7, seed=1))], None, never_interrupt)
-    # all that updates need was compiled before the first one
+    # every graph was compiled before the first update
     assert graphs == [counters["stats"]["unique_graphs"]]
     assert graphs[0] > 0
 
 
-def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_failing_compiler_costs_a_log_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no such compiler\nat all")
 
@@ -73,7 +73,7 @@ def test_a_compiler_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.
     assert "no such compiler" in events[0]["reason"]
 
 
-def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_failing_probe_costs_a_log_line(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> float:
         raise RuntimeError("out of memory")
 
@@ -85,7 +85,7 @@ def test_a_probe_that_fails_costs_a_line(fresh_dir: str, monkeypatch: pytest.Mon
     assert entry["reason"] == "out of memory"
 
 
-def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_reports_busy_while_compiling(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
 
     @contextmanager
@@ -102,7 +102,7 @@ def test_compiling_shows_that_it_is_busy(fresh_dir: str, monkeypatch: pytest.Mon
     assert seen == ["busy", "compiling", "over", "between"]
 
 
-def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_undoes_compilation_that_is_not_faster(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     said = [1.0, 2.0]
     monkeypatch.setattr(LayerProbe, "seconds", lambda *_: said.pop(0))
     model = load_model(fresh_dir, CPU)
@@ -113,7 +113,7 @@ def test_what_is_not_faster_is_undone(fresh_dir: str, monkeypatch: pytest.Monkey
     assert compile_layers(model, batch, bfloat16=False, forced=True)
 
 
-def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+def test_does_not_compile_in_a_short_job(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
     def never(*_: object) -> bool:
         raise AssertionError("compiled")
 
@@ -124,7 +124,7 @@ def test_a_short_job_is_not_compiled(fresh_dir: str, monkeypatch: pytest.MonkeyP
             learns.update(step, [whole(samples(3))], None, never_interrupt)
 
 
-def test_compiling_has_to_pay_within_the_job():
+def test_compiles_only_if_it_pays_within_the_job():
     assert not is_compiling_worthwhile(spec(steps=1000), 0, last_update_seconds=0.0)
     assert not is_compiling_worthwhile(spec(steps=8), 1, last_update_seconds=10.0)
     assert is_compiling_worthwhile(spec(steps=1000), 1, last_update_seconds=10.0)

@@ -1,4 +1,4 @@
-"""Members come and go at their own pace; what they learned is neither lost nor counted twice."""
+"""Members work at their own pace; what they learned is neither lost nor counted twice."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -27,13 +27,15 @@ def micro_batches(count: int, seed: int = 0) -> list[DrafterBatch]:
     return [whole(samples("eagle", 3, seed * 100 + n), STEPS) for n in range(count)]
 
 
-def trunk() -> BaseWeights:
-    """After some lessons."""
+def base_weights() -> BaseWeights:
+    """Return base weights after some micro-batches."""
     learns = learner("eagle")
-    for lesson in micro_batches(4, seed=9):
-        learns.learn(lesson)
-    mark = learns.snapshot()
-    return BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=mark.updates)
+    for micro_batch in micro_batches(4, seed=9):
+        learns.learn(micro_batch)
+    snapshot = learns.snapshot()
+    return BaseWeights(
+        tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=snapshot.updates
+    )
 
 
 def member(on: BaseWeights) -> DrafterLearner:
@@ -43,8 +45,8 @@ def member(on: BaseWeights) -> DrafterLearner:
 
 
 def learned(learns: DrafterLearner, chosen: Sequence[DrafterBatch]) -> DrafterLearner:
-    for lesson in chosen:
-        learns.learn(lesson)
+    for micro_batch in chosen:
+        learns.learn(micro_batch)
     return learns
 
 
@@ -52,16 +54,16 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_one_member_that_merges_is_one_that_goes_on():
-    start = trunk()
+def test_single_member_loses_nothing_by_merging():
+    start = base_weights()
     steady, merging = member(start), member(start)
     learned(steady, micro_batches(9))
     base = start
     for first in (0, 3, 6):
         learned(merging, micro_batches(9)[first : first + 3])
-        mark = merging.snapshot()
-        base = merge_deltas(base, [compute_delta(mark, base, base.micro_batches)])
-        merging.rebase(mark, base)
+        snapshot = merging.snapshot()
+        base = merge_deltas(base, [compute_delta(snapshot, base, base.micro_batches)])
+        merging.rebase(snapshot, base)
     same(merging.state(), steady.state())
     same(base.tensors, steady.snapshot().tensors)
     assert base.updates == steady.updates == 13
@@ -79,8 +81,8 @@ def three(start: BaseWeights, counts: Sequence[int]) -> list[Delta]:
     ]
 
 
-def test_members_that_come_together_are_averaged_by_their_lessons_in_any_order():
-    start = trunk()
+def test_averages_members_by_micro_batches_in_any_order():
+    start = base_weights()
     deltas = three(start, (4, 2, 2))
     merged = merge_deltas(start, deltas)
     for name, tensor in start.tensors.items():
@@ -88,7 +90,7 @@ def test_members_that_come_together_are_averaged_by_their_lessons_in_any_order()
             share * found.tensors[name] for share, found in zip((2, 1, 1), deltas, strict=True)
         ]
         torch.testing.assert_close(merged.tensors[name], tensor + torch.stack(parts).sum(0) / 4)
-    # 4 and a half in one row: 2 + 0.5 + 0.5
+    # updates in a row: 2 + 0.5 + 0.5
     assert merged.updates == start.updates + 3
     assert merged.micro_batches == start.micro_batches + 8
     for order in permutations(deltas):
@@ -97,8 +99,8 @@ def test_members_that_come_together_are_averaged_by_their_lessons_in_any_order()
         assert (again.updates, again.micro_batches) == (merged.updates, merged.micro_batches)
 
 
-def test_who_comes_late_counts_no_more_than_side_by_side():
-    start = trunk()
+def test_late_delta_counts_like_a_simultaneous_one():
+    start = base_weights()
     first, second, third = three(start, (3, 3, 3))
     late = merge_deltas(merge_deltas(merge_deltas(start, [first]), [second]), [third])
     for name, tensor in start.tensors.items():
@@ -107,15 +109,15 @@ def test_who_comes_late_counts_no_more_than_side_by_side():
     assert late.micro_batches == merge_deltas(start, [first, second, third]).micro_batches
 
 
-def test_work_that_was_rebased_counts_no_more_than_it_did():
-    start = trunk()
+def test_rebased_delta_keeps_its_weight():
+    start = base_weights()
     slow = learned(member(start), micro_batches(2))
-    mark = slow.snapshot()
-    merged = merge_deltas(start, [compute_delta(mark, start, start.micro_batches)])
+    snapshot = slow.snapshot()
+    merged = merge_deltas(start, [compute_delta(snapshot, start, start.micro_batches)])
     known = merged.micro_batches
     learned(slow, micro_batches(2, seed=1))
     merged = merge_deltas(merged, three(merged, (6,)))
-    slow.rebase(mark, merged)
+    slow.rebase(snapshot, merged)
     late = compute_delta(slow.snapshot(), merged, known)
     assert late.micro_batches == 2
     again = merge_deltas(merged, [late])
@@ -123,18 +125,18 @@ def test_work_that_was_rebased_counts_no_more_than_it_did():
         torch.testing.assert_close(again.tensors[name], tensor + late.tensors[name] / 4)
 
 
-def test_a_rebase_keeps_what_was_not_merged_yet_and_the_moments():
-    start = trunk()
+def test_rebase_keeps_unmerged_learning_and_moments():
+    start = base_weights()
     learns = learned(member(start), micro_batches(2))
-    mark = learns.snapshot()
+    snapshot = learns.snapshot()
     learned(learns, micro_batches(3, seed=1))
     before, state = learns.snapshot(), copies(learns.state())
     merged = merge_deltas(
-        start, [compute_delta(mark, start, start.micro_batches), *three(start, (2,))]
+        start, [compute_delta(snapshot, start, start.micro_batches), *three(start, (2,))]
     )
-    learns.rebase(mark, merged)
+    learns.rebase(snapshot, merged)
     for name, tensor in learns.snapshot().tensors.items():
-        own = before.tensors[name] - mark.tensors[name]
+        own = before.tensors[name] - snapshot.tensors[name]
         torch.testing.assert_close(tensor, merged.tensors[name] + own)
     assert learns.updates == merged.updates + 3
     for name, tensor in learns.state().items():
@@ -142,8 +144,8 @@ def test_a_rebase_keeps_what_was_not_merged_yet_and_the_moments():
             assert torch.equal(tensor, state[name]), name
 
 
-def test_who_learned_nothing_changes_nothing():
-    start = trunk()
+def test_empty_delta_changes_nothing():
+    start = base_weights()
     merged = merge_deltas(
         start, [compute_delta(member(start).snapshot(), start, start.micro_batches)]
     )
@@ -151,8 +153,8 @@ def test_who_learned_nothing_changes_nothing():
     assert (merged.updates, merged.micro_batches) == (start.updates, start.micro_batches)
 
 
-def test_what_does_not_fit_is_refused_by_name():
-    start, other = trunk(), learner("eagle3")
+def test_refuses_other_shapes_by_name():
+    start, other = base_weights(), learner("eagle3")
     with pytest.raises(ConfigError, match=r"snapshot has an unknown mean.midlayer|snapshot lacks"):
         compute_delta(other.snapshot(), start, start.micro_batches)
     with pytest.raises(ConfigError, match="base lacks"):

@@ -1,4 +1,4 @@
-"""What an update does with a micro-batch: its gradient, its state, its refusals."""
+"""An update has the right gradient, a state that can be resumed, and refusals."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def gradient(learns: DrafterLearner, chosen: list[DrafterSample]) -> dict[str, Tensor]:
-    """After one step from nothing, the first moment is the gradient's twentieth or tenth part."""
+    """Read the gradient from the first moment, a twentieth or tenth of it after one step."""
     learns.learn(whole(chosen, STEPS))
     state = learns.state()
     return {
@@ -40,7 +40,7 @@ def gradient(learns: DrafterLearner, chosen: list[DrafterSample]) -> dict[str, T
 
 
 def naive_loss(made: Drafter, chosen: list[DrafterSample], fading: float) -> Tensor:
-    """One chain after the other, all logits; a mean whose later steps weigh less."""
+    """Compute the loss one chain after the other, with all logits."""
     head, losses, weights = ends().head, [], []
     for sample in chosen:
         for row in range(max(0, sample.prompt - 2), sample.rows):
@@ -53,7 +53,7 @@ def naive_loss(made: Drafter, chosen: list[DrafterSample], fading: float) -> Ten
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_packed_gradient_is_that_of_one_chain_after_the_other(layout: str):
+def test_packed_chains_give_the_gradient_of_separate_chains(layout: str):
     chosen = samples(layout, 4)
     learns = learner(layout, steps=STEPS, step_discount=0.7)
     sizes = learns.state()["optimiser.fc.weight.sizes"]
@@ -65,7 +65,7 @@ def test_a_packed_gradient_is_that_of_one_chain_after_the_other(layout: str):
         torch.testing.assert_close(found[name], expected, **CLOSE)
 
 
-def test_a_vocabulary_in_chunks_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch):
+def test_chunked_vocabulary_gives_the_same_gradient(monkeypatch: pytest.MonkeyPatch):
     chosen = samples("eagle3", 4)
     at_once = gradient(learner("eagle3", own_head=12), chosen)
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", VOCABULARY * 7)
@@ -74,7 +74,7 @@ def test_a_vocabulary_in_chunks_gives_the_same_gradient(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resumed_learner_goes_on_to_the_bit(layout: str):
+def test_resumed_learner_continues_to_the_bit(layout: str):
     batches = [whole(samples(layout, 3, seed, torch.float32), STEPS) for seed in range(6)]
     steady = learner(layout, torch.float32)
     for batch in batches[:3]:
@@ -91,7 +91,7 @@ def test_a_resumed_learner_goes_on_to_the_bit(layout: str):
 
 
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
-def test_what_is_not_finite_changes_nothing_but_a_count(spoilt: float):
+def test_skips_an_update_that_is_not_finite(spoilt: float):
     learns = learner("eagle")
     good, bad = samples("eagle", 2), samples("eagle", 2)
     learns.learn(whole(good, STEPS))
@@ -105,7 +105,7 @@ def test_what_is_not_finite_changes_nothing_but_a_count(spoilt: float):
     assert not learns.learn(whole(good, STEPS)).skipped
 
 
-def test_it_learns_and_the_mean_of_its_weights_is_what_is_used():
+def test_learns_and_returns_the_mean_of_its_weights():
     chosen = whole(samples("eagle", 6), STEPS)
     learns = learner("eagle", steps=STEPS)
     first = learns.learn(chosen)
@@ -119,7 +119,7 @@ def test_it_learns_and_the_mean_of_its_weights_is_what_is_used():
         assert not torch.equal(tensor, state[f"weights.{name}"])
 
 
-def test_the_state_of_another_drafter_is_refused_by_name():
+def test_refuses_the_state_of_another_drafter_by_name():
     with pytest.raises(ConfigError, match="drafter lacks midlayer"):
         learner("eagle3").load(learner("eagle").state())
     wide = learner("eagle3", own_head=12)
@@ -127,7 +127,7 @@ def test_the_state_of_another_drafter_is_refused_by_name():
         wide.load(learner("eagle3", own_head=10).state())
 
 
-def test_an_orthogonal_update_moves_all_directions_alike():
+def test_orthogonalise_moves_all_directions_equally():
     matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for shaped in (matrix, matrix.T):
         values = torch.linalg.svdvals(orthogonalise(shaped))
@@ -135,8 +135,8 @@ def test_an_orthogonal_update_moves_all_directions_alike():
         assert values.max() < 1.3
 
 
-def test_the_size_of_inputs_changes_nothing_once_it_is_known():
-    """Inputs `sizes` times as large, weights as much smaller: the products stay the same."""
+def test_known_input_sizes_change_nothing_in_the_products():
+    """Inputs `sizes` times as large with weights as much smaller give the same products."""
     sizes = torch.tensor([0.1, 1.0, 30.0], dtype=torch.float64)
     inputs = torch.randn(9, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     products: list[Tensor] = []
@@ -151,7 +151,7 @@ def test_the_size_of_inputs_changes_nothing_once_it_is_known():
     torch.testing.assert_close(*products)
 
 
-def test_rates_rise_stay_and_fall_to_a_part():
+def test_rates_rise_then_stay_then_fall_to_a_limit():
     recipe = DrafterHyperparameters(
         warmup=4, decay_start=10, lowest_factor=0.25, matrix_rate=1.0, vector_rate=0.5
     )
@@ -165,20 +165,20 @@ def test_rates_rise_stay_and_fall_to_a_part():
     )
     assert taught.rates(0, 0) == (0.25, 0.125)
     assert taught.rates(9, 9) == (0.5, 0.25)
-    # a member whose moments are fresh, on a trunk that others made
+    # a member with fresh moments, on a base that others trained
     assert recipe.rates(39, 0) == (0.25, 0.125)
     assert recipe.rates(42, 3) == recipe.rates(42, 42)
 
 
-def test_the_mean_begins_with_the_first_weights_and_reaches_back_further_and_further():
+def test_mean_starts_with_the_first_weights_and_covers_ever_more_updates():
     recipe = DrafterHyperparameters(mean_part=0.1, longest_mean=50)
     assert recipe.mean_weight(1) == 1.0
     assert recipe.mean_weight(40) == 1 / 5
     assert recipe.mean_weight(500) == recipe.mean_weight(9000) == 1 / 51
 
 
-def test_answers_may_be_longer_than_what_a_drafter_says_it_was_made_for():
-    """Published ones name 2,048 positions, whatever their policy's context is."""
+def test_accepts_answers_beyond_the_declared_positions():
+    """Published drafters declare 2,048 positions, whatever their policy's context is."""
     chosen, length = samples("eagle3", 1)[0], 3
     made = drafter("eagle3")
     short = new_drafter(msgspec.structs.replace(made.config, max_positions=length))

@@ -12,14 +12,12 @@ from tlt.trainer.drafter.samples import DrafterSample
 
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 20), budget=st.integers(1, 60), seed=st.integers(0, 99))
-def test_all_that_can_be_learned_comes_once_before_it_comes_again(
-    count: int, budget: int, seed: int
-):
+def test_every_row_comes_once_before_it_repeats(count: int, budget: int, seed: int):
     chosen = samples("eagle", count, seed)
     left = {
         (index, row)
         for index, sample in enumerate(chosen)
-        # of a prompt that doesn't fit, nothing
+        # prompts of samples beyond the budget are left out
         for row in range(0 if sample.rows <= budget else sample.first, sample.rows)
     }
     batches = shuffled_micro_batches(chosen, budget, seed)
@@ -33,7 +31,7 @@ def test_all_that_can_be_learned_comes_once_before_it_comes_again(
             left -= rows
 
 
-def test_the_same_seed_gives_the_same_order_and_each_round_another_one():
+def test_seed_decides_the_order_and_each_pass_has_another_one():
     chosen = samples("eagle", 12)
 
     def first(seed: int) -> list[list[Window]]:
@@ -44,7 +42,7 @@ def test_the_same_seed_gives_the_same_order_and_each_round_another_one():
     assert first(1)[:3] != first(1)[-3:]
 
 
-def test_a_guess_is_measured_where_the_policy_chose_the_token():
+def test_measures_guesses_of_tokens_that_the_policy_chose():
     chosen = samples("eagle", 8)
     made = whole(chosen, 3)
     ends = made.bounds.tolist()
@@ -70,7 +68,7 @@ def test_a_guess_is_measured_where_the_policy_chose_the_token():
         ([1, 2, 3], 1, (3, 1, 4), "all its tokens but the last"),
     ],
 )
-def test_a_sample_that_teaches_nothing_is_refused(
+def test_refuses_a_sample_without_measurable_guesses(
     tokens: list[int], prompt: int, states: tuple[int, ...], complaint: str
 ):
     with pytest.raises(ValueError, match=complaint):

@@ -1,4 +1,4 @@
-"""Norms and gates in C: the same numbers, and only where they were the same before."""
+"""Fused norms and gates compute the same numbers, and replace only modules that do so."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def agree(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 33, 200])
-def test_a_norm_is_torchs(built: TrainingKernels, width: int):
+def test_norm_equals_torchs(built: TrainingKernels, width: int):
     torch.manual_seed(width)
     x, weight, slope = torch.randn(5, 7, width), torch.randn(width), torch.randn(5, 7, width)
     out, inverse = built.norm(x, weight, 0.01)
@@ -37,7 +37,7 @@ def test_a_norm_is_torchs(built: TrainingKernels, width: int):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 1000])
-def test_a_gate_is_torchs(built: TrainingKernels, count: int):
+def test_gate_equals_torchs(built: TrainingKernels, count: int):
     gate, up, slope = torch.linspace(-100, 100, count), torch.randn(count), torch.randn(count)
     ours = (built.gated(gate, up), *built.gated_backward(slope, gate, up))
     exact = [tensor.double().requires_grad_() for tensor in (gate, up)]
@@ -45,7 +45,7 @@ def test_a_gate_is_torchs(built: TrainingKernels, count: int):
     agree(ours, (expected, *torch.autograd.grad(expected, exact, slope.double())))
 
 
-def test_what_is_not_a_number_stays_so(built: TrainingKernels):
+def test_keeps_nan(built: TrainingKernels):
     x = torch.ones(3, 20)
     x[1, 4] = torch.nan
     assert built.norm(x, torch.ones(20), 0.1)[0].isnan().any(1).tolist() == [False, True, False]
@@ -56,7 +56,7 @@ def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()]))
 
 
-def test_a_fused_module_learns_as_before(built: TrainingKernels):
+def test_fused_module_has_the_same_gradients(built: TrainingKernels):
     torch.manual_seed(0)
     config = LlamaConfig(hidden_size=24, intermediate_size=40, num_attention_heads=2)
     norm, mlp = LlamaRMSNorm(24), LlamaMLP(config)
@@ -76,7 +76,7 @@ def test_a_fused_module_learns_as_before(built: TrainingKernels):
     assert unfuse(model) == fused
 
 
-def test_half_precision_goes_its_own_way(built: TrainingKernels):
+def test_half_precision_runs_the_original_module(built: TrainingKernels):
     norm = LlamaRMSNorm(8)
     x = torch.randn(3, 8).bfloat16()
     plain = norm(x)
@@ -84,7 +84,7 @@ def test_half_precision_goes_its_own_way(built: TrainingKernels):
     assert torch.equal(norm(x), plain)
 
 
-def test_what_only_looks_alike_is_left_alone(built: TrainingKernels):
+def test_leaves_similar_modules_alone(built: TrainingKernels):
     other = GemmaRMSNorm(8)
     other.variance_epsilon = other.eps
     nn.init.normal_(other.weight)
@@ -98,7 +98,7 @@ def test_what_only_looks_alike_is_left_alone(built: TrainingKernels):
 
 @pytest.mark.parametrize(("scale", "last"), [(0.02, 0.0), (0.02, 1e-4), (1e-6, 1.0)])
 @pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh", "relu"])
-def test_small_weights_hide_no_other_gate(
+def test_recognises_another_activation_despite_small_weights(
     built: TrainingKernels, act: str, scale: float, last: float
 ):
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def test_small_weights_hide_no_other_gate(
     assert "forward" not in mlp.__dict__
 
 
-def test_what_others_put_in_place_stays(built: TrainingKernels):
+def test_keeps_forwards_replaced_by_others(built: TrainingKernels):
     norm, other = LlamaRMSNorm(8), LlamaRMSNorm(8)
     own = norm.forward
     norm.forward = own
@@ -123,7 +123,7 @@ def test_what_others_put_in_place_stays(built: TrainingKernels):
     assert norm.forward is own
 
 
-def test_there_is_no_second_derivative(built: TrainingKernels):
+def test_refuses_a_second_derivative(built: TrainingKernels):
     norm = LlamaRMSNorm(8)
     fuse(norm, built)
     x = torch.randn(3, 8, requires_grad=True)
@@ -133,7 +133,7 @@ def test_there_is_no_second_derivative(built: TrainingKernels):
 
 
 @pytest.mark.parametrize(("family", "fused"), [("llama", 7), ("qwen3", 11), ("gemma", 0)])
-def test_a_whole_model_keeps_its_logits(built: TrainingKernels, family: str, fused: int):
+def test_fused_model_keeps_its_logits(built: TrainingKernels, family: str, fused: int):
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,

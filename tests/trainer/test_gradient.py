@@ -1,4 +1,4 @@
-"""The gradient that reaches the optimiser, against the naive reference."""
+"""The gradient that reaches the optimiser equals the naive reference's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ LOOSE = 1e9
 
 
 def gradient(folder: str, chosen: list[PolicySample], **changes: Any) -> dict[str, Tensor]:
-    """After one step from nothing, Adam's first moment is the gradient times (1 - beta)."""
+    """Read the gradient from Adam's first moment after one step: (1 - beta) times as large."""
     changes = {"gradient_clip": LOOSE} | changes
     learns = learner(folder, **changes)
     learns.update(0, [whole(chosen)], None, never_interrupt)
@@ -48,9 +48,7 @@ def test_the_gradient_is_that_of_the_naive_loss(model_dir: str, averaging: str, 
 
 @pytest.mark.parametrize("attention", PATHS)
 @pytest.mark.parametrize("budget", [1, 40, 10_000])
-def test_neither_padding_nor_company_changes_the_gradient(
-    model_dir: str, budget: int, attention: str
-):
+def test_batching_does_not_change_the_gradient(model_dir: str, budget: int, attention: str):
     chosen = samples(9)
     ours = gradient(model_dir, chosen, microbatch_tokens=budget, attention=attention)
     for name, tensor in gradient(model_dir, chosen[::-1], microbatch_tokens=77).items():
@@ -66,7 +64,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(model_dir: str, attentio
 
 
 @pytest.mark.parametrize("family", ["opt", "biogpt", "xglm"])
-def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, family: str):
+def test_gradient_checkpointing_enables_no_dropout(tmp_path: Path, family: str):
     sizes = {"ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "word_embed_proj_dim": 32}
     if family == "xglm":
         sizes["d_model"] = 32
@@ -77,7 +75,7 @@ def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, family: str)
         torch.testing.assert_close(plain[name], tensor)
 
 
-def test_a_vocabulary_in_chunks_gives_the_same_gradient(
+def test_chunked_vocabulary_gives_the_same_gradient(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ):
     at_once = gradient(model_dir, samples(6))

@@ -1,4 +1,4 @@
-"""The loss by itself, on numbers that can be checked by hand."""
+"""The loss alone, on numbers that can be checked by hand."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def loss_of(
     totals: tuple[int, int] | None = None,
     **changes: Any,
 ) -> tuple[float, Tensor, TokenMetrics]:
-    """The loss, its gradient by each token's log-prob, and the figures."""
+    """Return the loss, its gradient by each token's log-prob, and the metrics."""
     before = torch.full((len(ratios),), old)
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)
@@ -84,7 +84,7 @@ def test_sequence_averaging_gives_every_answer_the_same_weight():
 @pytest.mark.parametrize(
     ("behaviour", "weight"), [(-1.5, math.exp(0.5)), (-3.0, 2.0), (-0.5, math.exp(-0.5))]
 )
-def test_the_importance_weight_is_cut_from_above_only(behaviour: float, weight: float):
+def test_importance_weight_is_truncated_from_above_only(behaviour: float, weight: float):
     batch = batch_of([1.0], [1], behaviour)
     loss, slope, figures = loss_of(batch, [1.0], importance_cap=2.0)
     assert loss == pytest.approx(-weight, rel=1e-5)
@@ -92,7 +92,7 @@ def test_the_importance_weight_is_cut_from_above_only(behaviour: float, weight: 
     assert bool(figures.importance_truncated[0]) is (weight == 2.0)
 
 
-def test_an_unlikely_draw_overflows_nothing():
+def test_unlikely_token_overflows_nothing():
     batch = batch_of([1.0], [1], behaviour=-1000.0)
     loss, _, figures = loss_of(batch, [1.0])
     assert loss == pytest.approx(-2.0)

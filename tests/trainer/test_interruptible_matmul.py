@@ -1,4 +1,4 @@
-"""A micro-batch that a look gives up was never begun, wherever the look was."""
+"""An interrupted micro-batch changes nothing, whichever check interrupts it."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def _everything_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def window() -> DrafterBatch:
-    """Of a sample, so that others of its rows lie before it."""
+    """Build a window of a sample with rows before it."""
     sample = max(samples("eagle3", 9, dtype=torch.float32), key=lambda sample: sample.rows)
     return build_batch([sample], [Window(sample=0, first=9, last=sample.rows)], STEPS, CPU)
 
@@ -45,7 +45,7 @@ CASES: dict[str, Callable[[], tuple[DrafterLearner, DrafterBatch]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
+def test_interrupted_micro_batch_leaves_no_trace(case: str):
     steady, lesson = CASES[case]()
     steady.learn(lesson)
     interrupted, _ = CASES[case]()
@@ -63,7 +63,7 @@ def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
             given_up += 1
         for name, tensor in interrupted.state().items():
             assert torch.equal(tensor, before[name]), (given_up, name)
-    # on the way there, on the way back and in the step
+    # in the forward pass, in the backward pass and in the step
     assert given_up * stride > 100
     assert found == expected
     after = interrupted.state()
@@ -71,7 +71,7 @@ def test_what_is_given_up_at_any_look_leaves_no_trace(case: str):
         assert torch.equal(tensor, after[name]), name
 
 
-def test_nobody_is_asked_once_a_lesson_is_over():
+def test_does_not_check_after_a_micro_batch():
     asked = 0
 
     def check() -> None:
@@ -86,7 +86,7 @@ def test_nobody_is_asked_once_a_lesson_is_over():
     assert asked == once
 
 
-def test_a_product_in_parts_is_the_product():
+def test_matmul_in_parts_is_the_product():
     left, right = torch.randn(2, 30, 30, generator=torch.Generator().manual_seed(0))
     asked = 0
 

@@ -27,13 +27,13 @@ def test_every_completion_token_is_scored_once_within_the_budget(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_position_is_the_one_before_its_target(packed: bool):
+def test_positions_precede_their_targets(packed: bool):
     for batch in build_micro_batches(samples(12), 1, CPU, packed):
         known = batch.tokens.flatten()[batch.positions[1:]]
         torch.testing.assert_close(known, batch.targets[:-1])
 
 
-def test_a_pack_has_no_padding_and_knows_where_samples_begin():
+def test_packed_row_has_no_padding_and_lists_where_samples_begin():
     chosen = samples(12)
     (batch,) = build_micro_batches(chosen, 10_000, CPU, packed=True)
     assert batch.bounds is not None
@@ -53,9 +53,7 @@ def test_a_pack_has_no_padding_and_knows_where_samples_begin():
         ({"temperature": 0.0}, "greedy"),
     ],
 )
-def test_a_sample_that_cannot_be_learned_from_is_refused(
-    changes: dict[str, object], complaint: str
-):
+def test_refuses_a_sample_without_log_probs(changes: dict[str, object], complaint: str):
     sound: dict[str, object] = {
         "prompt": (1,),
         "completion": (2, 3),

@@ -1,4 +1,4 @@
-"""Attention over packed rows, against torch's and Transformers' own."""
+"""Attention over packed rows equals torch's and Transformers' own."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def built(flags: str) -> TrainingKernels | None:
 
 @pytest.fixture(params=["", "-mno-avx512f", "-mno-avx"])
 def native(request: pytest.FixtureRequest) -> TrainingKernels:
-    """With registers of every width that the processor has."""
+    """Build for registers of every width that the processor has."""
     flags: str = request.param
     lacking = flags.removeprefix("-mno-")
     if lacking and not re.search(rf"\b{lacking}\b", _PROCESSOR):
@@ -48,14 +48,14 @@ def native(request: pytest.FixtureRequest) -> TrainingKernels:
 @pytest.mark.parametrize(
     ("heads", "shared", "width"), [(4, 4, 8), (4, 2, 32), (2, 1, 33), (6, 2, 80)]
 )
-def test_the_kernel_computes_what_torch_does(
+def test_kernel_computes_what_torch_does(
     native: TrainingKernels, lengths: list[int], heads: int, shared: int, width: int
 ):
     torch.manual_seed(sum(lengths))
     tokens, scale = sum(lengths), width**-0.5
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     query, slope = torch.randn(tokens, heads, width), torch.randn(tokens, heads, width)
-    # scores of a hundred, and both signs: exponentials at their ends
+    # scores up to a hundred of both signs, for exponentials at their limits
     key, value = 5 * torch.randn(tokens, shared, width), torch.randn(tokens, shared, width)
     out, lse = native.attend(query, key, value, bounds, scale)
     ours = (out, *native.attend_backward(slope, query, key, value, out, lse, bounds, scale))
@@ -76,7 +76,7 @@ def _naive(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return torch.einsum("hqk,khw->qhw", weights, values)
 
 
-def test_what_is_not_a_number_stays_so(native: TrainingKernels):
+def test_keeps_nan(native: TrainingKernels):
     query, bounds = torch.ones(40, 2, 8), torch.tensor([0, 20, 40])
     for index in range(3):
         inputs = [query.clone() for _ in range(3)]
@@ -92,7 +92,7 @@ def test_what_is_not_a_number_stays_so(native: TrainingKernels):
     ids=["narrow-values", "odd-heads"],
 )
 @needs_compiler
-def test_shapes_that_do_not_fit_are_refused(
+def test_refuses_shapes_that_do_not_fit(
     query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
 ):
     found = load_kernels()
@@ -106,14 +106,14 @@ def test_shapes_that_do_not_fit_are_refused(
 
 @needs_compiler
 @pytest.mark.parametrize("bounds", [torch.tensor([0, 9]).int(), torch.tensor([0, 10])])
-def test_bounds_that_do_not_fit_are_refused(bounds: Tensor):
+def test_refuses_bounds_that_do_not_fit(bounds: Tensor):
     found, tensor = load_kernels(), torch.randn(9, 2, 8)
     assert found is not None
     with pytest.raises(ValueError, match="of 9 tokens"):
         found.attend(tensor, tensor, tensor, bounds, 1.0)
 
 
-def test_the_result_can_be_viewed():
+def test_result_is_contiguous():
     query, bounds = torch.randn(9, 2, 8), torch.tensor([0, 4, 9])
     assert attend_per_sequence(query, query, query, bounds, 1.0).is_contiguous()
 
@@ -123,7 +123,7 @@ def _model(folder: str, name: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
-def test_a_packed_sequence_has_the_states_it_has_alone(model_dir: str, name: str):
+def test_packed_sequence_has_the_states_that_it_has_alone(model_dir: str, name: str):
     torch.manual_seed(0)
     lengths = [7, 1, 20, 9]
     tokens = torch.randint(24, (1, sum(lengths)))
@@ -135,7 +135,7 @@ def test_a_packed_sequence_has_the_states_it_has_alone(model_dir: str, name: str
 
 
 @pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
-def test_bounds_may_be_short_integers(model_dir: str, name: str):
+def test_accepts_32_bit_bounds(model_dir: str, name: str):
     tokens, bounds = torch.arange(14)[None], torch.tensor([0, 5, 14])
     model = _model(model_dir, name)
     with torch.no_grad():
@@ -154,15 +154,15 @@ def test_without_bounds_every_row_is_a_sequence(model_dir: str, name: str):
 
 
 @pytest.mark.parametrize("name", [PACKED, pytest.param(NATIVE, marks=needs_compiler)])
-def test_a_window_is_refused_and_never_ignored(tmp_path: Path, name: str):
+def test_refuses_a_sliding_window(tmp_path: Path, name: str):
     folder = save_mistral(tmp_path)
     with pytest.raises(NotImplementedError, match="sliding_window"):
         _model(folder, name)(torch.arange(15)[None])
 
 
 @needs_compiler
-def test_the_operator_is_sound():
-    """torch's own checks: schema, fake tensors, and autograd under a compiler's eyes."""
+def test_operator_passes_torchs_checks():
+    """Run torch's own checks: schema, fake tensors, and autograd under a compiler."""
     query = torch.randn(9, 2, 4, requires_grad=True)
     key, value = (torch.randn(9, 1, 4, requires_grad=True) for _ in range(2))
     operator: Callable[..., Any] = torch.ops.tlt.attend.default

@@ -49,7 +49,7 @@ def test_several_minibatches_follow_the_naive_update(
         torch.testing.assert_close(tensor, theirs[name].float(), rtol=0, atol=2e-4)
 
 
-def test_a_sampler_that_agrees_saves_the_pass_and_changes_nothing(model_dir: str):
+def test_agreeing_sampler_saves_the_pass_for_old_logprobs(model_dir: str):
     parts = [whole(reference.drawn_by(model_dir, 4, seed)) for seed in range(3)]
     calls: list[None] = []
     saving = learner(model_dir, microbatch_tokens=1)
@@ -63,7 +63,7 @@ def test_a_sampler_that_agrees_saves_the_pass_and_changes_nothing(model_dir: str
 
 
 @pytest.mark.parametrize("gap", [0.01, -0.01, float("nan")])
-def test_one_token_that_differs_is_enough_for_the_pass(model_dir: str, gap: float):
+def test_one_differing_token_causes_the_pass_for_old_logprobs(model_dir: str, gap: float):
     first, second = reference.drawn_by(model_dir, 4, 1), reference.drawn_by(model_dir, 3, 2)
     odd = replace(first[2], logprobs=(first[2].logprobs[0] + gap, *first[2].logprobs[1:]))
     parts = [whole([*first[:2], odd, first[3]]), whole(second)]
@@ -74,7 +74,7 @@ def test_one_token_that_differs_is_enough_for_the_pass(model_dir: str, gap: floa
     assert len(calls) >= 4 + 3
 
 
-def test_a_stale_minibatch_is_found_though_the_first_is_fresh(model_dir: str):
+def test_finds_a_stale_minibatch_behind_a_fresh_one(model_dir: str):
     fresh, other = (reference.drawn_by(model_dir, 4, seed) for seed in (1, 2))
     stale = [replace(s, logprobs=tuple(value - 3 for value in s.logprobs)) for s in other]
     parts = [whole(fresh), whole(stale)]
@@ -84,7 +84,7 @@ def test_a_stale_minibatch_is_found_though_the_first_is_fresh(model_dir: str):
     assert found.importance_truncated > 0.3
 
 
-def test_what_was_not_compared_dilutes_no_mismatch(model_dir: str):
+def test_mismatch_is_a_mean_over_compared_tokens_only(model_dir: str):
     def shifted(seed: int) -> list[PolicySample]:
         drawn = reference.drawn_by(model_dir, 9, seed)
         return [replace(s, logprobs=tuple(value - 5e-4 for value in s.logprobs)) for s in drawn]
@@ -93,7 +93,7 @@ def test_what_was_not_compared_dilutes_no_mismatch(model_dir: str):
     parts = [whole(shifted(seed)) for seed in (1, 2, 3)]
     learns = learner(model_dir, microbatch_tokens=1)
     metrics = learns.update(0, parts, None, lambda: calls.append(None))
-    # two of nine samples of each later minibatch were looked at
+    # two of nine samples of each later minibatch were compared
     assert len(calls) == 3 * 9 + 2 * 2
     assert metrics.sampling_kl == pytest.approx(5e-4**2 / 2, rel=0.05)
 
@@ -121,7 +121,7 @@ def test_metrics_are_means_over_all_tokens(model_dir: str):
     assert metrics.clipped_low == metrics.clipped_high == 0.0
 
 
-def test_a_far_step_is_clipped_in_the_minibatch_after_it(model_dir: str):
+def test_far_step_is_clipped_in_the_next_minibatch(model_dir: str):
     again = whole(samples(8))
     metrics = learner(model_dir, learning_rate=0.1).update(0, [again, again], None, never_interrupt)
     assert metrics.clipped_low > 0
@@ -155,7 +155,7 @@ def test_updates_make_a_rewarded_token_likelier(model_dir: str):
     assert probability(8) < before[1]
 
 
-def test_an_update_without_samples_is_no_step(model_dir: str):
+def test_update_without_samples_makes_no_step(model_dir: str):
     learns = learner(model_dir)
     before = copies(learns.weights())
     metrics = learns.update(0, [share([], []), share([], [])], None, never_interrupt)
@@ -170,7 +170,7 @@ def test_an_update_without_samples_is_no_step(model_dir: str):
     assert all(torch.equal(tensor, before[name]) for name, tensor in learns.weights().items())
 
 
-def test_a_minibatch_without_samples_changes_nothing(model_dir: str):
+def test_minibatch_without_samples_changes_nothing(model_dir: str):
     with_gap, without = learner(model_dir), learner(model_dir)
     first, second = whole(samples(3)), whole(samples(3, seed=1))
     a = with_gap.update(0, [first, share([], []), second], None, never_interrupt)
@@ -219,7 +219,7 @@ def test_saved_state_continues_to_the_bit(model_dir: str, tmp_path: Path):
         assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
-def test_a_state_from_before_the_first_step_makes_fresh_again(model_dir: str):
+def test_loading_the_initial_state_resets_the_optimiser(model_dir: str):
     learns = learner(model_dir)
     untouched = copies(learns.optimiser_state())
     learns.update(0, [whole(samples(2))], None, never_interrupt)
@@ -227,17 +227,17 @@ def test_a_state_from_before_the_first_step_makes_fresh_again(model_dir: str):
     assert learns.optimiser_state().keys() == {"step"}
 
 
-def test_names_are_those_of_the_safetensors_file(model_dir: str):
+def test_weights_have_the_names_of_the_safetensors_file(model_dir: str):
     with safe_open(Path(model_dir) / "model.safetensors", framework="pt") as file:
         assert set(learner(model_dir).weights()) == set(file.keys())
 
 
-def test_an_untied_head_has_a_name_of_its_own(tmp_path: Path):
+def test_untied_head_has_its_own_name(tmp_path: Path):
     learns = learner(save_llama(tmp_path, tie_word_embeddings=False))
     assert "lm_head.weight" in learns.weights()
 
 
-def test_loaded_weights_may_hold_the_tied_head_twice(model_dir: str, fresh_dir: str):
+def test_loads_weights_that_list_a_tied_head_twice(model_dir: str, fresh_dir: str):
     learns = learner(model_dir)
     model = AutoModelForCausalLM.from_pretrained(fresh_dir)
     learns.load_weights(model.state_dict())
@@ -245,7 +245,7 @@ def test_loaded_weights_may_hold_the_tied_head_twice(model_dir: str, fresh_dir: 
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in learns.weights().items())
 
 
-def test_weights_of_another_model_are_refused(model_dir: str):
+def test_refuses_weights_of_another_model(model_dir: str):
     learns = learner(model_dir)
     weights = copies(learns.weights())
     lost = weights.pop("model.norm.weight")
@@ -255,7 +255,7 @@ def test_weights_of_another_model_are_refused(model_dir: str):
         learns.load_weights(weights | {"model.norm.weight": lost[:-1]})
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights(model_dir: str):
+def test_infinite_gradient_leaves_the_weights(model_dir: str):
     learns = learner(model_dir)
     before = copies(learns.weights())
     broken = replace(samples(1)[0], advantage=float("nan"))
@@ -264,7 +264,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(model_dir: str):
     assert all(torch.equal(tensor, before[name]) for name, tensor in learns.weights().items())
 
 
-def test_a_sample_beyond_the_context_is_refused(model_dir: str):
+def test_refuses_a_sample_beyond_the_context(model_dir: str):
     learns = PolicyLearner(model_dir, spec(), 10, CPU)
     long = PolicySample(
         prompt=(1,) * 5, completion=(2,) * 6, logprobs=(-1.0,) * 6, temperature=1.0, advantage=1.0
@@ -273,13 +273,13 @@ def test_a_sample_beyond_the_context_is_refused(model_dir: str):
         learns.update(0, [whole([long])], None, never_interrupt)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused(model_dir: str):
+def test_refuses_a_token_beyond_the_vocabulary(model_dir: str):
     odd = replace(samples(1)[0], prompt=(VOCABULARY,))
     with pytest.raises(ConfigError, match="vocabulary"):
         learner(model_dir).update(0, [whole([odd])], None, never_interrupt)
 
 
-def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path):
+def test_refuses_a_model_that_caps_its_logits(tmp_path: Path):
     torch.manual_seed(0)
     config = Gemma2Config(
         hidden_size=16,
@@ -297,7 +297,7 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path):
         learner(str(tmp_path))
 
 
-def test_a_rope_that_stretches_with_the_row_is_refused_beyond_its_bounds(tmp_path: Path):
+def test_refuses_a_row_dependent_rope_beyond_its_steady_length(tmp_path: Path):
     folder = save_family(
         tmp_path,
         "phi3",
@@ -314,6 +314,6 @@ def test_a_rope_that_stretches_with_the_row_is_refused_beyond_its_bounds(tmp_pat
     PolicyLearner(folder, spec(), 16, CPU)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path):
+def test_refuses_a_folder_without_a_model(tmp_path: Path):
     with pytest.raises(UnsupportedModel, match="not a causal language model"):
         learner(str(tmp_path))

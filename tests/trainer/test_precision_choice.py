@@ -1,4 +1,4 @@
-"""bfloat16 by a word, or where a measurement on the model speaks for it."""
+"""bfloat16 is chosen by the spec or by a measurement on the model."""
 
 import pytest
 import torch
@@ -24,13 +24,15 @@ def units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
 
 
-def test_a_word_is_enough(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
+def test_spec_decides_without_a_measurement(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(LayerProbe, "seconds", None)
     assert choose_bfloat16(model, spec(precision="bfloat16"), None)
     assert not choose_bfloat16(model, spec(precision="float32"), None)
 
 
-def test_without_units_for_it_nothing_is_measured(
+def test_measures_nothing_without_bfloat16_units(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
@@ -44,7 +46,7 @@ def test_without_units_for_it_nothing_is_measured(
     [(0.5, 0.9995, True), (0.5, 0.994, False), (2.0, 1.0, False), (0.5, float("nan"), False)],
 )
 @pytest.mark.usefixtures("units")
-def test_it_has_to_be_faster_and_to_point_the_same_way(
+def test_takes_bfloat16_if_faster_and_of_similar_gradient(
     model: PreTrainedModel,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
@@ -59,8 +61,8 @@ def test_it_has_to_be_faster_and_to_point_the_same_way(
 
 
 @pytest.mark.usefixtures("units")
-def test_the_demos_model_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
-    """Its gradient on a real step has a cosine of 0.994, and the measurement says about that."""
+def test_tiny_reasoner_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
+    """Its gradient on a real step has a cosine of 0.994, and the measurement agrees."""
     monkeypatch.setattr(LayerProbe, "seconds", lambda _, bfloat16: 0.5 if bfloat16 else 1.0)
     demo = load_model("examples/tiny_reasoner/model", CPU)
     with capture_logs() as logs:
@@ -68,7 +70,7 @@ def test_the_demos_model_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
     assert 0.98 < logs[0]["cosine"] < 0.998
 
 
-def test_the_cosine_is_that_of_the_gradients(
+def test_gradient_cosine_compares_both_precisions(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ):
     batch = pad(make_dummy_samples([20, 12], VOCABULARY), CPU)

@@ -1,4 +1,4 @@
-"""Two processes, gloo, and what happens when one of them is gone."""
+"""Two processes in a gloo group agree, and survive the loss of one."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ RATE = 1e-3
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    """Shared: it joins one group after another, as a rank does."""
+    """Share one process that joins one group after another, as a rank does."""
     other = Peer()
     yield other
     other.close()
@@ -53,7 +53,7 @@ def join(rendezvous: str, name: str, rank: int, seconds: float = 30.0) -> Proces
 
 
 def shares(rank: int) -> list[Minibatch]:
-    """Two uneven minibatches and one of which rank 1 has nothing."""
+    """Make two uneven minibatches, and one without samples on rank 1."""
     parts = [samples(7, seed=1), samples(6, seed=2), samples(3, seed=3)]
     cuts = [5, 1, 3]
     return [
@@ -104,7 +104,9 @@ def disagree(rendezvous: str, folder: str) -> None:
     groups.leave_group()
 
 
-def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str, model_dir: str):
+def test_one_rank_with_a_differing_token_makes_all_ranks_recompute(
+    peer: Peer, rendezvous: str, model_dir: str
+):
     parts = [whole(reference.drawn_by(model_dir, 2, seed)) for seed in (1, 2)]
     calls: list[None] = []
     learns = learner(model_dir, learning_rate=RATE, microbatch_tokens=1)
@@ -119,7 +121,7 @@ def test_what_one_rank_finds_apart_all_compute_again(peer: Peer, rendezvous: str
 
 
 def compiles_in(rendezvous: str, name: str, rank: int, folder: str) -> list[int]:
-    """The updates in which this rank compiles; rank 1 has nothing to learn from in the first."""
+    """Return the updates in which this rank compiles; the first is without samples on rank 1."""
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -135,14 +137,14 @@ def compiles_in(rendezvous: str, name: str, rank: int, folder: str) -> list[int]
     return seen
 
 
-def test_layers_are_compiled_by_all_ranks_at_once(peer: Peer, rendezvous: str, model_dir: str):
+def test_all_ranks_compile_layers_in_the_same_update(peer: Peer, rendezvous: str, model_dir: str):
     peer.tell(compiles_in, rendezvous, "compile", 1, model_dir)
     assert compiles_in(rendezvous, "compile", 0, model_dir) == [1]
     assert peer.answer() == [1]
 
 
 def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:
-    """A rank that holds something else, and takes over what rank 0 has."""
+    """Receive rank 0's state as a rank with another one."""
     learns = learner(folder, learning_rate=RATE)
     learns.update(0, [whole(samples(2, seed=5))], None, never_interrupt)
     group = join(rendezvous, name, 1)
@@ -153,7 +155,7 @@ def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:
 
 
 @pytest.mark.parametrize("updates", [0, 2])
-def test_a_broadcast_replaces_everything(
+def test_broadcast_replaces_weights_and_optimiser(
     peer: Peer, rendezvous: str, model_dir: str, fresh_dir: str, tmp_path: Path, updates: int
 ):
     saved = tmp_path / "received.safetensors"
@@ -180,7 +182,7 @@ def fresh_receives(rendezvous: str, folder: str, saved: Path) -> None:
     save_file(learns.weights(), saved)
 
 
-def test_a_newcomer_goes_on_like_the_others(
+def test_newcomer_continues_like_the_others(
     peer: Peer, rendezvous: str, model_dir: str, fresh_dir: str, tmp_path: Path
 ):
     saved = tmp_path / "newcomer.safetensors"
@@ -196,12 +198,12 @@ def test_a_newcomer_goes_on_like_the_others(
 
 
 def die_in(rendezvous: str) -> None:
-    """Takes part in one sum, then not in the next."""
+    """Take part in one sum, then die."""
     reduce_sum(torch.ones(1), join(rendezvous, "doomed", 1, 60.0))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_dead_member_is_noticed_at_once(doomed: Peer, rendezvous: str, model_dir: str):
+def test_notices_a_dead_member_at_once(doomed: Peer, rendezvous: str, model_dir: str):
     doomed.tell(die_in, rendezvous)
     group = join(rendezvous, "doomed", 0, 60.0)
     reduce_sum(torch.ones(1), group)
@@ -216,7 +218,7 @@ def join_only(rendezvous: str) -> None:
     join(rendezvous, "silent", 1)
 
 
-def test_a_silent_member_is_given_up_at_the_deadline(peer: Peer, rendezvous: str):
+def test_gives_up_a_silent_member_at_the_deadline(peer: Peer, rendezvous: str):
     peer.tell(join_only, rendezvous)
     group = join(rendezvous, "silent", 0, 1.0)
     peer.answer()
@@ -235,7 +237,7 @@ def sum_in(rendezvous: str, name: str, rank: int) -> float:
     return value.item()
 
 
-def test_a_member_that_never_comes_spoils_no_later_group(peer: Peer, rendezvous: str):
+def test_forms_a_group_after_a_failed_join(peer: Peer, rendezvous: str):
     began = time.monotonic()
     with pytest.raises(RankError, match="joining the group absent"):
         groups.join_group(rendezvous, "absent", 0, 2, 1.0, CPU)
@@ -245,10 +247,10 @@ def test_a_member_that_never_comes_spoils_no_later_group(peer: Peer, rendezvous:
     assert peer.answer() == 2.0
 
 
-def test_nobody_serving_is_given_up_at_the_deadline():
+def test_gives_up_a_missing_rendezvous_at_the_deadline():
     with pytest.raises(RankError, match="joining the group lonely"):
         groups.join_group("127.0.0.1:1", "lonely", 0, 2, 1.0, CPU)
 
 
-def test_one_alone_needs_no_group():
+def test_single_rank_needs_no_group():
     assert groups.join_group("nowhere:1", "alone", 0, 1, 1.0, CPU) is None

@@ -1,4 +1,4 @@
-"""Training computes what decoding would, whatever lies beside it in the batch."""
+"""Training computes the same as decoding, whatever else is in the batch."""
 
 from itertools import pairwise
 
@@ -13,12 +13,12 @@ from tlt.trainer.drafter.samples import DrafterSample
 from tlt.trainer.drafter.unrolled_chains import unroll
 
 STEPS = 4
-# the drafter turns its queries and keys in float32
+# the drafter rotates its queries and keys in float32
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_step_of_every_chain_is_what_decoding_computes(layout: str):
+def test_every_step_of_every_chain_equals_decoding(layout: str):
     made, chosen = drafter(layout), samples(layout, 3)
     with torch.no_grad():
         found = list(unroll(made, whole(chosen, STEPS), ends().embedding, None))
@@ -31,7 +31,7 @@ def test_every_step_of_every_chain_is_what_decoding_computes(layout: str):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_windows_compute_what_the_whole_does(layout: str):
+def test_windows_compute_the_same_as_the_whole_sample(layout: str):
     made = drafter(layout)
     sample = max(samples(layout, 9), key=lambda sample: sample.rows)
     cuts = [0, 5, 6, 13, sample.rows]
@@ -44,7 +44,7 @@ def test_windows_compute_what_the_whole_does(layout: str):
             torch.testing.assert_close(found[live], expected[:, first:last][live], **CLOSE)
 
 
-def test_the_last_position_of_all_can_be_learned_from():
+def test_unrolls_at_the_last_position():
     made = drafter("eagle")
     length = made.config.max_positions
     states = torch.zeros(length - 1, 1, made.config.hidden, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_the_last_position_of_all_can_be_learned_from():
 
 @needs_compiler
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_kernel_computes_the_same_there_and_back(layout: str):
+def test_kernel_computes_the_same_outputs_and_gradients(layout: str):
     found: list[list[torch.Tensor]] = []
     made = drafter(layout, torch.float32)
     together = whole(samples(layout, 4, dtype=torch.float32), STEPS)

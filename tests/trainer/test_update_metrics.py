@@ -1,4 +1,4 @@
-"""What an update tells of itself can be written down, however far it went astray."""
+"""An update's metrics can be encoded, however far it diverged."""
 
 import math
 
@@ -11,7 +11,7 @@ from tlt.trainer.policy.update_metrics import MetricSums
 
 
 @pytest.mark.parametrize("divergence", [math.inf, math.nan])
-def test_a_divergence_that_is_no_number_is_told_as_a_huge_one(divergence: float):
+def test_reports_a_metric_that_is_not_a_number_as_huge(divergence: float):
     tally = MetricSums(torch.device("cpu"))
     tally.add_comparison(torch.tensor([0.5, divergence]), torch.tensor([0.0, 1.0]))
     tally.add_step(2.0)

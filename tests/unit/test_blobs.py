@@ -1,4 +1,4 @@
-"""Invariant: a blob is whole and is what its name says, or there is an error."""
+"""A blob is complete and has the checksum in its name, or there is an error."""
 
 import hashlib
 import itertools
@@ -25,7 +25,7 @@ def blobs(tmp_path: Path) -> Blobs:
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_what_is_put_is_got(commit: bool, blobs: Blobs) -> None:
+def test_returns_stored_bytes(commit: bool, blobs: Blobs) -> None:
     ref = blobs.put(b"some bytes", commit=commit)
     assert blobs.get(ref) == b"some bytes"
     assert blobs.path(ref) == (blobs.committed if commit else blobs.flight) / ref.digest
@@ -51,7 +51,7 @@ def test_committed_blob_stays_when_flight_is_released(blobs: Blobs) -> None:
     assert blobs.commit(ref) == path
 
 
-def test_released_blob_is_gone(blobs: Blobs) -> None:
+def test_released_blob_cannot_be_read(blobs: Blobs) -> None:
     ref = blobs.put(b"weights", commit=False)
     blobs.release(ref)
     complaint = f"blob {ref.digest} is neither in {blobs.flight} nor in {blobs.committed}"
@@ -64,7 +64,7 @@ def test_released_blob_is_gone(blobs: Blobs) -> None:
     ("content", "complaint"),
     [(b"weighs!", "checksum"), (b"weigh", "5 bytes, 7 expected"), (b"", "0 bytes, 7 expected")],
 )
-def test_spoilt_blob_is_refused(content: bytes, complaint: str, blobs: Blobs) -> None:
+def test_refuses_a_damaged_blob(content: bytes, complaint: str, blobs: Blobs) -> None:
     ref = blobs.put(b"weights", commit=False)
     (blobs.flight / ref.digest).write_bytes(content)
     for use in (blobs.get, blobs.commit):
@@ -73,7 +73,7 @@ def test_spoilt_blob_is_refused(content: bytes, complaint: str, blobs: Blobs) ->
     assert not (blobs.committed / ref.digest).exists()
 
 
-def test_a_copy_in_flight_that_is_torn_hides_none_that_is_whole(blobs: Blobs) -> None:
+def test_reads_the_committed_copy_if_the_one_in_flight_is_damaged(blobs: Blobs) -> None:
     ref = blobs.put(b"weights", commit=False)
     path = blobs.commit(ref)
     (blobs.flight / ref.digest).write_bytes(b"wei")
@@ -84,22 +84,24 @@ def test_a_copy_in_flight_that_is_torn_hides_none_that_is_whole(blobs: Blobs) ->
         blobs.get(ref)
 
 
-def test_blob_that_cannot_be_read(blobs: Blobs) -> None:
+def test_names_a_blob_that_cannot_be_read(blobs: Blobs) -> None:
     ref = BlobRef(digest=Digest("00"), bytes=1)
     (blobs.flight / "00").mkdir(parents=True)
     with pytest.raises(BlobError, match="00: cannot be read: Is a directory"):
         blobs.get(ref)
 
 
-def test_nothing_but_whole_files_lies_there(blobs: Blobs) -> None:
+def test_folders_hold_only_complete_files(blobs: Blobs) -> None:
     refs = [blobs.put(bytes([n]) * 1000, commit=n % 2 == 0) for n in range(6)]
     names = {path.name for folder in (blobs.flight, blobs.committed) for path in folder.iterdir()}
     assert names == {ref.digest for ref in refs}
 
 
 @pytest.mark.parametrize("commit", [False, True])
-def test_what_is_written_may_be_another_file(commit: bool, blobs: Blobs, tmp_path: Path) -> None:
-    """As safetensors does it."""
+def test_accepts_a_writer_that_replaces_the_file(
+    commit: bool, blobs: Blobs, tmp_path: Path
+) -> None:
+    """The writer replaces the file, as safetensors does."""
 
     def write(file: Path) -> None:
         (tmp_path / "other").write_bytes(b"weights")
@@ -110,7 +112,7 @@ def test_what_is_written_may_be_another_file(commit: bool, blobs: Blobs, tmp_pat
     assert blobs.verify(ref).read_bytes() == b"weights"
 
 
-def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
+def test_failing_writer_leaves_no_file(blobs: Blobs) -> None:
     def write(file: Path) -> None:
         file.write_bytes(b"half of i")
         raise BlobError("no room")
@@ -120,7 +122,7 @@ def test_who_fails_to_write_leaves_no_file(blobs: Blobs) -> None:
     assert list(blobs.committed.iterdir()) == []
 
 
-def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: Blobs) -> None:
+def test_check_interrupts_the_checksum_of_a_large_file(blobs: Blobs) -> None:
     content, looks = bytes(20 << 20), list[int]()
     ref = blobs.put_file(
         lambda file: file.write_bytes(content), commit=False, check=lambda: looks.append(1)
@@ -136,7 +138,7 @@ def test_the_checksum_of_a_large_file_is_left_as_soon_as_a_look_says_so(blobs: B
         blobs.verify(ref, next(interrupting_checks(1)))
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     blobs = Blobs(tmp_path / "file" / "flight", tmp_path)
     with pytest.raises(BlobError, match="cannot be written: Not a directory"):
@@ -202,7 +204,7 @@ def test_small_tensors_are_inline_and_larger_ones_a_file(
     assert np.array_equal(blobs.unpack(tensor), array)
 
 
-def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
+def test_refuses_a_tensor_of_another_size(blobs: Blobs) -> None:
     tensor = blobs.pack(np.arange(6, dtype=np.int32))
     with pytest.raises(BlobError, match=r"24 bytes are no int32 of shape \(5,\)"):
         blobs.unpack(msgspec.structs.replace(tensor, shape=(5,)))
@@ -211,7 +213,7 @@ def test_tensor_of_another_size_is_refused(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize(("free", "fits"), [(100, True), (99, False)])
-def test_what_leaves_too_little_is_not_put(
+def test_refuses_blobs_that_need_reserved_bytes(
     free: int, fits: bool, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     careful = Blobs(blobs.flight, blobs.committed, reserved_bytes=lambda: 100)
@@ -222,12 +224,12 @@ def test_what_leaves_too_little_is_not_put(
     with pytest.raises(BlobError, match="are kept free for policies"):
         careful.put(b"drafter", commit=False)
     assert list(blobs.flight.iterdir()) == []
-    # what a run keeps lies elsewhere, and who needs the room takes it
+    # committed blobs are elsewhere, and policies may use the reserved bytes
     careful.put(b"drafter", commit=True)
     blobs.put(b"policy", commit=False)
 
 
-def test_what_is_discarded_lies_nowhere(blobs: Blobs) -> None:
+def test_discard_deletes_both_copies(blobs: Blobs) -> None:
     flying, committed, kept = (
         blobs.put(content, commit=commit)
         for content, commit in ((b"flying", False), (b"committed", True), (b"kept", True))

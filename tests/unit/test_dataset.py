@@ -1,4 +1,4 @@
-"""Invariant: a row that is read is whole; what is wrong is named with its file and line."""
+"""A row that is read is complete; a wrong one is named with its file and line."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def jsonl(folder: Path, content: bytes) -> Path:
     return path
 
 
-def test_rows_and_their_places(tmp_path: Path) -> None:
+def test_reads_rows_with_their_locations(tmp_path: Path) -> None:
     path = jsonl(tmp_path, GOOD + b"\n  \n" + '{"prompt":"ü","answer":[1]}'.encode())
     assert read(path) == [
         (f"{path}:1", {"prompt": "1+1=", "answer": "2"}),
@@ -42,12 +42,12 @@ def test_rows_and_their_places(tmp_path: Path) -> None:
     ]
 
 
-def test_windows_line_ends(tmp_path: Path) -> None:
+def test_reads_windows_line_ends(tmp_path: Path) -> None:
     path = jsonl(tmp_path, GOOD.replace(b"\n", b"\r\n") * 2)
-    assert [place for place, _ in read(path)] == [f"{path}:1", f"{path}:2"]
+    assert [location for location, _ in read(path)] == [f"{path}:1", f"{path}:2"]
 
 
-def test_keys_of_the_users_own(tmp_path: Path) -> None:
+def test_reads_keys_that_the_user_chose(tmp_path: Path) -> None:
     path = jsonl(tmp_path, b'{"question": [{"role": "user", "content": "?"}]}')
     assert len(read(path, prompt_key="question", answer_key=None)) == 1
 
@@ -68,18 +68,18 @@ def test_keys_of_the_users_own(tmp_path: Path) -> None:
         (b'{"prompt": "x"}\n', "no key 'answer' (data.answer_key)"),
     ],
 )
-def test_wrong_row_is_named_with_its_line(line: bytes, expected: str, tmp_path: Path) -> None:
+def test_names_a_wrong_row_with_its_line(line: bytes, expected: str, tmp_path: Path) -> None:
     path = jsonl(tmp_path, GOOD + b"\n" + line + GOOD)
     assert complaint(path).startswith(f"{path}:3: {expected}")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_empty_file(content: bytes, tmp_path: Path) -> None:
+def test_refuses_an_empty_file(content: bytes, tmp_path: Path) -> None:
     path = jsonl(tmp_path, content)
     assert complaint(path) == f"{path}: it has no rows"
 
 
-def test_file_that_is_not_there(tmp_path: Path) -> None:
+def test_refuses_a_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none.jsonl", tmp_path / "none.parquet", tmp_path):
         assert complaint(path) == f"{path}: no such file"
 
@@ -93,23 +93,23 @@ def parquet(folder: Path, columns: dict[str, list[Any]]) -> Path:
     return path
 
 
-def test_parquet_rows_and_their_places(tmp_path: Path) -> None:
+def test_reads_parquet_rows_with_their_locations(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
     assert read(path)[2] == (f"{path}: row 3", {"prompt": "c", "answer": 3})
 
 
-def test_parquet_row_without_a_prompt(tmp_path: Path) -> None:
+def test_refuses_a_parquet_row_without_a_prompt(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": ["a", "b", None], "answer": [1, 2, 3]})
     assert complaint(path).startswith(f"{path}: row 3: no key 'prompt'")
 
 
-def test_parquet_without_rows(tmp_path: Path) -> None:
+def test_refuses_parquet_without_rows(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": [], "answer": []})
     assert complaint(path) == f"{path}: it has no rows"
 
 
 @pytest.mark.parametrize("spoil", ["text", "empty", "end", "pages"])
-def test_broken_parquet(spoil: str, tmp_path: Path) -> None:
+def test_refuses_broken_parquet(spoil: str, tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": [f"prompt {n}" for n in range(500)], "answer": [1] * 500})
     whole = path.read_bytes()
     middle = len(whole) // 4
@@ -133,7 +133,7 @@ PROMPTS = [
 ]
 
 
-def test_prompts_are_found_by_index(tmp_path: Path) -> None:
+def test_finds_prompts_by_index(tmp_path: Path) -> None:
     path = prompts_file(tmp_path, "train")
     assert Prompts.write(path, iter(PROMPTS)) == 3
     prompts = Prompts(path)
@@ -145,7 +145,7 @@ def test_prompts_are_found_by_index(tmp_path: Path) -> None:
     prompts.close()
 
 
-def test_what_is_read_can_be_written(tmp_path: Path) -> None:
+def test_writes_every_row_that_can_be_read(tmp_path: Path) -> None:
     row = {"prompt": "x", "answer": 10**30, "text": "\u2028\x00", "float": 1e300}
     path = jsonl(tmp_path, json.dumps(row).encode() + b"\n")
     ((_, found),) = read(path)
@@ -155,8 +155,8 @@ def test_what_is_read_can_be_written(tmp_path: Path) -> None:
     prompts.close()
 
 
-def test_training_data_need_no_pyarrow(tmp_path: Path) -> None:
-    """It is an optional dependency."""
+def test_jsonl_needs_no_pyarrow(tmp_path: Path) -> None:
+    """pyarrow is an optional dependency."""
     path = jsonl(tmp_path, GOOD)
     (tmp_path / "x.parquet").touch()
     program = (

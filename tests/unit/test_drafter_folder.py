@@ -1,4 +1,4 @@
-"""A drafter's folder that we don't run is refused by name, before anybody decodes with it."""
+"""A drafter folder that can't be run is refused by name when it is loaded."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_saved_is_loaded(folder: Path) -> None:
+def test_loads_a_saved_drafter(folder: Path) -> None:
     assert load_drafter(folder, LAYERS).config == config("eagle")
 
 
@@ -34,7 +34,7 @@ def test_what_was_saved_is_loaded(folder: Path) -> None:
         ({"intermediate_size": 12}, r"is \[20, 16\], config.json implies \[12, 16\]"),
     ],
 )
-def test_a_drafter_of_another_kind_is_refused(
+def test_refuses_a_drafter_of_another_kind(
     folder: Path, change: dict[str, Any], complaint: str
 ) -> None:
     file = folder / "config.json"
@@ -43,7 +43,7 @@ def test_a_drafter_of_another_kind_is_refused(
         load_drafter(folder, LAYERS)
 
 
-def test_a_drafter_that_lacks_a_tensor_or_has_one_more_is_refused(folder: Path) -> None:
+def test_refuses_a_missing_or_additional_tensor(folder: Path) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
     name = min(tensors)

@@ -1,4 +1,4 @@
-"""Invariant: whatever is wrong with a job's model, data or reward is one line that refuses it."""
+"""A wrong model, data set or reward is refused in one line."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -15,7 +15,7 @@ from tlt.actors.job_preparer import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
 from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file
 from tlt.ids import JobId, PromptIndex
-from tlt.job_preparation import outcome
+from tlt.job_preparation import prepare_or_refuse
 from tlt.protocol.events import JobPrepared, JobRefused
 
 MODEL = Path(task.__file__).parent / "model"
@@ -45,12 +45,12 @@ def spec(tmp_path: Path) -> JobSpec:
 
 
 def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
-    """What a fork of the process does."""
+    """Do the work of one fork of the process."""
     (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
-    return outcome(folder)
+    return prepare_or_refuse(folder)
 
 
-def test_good_job_is_prepared(spec: JobSpec, tmp_path: Path) -> None:
+def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     assert prepared_in(tmp_path, spec) == PreparedJob(train_prompts=3, eval_prompts=2)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
@@ -67,7 +67,7 @@ async def preparer() -> AsyncGenerator[Preparer]:
     await made.close()
 
 
-async def test_folder_that_cannot_be_written(
+async def test_refuses_a_folder_that_cannot_be_written(
     preparer: Preparer, spec: JobSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -77,7 +77,7 @@ async def test_folder_that_cannot_be_written(
     )
 
 
-async def test_process_that_ends_without_an_answer(
+async def test_refuses_a_job_whose_preparation_ends_without_a_result(
     preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import os, sys\nprint('first\\nlast', file=sys.stderr, flush=True)\nos._exit(4)\n"
@@ -88,7 +88,7 @@ async def test_process_that_ends_without_an_answer(
     )
 
 
-async def test_what_is_no_answer_is_not_taken_for_one(
+async def test_restarts_a_process_that_prints_no_result(
     preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "sitecustomize.py"
@@ -112,7 +112,7 @@ async def test_what_is_no_answer_is_not_taken_for_one(
         (PreparedJob(error="why"), JobRefused(job=JOB, error="why")),
     ],
 )
-async def test_what_the_process_says_is_the_outcome(
+async def test_reports_the_result_of_the_process(
     said: PreparedJob,
     heard: JobPrepared | JobRefused,
     preparer: Preparer,
@@ -138,7 +138,7 @@ async def test_what_the_process_says_is_the_outcome(
         ("reward", {"kind": "regex", "pattern": "("}, "reward.pattern: '(': missing )"),
     ],
 )
-def test_wrong_job_is_refused_in_one_line(
+def test_refuses_a_wrong_job_in_one_line(
     section: str,
     changes: dict[str, Any],
     line: str,
@@ -153,7 +153,7 @@ def test_wrong_job_is_refused_in_one_line(
     assert "\n" not in prepared.error
 
 
-async def test_jobs_are_prepared_one_after_the_other_and_leave_nothing_behind(
+async def test_prepares_jobs_in_isolation(
     preparer: Preparer, spec: JobSpec, tmp_path: Path
 ) -> None:
     def with_code(name: str, code: str) -> JobSpec:

@@ -1,4 +1,4 @@
-"""Invariant: every question gets a verdict in time, whatever the user's code does to it."""
+"""Every request gets a result in time, whatever the user's code does."""
 
 import asyncio
 import os
@@ -45,22 +45,22 @@ def reward(*, completion, answer, row):
 
 
 @pytest.fixture
-async def judge(tmp_path: Path) -> AsyncIterator[RewardSandbox]:
+async def sandbox(tmp_path: Path) -> AsyncIterator[RewardSandbox]:
     (tmp_path / "own.py").write_text(CODE)
     spec = RewardSpec(
         kind="function", function=f"{tmp_path}/own.py:reward", on_error=FALLBACK, timeout_seconds=30
     )
-    judge = RewardSandbox(spec, tmp_path / "logs" / "reward.log")
-    yield judge
-    judge.stop()
+    sandbox = RewardSandbox(spec, tmp_path / "logs" / "reward.log")
+    yield sandbox
+    sandbox.stop()
     await asyncio.sleep(0)  # the loop closes the link
 
 
-async def test_answers_are_scored_one_after_the_other(judge: RewardSandbox, tmp_path: Path) -> None:
+async def test_scores_answers_one_after_the_other(sandbox: RewardSandbox, tmp_path: Path) -> None:
     for number in range(5):
-        assert await judge.score("", number, {"x": 0.25}) == ScoreResult(reward=number + 0.25)
-    assert await judge.score("print", 1, {}) == ScoreResult(reward=1.0)
-    judge.stop()
+        assert await sandbox.score("", number, {"x": 0.25}) == ScoreResult(reward=number + 0.25)
+    assert await sandbox.score("print", 1, {}) == ScoreResult(reward=1.0)
+    sandbox.stop()
     log = (tmp_path / "logs" / "reward.log").read_text()
     assert log.splitlines() in (["imported"], ["imported", "printed"])
 
@@ -77,18 +77,18 @@ async def test_answers_are_scored_one_after_the_other(judge: RewardSandbox, tmp_
         ("sys.exit", "the reward's process ended"),
     ],
 )
-async def test_failure_gets_the_fallback_and_the_next_is_answered(
-    completion: str, error: str, judge: RewardSandbox
+async def test_failure_gets_the_fallback_and_the_next_answer_is_scored(
+    completion: str, error: str, sandbox: RewardSandbox
 ) -> None:
-    verdict = await judge.score(completion, 1, {})
-    assert verdict.reward == FALLBACK
-    assert verdict.error is not None
-    assert verdict.error.startswith(error)
-    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
+    result = await sandbox.score(completion, 1, {})
+    assert result.reward == FALLBACK
+    assert result.error is not None
+    assert result.error.startswith(error)
+    assert await sandbox.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_time_limit_ends_the_code_and_what_it_started(
-    judge: RewardSandbox, tmp_path: Path
+async def test_time_limit_ends_the_code_and_its_children(
+    sandbox: RewardSandbox, tmp_path: Path
 ) -> None:
     spec = RewardSpec(
         kind="function",
@@ -99,8 +99,8 @@ async def test_time_limit_ends_the_code_and_what_it_started(
     hasty = RewardSandbox(spec, tmp_path / "reward.log")
     await hasty.start()
     pid = tmp_path / "pid"
-    verdict = await hasty.score("hang", 1, {"pid": str(pid)})
-    assert verdict == ScoreResult(reward=FALLBACK, error="no answer within 0.4 s")
+    result = await hasty.score("hang", 1, {"pid": str(pid)})
+    assert result == ScoreResult(reward=FALLBACK, error="no answer within 0.4 s")
     if pid.exists() and (text := pid.read_text()):  # else it was ended before it started a child
         await wait_until(lambda: not _lives(int(text)), message="its child lives on")
     assert await hasty.score("", 2, {}) == ScoreResult(reward=2.0)
@@ -108,44 +108,44 @@ async def test_time_limit_ends_the_code_and_what_it_started(
     await asyncio.sleep(0)
 
 
-async def test_killed_process_gets_the_fallback_and_the_next_is_answered(
-    judge: RewardSandbox, tmp_path: Path
+async def test_killed_process_gets_the_fallback_and_the_next_answer_is_scored(
+    sandbox: RewardSandbox, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
     row = {"pid": str(pid), "open": str(tmp_path / "never")}
-    asking = asyncio.create_task(judge.score("gate", 1, row))
+    asking = asyncio.create_task(sandbox.score("gate", 1, row))
     await wait_until(lambda: pid.exists() and pid.read_text(), message="nobody was asked")
     os.kill(int(pid.read_text()), signal.SIGKILL)
     assert await asking == ScoreResult(reward=FALLBACK, error="the reward's process ended")
-    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
+    assert await sandbox.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_cancelled_question_does_not_answer_the_next(
-    judge: RewardSandbox, tmp_path: Path
+async def test_cancelled_request_does_not_answer_the_next(
+    sandbox: RewardSandbox, tmp_path: Path
 ) -> None:
     row = {"pid": str(tmp_path / "pid"), "open": str(tmp_path / "open")}
-    asking = asyncio.create_task(judge.score("gate", 1, row))
+    asking = asyncio.create_task(sandbox.score("gate", 1, row))
     await wait_until((tmp_path / "pid").exists, message="nobody was asked")
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     (tmp_path / "open").touch()
-    assert await judge.score("", 2, {}) == ScoreResult(reward=2.0)
+    assert await sandbox.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
-async def test_everything_that_a_row_can_hold_reaches_the_function(judge: RewardSandbox) -> None:
+async def test_every_kind_of_value_reaches_the_function(sandbox: RewardSandbox) -> None:
     row: dict[str, Any] = {"long": 10**30, "nested": [{"a": None}], "text": "\x00ü", "x": 1.5}
-    assert await judge.score("ü" * 200_000, 1, row) == ScoreResult(reward=2.5)
+    assert await sandbox.score("ü" * 200_000, 1, row) == ScoreResult(reward=2.5)
 
 
-async def test_verifier_that_cannot_be_had(tmp_path: Path) -> None:
+async def test_refuses_a_verifier_that_cannot_be_loaded(tmp_path: Path) -> None:
     spec = RewardSpec(kind="function", function="no.such:name", on_error=FALLBACK)
-    judge = RewardSandbox(spec, tmp_path / "reward.log")
+    sandbox = RewardSandbox(spec, tmp_path / "reward.log")
     line = "reward.function: no.such cannot be imported: ModuleNotFoundError: No module named 'no'"
     with pytest.raises(ConfigError) as error:
-        await judge.start()
+        await sandbox.start()
     assert str(error.value) == line
-    assert await judge.score("", 1, {}) == ScoreResult(reward=FALLBACK, error=line)
+    assert await sandbox.score("", 1, {}) == ScoreResult(reward=FALLBACK, error=line)
     await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""Invariant: examples/brief_sums is whole as a user's task: data by seed, own keys, own reward."""
+"""examples/brief_sums is a complete user's task: data by seed, own keys, own reward."""
 
 import subprocess
 import sys
@@ -39,17 +39,19 @@ def verifier(spec: JobSpec) -> Verifier:
         ("", 0.0),
     ],
 )
-def test_reward_is_for_right_and_brief(verifier: Verifier, completion: str, reward: float) -> None:
+def test_rewards_right_and_brief_answers(
+    verifier: Verifier, completion: str, reward: float
+) -> None:
     assert verifier(completion, "46", ROW) == pytest.approx(reward)
 
 
-def test_shipped_data_are_those_of_the_script(tmp_path: Path) -> None:
+def test_shipped_data_equal_those_of_the_script(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(FOLDER / "make_data.py"), str(tmp_path)], check=True)
     for name in ("train.jsonl", "eval.jsonl"):
         assert (FOLDER / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
-def test_rows_are_right_and_held_out_ones_new(spec: JobSpec) -> None:
+def test_rows_are_right_and_held_out_rows_are_new(spec: JobSpec) -> None:
     train, held_out = _rows(spec.data.train, spec.data), _rows(spec.data.eval or "", spec.data)
     questions = [row["question"] for row in (*train, *held_out)]
     assert len(set(questions)) == len(questions) == 512 + 256

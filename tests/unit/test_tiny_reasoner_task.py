@@ -1,4 +1,4 @@
-"""Invariant: the example's data come from a seed alone, and its answers are right."""
+"""The example's data come from a seed alone, and its answers are right."""
 
 import json
 import random
@@ -88,17 +88,17 @@ def test_tokenizer_round_trips_and_agrees_with_encode(rng: random.Random) -> Non
         assert vocabulary.decode([*ids, vocabulary.EOS]) == text
 
 
-def test_foreign_characters_become_unknown_tokens() -> None:
+def test_unknown_characters_become_unknown_tokens() -> None:
     ids: list[int] = vocabulary.build_tokenizer().encode("a\n1").ids
     assert ids == [vocabulary.BOS, vocabulary.UNK, vocabulary.UNK, *vocabulary.encode("1")]
 
 
-def test_shipped_tokenizer_is_the_one_built_here() -> None:
+def test_shipped_tokenizer_equals_the_built_one() -> None:
     shipped = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     assert shipped.to_str() == vocabulary.build_tokenizer().to_str()
 
 
-def test_shipped_data_are_those_of_seed_0(tmp_path: Path) -> None:
+def test_shipped_data_equal_those_of_seed_0(tmp_path: Path) -> None:
     task.write_data(tmp_path)
     for name in ("train.jsonl", "eval.jsonl"):
         assert (MODEL.parent / "data" / name).read_bytes() == (tmp_path / name).read_bytes()

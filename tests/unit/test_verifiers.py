@@ -1,4 +1,4 @@
-"""Invariant: a verifier says what an answer is worth; one that cannot be had is named."""
+"""A verifier returns an answer's reward; one that can't be loaded is named."""
 
 import sys
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_regex_captures_the_last_match(
     assert score(RewardSpec(kind="regex", pattern=pattern), text, answer) == expected
 
 
-def test_regex_that_is_none() -> None:
+def test_refuses_an_invalid_regex() -> None:
     with pytest.raises(ConfigError, match=r"reward.pattern: '\(': missing \)"):
         load_verifier(RewardSpec(kind="regex", pattern="("))
 
@@ -105,7 +105,7 @@ def test_boxed_keeps_nested_braces(text: str, answer: str, expected: float) -> N
 
 
 @given(text=st.text(alphabet="\\boxed{}#1.,-e+ "), answer=st.text(alphabet="1.,-e{}# "))
-def test_built_in_verifiers_say_0_or_1(text: str, answer: str) -> None:
+def test_built_in_verifiers_return_0_or_1(text: str, answer: str) -> None:
     for spec in (
         RewardSpec(kind="final_answer"),
         RewardSpec(kind="numeric"),
@@ -131,19 +131,19 @@ def write(folder: Path, name: str, code: str) -> Path:
 CODE = "def reward(*, completion, answer, row):\n    return len(completion) + answer + row['x']\n"
 
 
-def test_function_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_a_function_by_dotted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rewards_of_a_test").mkdir()
     write(tmp_path / "rewards_of_a_test", "deep.py", CODE)
     monkeypatch.syspath_prepend(tmp_path)
     assert score(function("rewards_of_a_test.deep:reward"), "ab", 3, {"x": 0.5}) == 5.5
 
 
-def test_function_by_file(tmp_path: Path) -> None:
+def test_loads_a_function_from_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, "own.py", CODE)
     assert score(function(f"{path}:reward"), "ab", 3, {"x": 0.5}) == 5.5
 
 
-def test_file_called_like_a_module_replaces_it_for_nobody(tmp_path: Path) -> None:
+def test_file_with_the_name_of_a_module_does_not_replace_it(tmp_path: Path) -> None:
     import json
 
     path = write(tmp_path, "json.py", CODE)
@@ -151,7 +151,7 @@ def test_file_called_like_a_module_replaces_it_for_nobody(tmp_path: Path) -> Non
     assert sys.modules["json"] is json
 
 
-def test_file_may_hold_what_looks_its_module_up(tmp_path: Path) -> None:
+def test_loads_a_file_with_a_dataclass(tmp_path: Path) -> None:
     code = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int'\n" + CODE
     assert score(function(f"{write(tmp_path, 'data.py', code)}:reward"), "", 1, {"x": 1}) == 2
 
@@ -168,7 +168,7 @@ def test_file_may_hold_what_looks_its_module_up(tmp_path: Path) -> None:
         ("/nowhere/own.py:name", "/nowhere/own.py: no such file"),
     ],
 )
-def test_function_that_is_not_there(dotted: str, complaint: str) -> None:
+def test_refuses_a_missing_function(dotted: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_verifier(function(dotted))
     assert str(error.value).startswith("reward.function: ")
@@ -185,7 +185,7 @@ def test_function_that_is_not_there(dotted: str, complaint: str) -> None:
     ],
 )
 @pytest.mark.parametrize("by_file", [True, False])
-def test_module_that_raises_on_import(
+def test_refuses_a_module_that_raises_on_import(
     by_file: bool, code: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, "broken_reward.py", code)

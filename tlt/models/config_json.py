@@ -1,6 +1,7 @@
-"""config.json says all that decides what a decoder computes, or the folder is refused.
+"""Read a policy's config.json, or refuse the folder in one line: what was found, what we run.
 
-A refusal is one line: the folder, what was found there, what we run.
+The file is read with Transformers' defaults and stricter than by Transformers, which fills in a
+missing size: a job is refused when it is submitted, not when its weights are loaded.
 """
 
 from pathlib import Path
@@ -33,7 +34,7 @@ class _RopeFile(msgspec.Struct):
 
 
 class _ConfigFile(msgspec.Struct):
-    """config.json, with Transformers' defaults; rope as version 5 writes it and as 4 did."""
+    """config.json with rope as version 5 of Transformers writes it and as version 4 did."""
 
     hidden_size: int
     intermediate_size: int
@@ -61,7 +62,7 @@ class _Architecture(msgspec.Struct):
 
 
 class _Family(NamedTuple):
-    """What its code fixes and config.json doesn't say."""
+    """Properties that a family's code fixes; None where config.json states them."""
 
     qkv_bias: bool | None = None
     out_bias: bool | None = None
@@ -83,14 +84,14 @@ def read_config(folder: Path) -> DecoderConfig:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such model folder")
     path = folder / "config.json"
-    # The family first: another one's config.json may lack what ours must have.
+    # the family first, because another family's config.json may lack required fields
     architectures = read_json(path, _Architecture).architectures
     if architectures is None or len(architectures) != 1 or architectures[0] not in _FAMILIES:
         raise unsupported(folder, f"architectures is {architectures}")
     family = _FAMILIES[architectures[0]]
     file = read_json(path, _ConfigFile)
     positions = file.max_position_embeddings or family.positions
-    rope = _rope(folder, file, positions)
+    rope = _read_rope(folder, file, positions)
     refusals = {
         f"the activation '{file.hidden_act}'": file.hidden_act != "silu",
         "quantised weights": file.quantization_config is not None,
@@ -98,22 +99,22 @@ def read_config(folder: Path) -> DecoderConfig:
     }
     if found := [what for what, present in refusals.items() if present]:
         raise unsupported(folder, f"it has {' and '.join(found)}")
-    heads, kv_heads = file.num_attention_heads, file.num_key_value_heads
+    heads = file.num_attention_heads
     config = DecoderConfig(
         vocabulary=file.vocab_size,
         hidden=file.hidden_size,
         intermediate=file.intermediate_size,
         layers=file.num_hidden_layers,
         heads=heads,
-        kv_heads=kv_heads or heads,
+        kv_heads=file.num_key_value_heads or heads,
         head_dim=file.head_dim or family.head_dim or file.hidden_size // heads,
         norm_eps=file.rms_norm_eps,
         rope=rope,
         max_positions=positions,
         tied=file.tie_word_embeddings,
-        qkv_bias=_either(family.qkv_bias, file.attention_bias),
-        out_bias=_either(family.out_bias, file.attention_bias),
-        mlp_bias=_either(family.mlp_bias, file.mlp_bias),
+        qkv_bias=file.attention_bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=file.attention_bias if family.out_bias is None else family.out_bias,
+        mlp_bias=file.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         head_norms=family.head_norms,
     )
     if config.heads % config.kv_heads or config.head_dim % 2:
@@ -140,11 +141,7 @@ def read_json(path: Path, kind: type[_T]) -> _T:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _either(fixed: bool | None, stated: bool) -> bool:
-    return stated if fixed is None else fixed
-
-
-def _rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
+def _read_rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
     found = file.rope_parameters or file.rope_scaling or _RopeFile()
     theta = found.rope_theta or file.rope_theta or 10_000.0
     kind = found.rope_type or found.type or "default"
@@ -152,21 +149,25 @@ def _rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
     if partial != 1.0:
         raise unsupported(folder, f"it has a rope over {partial} of each head")
     original = found.original_max_position_embeddings or positions
-    match kind, found.factor:
-        case "default", _:
+    factor, low, high = found.factor, found.low_freq_factor, found.high_freq_factor
+    if kind in ("linear", "llama3") and factor is None:
+        raise unsupported(folder, f"its rope of type '{kind}' lacks a factor")
+    match kind:
+        case "default":
             return PlainRope(theta=theta)
-        case "linear", float(factor):
+        case "linear" if factor is not None:
             return LinearRope(theta=theta, factor=factor)
-        case "llama3", float(factor):
-            low, high = found.low_freq_factor, found.high_freq_factor
+        case "llama3" if factor is not None:
             if low is None or high is None:
                 raise unsupported(folder, "its rope of type 'llama3' lacks a frequency factor")
             return Llama3Rope(
                 theta=theta, factor=factor, low=low, high=high, original_positions=original
             )
-        case "yarn", factor:
+        case "yarn":
             factor = factor or positions / original
             scale = found.attention_factor
+            if scale is None:
+                scale = yarn_scale(factor, found.mscale, found.mscale_all_dim)
             return YarnRope(
                 theta=theta,
                 factor=factor,
@@ -174,11 +175,7 @@ def _rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
                 fast=found.beta_fast or 32,
                 slow=found.beta_slow or 1,
                 truncate=found.truncate,
-                scale=yarn_scale(factor, found.mscale, found.mscale_all_dim)
-                if scale is None
-                else scale,
+                scale=scale,
             )
-        case "linear" | "llama3", None:
-            raise unsupported(folder, f"its rope of type '{kind}' lacks a factor")
         case _:
             raise unsupported(folder, f"it has a rope of type '{kind}'")

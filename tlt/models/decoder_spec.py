@@ -1,7 +1,7 @@
 """A `Decoder` holds exactly the weights that its config implies: every name, its shape, no other.
 
 Names and layouts are those of Hugging Face's Llama, Qwen2 and Qwen3, which differ in their biases
-and in whether queries and keys are normalised.
+and in normalising queries and keys.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float
     rope: Rope
     max_positions: int
+    # the head's weights are the embedding's
     tied: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    # each head's query and key pass an RMSNorm of their own before they turn
+    # each head's query and key pass an RMSNorm before the rotation
     head_norms: bool
 
 
@@ -76,9 +77,9 @@ def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def describe_mismatch(config: DecoderConfig, found: Mapping[str, tuple[int, ...]]) -> str | None:
-    """In a few words, what keeps these weights from being this model's; None if nothing does.
+    """Say in a few words why weights of these shapes aren't this model's; None if they are.
 
-    A tied head may be listed or not: it is the embedding.
+    A tied head may be listed or not, because it is the embedding.
     """
     expected = weight_shapes(config)
     for name, shape in expected.items():

@@ -1,4 +1,4 @@
-"""A drafter's folder is one that SGLang loads: config.json, model.safetensors, nothing of ours."""
+"""Read and write drafter folders that SGLang loads: config.json and model.safetensors."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ from tlt.models.rope import PlainRope
 from tlt.models.safetensors_io import write_weights
 
 _ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
-# the inverse of d2t, which training uses elsewhere
+# the inverse of d2t; other trainers store it, TLT doesn't use it
 _UNUSED = {"t2d"}
 
 
-class _Captured(msgspec.Struct):
+class _EagleConfig(msgspec.Struct):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
 
@@ -43,8 +43,8 @@ class _ConfigFile(msgspec.Struct):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: _RopeParameters | None = None
     draft_vocab_size: int | None = None
-    eagle_config: _Captured | None = None
-    # ours alone: how far its training has come
+    eagle_config: _EagleConfig | None = None
+    # TLT's own key: updates of its training
     tlt_updates: int | None = None
 
 
@@ -58,12 +58,12 @@ def save_drafter(drafter: Drafter, folder: Path, updates: int | None = None) -> 
 
 
 def read_update_count(folder: Path) -> int | None:
-    """None if somebody else has trained it."""
+    """Return the updates of its training, or None if TLT didn't train it."""
     return read_json(folder / "config.json", _ConfigFile).tlt_updates
 
 
 def load_drafter(folder: Path, policy_layers: int) -> Drafter:
-    """Of a policy with so many layers, which decides where its states are taken by default."""
+    """Load a drafter; `policy_layers` decides which layers it reads by default."""
     drafter = new_drafter(read_drafter_config(folder, policy_layers))
     wanted = drafter.state_dict()
     try:
@@ -85,7 +85,7 @@ def load_drafter(folder: Path, policy_layers: int) -> Drafter:
 
 
 def weight_names(folder: Path, policy_layers: int) -> set[str]:
-    """What is the drafter's own, whatever else its file holds."""
+    """Return the names of the drafter's own weights; its file may hold others."""
     return set(new_drafter(read_drafter_config(folder, policy_layers)).state_dict())
 
 
@@ -111,23 +111,25 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
         kv_heads=file.num_key_value_heads or heads,
         head_dim=file.head_dim or file.hidden_size // heads,
         norm_eps=file.rms_norm_eps,
-        rope=PlainRope(theta=_theta(folder, file)),
+        rope=PlainRope(theta=_rope_theta(folder, file)),
         max_positions=file.max_position_embeddings,
         vocabulary=file.vocab_size,
-        captured=_entrances(file, policy_layers) if layouts == ["eagle3"] else (policy_layers,),
+        captured=_captured_layers(file, policy_layers)
+        if layouts == ["eagle3"]
+        else (policy_layers,),
         own_head=file.draft_vocab_size if layouts == ["eagle3"] else None,
     )
 
 
-def _entrances(file: _ConfigFile, policy_layers: int) -> tuple[int, ...]:
+def _captured_layers(file: _ConfigFile, policy_layers: int) -> tuple[int, ...]:
     listed = file.eagle_config.eagle_aux_hidden_state_layer_ids if file.eagle_config else None
     return (
         tuple(layer + 1 for layer in listed) if listed else default_captured_layers(policy_layers)
     )
 
 
-def _theta(folder: Path, file: _ConfigFile) -> float:
-    """Transformers 5 writes it elsewhere."""
+def _rope_theta(folder: Path, file: _ConfigFile) -> float:
+    """Read theta from where version 5 of Transformers writes it, or version 4."""
     given = file.rope_parameters
     if given is None:
         return 10_000.0 if file.rope_theta is None else file.rope_theta
@@ -137,7 +139,7 @@ def _theta(folder: Path, file: _ConfigFile) -> float:
 
 
 def default_captured_layers(policy_layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high one: at whose entrances EAGLE-3 heads are trained."""
+    """Return a low, a middle and a high layer, whose inputs EAGLE-3 drafters read."""
     if policy_layers < 3:
         raise UnsupportedModel(
             f"EAGLE-3 reads three layers, the policy has {policy_layers}; train with layout: eagle"
@@ -163,7 +165,7 @@ def _config_file(config: DrafterConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,
-        # SGLang would take the drafter's own embedding for its head
+        # otherwise SGLang would use the drafter's own embedding as its head
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }

@@ -1,8 +1,8 @@
 """One decoder layer that guesses the policy's next tokens, in the two layouts that SGLang loads.
 
-A guess for what follows token i+1 is made from that token's embedding and a feature of position i:
-of the policy's own states where they are known, of the drafter's last guess where they aren't yet.
-Parameters bear the names of the checkpoint files; embedding and, mostly, head are the policy's.
+To guess the token after token i+1, the drafter reads that token's embedding and position i's
+feature: from the policy's states where they are known, otherwise from its own last output.
+Parameters have the names of the checkpoint files; embedding and usually head are the policy's.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from tlt.ids import Digest
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import Rope, rotary_table
 
-# queries [..., heads, tokens, width], keys and values with fewer heads -> as the queries
+# queries [..., heads, tokens, width], keys and values with fewer heads -> like the queries
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -34,61 +34,61 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope: Rope
     max_positions: int
     vocabulary: int
-    # eagle3 only: at which layers' entrances the states are taken
+    # layers whose inputs are read; the number of layers stands for the last one's output
     captured: tuple[int, ...] = ()
-    # eagle3 only: the rows of a head of its own; None where it uses the policy's
+    # eagle3 only: rows of the drafter's own head; None if it uses the policy's
     own_head: int | None = None
 
 
 def architecture(config: DrafterConfig) -> Digest:
-    """Drafters of equal ones can take each other's place."""
+    """Return a digest; drafters with equal digests are interchangeable."""
     return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
 
 
 class DrafterOutput(NamedTuple):
-    # to multiply with the head
+    # input of the head
     readout: Tensor
-    # stands for the policy's feature in the next step
+    # replaces the policy's feature in the next step
     feature: Tensor
 
 
 class Eagle(nn.Module):
-    """Reads the policy's last state, after its final norm."""
+    """Reads the policy's last hidden state, after its final norm."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
         self.fc = nn.Linear(2 * config.hidden, config.hidden)
-        # the one layer there is
+        # checkpoints name it as a list of one layer
         self.layers = nn.ModuleList([_Layer(config, inputs=config.hidden)])
-        self._turns = _Turns(config)
+        self._rotary = _RotaryTable(config)
 
     def feature(self, states: Tensor) -> Tensor:
-        """From the policy's states [..., 1, hidden]."""
+        """Compute the feature from the policy's states [..., 1, hidden]."""
         return states.flatten(-2)
 
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> DrafterOutput:
-        """Token i+1's embedding meets position i's feature, and turns with position i."""
+        """Combine token i+1's embedding with position i's feature, at position i."""
         merged = self.fc(torch.cat([embeddings, features], dim=-1))
-        out = self.layers[0](merged, merged, self._turns(positions), attend)
+        out = self.layers[0](merged, merged, self._rotary(positions), attend)
         return DrafterOutput(out, out)
 
     def head(self, policy_head: Tensor) -> Tensor:
-        """What its readout is multiplied with."""
+        """Return the matrix that the readout is multiplied with."""
         return policy_head
 
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
         return F.linear(readout, policy_head)
 
     def token_ids(self, rows: Tensor) -> Tensor:
-        """Which tokens rows of the logits stand for."""
+        """Return the tokens that columns of the logits stand for."""
         return rows
 
 
 class Eagle3(nn.Module):
-    """Reads the policy's states at some of its layers' entrances."""
+    """Reads the inputs of some of the policy's layers."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -99,23 +99,23 @@ class Eagle3(nn.Module):
         self.lm_head: nn.Linear | None = None
         if config.own_head is not None:
             self.lm_head = nn.Linear(config.hidden, config.own_head, bias=False)
-            # its rows stand for these tokens of the policy: their numbers, less their own
+            # by row of the head: the policy's token, less the row's own number
             self.register_buffer("d2t", torch.zeros(config.own_head, dtype=torch.long))
-        self._turns = _Turns(config)
+        self._rotary = _RotaryTable(config)
 
     def feature(self, states: Tensor) -> Tensor:
-        """From the policy's states [..., captured layers, hidden]."""
+        """Compute the feature from the policy's states [..., captured layers, hidden]."""
         return self.fc(states.flatten(-2))
 
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> DrafterOutput:
-        """Token i+1's embedding meets position i's feature, and turns with position i."""
-        out = self.midlayer.merge(embeddings, features, self._turns(positions), attend)
+        """Combine token i+1's embedding with position i's feature, at position i."""
+        out = self.midlayer.merge(embeddings, features, self._rotary(positions), attend)
         return DrafterOutput(self.norm(out), out)
 
     def head(self, policy_head: Tensor) -> Tensor:
-        """What its readout is multiplied with."""
+        """Return the matrix that the readout is multiplied with."""
         return policy_head if self.lm_head is None else self.lm_head.weight
 
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def new_drafter(config: DrafterConfig) -> Drafter:
 
 
 def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
-    """In a few words, what keeps a drafter from guessing for this policy."""
+    """Say in a few words why a drafter can't guess for this policy; None if it can."""
     config = drafter.config
-    if (complaint := _misshape(config, policy)) is not None:
+    if (complaint := _describe_wrong_shape(config, policy)) is not None:
         return complaint
     for name, weight in drafter.state_dict().items():
         if not weight.isfinite().all():
@@ -150,7 +150,7 @@ def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
     return None
 
 
-def _misshape(config: DrafterConfig, policy: DecoderConfig) -> str | None:
+def _describe_wrong_shape(config: DrafterConfig, policy: DecoderConfig) -> str | None:
     for name in ("vocabulary", "hidden"):
         own, needed = getattr(config, name), getattr(policy, name)
         if own != needed:
@@ -176,8 +176,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _norm(config)
         self.mlp = _FeedForward(config)
 
-    def forward(self, inputs: Tensor, residual: Tensor, turn: Tensor, attend: Attend) -> Tensor:
-        residual = residual + self.self_attn(inputs, turn, attend)
+    def forward(self, inputs: Tensor, residual: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        residual = residual + self.self_attn(inputs, rotation, attend)
         return residual + self.mlp(self.post_attention_layernorm(residual))
 
 
@@ -187,9 +187,11 @@ class _MergingLayer(_Layer):
         self.input_layernorm = _norm(config)
         self.hidden_norm = _norm(config)
 
-    def merge(self, embeddings: Tensor, features: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+    def merge(
+        self, embeddings: Tensor, features: Tensor, rotation: Tensor, attend: Attend
+    ) -> Tensor:
         merged = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], dim=-1)
-        return self(merged, features, turn, attend)
+        return self(merged, features, rotation, attend)
 
 
 class _Attention(nn.Module):
@@ -202,12 +204,12 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, pairs, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden, bias=False)
 
-    def forward(self, inputs: Tensor, turn: Tensor, attend: Attend) -> Tensor:
+    def forward(self, inputs: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
         q, k, v = (
             projection(inputs).unflatten(-1, (-1, self._dim)).transpose(-3, -2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        attended = attend(_turned(q, turn), _turned(k, turn), v)
+        attended = attend(_rotate(q, rotation), _rotate(k, rotation), v)
         return self.o_proj(attended.transpose(-3, -2).flatten(-2))
 
 
@@ -222,8 +224,8 @@ class _FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class _Turns:
-    """What a position turns queries and keys by; no part of the checkpoint."""
+class _RotaryTable:
+    """Rotations of queries and keys by position; no part of the checkpoint."""
 
     def __init__(self, config: DrafterConfig) -> None:
         self._config = config
@@ -231,7 +233,7 @@ class _Turns:
 
     def __call__(self, positions: Tensor) -> Tensor:
         config = self._config
-        # published drafters name fewer positions than the answers that they are trained on have
+        # published drafters declare fewer positions than long answers have
         needed = int(positions.max()) + 1 if positions.numel() else 0
         if len(self._table) < needed or self._table.device != positions.device:
             rows = max(config.max_positions, needed)
@@ -243,7 +245,9 @@ def _norm(config: DrafterConfig) -> nn.RMSNorm:
     return nn.RMSNorm(config.hidden, eps=config.norm_eps)
 
 
-def _turned(heads: Tensor, turn: Tensor) -> Tensor:
-    """Heads [..., heads, tokens, width] hold the two halves of their pairs one after the other."""
-    pairs = torch.complex(*heads.to(turn.real.dtype).chunk(2, dim=-1)) * turn[..., None, :, :]
+def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate [..., heads, tokens, width], whose pairs lie half a width apart."""
+    pairs = (
+        torch.complex(*heads.to(rotation.real.dtype).chunk(2, dim=-1)) * rotation[..., None, :, :]
+    )
     return torch.cat([pairs.real, pairs.imag], dim=-1).to(heads.dtype)

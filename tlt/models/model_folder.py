@@ -1,4 +1,4 @@
-"""A model folder is either read whole and exactly as Transformers would compute it, or refused."""
+"""Read a model folder completely, as Transformers would compute it, or refuse it."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from tlt.models.config_json import read_config, read_json, unsupported
 from tlt.models.decoder_spec import Decoder, describe_mismatch, weight_shapes
 
 _FORMATS = {"F64", "F32", "F16", "BF16"}
-# A buffer that old checkpoints carry along; it follows from rope_theta.
-_DERIVED = "rotary_emb.inv_freq"
+# a buffer in old checkpoints; it follows from rope_theta
+_DERIVED_BUFFER = "rotary_emb.inv_freq"
 
 
 class _Index(msgspec.Struct):
@@ -28,7 +28,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    if name.endswith(_DERIVED):
+                    if name.endswith(_DERIVED_BUFFER):
                         continue
                     stored = tensors.get_slice(name)
                     shapes[name] = tuple(stored.get_shape())

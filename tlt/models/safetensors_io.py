@@ -1,4 +1,4 @@
-"""Named tensors in safetensors files, which is all that ever leaves a rank as a blob."""
+"""Read and write named tensors as safetensors files, the only form in which a rank sends blobs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,12 @@ from tlt.protocol.refs import BlobRef
 def read_weights(
     blobs: Blobs, ref: BlobRef, check: CheckInterrupt = never_interrupt
 ) -> dict[str, torch.Tensor]:
-    """Mapped, not copied; only what has the checksum that is its name."""
+    """Map a blob's tensors without copying, after verifying its checksum."""
     path = blobs.verify(ref, check)
     try:
         return load_file(path)
     except FileNotFoundError as error:
-        raise BlobLost(f"{path}: let go of while it was read") from error
+        raise BlobLost(f"{path}: released while it was read") from error
     except SafetensorError as error:
         raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
 
@@ -37,7 +37,7 @@ def put_weights(
 
 
 def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """With the metadata that Transformers insists on."""
+    """Write with the metadata that Transformers insists on."""
     dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(dense, file, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as the policy's own folder says."""
+"""Convert text to tokens and back with the tokenizer of the policy's folder."""
 
 import json
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ class Tokenizer:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(f"{folder}: no tokenizer can be loaded: {first_line}") from error
 
-    def prompt_tokens(self, prompt: Any, spec: DataSpec, place: str) -> tuple[int, ...]:
+    def prompt_tokens(self, prompt: Any, spec: DataSpec, location: str) -> tuple[int, ...]:
         if not spec.chat_template:
             if not isinstance(prompt, str):
-                raise DataError(f"{place}: a list of messages needs data.chat_template: true")
+                raise DataError(f"{location}: a list of messages needs data.chat_template: true")
             return tuple(self._tokenizer(prompt)["input_ids"])
         messages: list[Any] = list(prompt) if isinstance(prompt, list) else [_user(prompt)]
         if spec.system_prompt is not None:
@@ -33,11 +33,11 @@ class Tokenizer:
                 messages, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # the template is a program of the model's authors
-            raise DataError(f"{place}: the chat template refuses it: {error}") from error
+            raise DataError(f"{location}: the chat template refuses it: {error}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def answer_tokens(self, answer: str) -> tuple[int, ...]:
-        """A whole answer, with the end that the policy would give it."""
+        """Tokenise a whole answer, and add the end token that the policy would give it."""
         ids: list[int] = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
         end: int | None = self._tokenizer.eos_token_id
         return (*ids, min(self.stop_tokens()) if end is None else int(end))
@@ -46,7 +46,7 @@ class Tokenizer:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def stop_tokens(self) -> frozenset[int]:
-        """The tokenizer's end of text and those that the generation config adds."""
+        """Return the tokenizer's end-of-text token and those of the generation config."""
         found: set[int] = set()
         if self._tokenizer.eos_token_id is not None:
             found.add(int(self._tokenizer.eos_token_id))

@@ -1,4 +1,4 @@
-"""Scores answers in a process of its own, within a time limit; never raises for what it judges."""
+"""Score answers in a separate process within a time limit; reward code never makes it raise."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from tlt.errors import ConfigError
 from tlt.rewards.sandbox_process import LENGTH, ScoreRequest, ScoreResult
 
 _START_SECONDS = 60.0
-_verdict = msgspec.json.Decoder(ScoreResult)
+_decoder = msgspec.json.Decoder(ScoreResult)
 
 
 class RewardSandbox:
-    """Start it from a thread that lives as long as it should: its process dies with that thread."""
+    """Its process ends with the thread that starts it, so start it from a long-lived one."""
 
     def __init__(self, spec: RewardSpec, log: Path) -> None:
         self._spec = spec
@@ -32,11 +32,11 @@ class RewardSandbox:
         self._writer: asyncio.StreamWriter | None = None
 
     async def score(self, completion: str, answer: Any, row: dict[str, Any]) -> ScoreResult:
-        """The reward, or the configured fallback with the reason."""
+        """Return the reward, or the configured fallback with the reason."""
         try:
             if self._process is None:
                 await self.start()
-            verdict = await self._ask(
+            result = await self._request(
                 ScoreRequest(completion=completion, answer=answer, row=row),
                 self._spec.timeout_seconds,
             )
@@ -51,14 +51,14 @@ class RewardSandbox:
                 complaint = str(error)
             return ScoreResult(reward=self._spec.on_error, error=complaint)
         except asyncio.CancelledError:
-            self.stop()  # its answer would pass for that to the next question
+            self.stop()  # its result would be taken for that of the next request
             raise
-        if verdict.error is not None:
-            return msgspec.structs.replace(verdict, reward=self._spec.on_error)
-        return verdict
+        if result.error is not None:
+            return msgspec.structs.replace(result, reward=self._spec.on_error)
+        return result
 
     async def start(self) -> None:
-        """ConfigError where the verifier cannot be had."""
+        """Start the process; raise ConfigError if the verifier cannot be loaded."""
         ours, theirs = socket.socketpair()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, open(self._log, "ab") as output:
@@ -73,7 +73,7 @@ class RewardSandbox:
             )
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            first = await self._ask(self._spec, _START_SECONDS)
+            first = await self._request(self._spec, _START_SECONDS)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             self.stop()
             raise ConfigError(f"the reward's process did not start, see {self._log}") from error
@@ -91,11 +91,11 @@ class RewardSandbox:
                 self._process.wait(timeout=5)
         self._process = self._reader = self._writer = None
 
-    async def _ask(self, question: ScoreRequest | RewardSpec, seconds: float) -> ScoreResult:
+    async def _request(self, message: ScoreRequest | RewardSpec, seconds: float) -> ScoreResult:
         assert self._reader is not None
         assert self._writer is not None
-        body = msgspec.json.encode(question)
+        body = msgspec.json.encode(message)
         self._writer.write(LENGTH.pack(len(body)) + body)
         async with asyncio.timeout(seconds):
             (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            return _verdict.decode(await self._reader.readexactly(length))
+            return _decoder.decode(await self._reader.readexactly(length))

@@ -2,8 +2,8 @@
 
 Started as `python -m tlt.rewards.sandbox_process FD`.
 
-One question in, one answer out; an exception is an answer. In JSON: a row was read from it, and
-its integers may be longer than MessagePack's.
+Each request gets one result; an exception is a result. Messages are JSON, because a row's integers
+may be longer than MessagePack's.
 """
 
 import math
@@ -30,14 +30,14 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     error: str | None = None
-    # the verifier itself cannot be had: no answer will ever be scored
+    # the verifier cannot be loaded, so no answer will ever be scored
     fatal: bool = False
 
 
-def judge(verifier: Verifier, question: ScoreRequest) -> ScoreResult:
+def score(verifier: Verifier, request: ScoreRequest) -> ScoreResult:
     try:
-        reward = float(verifier(question.completion, question.answer, question.row))
-    except Exception as error:  # whatever the user's code raises
+        reward = float(verifier(request.completion, request.answer, request.row))
+    except Exception as error:  # raised by the user's code
         return ScoreResult(error=" ".join(f"{type(error).__name__}: {error}".split()))
     if not math.isfinite(reward):
         return ScoreResult(error=f"the reward is {reward}")
@@ -56,7 +56,7 @@ def main() -> None:
         return
     _write(stream, ScoreResult())
     while body := _read(stream):
-        _write(stream, judge(verifier, decoder.decode(body)))
+        _write(stream, score(verifier, decoder.decode(body)))
 
 
 def _read(stream: Any) -> bytes:
@@ -64,8 +64,8 @@ def _read(stream: Any) -> bytes:
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
-def _write(stream: Any, verdict: ScoreResult) -> None:
-    body = msgspec.json.encode(verdict)
+def _write(stream: Any, result: ScoreResult) -> None:
+    body = msgspec.json.encode(result)
     stream.write(LENGTH.pack(len(body)) + body)
     stream.flush()
 

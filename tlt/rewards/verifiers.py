@@ -1,4 +1,4 @@
-"""A verifier reads an answer and says what it is worth; the built-in ones say 1 or 0."""
+"""Verifiers map an answer to its reward; the built-in ones return 1 or 0."""
 
 import importlib
 import importlib.util
@@ -34,18 +34,18 @@ def load_verifier(spec: RewardSpec) -> Verifier:
         case "boxed":
             return lambda text, answer, row: float(_boxed(text) == _text(answer))
         case "function":
-            return _users_function(spec.function or "")
+            return _load_function(spec.function or "")
 
 
-def _users_function(dotted: str) -> Verifier:
-    """As users write it: `def reward(completion, answer, row)`, given by name."""
-    place, _, name = dotted.rpartition(":")
-    if not place or not name:
+def _load_function(dotted: str) -> Verifier:
+    """Load a user's `def reward(completion, answer, row)` by name."""
+    source, _, name = dotted.rpartition(":")
+    if not source or not name:
         raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
-    module = _file_module(Path(place)) if place.endswith(".py") else _module(place)
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"reward.function: {place} has no function '{name}'")
+        raise ConfigError(f"reward.function: {source} has no function '{name}'")
 
     def verify(text: str, answer: Any, row: Row) -> float:
         return float(function(completion=text, answer=answer, row=row))  # pyright: ignore[reportArgumentType]
@@ -53,27 +53,27 @@ def _users_function(dotted: str) -> Verifier:
     return verify
 
 
-def _module(dotted: str) -> ModuleType:
+def _import_module(dotted: str) -> ModuleType:
     try:
         return importlib.import_module(dotted)
-    except (Exception, SystemExit) as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # raised by the user's code
         raise ConfigError(
             f"reward.function: {dotted} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 
-def _file_module(path: Path) -> ModuleType:
-    name = f"reward_file_{path.stem}"  # a file may be called like a module that others import
+def _import_file(path: Path) -> ModuleType:
+    name = f"reward_file_{path.stem}"  # a file may have the name of an imported module
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None or not path.is_file():
         raise ConfigError(f"reward.function: {path}: no such file")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
-    # for the files beside it; last, because one of them may be called like a module of Python's
+    # last, because a file beside it may have the name of a standard module
     sys.path.append(str(path.parent))
     try:
         found.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the user's code
+    except (Exception, SystemExit) as error:  # raised by the user's code
         raise ConfigError(
             f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -108,7 +108,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _captured(pattern: re.Pattern[str], text: str) -> str | None:
-    """The last match's first group, or the whole match where there is none."""
+    """Return the last match's first group, or the whole match if the pattern has no group."""
     last = None
     for found in pattern.finditer(text):
         last = found
@@ -124,8 +124,8 @@ def _boxed(text: str) -> str | None:
         return None
     depth = 1
     begin = start + len(_BOXED)
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return text[begin:place].strip()
+            return text[begin:index].strip()
     return None
