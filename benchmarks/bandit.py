@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from tlt.policies.speculation.strategy_policy import Choice, bucket_of
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation, bucket_of
 from tlt.strategies import Strategy
 
 
@@ -19,10 +19,10 @@ class BucketBandit:
         self._offered: list[Strategy] = []
         self._seen: dict[tuple[int, Strategy], deque[float]] = {}
 
-    def set_strategies(self, arms: Sequence[Strategy]) -> None:
-        if not arms:
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        if not strategies:
             raise ValueError("a policy needs at least one strategy to choose")
-        self._offered = list(arms)
+        self._offered = list(strategies)
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         arms = self._offered
@@ -38,20 +38,11 @@ class BucketBandit:
             return Choice(arms[index], known[index], "best" if index == best else "explore")
         return Choice(arms[best], known[best], "best")
 
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
-        if seconds > 0.0:
-            window = self._seen.setdefault((bucket_of(batch), strategy), deque(maxlen=self._window))
-            window.append((batch + sum(accepted)) / batch / seconds)
+    def observe(self, step: StepObservation) -> None:
+        if step.seconds > 0.0:
+            key = bucket_of(step.batch), step.strategy
+            window = self._seen.setdefault(key, deque(maxlen=self._window))
+            window.append((step.batch + sum(step.accepted)) / step.batch / step.seconds)
 
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]

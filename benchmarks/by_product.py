@@ -122,8 +122,8 @@ def _native(folder: Path, drafter: Drafter, requests: Sequence[Request]) -> floa
         captured=tuple(drafter.config.captured),
         arms=(chain,),
     )
-    engine.adopt_drafter(DrafterVersion(0), drafter)
-    engine.set_strategy(chain)
+    engine.speculation.adopt_drafter(DrafterVersion(0), drafter)
+    engine.speculation.set_strategy(chain)
     _answer(engine, requests)
     tallies = [tally for tally in engine.take_strategy_tallies() if tally.strategy == chain]
     return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)

@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from tlt.policies.speculation.strategy_policy import StrategyPolicy
+from tlt.policies.speculation.strategy_policy import StepObservation, StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (
@@ -218,8 +218,9 @@ class _Job:
         passing = self._machine.passing(len(rates), batch, context)
         if policy is not None:
             noisy = proposing * self._noise()
+            seconds = noisy + passing * self._noise()
             policy.observe(
-                strategy, batch, context, noisy + passing * self._noise(), noisy, reached, accepted
+                StepObservation(strategy, batch, context, seconds, noisy, reached, accepted)
             )
             if outcome.steps % _CHECK_STEPS == 0 and not isinstance(strategy, Ngram):
                 would = self._text.rates(_CHECKED, done, ended)

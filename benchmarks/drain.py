@@ -113,7 +113,7 @@ def _drain(
     began = cpu_seconds(device)
     while made.running:
         if isinstance(strategy, dict):
-            made.set_strategy(_for_batch(strategy, made.running))
+            made.speculation.set_strategy(_for_batch(strategy, made.running))
         made.step()
     return cpu_seconds(device) - began
 

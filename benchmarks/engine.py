@@ -176,13 +176,13 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
 
 @contextmanager
 def _named(name: str) -> Generator[None]:
-    attended = CompiledWindowAttention.attended
+    attended = CompiledWindowAttention.attend
 
     def recorded(windows: CompiledWindowAttention, layer: int) -> torch.Tensor:
         with record_function(name):
             return attended(windows, layer)
 
-    with patch.object(CompiledWindowAttention, "attended", recorded):
+    with patch.object(CompiledWindowAttention, "attend", recorded):
         yield
 
 

@@ -148,7 +148,7 @@ def _engine(decoder: Decoder, drafter: Drafter) -> NativeEngine:
         captured=(_SHAPE.layers,),
         arms=[strategy for strategy, _ in _WAYS.values()],
     )
-    engine.adopt_drafter(DrafterVersion(1), drafter)
+    engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
     return engine
 
 
@@ -156,7 +156,7 @@ def _measured(
     engine: NativeEngine, strategy: Strategy, sampling: Sampling, batch: int
 ) -> dict[str, float]:
     """Return medians over steps without the first two, which prefill."""
-    engine.set_strategy(strategy)
+    engine.speculation.set_strategy(strategy)
     requests = [request(i, p, _CONTEXT) for i, p in enumerate(random_prompts(batch, 0))]
     engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in requests])
     steps: list[tuple[float, dict[str, float]]] = []
@@ -194,7 +194,7 @@ def _sampling_timed() -> Generator[dict[str, float]]:
 
     with (
         patch.object(Sampler, "noise", timed("noise", Sampler.noise)),
-        patch.object(Sampler, "guess", timed("guess", Sampler.guess)),
+        patch.object(Sampler, "sample_drafts", timed("guess", Sampler.sample_drafts)),
         patch.object(Sampler, "draw", timed("draw", Sampler.draw)),
     ):
         yield spent

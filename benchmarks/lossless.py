@@ -158,15 +158,15 @@ def _answers(made: NativeEngine, part: Part) -> dict[int, Completion]:
     dice, version = random.Random(part.name), 1
     drafters = _drafters() if part.strategy is None else []
     if part.strategy is not None:
-        made.set_strategy(part.strategy)
+        made.speculation.set_strategy(part.strategy)
     made.submit(part.requests)
     done: dict[int, Completion] = {}
     while made.running:
         if part.strategy is None:
-            made.set_strategy(dice.choice(ARMS))
+            made.speculation.set_strategy(dice.choice(ARMS))
             if dice.random() < _SWAPPED:
                 version += 1
-                made.adopt_drafter(DrafterVersion(version), dice.choice(drafters))
+                made.speculation.adopt_drafter(DrafterVersion(version), dice.choice(drafters))
         done |= {completion.id: completion for completion in made.step()}
     return done
 

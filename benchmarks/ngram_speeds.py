@@ -103,7 +103,7 @@ def _engine() -> NativeEngine:
 
 
 def _answered(engine: NativeEngine, strategy: Strategy, requests: Sequence[Request]) -> _Answered:
-    engine.set_strategy(strategy)
+    engine.speculation.set_strategy(strategy)
     engine.submit(requests)
     done: list[Completion] = []
     began = cpu_seconds()

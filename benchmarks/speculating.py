@@ -93,22 +93,22 @@ def engine(
         captured=tuple(captured),
         arms=arms,
     )
-    made.adopt_drafter(DrafterVersion(0), drafter)
+    made.speculation.adopt_drafter(DrafterVersion(0), drafter)
     return made
 
 
 def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy, seed: int = 0) -> None:
     if isinstance(way, msgspec.Struct):
-        made.set_strategy(way)
+        made.speculation.set_strategy(way)
     else:
-        made.set_strategy_policy(way, seed=seed)
+        made.speculation.set_policy(way, seed=seed)
 
 
 def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:
     """Return the tokens per pass of the policy over answers to held-out prompts."""
     chain = Draft(depth=depth, noise=True)
     made = engine(_SLOTS, arms=(chain,), drafter=drafter)
-    made.set_strategy(chain)
+    made.speculation.set_strategy(chain)
     made.submit(Requests().take(answers))
     while made.running:
         made.step()

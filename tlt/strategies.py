@@ -1,23 +1,23 @@
-"""How the next decode step may go: every way gives the same tokens, at different speeds."""
+"""How a decode step may guess ahead: every strategy gives the same tokens, at different speeds."""
 
 import msgspec
 
 
 class Off(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="off"):
-    """One token a step, guessed by nobody."""
+    """Guess nothing: one token per row and step."""
 
 
 class Ngram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ngram"):
-    """What followed the same words before is proposed, up to so many tokens of it."""
+    """Propose up to `tokens` tokens that followed the same words before."""
 
     tokens: int
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="draft"):
-    """The drafter proposes a chain of so many tokens."""
+    """Propose a chain of `depth` tokens with the drafter."""
 
     depth: int
-    # with the policy's own noise, or its best guess without
+    # sample with the policy's own noise; otherwise take the drafter's most likely tokens
     noise: bool = True
 
 
@@ -25,7 +25,7 @@ Strategy = Off | Ngram | Draft
 
 
 def max_drafts(strategy: Strategy) -> int:
-    """How many tokens it guesses at once, at most."""
+    """Return how many tokens a strategy guesses at once, at most."""
     match strategy:
         case Off():
             return 0

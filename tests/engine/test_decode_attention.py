@@ -46,7 +46,7 @@ def attended(
     kernel: AttentionKernel, queries: torch.Tensor, entries: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     layout = CacheLayout([0, entries.data_ptr()], entries.shape[1] // 2, entries.shape[2])
-    return CompiledWindowAttention(kernel, layout, queries, positions, _SCALE).attended(1).clone()
+    return CompiledWindowAttention(kernel, layout, queries, positions, _SCALE).attend(1).clone()
 
 
 @pytest.mark.parametrize("width", [4, 24, 32, 80, 256])

@@ -44,16 +44,16 @@ def fill(slots, context):
         PolicyVersion(0), (1, 2, 3), arms, ngram_bytes=4 << 20,
     )
     if arms:
-        said = engine.memory_bytes + engine.drafter_memory_bytes(drafter.config)
-        engine.adopt_drafter(DrafterVersion(1), drafter)
+        said = engine.memory_bytes + engine.speculation.drafter_bytes(drafter.config)
+        engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
         assert engine.memory_bytes == said
     for arm in (Off(), *arms):
         engine.submit([ask(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)])
-        engine.set_strategy(Off() if isinstance(arm, Draft) else arm)
+        engine.speculation.set_strategy(Off() if isinstance(arm, Draft) else arm)
         # a drafter makes all that it lacks, so the last tokens are enough to fill its cache
         for step in range(context - 20):
             engine.step()
-        engine.set_strategy(arm)
+        engine.speculation.set_strategy(arm)
         while engine.running:
             engine.step()
     return engine
@@ -90,8 +90,8 @@ def test_what_a_drafter_adds_is_known_before(
         load_decoder(folder), show, 4, 128, torch.device("cpu"), PolicyVersion(0), (1, 2, 3), ARMS
     )
     config = msgspec.structs.replace(drafter_models.config(layout), own_head=own_head)
-    said = engine.memory_bytes + engine.drafter_memory_bytes(config)
-    engine.adopt_drafter(DrafterVersion(1), new_drafter(config))
+    said = engine.memory_bytes + engine.speculation.drafter_bytes(config)
+    engine.speculation.adopt_drafter(DrafterVersion(1), new_drafter(config))
     assert engine.memory_bytes == said
 
 
@@ -107,7 +107,7 @@ def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
         arms=ARMS,
         ngram_bytes=budget,
     )
-    engine.set_strategy(Ngram(tokens=4))
+    engine.speculation.set_strategy(Ngram(tokens=4))
     said, held = engine.memory_bytes, list[int]()
     tracemalloc.start()
     for first in range(0, 160, 40):

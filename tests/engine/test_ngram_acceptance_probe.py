@@ -1,4 +1,4 @@
-"""What n-grams would have come to is told while others decode."""
+"""The acceptance of n-grams is measured while other strategies decode."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from tlt.ids import DrafterVersion, PolicyVersion
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.model_folder import load_decoder
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.strategy_policy import Choice, ChoiceReason
+from tlt.policies.speculation.strategy_policy import Choice, ChoiceReason, StepObservation
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 MOST = 5
@@ -42,27 +42,27 @@ class Sums:
 
 
 class Always(AdaptivePolicy):
-    """These strategies by turns, and what was told of n-grams."""
+    """These strategies by turns, and a record of what is observed of n-grams."""
 
     def __init__(self, *strategies: Strategy, why: ChoiceReason = "only") -> None:
         super().__init__()
         self._strategies = strategies
         self._why: ChoiceReason = why
-        self._rounds = 0
-        self.checks, self.rounds = Sums(), Sums()
-        # sizes that were told with checks
+        self._steps = 0
+        self.probes, self.steps = Sums(), Sums()
+        # batch sizes of the probes
         self.batches: set[int] = set()
-        # tokens of every row and round
+        # tokens of each step
         self.kept: list[int] = []
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        self._rounds += 1
-        return Choice(self._strategies[self._rounds % len(self._strategies)], 1.0, self._why)
+        self._steps += 1
+        return Choice(self._strategies[self._steps % len(self._strategies)], 1.0, self._why)
 
-    def observe(self, strategy: Strategy, *round: Any) -> None:
-        self.kept.append(1 + sum(round[5]))
-        if strategy == Ngram(tokens=MOST):
-            self.rounds.add(round[4], round[5])
+    def observe(self, step: StepObservation) -> None:
+        self.kept.append(1 + sum(step.accepted))
+        if step.strategy == Ngram(tokens=MOST):
+            self.steps.add(step.reached, step.accepted)
 
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
@@ -70,7 +70,7 @@ class Always(AdaptivePolicy):
         assert strategy == Ngram(tokens=MOST)
         assert reached[0] > 0
         self.batches.add(batch)
-        self.checks.add(reached, accepted)
+        self.probes.add(reached, accepted)
 
 
 @pytest.fixture(scope="module")
@@ -91,132 +91,130 @@ def engine(
     layers = range(1, model.config.layers + 1)
     made = NativeEngine(model, show, 6, 128, device, PolicyVersion(0), layers, arms)
     if drafter is not None:
-        made.adopt_drafter(DrafterVersion(1), drafter)
-    made.set_strategy_policy(strategies, 0)
+        made.speculation.adopt_drafter(DrafterVersion(1), drafter)
+    made.speculation.set_policy(strategies, 0)
     return made
 
 
-def told(folder: Path, made: NativeEngine) -> None:
-    """The last few guesses are told before policies are swapped."""
+def report(folder: Path, made: NativeEngine) -> None:
+    """Swap weights: the last counts are reported before."""
     made.swap_weights(PolicyVersion(1), load_decoder(folder, torch.float64).weights)
 
 
-def guessed(written: Sequence[Sequence[int]], firsts: Sequence[int]) -> Sums:
-    """Answers one after the other, each in rounds of n-grams from its first few tokens on."""
+def expected_counts(written: Sequence[Sequence[int]], firsts: Sequence[int]) -> Sums:
+    """Count n-gram steps over answers, one after the other, each from its first few tokens on."""
     sums, index = Sums(), NgramIndex(1 << 20)
     for row, (answer, first) in enumerate(zip(written, firsts, strict=True)):
         index.begin(row, PROMPT, "group")
-        read, place = 0, first
-        while place < len(answer):
-            index.extend(row, answer[read:place])
-            guess, rest = index.propose(row, MOST).tokens, answer[place : place + MOST]
-            agree = [one == other for one, other in zip(guess, rest, strict=False)]
+        read, at = 0, first
+        while at < len(answer):
+            index.extend(row, answer[read:at])
+            drafts, rest = index.propose(row, MOST).tokens, answer[at : at + MOST]
+            agree = [one == other for one, other in zip(drafts, rest, strict=False)]
             right = next((i for i, same in enumerate(agree) if not same), len(agree))
             reached = [int(depth <= right and depth < len(rest)) for depth in range(MOST)]
             sums.add(reached, [int(depth < right) for depth in range(MOST)])
-            read, place = place, place + right + 1
+            read, at = at, at + right + 1
         index.extend(row, answer[read:])
     return sums
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tokens", [61, 100])
-def test_a_row_is_followed_as_if_ngrams_guessed_for_it(
+def test_probes_a_row_as_if_ngrams_decoded_it(
     policy: Path, sampling: Sampling, tokens: int
 ) -> None:
-    """The rounds of n-grams begin with the first token, checks after it."""
+    """N-gram steps begin with the first token, probes after it."""
     asked = [ask(0, PROMPT, sampling, tokens), ask(1, PROMPT, sampling, 12, member=0)]
     followed, decoding = Always(Off()), Always(Ngram(tokens=MOST))
     for strategies in (followed, decoding):
         made = engine(policy, strategies)
         written = [answers(made, [request])[request.id].tokens for request in asked]
-        told(policy, made)
-    assert sum(followed.checks.accepted) > 10
-    assert followed.checks == guessed(written, (1, 1))
+        report(policy, made)
+    assert sum(followed.probes.accepted) > 10
+    assert followed.probes == expected_counts(written, (1, 1))
     assert followed.batches == {1}
-    assert decoding.rounds == guessed(written, (0, 0))
-    assert decoding.checks == Sums()
+    assert decoding.steps == expected_counts(written, (0, 0))
+    assert decoding.probes == Sums()
 
 
 @pytest.mark.parametrize("tokens", [61, 100])
-def test_where_others_end_their_rounds_makes_no_difference(
+def test_probes_do_not_depend_on_where_other_strategies_end_their_steps(
     policy: Path, drafter: Drafter, tokens: int
 ) -> None:
-    """A round of the drafter may pass what several guesses would have come to."""
+    """A step of the drafter may pass the ends of several probes."""
     asked = [ask(0, PROMPT, Sampling(), tokens), ask(1, PROMPT, Sampling(), 12, member=0)]
     strategies = Always(DRAFT)
     made = engine(policy, strategies, drafter)
     written, firsts = list[Sequence[int]](), list[int]()
     for request in asked:
-        rounds = len(strategies.kept)
+        steps = len(strategies.kept)
         written.append(answers(made, [request])[request.id].tokens)
-        firsts.append(strategies.kept[rounds])
-    told(policy, made)
+        firsts.append(strategies.kept[steps])
+    report(policy, made)
     assert max(strategies.kept) > 2
-    assert sum(strategies.checks.accepted) > 5
-    assert strategies.checks == guessed(written, firsts)
+    assert sum(strategies.probes.accepted) > 5
+    assert strategies.probes == expected_counts(written, firsts)
 
 
-def test_what_others_are_measured_against_does_nothing_else(policy: Path) -> None:
+def test_control_runs_are_not_probed(policy: Path) -> None:
     strategies = Always(Off(), why="control")
     made = engine(policy, strategies)
     answers(made, [ask(i, PROMPT, Sampling(), 40) for i in range(8)])
-    told(policy, made)
-    assert strategies.checks == Sums()
+    report(policy, made)
+    assert strategies.probes == Sums()
 
 
 class Compared(Always):
-    """Eight rounds of each kind by turns."""
+    """Eight ordinary steps and eight of a control run by turns."""
 
     @property
     def comparing(self) -> bool:
-        return self._rounds // 8 % 2 == 1
+        return self._steps // 8 % 2 == 1
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         choice = super().choose(batch, context, random)
         return msgspec.structs.replace(choice, why="control") if self.comparing else choice
 
 
-def test_what_was_guessed_before_is_judged_after(
-    policy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody looks up anything meanwhile; guesses go on where the one that was open ends."""
+def test_probes_continue_after_a_control_run(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked up meanwhile; probes continue where the open one ends."""
     strategies, begun = Compared(Off()), list[bool]()
-    look_up = NgramProposer.guess
+    look_up = NgramProposer.propose_row
 
-    def guess(*args: Any) -> list[int]:
+    def propose_row(*args: Any) -> list[int]:
         begun.append(strategies.comparing)
         return look_up(*args)
 
-    monkeypatch.setattr(NgramProposer, "guess", guess)
+    monkeypatch.setattr(NgramProposer, "propose_row", propose_row)
     made = engine(policy, strategies)
     written = answers(made, [ask(0, PROMPT, GREEDY, 100)])[0].tokens
-    told(policy, made)
+    report(policy, made)
     assert len(written) == 100
     assert len(begun) > 10
     assert not any(begun)
-    assert strategies.checks == guessed([written], [1])
+    assert strategies.probes == expected_counts([written], [1])
 
 
-def test_rows_move_end_and_are_cancelled_while_they_are_followed(policy: Path) -> None:
-    """Answers repeat one of two that were given before: what is not refused by an end is right."""
+def test_probed_rows_may_move_end_and_be_cancelled(policy: Path) -> None:
+    """Answers repeat one of two earlier ones: all drafts before an answer's end are accepted."""
     strategies = Always(Off(), Off(), Ngram(tokens=2))
     made = engine(policy, strategies)
     answers(made, [ask(i, prompt, GREEDY, 60) for i, prompt in enumerate((PROMPT, OTHER))])
-    told(policy, made)
-    strategies.checks = Sums()
+    report(policy, made)
+    strategies.probes = Sums()
     prompts = (PROMPT, OTHER) * 12
     made.submit([ask(9 + i, prompt, GREEDY, 3 + 11 * i % 40) for i, prompt in enumerate(prompts)])
-    rounds = 0
+    steps = 0
     while made.running:
         made.step()
-        rounds += 1
-        if rounds % 9 == 0:
-            made.cancel([9 + rounds % 24])
-    told(policy, made)
-    assert strategies.checks.reached[0] > 20
+        steps += 1
+        if steps % 9 == 0:
+            made.cancel([9 + steps % 24])
+    report(policy, made)
+    assert strategies.probes.reached[0] > 20
     assert strategies.batches <= set(range(1, 7))
     assert max(strategies.batches) > 1
     # what a sibling that runs has written may be shorter than a guess, or nothing
-    assert strategies.checks.accepted[0] > 0.9 * strategies.checks.reached[0]
-    assert strategies.checks.accepted[1] == strategies.checks.reached[1]
+    assert strategies.probes.accepted[0] > 0.9 * strategies.probes.reached[0]
+    assert strategies.probes.accepted[1] == strategies.probes.reached[1]

@@ -1,9 +1,8 @@
-"""Guessing changes how fast tokens come, and never which."""
+"""Speculation changes how fast tokens come, and never which."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.models.model_folder import load_decoder
 from tlt.models.rope import PlainRope
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.strategy_policy import Choice
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.protocol.refs import OriginSpan
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
@@ -50,9 +49,9 @@ def engine(
     layers = range(1, model.config.layers + 1)
     device, version = torch.device("cpu"), PolicyVersion(0)
     made = NativeEngine(model, show, slots, 128, device, version, layers, ARMS)
-    made.adopt_drafter(FIRST, drafter)
+    made.speculation.adopt_drafter(FIRST, drafter)
     if strategy is not None:
-        made.set_strategy(strategy)
+        made.speculation.set_strategy(strategy)
     return made
 
 
@@ -72,7 +71,7 @@ def eagle(policy: Path) -> Drafter:
 
 
 def requests(count: int = 48, sampling: Sampling | None = None, tokens: int = 40) -> list[Request]:
-    """Groups of four, one of whose rollouts is watched for a string."""
+    """Make groups of four, one of whose requests has a stop string."""
     drawn, prompts = sampling or Sampling(), random_prompts(count // 4)
     stops = [("7 3",) if i % 4 == 3 else () for i in range(count)]
     return [
@@ -95,10 +94,10 @@ def accept_length(done: dict[int, Completion]) -> float:
     return tokens / (tokens - kept)
 
 
-# in float32 C attends where torch does in float64
+# float32 attends with the C kernel, float64 with torch
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("strategy", ARMS[1:])
-def test_every_way_gives_the_same_tokens(
+def test_every_strategy_gives_the_same_tokens(
     policy: Path, drafter: Drafter, strategy: Strategy, dtype: torch.dtype
 ) -> None:
     asked = requests()
@@ -113,19 +112,19 @@ def test_every_way_gives_the_same_tokens(
 
 
 @pytest.mark.parametrize("prompt", [1, 30])
-def test_a_drafter_proposes_the_same_without_a_compiler(
+def test_a_drafter_proposes_the_same_with_and_without_the_c_kernel(
     policy: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, prompt: int
 ) -> None:
-    """Beside a prompt that has nothing before its last token, and one that has much."""
+    """Include a prompt of one token and a long one."""
     asked = [*requests(), ask(48, range(3, 3 + prompt), Sampling(), 40)]
 
     def written() -> dict[int, tuple[Sequence[int], Sequence[OriginSpan]]]:
         made = engine(policy, drafter, Draft(depth=4), dtype=torch.float32)
         return {i: (done.tokens, done.origins) for i, done in answers(made, asked).items()}
 
-    with_it = written()
+    compiled = written()
     monkeypatch.setattr(decode_attention_kernels, "kernel", lambda: None)
-    assert written() == with_it
+    assert written() == compiled
 
 
 @pytest.mark.parametrize("strategy", ARMS[1:])
@@ -143,19 +142,19 @@ def test_logprobs_are_the_policys_at_another_temperature(
 def switching(
     made: NativeEngine, asked: Sequence[Request], drafters: Sequence[Drafter]
 ) -> dict[int, Completion]:
-    """Another way at each step, and now and then another drafter."""
+    """Decode with another strategy at each step, and now and then another drafter."""
     dice = Random(3)
     done: dict[int, Completion] = {}
     made.submit(asked)
     while made.running:
-        made.set_strategy(dice.choice(ARMS))
+        made.speculation.set_strategy(dice.choice(ARMS))
         if dice.random() < 0.1:
-            made.adopt_drafter(DrafterVersion(dice.randrange(9)), dice.choice(drafters))
+            made.speculation.adopt_drafter(DrafterVersion(dice.randrange(9)), dice.choice(drafters))
         done |= {completion.id: completion for completion in made.step()}
     return done
 
 
-def test_ways_and_drafters_change_between_any_two_steps(policy: Path, drafter: Drafter) -> None:
+def test_strategies_and_drafters_may_change_at_any_step(policy: Path, drafter: Drafter) -> None:
     asked = requests()
     plain = answers(engine(policy, drafter), asked)
     others = [
@@ -167,12 +166,12 @@ def test_ways_and_drafters_change_between_any_two_steps(policy: Path, drafter: D
     assert same(done, plain)
     assert accept_length(done) > 1.2
     for completion in done.values():
-        told = (completion.policies, completion.drafters, completion.origins, completion.batches)
-        assert [sum(s.tokens for s in spans) for spans in told] == [len(completion.tokens)] * 4
+        spans = (completion.policies, completion.drafters, completion.origins, completion.batches)
+        assert [sum(s.tokens for s in each) for each in spans] == [len(completion.tokens)] * 4
 
 
 def test_any_policy_decodes_the_same(policy_folder: Path) -> None:
-    """Where no drafter is any good, greedy answers repeat themselves."""
+    """Random drafters are accepted where greedy answers repeat themselves."""
     for sampling in (Sampling(), Sampling(temperature=0), Sampling(temperature=0.5, top_k=9)):
         asked = requests(32, sampling)
         theta = load_decoder(policy_folder).config.rope.theta
@@ -196,7 +195,7 @@ def test_in_float32_answers_differ_by_ties_alone(policy: Path, eagle: Drafter) -
 def test_second_tokens_follow_the_policy(
     policy: Path, eagle: Drafter, strategy: Strategy, sampling: Sampling
 ) -> None:
-    """They are drafts that were let pass, or what was drawn in their place."""
+    """A second token is an accepted draft, or what the policy sampled instead."""
     prompt = random_prompts(1, shortest=5)[0]
     made = engine(policy, eagle, strategy, slots=64, dtype=torch.float32)
     done = answers(made, [ask(i, prompt, sampling, max_new_tokens=2) for i in range(DRAWS)])
@@ -204,12 +203,12 @@ def test_second_tokens_follow_the_policy(
     assert p_value(counts, second_tokens(policy, prompt, sampling), at_least=3) > 0.01
 
 
-def test_the_draws_are_enough() -> None:
+def test_enough_tokens_are_drawn_to_see_a_difference() -> None:
     assert power(DRAWS, 0.05, 97, 0.01) >= 0.95
 
 
 def second_tokens(policy: Path, prompt: Sequence[int], sampling: Sampling) -> torch.Tensor:
-    """How likely each is."""
+    """Return the probability of each second token."""
     first = filtered(forced_logits(policy, prompt, [0])[0], sampling)
     second = torch.stack(
         [filtered(forced_logits(policy, prompt, [t, 0])[1], sampling) for t in range(97)]
@@ -224,9 +223,7 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return scaled.softmax(-1)
 
 
-def test_a_stop_inside_what_was_accepted_ends_the_answer_there(
-    policy: Path, eagle: Drafter
-) -> None:
+def test_a_stop_token_among_accepted_drafts_ends_the_answer(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
     whole = answers(engine(policy, eagle), [ask(0, prompt, Sampling(), 30)])[0].tokens
     for at in range(1, 12):
@@ -240,15 +237,14 @@ def test_a_stop_inside_what_was_accepted_ends_the_answer_there(
         assert (done.tokens, done.stop) == (whole[:at], "length")
 
 
-def test_answers_reach_the_last_position(policy: Path, eagle: Drafter) -> None:
-    """Drafts beyond it are dropped."""
+def test_drafts_beyond_the_last_position_are_dropped(policy: Path, eagle: Drafter) -> None:
     asked = [ask(i, prompt, Sampling(), 500) for i, prompt in enumerate(random_prompts(6))]
     plain = answers(engine(policy, eagle), asked)
     assert same(answers(engine(policy, eagle, Draft(depth=6)), asked), plain)
     assert all(len(c.tokens) + len(asked[i].prompt) == 128 for i, c in plain.items())
 
 
-def test_a_finished_sibling_is_what_the_next_one_copies(policy: Path, eagle: Drafter) -> None:
+def test_ngrams_copy_a_finished_sibling(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
     made = engine(policy, eagle, Ngram(tokens=5))
     first, again = (answers(made, [ask(i, prompt, Sampling(), 40, member=1)]) for i in range(2))
@@ -256,7 +252,7 @@ def test_a_finished_sibling_is_what_the_next_one_copies(policy: Path, eagle: Dra
     assert accept_length(again) > 3
 
 
-def test_what_was_answered_elsewhere_is_copied_too(policy: Path, eagle: Drafter) -> None:
+def test_ngrams_copy_an_indexed_answer(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
     asked = [ask(0, prompt, Sampling(), 40)]
     plain = answers(engine(policy, eagle), asked)
@@ -267,18 +263,16 @@ def test_what_was_answered_elsewhere_is_copied_too(policy: Path, eagle: Drafter)
     assert accept_length(done) > 3
 
 
-def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
-    policy: Path, next_folder: Path
-) -> None:
-    """Where nothing is accepted of a random drafter, each way swaps at the same token."""
+def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder: Path) -> None:
+    """While nothing is accepted, all strategies swap weights at the same token."""
     asked = [ask(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
-    strange = drafter_models.random_drafter("eagle", 1)
+    untrained = drafter_models.random_drafter("eagle", 1)
     weights = load_decoder(next_folder, torch.float64).weights
     later = dict(load_decoder(policy, torch.float64).weights)
     later |= {name: w for name, w in weights.items() if "layers" in name}
 
     def swapping(strategy: Strategy) -> dict[int, Completion]:
-        made = engine(policy, strange, strategy, slots=12)
+        made = engine(policy, untrained, strategy, slots=12)
         made.submit(asked)
         done = {c.id: c for _ in range(9) for c in made.step()}
         made.swap_weights(PolicyVersion(1), later)
@@ -287,7 +281,7 @@ def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
         return done
 
     plain, drafted = swapping(Off()), swapping(Draft(depth=3))
-    unswapped = answers(engine(policy, strange, Off()), asked)
+    unswapped = answers(engine(policy, untrained, Off()), asked)
     for id, completion in drafted.items():
         if any(span.origin == "accepted" for span in completion.origins):
             continue
@@ -298,7 +292,7 @@ def test_new_weights_leave_the_drafter_behind_and_the_tokens_right(
     assert sum(c.tokens == plain[id].tokens for id, c in drafted.items()) >= 3
 
 
-def test_what_is_cancelled_keeps_what_it_has(policy: Path, eagle: Drafter) -> None:
+def test_cancelled_requests_return_their_partial_answers(policy: Path, eagle: Drafter) -> None:
     asked = requests()
     plain = answers(engine(policy, eagle), asked)
     made = engine(policy, eagle, Draft(depth=6))
@@ -314,30 +308,30 @@ def test_what_is_cancelled_keeps_what_it_has(policy: Path, eagle: Drafter) -> No
         assert completion.tokens == plain[id].tokens[: len(completion.tokens)]
 
 
-class Listening(AdaptivePolicy):
-    """Always the same, and what it is told."""
+class RecordingPolicy(AdaptivePolicy):
+    """Always the same choice, and a record of what is observed."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__()
         self.strategy = strategy
-        self.told: list[tuple[list[int], list[int]]] = []
+        self.observed: list[tuple[list[int], list[int]]] = []
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         return Choice(self.strategy, 1.0, "only")
 
-    def observe(self, *round: Any) -> None:
-        self.told.append((list(round[5]), list(round[6])))
+    def observe(self, step: StepObservation) -> None:
+        self.observed.append((list(step.reached), list(step.accepted)))
 
 
-def test_what_is_not_even_proposed_counts_as_refused(policy: Path, eagle: Drafter) -> None:
+def test_a_missing_draft_counts_as_rejected(policy: Path, eagle: Drafter) -> None:
     made = engine(policy, eagle)
-    policy_ = Listening(Ngram(tokens=5))
-    made.set_strategy_policy(policy_, 0)
+    policy_ = RecordingPolicy(Ngram(tokens=5))
+    made.speculation.set_policy(policy_, 0)
     (done,) = answers(made, [ask(0, (3, 1, 4), Sampling(), 12)]).values()
-    kept = sum(sum(accepted) for _, accepted in policy_.told)
+    kept = sum(sum(accepted) for _, accepted in policy_.observed)
     assert kept >= sum(span.tokens for span in done.origins if span.origin == "accepted")
-    assert all(len(reached) == 5 for reached, _ in policy_.told)
-    assert ([1, 0, 0, 0, 0], [0] * 5) in policy_.told
+    assert all(len(reached) == 5 for reached, _ in policy_.observed)
+    assert ([1, 0, 0, 0, 0], [0] * 5) in policy_.observed
 
 
 @pytest.mark.parametrize(
@@ -367,7 +361,7 @@ def test_a_drafter_that_does_not_fit_is_refused(
     made = engine(policy, eagle, Draft(depth=3))
     config = msgspec.structs.replace(drafter_models.config("eagle"), **change)
     with pytest.raises(ConfigError, match=complaint):
-        made.adopt_drafter(DrafterVersion(2), new_drafter(config))
+        made.speculation.adopt_drafter(DrafterVersion(2), new_drafter(config))
     asked = requests(8)
     assert same(answers(made, asked), answers(engine(policy, eagle), asked))
 
@@ -377,25 +371,25 @@ def test_a_drafter_with_a_nan_is_refused(policy: Path, eagle: Drafter) -> None:
     with torch.no_grad():
         broken.fc.weight[3, 4] = torch.nan
     with pytest.raises(ConfigError, match=r"fc.weight \[64, 128\] holds what is not a number"):
-        engine(policy, eagle).adopt_drafter(DrafterVersion(2), broken)
+        engine(policy, eagle).speculation.adopt_drafter(DrafterVersion(2), broken)
 
 
-def test_more_guesses_than_there_is_room_for_are_refused(policy: Path, eagle: Drafter) -> None:
-    with pytest.raises(ConfigError, match="7 tokens guessed, where 1 to 6 fit"):
+def test_refuses_more_drafts_than_there_is_room_for(policy: Path, eagle: Drafter) -> None:
+    with pytest.raises(ConfigError, match="7 drafts per step, where 1 to 6 fit"):
         engine(policy, eagle, Draft(depth=7))
-    with pytest.raises(ConfigError, match="0 tokens guessed, where 1 to 6 fit"):
+    with pytest.raises(ConfigError, match="0 drafts per step, where 1 to 6 fit"):
         engine(policy, eagle, Draft(depth=0))
 
 
-def test_beyond_an_answers_end_there_is_nothing_to_agree_with() -> None:
-    """Rows: refused at the third; ended by a draft; ended by the policy's own token; all passed."""
-    verdict = StepOutcome(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
-    assert count_drafts(verdict) == ([3, 2, 3, 7], [2, 2, 2, 6])
+def test_drafts_beyond_an_answers_end_are_not_counted() -> None:
+    # rejected at the third; ended by a draft; ended by the policy's own token; all accepted
+    outcome = StepOutcome(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
+    assert count_drafts(outcome) == ([3, 2, 3, 7], [2, 2, 2, 6])
 
 
-def test_a_way_that_the_engine_was_not_made_for_is_refused(policy: Path, eagle: Drafter) -> None:
+def test_refuses_a_strategy_that_the_engine_was_not_made_for(policy: Path, eagle: Drafter) -> None:
     model = load_decoder(policy, torch.float64)
     device, version = torch.device("cpu"), PolicyVersion(0)
     made = NativeEngine(model, show, 4, 128, device, version, (), (Draft(depth=6),))
-    with pytest.raises(ConfigError, match="n-grams are not among the ways"):
-        made.set_strategy(Ngram(tokens=4))
+    with pytest.raises(ConfigError, match="n-grams are not among the strategies"):
+        made.speculation.set_strategy(Ngram(tokens=4))

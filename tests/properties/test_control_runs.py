@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt.policies.speculation.control_runs import RUN_STEPS, ControlRunPolicy
-from tlt.policies.speculation.strategy_policy import Choice, bucket_of
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation, bucket_of
 from tlt.strategies import Draft, Off, Strategy
 
 ARM = Draft(depth=4)
@@ -22,14 +22,14 @@ class Listening:
         self.numbers: list[float] = []
         self.seen: list[Strategy] = []
 
-    def set_strategies(self, arms: Any) -> None: ...
+    def set_strategies(self, strategies: Any) -> None: ...
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         self.numbers.append(random)
         return Choice(ARM, 1.0, "best")
 
-    def observe(self, strategy: Strategy, *round: Any) -> None:
-        self.seen.append(strategy)
+    def observe(self, step: StepObservation) -> None:
+        self.seen.append(step.strategy)
 
     def observe_probe(self, *_: Any) -> None: ...
 
@@ -47,7 +47,9 @@ def decode(
         choice = control.choose(batch, 100 * batch, dice.random())
         plain.append(choice.why == "control")
         assert choice.strategy == (Off() if plain[-1] else ARM)
-        control.observe(choice.strategy, batch, 100 * batch, seconds[batch], 0.0, [], [])
+        control.observe(
+            StepObservation(choice.strategy, batch, 100 * batch, seconds[batch], 0.0, [], [])
+        )
     return plain
 
 

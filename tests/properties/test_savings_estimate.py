@@ -22,7 +22,7 @@ from tlt.policies.speculation.savings_estimate import (
     estimate_loss,
     estimate_savings,
 )
-from tlt.policies.speculation.strategy_policy import Choice
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Strategy
@@ -43,25 +43,16 @@ class Telling(ControlRunPolicy):
         self._chosen = super().choose(batch, context, random)
         return self._chosen
 
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
-        super().observe(strategy, batch, context, seconds, drafting, reached, accepted, width)
+    def observe(self, step: StepObservation) -> None:
+        super().observe(step)
         assert self._chosen is not None
-        tokens = batch + sum(accepted)
-        self.tallies.add(self._chosen, None, batch, tokens, seconds, seconds)
+        tokens = step.batch + sum(step.accepted)
+        self.tallies.add(self._chosen, None, step.batch, tokens, step.seconds, step.seconds)
         if self._chosen.why != "control":
             noise = math.exp(MACHINE.noise**2 / 2)
-            self.truth += tokens / batch * MACHINE.passing(0, batch, context) * noise - seconds
-            self.seconds += seconds
+            plain = tokens / step.batch * MACHINE.passing(0, step.batch, step.context)
+            self.truth += plain * noise - step.seconds
+            self.seconds += step.seconds
 
 
 def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, float, float]:
@@ -69,7 +60,7 @@ def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, 
     policy = Telling(strategy, 0.15)
     text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
     run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
-    found = estimate_savings(add_tallies({}, policy.tallies.taken(over=True)))
+    found = estimate_savings(add_tallies({}, policy.tallies.take(idle=True)))
     assert found is not None
     return found, policy.truth, policy.seconds
 

@@ -15,7 +15,7 @@ from benchmarks.bandit import BucketBandit
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
-from tlt.policies.speculation.strategy_policy import StrategyPolicy
+from tlt.policies.speculation.strategy_policy import StepObservation, StrategyPolicy
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
@@ -54,9 +54,11 @@ def test_predictions_are_of_use_whatever_was_seen(
             chain.append(data.draw(st.integers(0, chain[-1])))
         seconds = data.draw(_SECONDS)
         drafting = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
-        policy.observe(choice.strategy, batch, context, seconds, drafting, chain[:-1], chain[1:])
-        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "check"]))
-        if happened == "check":
+        counts = chain[:-1], chain[1:]
+        step = StepObservation(choice.strategy, batch, context, seconds, drafting, *counts)
+        policy.observe(step)
+        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "probe"]))
+        if happened == "probe":
             seen = [batch, *sorted(data.draw(st.tuples(*[st.integers(0, batch)] * 8)))[::-1]]
             policy.observe_probe(Ngram(tokens=8), batch, seen[:-1], seen[1:])
         elif happened == "drafter":
@@ -65,7 +67,7 @@ def test_predictions_are_of_use_whatever_was_seen(
             policy.handle_weight_swap()
     if isinstance(policy, AdaptivePolicy):
         for batch in (1, 7, 64):
-            speeds = policy.predicted(batch, 100 * batch)
+            speeds = policy.predict_speeds(batch, 100 * batch)
             assert list(speeds) == offered
             assert all(math.isfinite(speed) and speed > 0.0 for speed in speeds.values())
 
@@ -109,12 +111,12 @@ def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
     rollouts = [lengths(rows, Random(seed)) for _ in range(6)]
     text = Text(drafter=improves, ngram=_always(0.02), swaps=(0.5,))
     outcome = run(policy, Machine(), text, rollouts, seed)
-    speeds = policy.predicted(max(1, rows // 2), 300 * rows)
+    speeds = policy.predict_speeds(max(1, rows // 2), 300 * rows)
     assert isinstance(max(speeds, key=lambda strategy: speeds[strategy]), Draft)
     assert outcome.share > 0.85
 
 
-class _Deaf(AdaptivePolicy):
+class _WithoutProbes(AdaptivePolicy):
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
@@ -131,7 +133,7 @@ def test_it_notices_that_ngrams_begin_to_pay_though_others_decode() -> None:
         shares = [run(make(), Machine(), text, rollouts, seed).share for seed in (1, 2, 3)]
         return 1.0 - sum(shares) / len(shares)
 
-    listens, does_not = (
-        sum(lost(make, rows) for rows in (8, 16, 64)) for make in (AdaptivePolicy, _Deaf)
+    with_probes, without = (
+        sum(lost(make, rows) for rows in (8, 16, 64)) for make in (AdaptivePolicy, _WithoutProbes)
     )
-    assert listens < 0.85 * does_not
+    assert with_probes < 0.85 * without

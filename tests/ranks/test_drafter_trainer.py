@@ -372,9 +372,9 @@ def test_a_drafter_that_cannot_be_used_is_refused_and_the_one_in_use_stays(
     ):
         refused = msgspec.structs.replace(made, version=DrafterVersion(2), **changes)
         assert complaint in (draft.adopt(refused) or "")
-        assert draft._engine.drafter == 1
+        assert draft._engine.speculation.drafter_version == 1
     assert draft.adopt(None) is None
-    assert draft._engine.drafter is None
+    assert draft._engine.speculation.drafter_version is None
     rank = ranks[0]
     rank.handle(DecodePrompts(job=JOB, prompts=tuple(prompt(3, member=m) for m in range(4))))
     assert rank.duties is not None

@@ -6,6 +6,7 @@ from benchmarks.bandit import BucketBandit
 from tlt.policies.speculation.acceptance_by_batch_size import AcceptanceByBatchSize
 from tlt.policies.speculation.acceptance_model import AcceptanceModel
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
+from tlt.policies.speculation.strategy_policy import StepObservation
 from tlt.strategies import Draft, Ngram, Off
 
 
@@ -21,55 +22,56 @@ def test_one_arm_is_the_only_choice(policy: AdaptivePolicy | BucketBandit) -> No
 def test_deeper_drafts_take_after_the_shallower() -> None:
     acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000, 800], [800, 640])
-    gains = acceptance.gains(4)
+    gains = acceptance.expected_accepts(4)
     assert gains[1] == pytest.approx(0.8, abs=0.02)
     assert gains[4] == pytest.approx(0.8 + 0.8**2 + 0.8**3 + 0.8**4, abs=0.1)
-    assert acceptance.doubt(4) > acceptance.doubt(2) > 0
+    assert acceptance.uncertainty(4) > acceptance.uncertainty(2) > 0
 
 
 def test_what_faded_is_doubted_and_soon_corrected() -> None:
     acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000], [100])
-    before, sure = acceptance.gains(1)[1], acceptance.doubt(1)
-    acceptance.fade(1.0, most=4.0)
-    assert acceptance.gains(1)[1] == pytest.approx(before, abs=0.3)
-    assert acceptance.doubt(1) > sure
+    before, sure = acceptance.expected_accepts(1)[1], acceptance.uncertainty(1)
+    acceptance.discount(1.0, most=4.0)
+    assert acceptance.expected_accepts(1)[1] == pytest.approx(before, abs=0.3)
+    assert acceptance.uncertainty(1) > sure
     acceptance.observe([32], [29])
-    assert acceptance.gains(1)[1] > 0.7
+    assert acceptance.expected_accepts(1)[1] > 0.7
 
 
 def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
     policy = AdaptivePolicy()
     policy.set_strategies([Off(), Ngram(tokens=4)])
     for _ in range(50):
-        policy.observe(Ngram(tokens=4), 8, 800, 0.01, 0.001, [8, 4, 2, 1], [4, 2, 1, 1])
-        policy.observe(Off(), 8, 800, 0.008, 0.0, [], [])
-    known = policy.predicted(8, 800)
+        counts = [8, 4, 2, 1], [4, 2, 1, 1]
+        policy.observe(StepObservation(Ngram(tokens=4), 8, 800, 0.01, 0.001, *counts))
+        policy.observe(StepObservation(Off(), 8, 800, 0.008, 0.0, [], []))
+    known = policy.predict_speeds(8, 800)
     policy.set_strategies([Off(), Draft(depth=2)])
     policy.set_strategies([Off(), Ngram(tokens=4)])
-    assert policy.predicted(8, 800) == known
+    assert policy.predict_speeds(8, 800) == known
     assert known[Off()] == pytest.approx(1000, rel=0.1)
     assert known[Ngram(tokens=4)] == pytest.approx(1600, rel=0.1)
 
 
 def test_what_was_not_seen_takes_after_what_was() -> None:
     one, other = AcceptanceModel(0.6), AcceptanceModel(0.6)
-    one.take_after(other)
-    before = other.gains(2)[2]
+    one.link(other)
+    before = other.expected_accepts(2)[2]
     one.observe([1000, 900], [900, 810])
-    assert other.gains(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
-    assert other.gains(2)[2] > before
-    assert other.doubt(2) > 2 * one.doubt(2)
+    assert other.expected_accepts(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
+    assert other.expected_accepts(2)[2] > before
+    assert other.uncertainty(2) > 2 * one.uncertainty(2)
     other.observe([1000, 300], [300, 90])
-    assert other.gains(2)[2] == pytest.approx(0.3 + 0.09, abs=0.02)
-    assert one.gains(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
+    assert other.expected_accepts(2)[2] == pytest.approx(0.3 + 0.09, abs=0.02)
+    assert one.expected_accepts(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
 
 
 def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> None:
     acceptances = AcceptanceByBatchSize(0.6, memory=100.0)
 
     def first(batch: int) -> float:
-        return acceptances.gains(batch, 1)[1]
+        return acceptances.expected_accepts(batch, 1)[1]
 
     assert first(4) == 0.6
     acceptances.observe(60, [1000], [100])
@@ -78,9 +80,9 @@ def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> No
     assert first(2) > 0.5
     assert first(1) == first(2)
     assert first(3) == first(64)
-    assert acceptances.doubt(2, 1) > acceptances.doubt(64, 1)
-    assert acceptances.doubt(3, 1) > acceptances.doubt(64, 1)
-    before = [acceptances.doubt(batch, 1) for batch in (2, 64)]
-    acceptances.fade(1.0, most=4.0)
-    faded = [acceptances.doubt(batch, 1) for batch in (2, 64)]
+    assert acceptances.uncertainty(2, 1) > acceptances.uncertainty(64, 1)
+    assert acceptances.uncertainty(3, 1) > acceptances.uncertainty(64, 1)
+    before = [acceptances.uncertainty(batch, 1) for batch in (2, 64)]
+    acceptances.discount(1.0, most=4.0)
+    faded = [acceptances.uncertainty(batch, 1) for batch in (2, 64)]
     assert all(now > then for now, then in zip(faded, before, strict=True))

@@ -22,10 +22,10 @@ def test_a_run_is_told_once_it_is_over() -> None:
     tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
     for _ in range(3):
         tallies.add(CONTROL, None, 4, 4, 0.125, 0.125)
-    assert controlled(tallies.taken(over=False)) == {}
+    assert controlled(tallies.take(idle=False)) == {}
     tallies.add(CONTROL, None, 4, 4, 0.125, 0.125)
     tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
-    (runs,) = controlled(tallies.taken(over=False)).values()
+    (runs,) = controlled(tallies.take(idle=False)).values()
     assert runs == ControlRuns(count=1, tokens_squared=256, seconds_squared=0.25, product=8)
 
 
@@ -33,13 +33,13 @@ def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
     tallies = TallyCollector()
     for rows in (6, 5, 4, 4, 3):
         tallies.add(CONTROL, None, rows, rows, 1.0, 1.0)
-    told = tallies.taken(over=True)
+    told = tallies.take(idle=True)
     assert {tally.bucket: (tally.steps, tally.tokens) for tally in told} == {
         8: (2, 11),
         4: (3, 11),
     }
     assert [runs.count for runs in controlled(told).values()] == [1, 1]
-    assert tallies.taken(over=True) == ()
+    assert tallies.take(idle=True) == ()
 
 
 def test_nothing_is_lost_or_told_twice() -> None:
@@ -53,8 +53,8 @@ def test_nothing_is_lost_or_told_twice() -> None:
         tallies.add(choice, drafter, batch, got, 0.5, 0.5)
         rounds, rows, tokens = rounds + 1, rows + batch, tokens + got
         if dice.random() < 0.1:
-            told += tallies.taken(over=False)
-    told += tallies.taken(over=True)
+            told += tallies.take(idle=False)
+    told += tallies.take(idle=True)
     assert sum(tally.steps for tally in told) == rounds
     assert sum(tally.rows for tally in told) == rows
     assert sum(tally.tokens for tally in told) == tokens

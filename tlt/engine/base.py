@@ -1,8 +1,7 @@
-"""What every engine promises: requests go in, completions come out, tokens follow the policy.
+"""The protocol that every engine implements: requests go in, completions come out.
 
-An engine belongs to one rank and is driven by its loop. `step` advances every running request
-by one decode step (or waits briefly where the engine runs on its own) and returns what ended.
-Between two steps requests may be added or cancelled and the weights swapped.
+Tokens follow the policy's distribution. An engine belongs to one rank, whose loop calls `step`;
+between two steps requests may be added or cancelled and weights swapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +16,17 @@ from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    # the same request gives the same tokens, whatever batch it sits in
+    # the same request gives the same tokens in any batch
     token_identical: bool
+    # weights may be swapped in the middle of an answer
     swap_between_tokens: bool
-    # `states` holds what the engine was told to capture
     hidden_states: bool
     trees: bool
     ngram: bool
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Temperature first (0 is greedy), then the filters, then the draw."""
+    """How a token is sampled: temperature first (0 is greedy), then the filters, then the draw."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -36,7 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseKey(msgspec.Struct, frozen=True, kw_only=True):
-    """With a position and a token id, this alone determines a draw; a retry reuses it."""
+    """The key of an answer's noise: with a position and a token id it determines each draw."""
 
     seed: int
     step: Step
@@ -53,16 +52,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     stop_tokens: frozenset[int]
     stop_strings: tuple[str, ...] = ()
-    # higher ones start first
+    # higher priorities start first
     priority: int = 0
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` includes the stop token that ended it, if one did."""
+    """An answer; `tokens` includes the stop token that ended it, if one did."""
 
     id: int
     tokens: list[int]
-    # of each sampled token, after temperature and before filters
+    # of each token, after temperature and before filters
     logprobs: list[float]
     text: str
     stop: StopReason
@@ -75,50 +74,61 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engine(Protocol):
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """Declare what this engine can do beyond decoding."""
+        ...
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Return how many requests decode at once, at most."""
+        ...
 
     @property
     def running(self) -> int:
-        """Requests that were submitted and have neither ended nor been cancelled."""
+        """Count the submitted requests that have neither ended nor been cancelled."""
         ...
 
-    def submit(self, requests: Sequence[Request]) -> None: ...
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue all requests, or raise ConfigError and queue none if one is invalid."""
+        ...
 
     def cancel(self, ids: Sequence[int]) -> None:
-        """Cancelled requests come out of the next step with stop reason `cancelled`."""
+        """Make the next step return these requests with the stop reason `cancelled`."""
         ...
 
     def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
-        """From the next token on, sample from these weights (Hugging Face names)."""
+        """Sample from these weights (Hugging Face names) from the next token on."""
         ...
 
-    def step(self) -> list[Completion]: ...
+    def step(self) -> list[Completion]:
+        """Advance all running requests by one decode step, or wait briefly for an asynchronous
+        scheduler, and return what ended."""
+        ...
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """What was answered elsewhere: who guesses may guess from it."""
+        """Add an answer that another engine decoded to the index that n-grams propose from."""
         ...
 
     def stop_speculating(self) -> None:
-        """From the next step on, nothing is guessed."""
+        """Decode without drafts from the next step on."""
         ...
 
     def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
-        """How it decoded since it was last asked."""
+        """Return what each strategy decoded since the last call."""
         ...
 
     def partial_answer(self, id: int) -> list[int] | None:
-        """The tokens of an answer that is being written, if it has any yet."""
+        """Return the tokens so far of a request that decodes now, or None if they are unknown."""
         ...
 
     def hidden_states(self, id: int) -> torch.Tensor:
-        """[positions, captured layers, hidden] of a request that decodes or has just ended.
+        """Return [positions, captured layers, hidden] of a request that decodes or has just ended.
 
-        One entry for each of its tokens, from the prompt's first on, but the newest: that one was
-        drawn, and not yet fed. A view, which the next step overwrites.
+        The positions are those of its tokens from the prompt's first on, but for the newest token,
+        which was sampled and not yet fed. The next step overwrites this view.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free everything; the engine cannot be used afterwards."""
+        ...

@@ -1,4 +1,4 @@
-"""Whether the newest token completed a stop string, at a cost that doesn't grow with the answer."""
+"""Detect stop strings at a cost per token that doesn't grow with the answer."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 def completes_stop_string(
     tokens: Sequence[int], stops: Sequence[str], decode_text: Callable[[Sequence[int]], str]
 ) -> bool:
-    """An occurrence must involve the last token, so only a tail of the text is looked at."""
+    """Return True if the last token completed a stop string; only the text's tail is searched."""
     longest = max(map(len, stops))
     window = longest + 1
     while window < len(tokens) and len(_whole(decode_text(tokens[-window:-1]))) <= longest:
-        # tokens that show no text, or parts of one character
+        # some tokens are no text, or parts of one character
         window *= 2
     tail = decode_text(tokens[-window:])
     return any(stop in tail for stop in stops)
 
 
 def _whole(text: str) -> str:
-    """Without what is left of a character that the window cut."""
+    """Remove what is left of a character that the window cut."""
     return text.lstrip("\ufffd")

@@ -438,12 +438,12 @@ class DrafterTrainer:
         """Or why not."""
         if ref is None:
             if self._named is not None:
-                self._engine.adopt_drafter(NAMED, self._named)
-            elif self._engine.drafter is not None:
-                self._engine.drop_drafter()
+                self._engine.speculation.adopt_drafter(NAMED, self._named)
+            elif self._engine.speculation.drafter_version is not None:
+                self._engine.speculation.drop_drafter()
             self._used = self._named
             return None
-        if ref.version == self._engine.drafter:
+        if ref.version == self._engine.speculation.drafter_version:
             return None
         name = f"drafter version {ref.version}"
         if ref.architecture != architecture(self._config):
@@ -451,7 +451,7 @@ class DrafterTrainer:
         try:
             weights = read_weights(self._blobs, ref.weights)
             drafter = drafter_of(weights, self._config, self._ends, self._named)
-            self._engine.adopt_drafter(ref.version, drafter)
+            self._engine.speculation.adopt_drafter(ref.version, drafter)
         except (BlobError, ConfigError) as error:
             return f"{name}: {error}"
         self._used = drafter

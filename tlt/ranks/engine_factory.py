@@ -80,12 +80,12 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
         ngram_bytes=spec.speculation.ngram_megabytes << 20,
     )
     if drafter is not None:
-        engine.adopt_drafter(NAMED, drafter)
+        engine.speculation.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
         # Ranks that drew the same numbers would all explore in the same decode steps.
         setup = job.setup
         seed = mix(spec.seed, *setup.worker.encode(), setup.incarnation, setup.rank)
-        engine.set_strategy_policy(strategy_policy(spec.speculation), seed)
+        engine.speculation.set_policy(strategy_policy(spec.speculation), seed)
     return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
 
 

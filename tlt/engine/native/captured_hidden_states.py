@@ -1,6 +1,6 @@
-"""What a drafter learns from: the states at some layers' entrances, kept by row and position.
+"""Hidden states at the entrances of some layers, kept by row and position, for the drafter.
 
-They are written by the pass that decodes, as it goes by; nothing is computed for them.
+The decoding pass writes them; nothing is computed for them.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,13 @@ class CapturedStates:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """The number of layers stands for what follows the last one: the final norm's output."""
+        """Capture at these layers' entrances; `config.layers` means the final norm's output."""
         self._data = torch.zeros(
             rows, positions, len(layers), config.hidden, dtype=dtype, device=device
         )
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
         self._flat = self._data.view(rows * positions, len(layers), config.hidden)
-        self._kept = {layer: self._flat[:, place] for place, layer in enumerate(layers)}
-        self._positions = positions
+        self._kept = {layer: self._flat[:, column] for column, layer in enumerate(layers)}
 
     @property
     def bytes(self) -> int:
@@ -35,29 +34,28 @@ class CapturedStates:
 
     @property
     def token(self) -> torch.Tensor:
-        """One token's: [layers, hidden]."""
+        """Return the states of one token: [layers, hidden]."""
         return self._data[0, 0]
 
-    def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return rows * self._positions + positions
-
-    def wants(self, layer: int) -> bool:
+    def captures(self, layer: int) -> bool:
         return layer in self._kept
 
-    def keep(self, layer: int, places: torch.Tensor, x: torch.Tensor) -> None:
+    def keep(self, layer: int, indices: torch.Tensor, x: torch.Tensor) -> None:
+        """Store a layer's states at flat indices, if the layer is captured."""
         if (kept := self._kept.get(layer)) is not None:
-            kept.index_copy_(0, places, x)
+            kept.index_copy_(0, indices, x)
 
     def columns(self, layers: Sequence[int]) -> list[int]:
-        """Which of the captured layers these are."""
-        return [self._layers.index(layer) for layer in layers]
+        """Return where these layers are among the captured ones."""
+        return [self.layers.index(layer) for layer in layers]
 
-    def at(self, places: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
-        """[places, columns, hidden]"""
-        return torch.stack([self._flat[:, column].index_select(0, places) for column in columns], 1)
+    def at(self, indices: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+        """Return [indices, columns, hidden]."""
+        parts = [self._flat[:, column].index_select(0, indices) for column in columns]
+        return torch.stack(parts, 1)
 
     def of(self, row: int, positions: int) -> torch.Tensor:
-        """[positions, layers, hidden]: a view, overwritten when the row's slot is filled again."""
+        """Return [positions, layers, hidden]: a view that the slot's next request overwrites."""
         return self._data[row, :positions]
 
     def copy(self, source: int, target: int, positions: int) -> None:

@@ -1,7 +1,7 @@
-"""How windows of the same number of tokens attend: by torch, or on a CPU by C of our own.
+"""Attention kernels for windows of equally many tokens: torch's, or our own C on a CPU.
 
-torch's kernel takes rows of one length, so what is laid out for it is cut into segments and padded;
-C takes each row as long as it is, and reads what it needs of the cache once.
+torch's kernel takes rows of one length, so its inputs are cut into segments and padded. Ours takes
+each row at its own length and reads the cache once.
 """
 
 import ctypes
@@ -16,20 +16,20 @@ import torch.nn.functional as F
 from tlt.kernels.c_build import build_kernels
 
 _SOURCE = Path(__file__).with_name("decode_attention.c")
-# heads and caches that C is made for
+# limits of the C kernel: the widest head, what widths are multiples of, the shortest cache
 _WIDEST, _UNIT, _SHORTEST = 256, 4, 8
 
 
 class PassAttention(Protocol):
-    """What the queries of one pass attend with and to."""
+    """The attention of one pass, laid out for all of its layers."""
 
-    def attended(self, layer: int) -> torch.Tensor:
-        """Token by token what its heads found, [..., width]."""
+    def attend(self, layer: int) -> torch.Tensor:
+        """Return [..., width]: the output of each token's heads."""
         ...
 
 
 class AttentionInputs(NamedTuple):
-    """What some rows attend with and to: queries; per layer keys and values; a mask."""
+    """Queries, keys and values per layer, and a mask of some rows."""
 
     queries: torch.Tensor
     keys: Sequence[torch.Tensor]
@@ -38,31 +38,29 @@ class AttentionInputs(NamedTuple):
 
 
 class TorchWindowAttention:
-    """By torch, each part as long as the longest of its rows."""
+    """Attention by torch; each part is as wide as its longest row."""
 
-    def __init__(self, reads: Sequence[AttentionInputs], scale: float) -> None:
-        self._reads = reads
+    def __init__(self, parts: Sequence[AttentionInputs], scale: float) -> None:
+        self._parts = parts
         self._scale = scale
 
-    def attended(self, layer: int) -> torch.Tensor:
-        parts = [
+    def attend(self, layer: int) -> torch.Tensor:
+        found = [
             F.scaled_dot_product_attention(
-                # the heads that share keys are so many more queries
-                read.queries.flatten(1, 2).transpose(1, 2),
-                read.keys[layer],
-                read.values[layer],
-                attn_mask=read.mask,
+                # heads that share keys become more queries
+                part.queries.flatten(1, 2).transpose(1, 2),
+                part.keys[layer],
+                part.values[layer],
+                attn_mask=part.mask,
                 scale=self._scale,
             ).transpose(1, 2)
-            for read in self._reads
+            for part in self._parts
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([part.flatten(0, 1) for part in parts])
+        return found[0] if len(found) == 1 else torch.cat([each.flatten(0, 1) for each in found])
 
 
 class CacheLayout(NamedTuple):
-    """Where each layer's entries begin: rows x (keys of all heads, then values) x positions."""
+    """The address of each layer's entries: rows x (keys of all heads, then values) x positions."""
 
     addresses: Sequence[int]
     kv_heads: int
@@ -84,7 +82,7 @@ class AttentionKernel:
         self._scratch = torch.empty(0)
 
     def scratch(self, positions: int) -> torch.Tensor:
-        """One for all engines of the process, which decode in turns: 64 bytes a position."""
+        """Return scratch memory (64 bytes a position), shared by all engines of the process."""
         floats = self._scratch_floats(positions)
         if len(self._scratch) < floats:
             self._scratch = torch.empty(floats, dtype=torch.float32)
@@ -92,7 +90,7 @@ class AttentionKernel:
 
 
 class CompiledWindowAttention:
-    """By C, in float32 and on one thread."""
+    """Attention by our C kernel, in float32 and on one thread."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class CompiledWindowAttention:
         positions: torch.Tensor,
         scale: float,
     ) -> None:
-        """Queries [tokens, heads, width] for positions [rows, window] in each of the first rows."""
+        """Take queries [tokens, heads, width] for positions [rows, window] of the first rows."""
         _, heads, width = queries.shape
         self._attend = kernel.attend
         self._addresses = layout.addresses
@@ -111,7 +109,7 @@ class CompiledWindowAttention:
         self._out = torch.empty(queries.shape, dtype=torch.float32)
         positions = positions.contiguous()
         scratch = kernel.scratch(layout.positions)
-        # a pointer does not keep what it points to
+        # pointers don't keep their tensors alive
         self._kept = (queries, positions, scratch)
         self._queries = (queries.data_ptr(), queries.stride(0))
         self._others = (
@@ -120,7 +118,7 @@ class CompiledWindowAttention:
             *(scratch.data_ptr(), self._out.data_ptr()),
         )
 
-    def attended(self, layer: int) -> torch.Tensor:
+    def attend(self, layer: int) -> torch.Tensor:
         if self._attend(*self._queries, self._addresses[layer], *self._others):
             raise NotImplementedError(f"attention with heads of {self._out.shape[-1]}")
         return self._out
@@ -129,7 +127,7 @@ class CompiledWindowAttention:
 def find_kernel(
     width: int, positions: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionKernel | None:
-    """None where torch does it: for other formats, devices and heads, or with several threads."""
+    """Return the C kernel, or None where only torch fits: other dtypes, devices, heads, threads."""
     fits = (
         device.type == "cpu"
         and dtype == torch.float32
@@ -143,24 +141,23 @@ def find_kernel(
 
 @cache
 def kernel() -> AttentionKernel | None:
-    """None, and one line in the log, where it cannot be had."""
-    return build_kernels([_SOURCE], AttentionKernel, _agrees)
+    """Build the C kernel, or log why it can't be and return None."""
+    return build_kernels([_SOURCE], AttentionKernel, _agrees_with_reference)
 
 
-def _agrees(found: AttentionKernel) -> bool:
-    dice = torch.Generator().manual_seed(0)
+def _agrees_with_reference(found: AttentionKernel) -> bool:
+    generator = torch.Generator().manual_seed(0)
     kv_heads, members, capacity = 2, 3, 40
-    # as many queries as each product is for
     for width, window in ((4, 1), (8, 2), (16, 4), (32, 1), (32, 4), (32, 7)):
-        # fewer keys than are scored at once, and more
+        # fewer keys than the kernel scores at once, and more
         positions = torch.tensor([[0], [3], [30]]) + torch.arange(window)
         shape = (len(positions), 2 * kv_heads, capacity, width)
-        entries = torch.randn(shape, generator=dice)
-        queries = torch.randn((positions.numel(), kv_heads * members, width), generator=dice)
+        entries = torch.randn(shape, generator=generator)
+        queries = torch.randn((positions.numel(), kv_heads * members, width), generator=generator)
         layout = CacheLayout([entries.data_ptr()], kv_heads, capacity)
-        windows = CompiledWindowAttention(found, layout, queries, positions, 0.3)
-        right = reference_attention(queries, entries, positions, 0.3)
-        if not torch.allclose(windows.attended(0), right, rtol=1e-3, atol=1e-3):
+        attention = CompiledWindowAttention(found, layout, queries, positions, 0.3)
+        expected = reference_attention(queries, entries, positions, 0.3)
+        if not torch.allclose(attention.attend(0), expected, rtol=1e-3, atol=1e-3):
             return False
     return True
 
@@ -168,13 +165,13 @@ def _agrees(found: AttentionKernel) -> bool:
 def reference_attention(
     queries: torch.Tensor, entries: torch.Tensor, positions: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The same, a query at a time: for entries [rows, keys and values, positions, width]."""
+    """Compute attention query by query over entries [rows, keys and values, positions, width]."""
     out = torch.empty_like(queries)
     keys, values = entries.chunk(2, dim=1)
-    for token, place in enumerate(positions.flatten().tolist()):
+    for token, position in enumerate(positions.flatten().tolist()):
         row = token // positions.shape[1]
         for head, query in enumerate(queries[token]):
             shared = head % keys.shape[1]
-            scores = keys[row, shared, : place + 1] @ query * scale
-            out[token, head] = scores.softmax(0) @ values[row, shared, : place + 1]
+            scores = keys[row, shared, : position + 1] @ query * scale
+            out[token, head] = scores.softmax(0) @ values[row, shared, : position + 1]
     return out

@@ -1,8 +1,8 @@
-"""A drafter proposes chains for the running rows; what it needs of their past it makes when asked.
+"""Propose chains for the running rows with a drafter, whose cache is filled on demand.
 
-Its cache holds, for the first positions of each row, what follows from the policy's own states.
-Positions that lack, because the row is new, the drafter is, or others decoded meanwhile, are made
-before the first proposal; those it guessed its way through are made again from the truth.
+The cache holds, for the first positions of each row, keys and values made from the policy's own
+states. Missing positions (a new row or drafter, or steps of other strategies) are made before the
+first proposal; those that the drafter guessed its way through are made again from the true tokens.
 """
 
 from collections.abc import Sequence
@@ -13,119 +13,105 @@ import torch
 from tlt.engine.native.decode_attention_kernels import PassAttention
 from tlt.engine.native.drafter_weights import DrafterWeights
 from tlt.engine.native.kv_cache import KvCache
-from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan, SpanAttention
+from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK
-from tlt.engine.native.running_batch import RunningBatch
+from tlt.engine.native.running_batch import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.rope import rotary_table
 
-# A row that lacks more positions than this is filled up by itself: the others would wait for it,
-# as all rows of a window are as wide as the widest.
+# A row that misses more positions is filled up by itself: all rows of a window are as wide as the
+# widest.
 _NARROW = 16
 
 
 class DrafterProposer:
     def __init__(
-        self,
-        drafter: Drafter,
-        policy: PolicyWeights,
-        slots: SlotTensors,
-        rows: int,
-        longest_draft: int,
+        self, drafter: Drafter, policy: PolicyWeights, slots: SlotTensors, rows: int, depth: int
     ) -> None:
-        """For the first `rows` slots, in chains of up to `longest`."""
+        """Propose for the first `rows` slots, in chains of up to `depth`."""
         dtype, device = policy.embedding.dtype, policy.embedding.device
         self._weights = DrafterWeights(drafter, policy.head, dtype, device)
         self._policy = policy
         self._slots = slots
         shape, positions = self._weights.shape, slots.positions
         self._cache = KvCache(shape, rows, positions, dtype, device)
-        self._attention = KvCacheAttention(shape, self._cache, positions, dtype)
-        self._buffers = LayerBuffers(
-            shape, max(rows * max(longest_draft + 1, _NARROW), CHUNK), dtype, device
-        )
-        turns = rotary_table(shape.rope, shape.head_dim, positions, device)
-        self._rope = turns.to(self._buffers.wide.to_complex())
+        self._attention = KvCacheAttention(shape, self._cache)
+        tokens = max(rows * max(depth + 1, _NARROW), CHUNK)
+        self._buffers = LayerBuffers(shape, tokens, positions, dtype, device)
         self._columns = slots.states.columns(drafter.config.captured)
         self._range = torch.arange(max(rows, positions), device=device)
+        # by request: the positions that the cache holds
+        self._cached: dict[int, int] = {}
 
     @property
     def bytes(self) -> int:
         parts = (self._cache, self._attention, self._buffers, self._weights)
-        return sum(part.bytes for part in parts) + self._rope.nbytes + self._range.nbytes
+        return sum(part.bytes for part in parts) + self._range.nbytes
 
-    def copy(self, source: int, target: int, positions: int) -> None:
-        self._cache.copy(source, target, positions)
+    def handle_row_move(self, row: Row, source: int, target: int) -> None:
+        self._cache.copy(source, target, self._cached_positions(row))
+
+    def handle_row_end(self, row: Row) -> None:
+        self._cached.pop(row.request.id, None)
 
     def propose(self, batch: RunningBatch, depth: int, noise: torch.Tensor | None) -> torch.Tensor:
-        """Chains [rows, depth] for what follows each row's newest token.
+        """Return chains [rows, depth] that follow each row's newest token.
 
-        Drawn with this noise [rows, depth or more, vocabulary], or its best guesses without.
+        They are sampled with this noise [rows, depth or more, vocabulary], or greedy without.
         """
         self._fill_up(batch)
         x = self._catch_up(batch)
-        drafts = [self._guess(batch, x, noise, 0)]
+        drafts = [self._sample(batch, x, noise, 0)]
+        rows = self._range[: len(batch.rows)]
         for ahead in range(1, depth):
             positions = batch.positions[:, None] + (ahead - 1)
-            x = self._pass(batch, drafts[-1], x, positions, ahead)
-            drafts.append(self._guess(batch, x, noise, ahead))
+            x = self._decode(batch, rows, drafts[-1].view(-1), x, positions, ahead)
+            drafts.append(self._sample(batch, x, noise, ahead))
         return torch.cat(drafts, dim=1)
 
-    def _guess(
+    def _sample(
         self, batch: RunningBatch, x: torch.Tensor, noise: torch.Tensor | None, ahead: int
     ) -> torch.Tensor:
         logits = self._weights.logits(x).to(self._buffers.wide)[:, None]
         own = None if noise is None else noise[:, ahead : ahead + 1]
         if self._weights.tokens is None:
-            return batch.sampler.guess(logits, own)
+            return batch.sampler.sample_drafts(logits, own)
         if own is not None:
             own = own.index_select(-1, self._weights.tokens)
-        return self._weights.tokens[batch.sampler.guess(logits, own)]
+        return self._weights.tokens[batch.sampler.sample_drafts(logits, own)]
 
     def _fill_up(self, batch: RunningBatch) -> None:
-        """Rows that lack much get it, in passes of a bounded size."""
-        lacking = [
-            RowSpan(index, row.drafted, place - row.drafted)
-            for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True))
-            if place - row.drafted > _NARROW
-        ]
-        for stretches in _chunks(lacking):
-            rows, positions = self._attention.places(stretches)
-            scratch, inputs = self._enter(*self._known(rows, positions), positions)
-            reads = self._attention.stretches(scratch.queries, stretches)
-            self._run(scratch, inputs, rows, positions, reads)
-            for stretch in stretches:
-                batch.rows[stretch.row].drafted = stretch.first + stretch.length
+        """Cache the positions of rows that miss many, in passes of a bounded size."""
+        missing: list[RowSpan] = []
+        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
+            cached = self._cached_positions(row)
+            if position - cached > _NARROW:
+                missing.append(RowSpan(index, cached, position - cached))
+        for spans in _chunks(missing):
+            rows, positions = self._attention.span_positions(spans)
+            layer, inputs = self._enter(*self._features(rows, positions), positions)
+            attention = self._attention.span_attention(layer.queries, spans)
+            self._run(layer, inputs, rows, positions, attention)
+            for span in spans:
+                self._cached[batch.rows[span.row].request.id] = span.first + span.length
 
     def _catch_up(self, batch: RunningBatch) -> torch.Tensor:
-        """What the policy's last states make of each row's newest token: [rows, hidden]."""
-        lacking = (p - row.drafted for p, row in zip(batch.places, batch.rows, strict=True))
-        window = max(1, *lacking)
+        """Cache what is still missing, and return the output at each row's last fed position."""
+        positions_by_row = list(zip(batch.rows, batch.last_positions, strict=True))
+        window = max(1, *(p - self._cached_positions(row) for row, p in positions_by_row))
         last = batch.positions[:, None]
-        # A row's first token has nothing before it. What is guessed then means nothing.
+        # a row's first token has nothing before it: its draft means nothing
         positions = (last - window + self._range[:window]).clamp_(min=0)
-        rows = self._rows(len(batch.rows), window)
-        tokens, features = self._known(rows, positions.view(-1))
-        x = self._window(batch, rows, tokens, features, positions, 0)
-        for row, place in zip(batch.rows, batch.places, strict=True):
-            row.drafted = place
+        rows = self._range[: len(batch.rows)].repeat_interleave(window)
+        tokens, features = self._features(rows, positions.view(-1))
+        x = self._decode(batch, rows, tokens, features, positions, 0)
+        for row, position in positions_by_row:
+            self._cached[row.request.id] = position
         return x.view(len(batch.rows), window, -1)[:, -1].contiguous()
 
-    def _pass(
-        self,
-        batch: RunningBatch,
-        tokens: torch.Tensor,
-        features: torch.Tensor,
-        positions: torch.Tensor,
-        ahead: int,
-    ) -> torch.Tensor:
-        rows = self._range[: len(batch.rows)]
-        return self._window(batch, rows, tokens.view(-1), features, positions, ahead)
-
-    def _window(
+    def _decode(
         self,
         batch: RunningBatch,
         rows: torch.Tensor,
@@ -134,19 +120,19 @@ class DrafterProposer:
         positions: torch.Tensor,
         ahead: int,
     ) -> torch.Tensor:
-        scratch, inputs = self._enter(tokens, features, positions.view(-1))
+        layer, inputs = self._enter(tokens, features, positions.view(-1))
         segments = partial(batch.segments, ahead)
-        reads = self._attention.windows(scratch.queries, positions, segments)
-        return self._run(scratch, inputs, rows, positions.view(-1), reads)
+        attention = self._attention.window_attention(layer.queries, positions, segments)
+        return self._run(layer, inputs, rows, positions.view(-1), attention)
 
-    def _known(
+    def _features(
         self, rows: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What follows these positions, and what the policy knew there."""
+        """Return the tokens that follow these positions, and features of the policy's states."""
         slots = self._slots
-        places = slots.places(rows, positions)
-        tokens = slots.tokens.view(-1).index_select(0, places + 1)
-        states = slots.states.at(places, self._columns)
+        indices = slots.flat_indices(rows, positions)
+        tokens = slots.tokens.view(-1).index_select(0, indices + 1)
+        states = slots.states.at(indices, self._columns)
         if self._weights.config.layout == "eagle":
             return tokens, states.flatten(1)
         return tokens, states.flatten(1) @ self._weights.fc.matrix
@@ -154,49 +140,47 @@ class DrafterProposer:
     def _enter(
         self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> tuple[LayerForward, torch.Tensor]:
-        """A pass, and what its queries, keys and values are made of."""
-        turn = self._rope.index_select(0, positions)
-        scratch = LayerForward(self._weights.shape, self._buffers, turn)
+        """Begin a pass, and return the input of its queries, keys and values."""
+        layer = self._buffers.begin(positions)
         embedded = self._policy.embedding.index_select(0, tokens)
         if self._weights.config.layout == "eagle":
             fc = self._weights.fc
             assert fc.bias is not None
             merged = torch.cat([embedded, features], dim=1)
-            torch.addmm(fc.bias, merged, fc.matrix, out=scratch.x)
-            return scratch, scratch.x
-        scratch.x.copy_(features)
+            torch.addmm(fc.bias, merged, fc.matrix, out=layer.x)
+            return layer, layer.x
+        layer.x.copy_(features)
         both = torch.stack([embedded, features], dim=1)
         length = torch.linalg.vector_norm(both, dim=-1, keepdim=True, dtype=self._buffers.wide)
-        return scratch, (both / length.hypot_(self._buffers.floor)).to(both.dtype).flatten(1)
+        return layer, (both / length.hypot_(self._buffers.floor)).to(both.dtype).flatten(1)
 
     def _run(
         self,
-        scratch: LayerForward,
+        layer: LayerForward,
         inputs: torch.Tensor,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        reads: PassAttention | SpanAttention,
+        attention: PassAttention,
     ) -> torch.Tensor:
-        layer = self._weights.layer
-        entries = scratch.project(inputs, layer)
+        entries = layer.project(inputs, self._weights.layer)
         self._cache.layers[0].index_copy_(0, self._cache.addresses(rows, positions), entries)
-        scratch.absorb(layer, reads.attended(0))
-        return scratch.x
+        layer.absorb(self._weights.layer, attention.attend(0))
+        return layer.x
 
-    def _rows(self, rows: int, window: int) -> torch.Tensor:
-        return self._range[:rows].repeat_interleave(window)
+    def _cached_positions(self, row: Row) -> int:
+        return self._cached.get(row.request.id, 0)
 
 
-def _chunks(stretches: Sequence[RowSpan]) -> list[list[RowSpan]]:
-    """Of at most CHUNK positions each, cut where necessary."""
+def _chunks(spans: Sequence[RowSpan]) -> list[list[RowSpan]]:
+    """Group spans into chunks of at most CHUNK positions, cutting them where necessary."""
     chunks: list[list[RowSpan]] = [[]]
     room = CHUNK
-    for row, first, length in stretches:
+    for row, first, length in spans:
         while length:
             if room == 0:
                 chunks.append([])
                 room = CHUNK
-            taken = min(length, room)
-            chunks[-1].append(RowSpan(row, first, taken))
-            first, length, room = first + taken, length - taken, room - taken
+            size = min(length, room)
+            chunks[-1].append(RowSpan(row, first, size))
+            first, length, room = first + size, length - size, room - size
     return [chunk for chunk in chunks if chunk]

@@ -1,4 +1,4 @@
-"""The drafter's weights as its passes need them."""
+"""The drafter's weights in the layout of its forward pass."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ class DrafterWeights:
     def __init__(
         self, drafter: Drafter, policy_head: torch.Tensor, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`policy_head` is read in place: it changes with the policy."""
+        """Copy the drafter's weights, but share `policy_head`, which changes with the policy."""
         self.config = config = drafter.config
         self.shape = _shape(config)
         merging = config.layout == "eagle3"
@@ -45,7 +45,7 @@ class DrafterWeights:
         self.fc = _linear(weights, "fc", dtype, device)
         self.norm = own("norm.weight") if merging else None
         self.head = policy_head if config.own_head is None else own("lm_head.weight")
-        # which tokens the rows of a head of its own stand for
+        # the token ids of the rows of the drafter's own head, if it has one
         self.tokens = None
         if config.own_head is not None:
             rows = torch.arange(config.own_head, device=weights["d2t"].device)
@@ -53,7 +53,7 @@ class DrafterWeights:
 
     @property
     def bytes(self) -> int:
-        """Of what is its own, not the policy's."""
+        """Count the drafter's own weights, without the policy's head."""
         linears = (self.layer.qkv, self.layer.out, self.layer.gate_up, self.layer.down, self.fc)
         parts = [part for linear in linears for part in linear]
         own_head = None if self.config.own_head is None else self.head
@@ -76,7 +76,7 @@ def _linear(
 
 
 def _shape(config: DrafterConfig) -> DecoderConfig:
-    """Its one layer, as a model of one layer."""
+    """Describe the drafter's layer as a model of one layer."""
     return DecoderConfig(
         vocabulary=config.vocabulary,
         hidden=config.hidden,

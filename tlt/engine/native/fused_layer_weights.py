@@ -1,9 +1,8 @@
-"""A fused layer computes what the Hugging Face one does, in a layout that decodes faster.
+"""A layer's weights, equivalent to the Hugging Face ones, in a layout that decodes faster.
 
-The weights of a norm are folded into the matrix behind it; the two halves of a rotary pair lie
-side by side, so that rope is one complex product; query heads of one key-value head lie a stride
-apart, so that they fold into the query length without a copy. Buffers are allocated once: new
-weights are written in place.
+The weights of a norm are folded into the matrix behind it. The two numbers of a rotary pair are
+adjacent, so that rope is one complex product. The query heads of one key-value head are a stride
+apart, so that they fold into the query length without a copy. New weights are written in place.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from tlt.models.decoder_spec import DecoderConfig
 
 
 class Linear(NamedTuple):
-    # to multiply from the right: a view [in, out] of a buffer [out, in]
+    # a view [in, out] of a buffer [out, in], to be multiplied from the right
     matrix: torch.Tensor
     bias: torch.Tensor | None
 
@@ -39,7 +38,7 @@ def new_linear(
 def new_layer(
     config: DecoderConfig, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> Layer:
-    """Queries, keys and values are made of so many `inputs`."""
+    """Allocate a layer whose queries, keys and values are computed from `inputs` numbers."""
 
     def linear(outputs: int, inputs: int, biased: bool) -> Linear:
         return new_linear(outputs, inputs, biased, dtype, device)
@@ -57,7 +56,7 @@ def new_layer(
 
 
 class LayerFiller:
-    """Writes a layer's weights; `weight` finds one by its name, wide enough to be multiplied."""
+    """Write a layer's weights; `weight` returns one by its name, in a dtype to compute with."""
 
     def __init__(
         self, config: DecoderConfig, layer: Layer, weight: Callable[[str], torch.Tensor]
@@ -67,7 +66,7 @@ class LayerFiller:
         self._weight = weight
 
     def fill(self, entrance: torch.Tensor) -> None:
-        """`entrance` holds what each input of queries, keys and values is to be multiplied by."""
+        """Write all weights; each input of queries, keys and values is scaled by `entrance`."""
         layer, weight, root = self._layer, self._weight, self._config.hidden**0.5
         q, k, v = (weight(f"self_attn.{name}_proj.weight") for name in "qkv")
         fused = torch.cat([self._queries(q), self._keys(k), v]) * entrance
@@ -77,7 +76,7 @@ class LayerFiller:
         fill_linear(layer.qkv, fused, *parts)
         out = self._grouped(weight("self_attn.o_proj.weight").t()).t()
         fill_linear(layer.out, out, *self._biases(layer.out, "self_attn.o_proj"))
-        # RMSNorm is x / |x| times the root of the width; a pass only divides
+        # RMSNorm is x / |x| times the root of the width: the pass only divides by |x|
         norm = weight("post_attention_layernorm.weight") * root
         gate_up = torch.cat([weight("mlp.gate_proj.weight"), weight("mlp.up_proj.weight")]) * norm
         biases = self._biases(layer.gate_up, "mlp.gate_proj", "mlp.up_proj")
@@ -100,12 +99,12 @@ class LayerFiller:
         return self._grouped(self._keys(rows))
 
     def _keys(self, rows: torch.Tensor) -> torch.Tensor:
-        """[heads * dim, ...] with the halves of each head -> with its pairs."""
+        """Reorder [heads * dim, ...] from the halves of each head to its rotary pairs."""
         pairs = rows.unflatten(0, (-1, 2, self._config.head_dim // 2))
         return pairs.transpose(1, 2).flatten(0, 2)
 
     def _grouped(self, rows: torch.Tensor) -> torch.Tensor:
-        """[heads * dim, ...] with the heads of a group together -> a stride apart."""
+        """Reorder [heads * dim, ...] from adjacent heads of a group to heads a stride apart."""
         config = self._config
         groups = rows.unflatten(0, (config.kv_heads, -1, config.head_dim))
         return groups.transpose(0, 1).flatten(0, 2)

@@ -1,7 +1,7 @@
-"""A draw's noise is a function of its key, its position and the token id, and of nothing else.
+"""Keyed Gumbel noise: a function of the key, the position and the token id, and of nothing else.
 
-So the same request gets the same tokens in any batch, and a retry repeats them. Noise is
-Gumbel-distributed: the largest of log-probability plus noise is an exact draw.
+The same request gets the same tokens in any batch, and a retry repeats them. The token with the
+largest log-probability plus noise is an exact sample.
 """
 
 import torch
@@ -16,7 +16,7 @@ _PURPOSES: dict[Purpose, int] = {"train": 1, "eval": 2}
 
 
 def key_word(key: NoiseKey) -> int:
-    """The key as one signed 64-bit number."""
+    """Hash the key to one signed 64-bit number."""
     word = 0
     for part in (key.seed, _PURPOSES[key.purpose], key.step, key.prompt, key.member):
         word = _mixed_word((word + part * _GOLDEN + _GOLDEN) & _WORD)
@@ -24,10 +24,8 @@ def key_word(key: NoiseKey) -> int:
 
 
 class GumbelNoise:
-    """Gumbel noise for a vocabulary."""
-
     def __init__(self, vocabulary: int, device: torch.device, kept: int = 0) -> None:
-        """Up to `kept` draws at once are made in one place, and last until the next ones."""
+        """Reuse one buffer for up to `kept` positions: their noise lasts until the next call."""
         self._block = block(device)
         self._tokens = torch.arange(1, vocabulary + 1, device=device) * _signed(_GOLDEN)
         self._made = torch.empty(kept, vocabulary, device=device)
@@ -37,7 +35,7 @@ class GumbelNoise:
         return self._made.nbytes + self._tokens.nbytes
 
     def gumbel(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Keys and positions of one shape -> [..., vocabulary] in float32."""
+        """Return [..., vocabulary] in float32 for keys and positions of one shape."""
         draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
         words, made = draws.view(-1, 1), self._room(draws.numel())
         if made.numel() <= self._block:
@@ -54,25 +52,25 @@ class GumbelNoise:
         rows = max(self._block // made.shape[1], 1)
         for part, own in zip(made.split(rows), words.split(rows), strict=True):
             blocks = part.split(self._block, dim=1), self._tokens.split(self._block)
-            for place, tokens in zip(*blocks, strict=True):
-                _fill(place, own + tokens)
+            for target, tokens in zip(*blocks, strict=True):
+                _fill(target, own + tokens)
 
 
 def block(device: torch.device) -> int:
-    """How many numbers are worked on at once: on a CPU as many as its cache holds."""
+    """Return how many numbers to work on at once: on a CPU as many as its cache holds."""
     return 1 << 16 if device.type == "cpu" else 1 << 24
 
 
-def _fill(place: torch.Tensor, words: torch.Tensor) -> None:
+def _fill(target: torch.Tensor, words: torch.Tensor) -> None:
     bits = _mixed(words).bitwise_and_(2**63 - 1)
-    # Large noise comes from a small chance, where floats are dense: log1p keeps the tail that
-    # the log of a number near one would cut off at 2^-24.
-    negated = place.copy_(bits).mul_(-(2.0**-63)).clamp_(-(1 - 2.0**-24), -(2.0**-64))
+    # large noise comes from small uniform numbers, where floats are dense: log1p keeps the tail
+    # that the log of a number near one would cut off at 2^-24
+    negated = target.copy_(bits).mul_(-(2.0**-63)).clamp_(-(1 - 2.0**-24), -(2.0**-64))
     negated.log1p_().neg_().log_().neg_()
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """The finaliser of splitmix64; consumes its argument."""
+    """Apply the finaliser of SplitMix64 in place."""
     words.bitwise_xor_((words >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(_FIRST))
     words.bitwise_xor_((words >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(_SECOND))
     return words.bitwise_xor_((words >> 31).bitwise_and_(2**33 - 1))

@@ -1,6 +1,6 @@
-"""A row's keys and values lie in its slot, one entry per position, and are finite everywhere.
+"""Keys and values by row and position, finite everywhere.
 
-Finite, because a masked position still meets the soft-max's zero: zero times NaN is NaN.
+A masked position is multiplied by the soft-max's zero, and zero times NaN is NaN.
 """
 
 import torch
@@ -18,9 +18,9 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._positions = positions
+        self.positions = positions
         self._heads = 2 * config.kv_heads
-        # per position first the keys of all heads, then the values
+        # by head: first all keys, then all values
         self._data = torch.zeros(
             config.layers, rows, self._heads, positions, config.head_dim, dtype=dtype, device=device
         )
@@ -37,15 +37,19 @@ class KvCache:
     def device(self) -> torch.device:
         return self._data.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._data.dtype
+
     def addresses(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where in `layers[i]` the entries of these positions go, head by head."""
-        first = rows * (self._heads * self._positions) + positions
+        """Return the indices in `layers[i]` of these positions' entries, head by head."""
+        first = rows * (self._heads * self.positions) + positions
         return (first[:, None] + self._head_offsets).view(-1)
 
     def views(
         self, rows: slice, width: int
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Per layer the keys, and the values, of these rows' first positions."""
+        """Return the keys and the values, by layer, of these rows' first positions."""
         keys, values = self._data[:, rows, :, :width].chunk(2, dim=2)
         return keys.unbind(0), values.unbind(0)
 

@@ -1,6 +1,6 @@
-"""What the queries of a pass look at: the cache, up to each one's own position and no further.
+"""Attention of a pass's queries over the KV cache, each up to its own position.
 
-What is attended to is laid out once a pass and serves all of its layers.
+What a pass attends to is laid out once and serves all of its layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from tlt.models.decoder_spec import DecoderConfig
 
 
 class RowSpan(NamedTuple):
-    """Consecutive positions of one row; what comes before them is cached."""
+    """Consecutive positions of one row; those before them are cached."""
 
     row: int
     first: int
@@ -30,89 +30,89 @@ class RowSpan(NamedTuple):
 
 
 class KvCacheAttention:
-    def __init__(
-        self, config: DecoderConfig, cache: KvCache, positions: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: DecoderConfig, cache: KvCache) -> None:
         self._cache = cache
         self._kv, self._dim = config.kv_heads, config.head_dim
+        # query heads per key head
         self._grouped = config.heads // config.kv_heads
         self._scale = config.head_dim**-0.5
-        self._dtype = dtype
-        self._range = torch.arange(positions, device=cache.device)
-        self._kernel = find_kernel(self._dim, positions, dtype, cache.device)
+        self._range = torch.arange(cache.positions, device=cache.device)
+        self._kernel = find_kernel(self._dim, cache.positions, cache.dtype, cache.device)
 
     @property
     def bytes(self) -> int:
         return self._range.nbytes
 
-    def windows(
+    def window_attention(
         self,
         queries: torch.Tensor,
         positions: torch.Tensor,
         segments: Callable[[], Sequence[Segment]],
     ) -> PassAttention:
-        """For these positions [rows, window] of each of the first rows."""
+        """Prepare attention for positions [rows, window] of the first rows.
+
+        `queries` is a buffer that each layer fills before it attends.
+        """
         if self._kernel is not None:
             layout = self._cache.layout
             return CompiledWindowAttention(self._kernel, layout, queries, positions, self._scale)
         parts = [self._window(segment, queries, positions) for segment in segments()]
         return TorchWindowAttention(parts, self._scale)
 
-    def stretches(self, queries: torch.Tensor, stretches: Sequence[RowSpan]) -> "SpanAttention":
-        own = queries.transpose(0, 1)[None].split([s.length for s in stretches], dim=2)
-        reads = [self._look_back(*pair) for pair in zip(stretches, own, strict=True)]
-        return SpanAttention(reads, self._grouped, self._scale)
+    def span_attention(self, queries: torch.Tensor, spans: Sequence[RowSpan]) -> "SpanAttention":
+        own = queries.transpose(0, 1)[None].split([span.length for span in spans], dim=2)
+        parts = [self._span(*pair) for pair in zip(spans, own, strict=True)]
+        return SpanAttention(parts, self._grouped, self._scale)
 
-    def places(self, stretches: Sequence[RowSpan]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Row and position of each."""
-        spans = [self._range[s.first : s.first + s.length] for s in stretches]
+    def span_positions(self, spans: Sequence[RowSpan]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the row and the position of each token of the spans."""
+        parts = [self._range[span.first : span.first + span.length] for span in spans]
         rows = [
-            span.new_full((len(span),), s.row) for s, span in zip(stretches, spans, strict=True)
+            part.new_full((len(part),), span.row) for span, part in zip(spans, parts, strict=True)
         ]
-        return torch.cat(rows), torch.cat(spans)
+        return torch.cat(rows), torch.cat(parts)
 
     def _window(
         self, segment: Segment, queries: torch.Tensor, positions: torch.Tensor
     ) -> AttentionInputs:
         rows = slice(segment.first, segment.last)
         count, window = segment.last - segment.first, positions.shape[1]
-        # a view: the queries are not there yet
+        # a view: the buffer is filled later
         own = queries.view(-1, window, self._grouped, self._kv, self._dim)[rows]
         keys, values = self._cache.views(rows, segment.width)
         if segment.level and window == 1:
             return AttentionInputs(own, keys, values, None)
         unseen = self._range[: segment.width] > positions[rows, :, None]
-        mask = torch.zeros(unseen.shape, dtype=self._dtype, device=unseen.device)
+        mask = torch.zeros(unseen.shape, dtype=self._cache.dtype, device=unseen.device)
         mask = mask.masked_fill_(unseen, float("-inf"))[:, :, None]
         mask = mask.expand(-1, -1, self._grouped, -1).reshape(count, 1, -1, segment.width)
         return AttentionInputs(own, keys, values, mask)
 
-    def _look_back(self, stretch: RowSpan, queries: torch.Tensor) -> AttentionInputs:
-        width = stretch.first + stretch.length
-        keys, values = self._cache.views(slice(stretch.row, stretch.row + 1), width)
-        if stretch.first == 0:
+    def _span(self, span: RowSpan, queries: torch.Tensor) -> AttentionInputs:
+        width = span.first + span.length
+        keys, values = self._cache.views(slice(span.row, span.row + 1), width)
+        if span.first == 0:
             return AttentionInputs(queries, keys, values, None)
-        return AttentionInputs(
-            queries, keys, values, self._range[:width] <= self._range[stretch.first : width, None]
-        )
+        mask = self._range[:width] <= self._range[span.first : width, None]
+        return AttentionInputs(queries, keys, values, mask)
 
 
 class SpanAttention:
-    def __init__(self, reads: Sequence[AttentionInputs], grouped: int, scale: float) -> None:
-        self._reads = reads
+    def __init__(self, parts: Sequence[AttentionInputs], grouped: int, scale: float) -> None:
+        self._parts = parts
         self._grouped = grouped
         self._scale = scale
 
-    def attended(self, layer: int) -> torch.Tensor:
-        parts = [
+    def attend(self, layer: int) -> torch.Tensor:
+        found = [
             F.scaled_dot_product_attention(
-                read.queries,
-                read.keys[layer].repeat(1, self._grouped, 1, 1),
-                read.values[layer].repeat(1, self._grouped, 1, 1),
-                attn_mask=read.mask,
-                is_causal=read.mask is None,
+                part.queries,
+                part.keys[layer].repeat(1, self._grouped, 1, 1),
+                part.values[layer].repeat(1, self._grouped, 1, 1),
+                attn_mask=part.mask,
+                is_causal=part.mask is None,
                 scale=self._scale,
             )
-            for read in self._reads
+            for part in self._parts
         ]
-        return torch.cat(parts, dim=2)[0].transpose(0, 1)
+        return torch.cat(found, dim=2)[0].transpose(0, 1)

@@ -1,7 +1,7 @@
-"""The intermediate results of one forward pass: every layer overwrites what the last one left.
+"""Compute a decoder layer in place, in buffers that all layers of a model share.
 
-The buffers are allocated once, for the largest pass; a smaller one uses their first rows. What all
-layers do is done here, in place.
+The buffers are allocated once, for the largest pass; a smaller one uses their first rows. Every
+layer overwrites what the previous one left.
 """
 
 import torch
@@ -9,18 +9,27 @@ import torch.nn.functional as F
 
 from tlt.engine.native.fused_layer_weights import Layer, Linear
 from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.rope import rotary_table
 
 
 class LayerBuffers:
     def __init__(
-        self, config: DecoderConfig, tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        tokens: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        """Allocate for passes over up to `tokens` tokens at up to `positions` positions."""
+
         def buffer(width: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.empty(tokens, width, dtype=kind, device=device)
 
         def floor(width: int) -> torch.Tensor:
             return torch.tensor((width * config.norm_eps) ** 0.5, dtype=self.wide, device=device)
 
+        self.config = config
         # half formats have no complex numbers: rope and norms run in float32 there
         self.wide = torch.promote_types(dtype, torch.float32)
         self.floor, self.head_floor = floor(config.hidden), floor(config.head_dim)
@@ -31,19 +40,25 @@ class LayerBuffers:
         self.qkv = buffer((turned + config.kv_heads) * config.head_dim)
         self.turn = buffer(turned * config.head_dim // 2, self.wide.to_complex())
         self.gate_up = buffer(2 * config.intermediate)
+        turns = rotary_table(config.rope, config.head_dim, positions, device)
+        self._turns = turns.to(self.wide.to_complex())
 
     @property
     def bytes(self) -> int:
-        return sum(
-            b.nbytes for b in (self.x, self.normed, self.length, self.qkv, self.turn, self.gate_up)
-        )
+        parts = (self.x, self.normed, self.length, self.qkv, self.turn, self.gate_up, self._turns)
+        return sum(part.nbytes for part in parts)
+
+    def begin(self, positions: torch.Tensor) -> "LayerForward":
+        """Begin a pass over tokens at these positions."""
+        return LayerForward(self, self._turns.index_select(0, positions))
 
 
 class LayerForward:
     """Views of the buffers for one pass over some tokens."""
 
-    def __init__(self, config: DecoderConfig, buffers: LayerBuffers, turn: torch.Tensor) -> None:
-        """`turn` [tokens, pairs of a head] rotates each query and key."""
+    def __init__(self, buffers: LayerBuffers, turn: torch.Tensor) -> None:
+        """Rotate each query and key by `turn` [tokens, pairs of a head]."""
+        config = buffers.config
         tokens, turned = len(turn), config.heads + config.kv_heads
         self.x = buffers.x[:tokens]
         self.normed = buffers.normed[:tokens]
@@ -63,7 +78,7 @@ class LayerForward:
         self._pairs = None if half else self._turned.view(self._turn.dtype)
 
     def project(self, inputs: torch.Tensor, layer: Layer) -> torch.Tensor:
-        """Queries and keys, turned to their positions, and values; the latter two to be cached."""
+        """Compute queries, and return the keys and values to be cached; rope is applied."""
         _project(inputs, layer.qkv, self._qkv)
         if layer.head_norms is not None:
             heads, wide = self._turned, self._buffers.wide
@@ -74,13 +89,13 @@ class LayerForward:
         return self._entries.reshape(-1, self._entries.shape[-1])
 
     def absorb(self, layer: Layer, attended: torch.Tensor) -> None:
-        """What attention found, then the feed-forward part, are added to x."""
+        """Add the attention's output, then the feed-forward part, to x."""
         _add(self.x, attended.reshape(-1, self.queries_width), layer.out)
         _project(self.normalised(), layer.gate_up, self._gate_up)
         _add(self.x, F.silu(self._gate, inplace=True).mul_(self._up), layer.down)
 
     def normalised(self) -> torch.Tensor:
-        """RMSNorm without its constant factors, which the weights hold: x / sqrt(|x|² + floor²)."""
+        """Return x / sqrt(|x|² + floor²): RMSNorm but for the factors that the weights hold."""
         length = self._length
         torch.linalg.vector_norm(self.x, dim=-1, keepdim=True, dtype=length.dtype, out=length)
         return torch.div(self.x, length.hypot_(self._buffers.floor), out=self.normed)

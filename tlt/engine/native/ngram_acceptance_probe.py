@@ -1,9 +1,9 @@
-"""What n-grams would come to while others decode: they guess for a few rows, in thought.
+"""Measure how many n-gram drafts would be accepted while other strategies decode.
 
-How well they guess changes within a rollout: hardly at all while siblings run side by side, best
-of all once most have ended. A look-up needs no pass, and the answer tells how far it was right.
-As in their own rounds, a guess begins where the one before it would have ended: begun anywhere,
-or wherever rounds of others end, guesses would meet long repetitions more often than those do.
+Acceptance changes within a rollout: it is low while siblings run side by side, and highest once
+most have ended. A look-up needs no pass, and the answer shows how far it was right. As in real
+n-gram steps, a proposal begins where the one before it would have ended: begun anywhere else,
+proposals would meet long repetitions more often than real ones do.
 """
 
 from typing import NamedTuple
@@ -12,85 +12,86 @@ from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.running_batch import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 
-# rows that are followed; of others it is read now and then what they wrote
-_ROWS, _READ_ROUNDS = 2, 8
-# guesses that are told of together
-TOLD = 4
+# rows that are followed, and steps after which the tokens of the other rows are indexed
+_ROWS, _INDEX_STEPS = 2, 8
+# proposals that are reported together
+REPORTED_TOGETHER = 4
 
 
-class _Guess(NamedTuple):
-    # of the token before it
-    place: int
+class _Proposal(NamedTuple):
+    # of the token before the first proposed one
+    position: int
     tokens: list[int]
 
 
 class DraftCounts(NamedTuple):
-    """As `StrategyPolicy.observe` has it."""
+    """Counts by depth, as `StepObservation` defines them."""
 
     reached: list[int]
     accepted: list[int]
 
 
 class NgramAcceptanceProbe:
-    def __init__(self, lookup: NgramProposer, slots: SlotTensors, most: int) -> None:
-        """Guesses of up to `most` tokens."""
-        self._lookup = lookup
+    def __init__(self, ngrams: NgramProposer, slots: SlotTensors, most: int) -> None:
+        """Propose up to `most` tokens."""
+        self._ngrams = ngrams
         self._slots = slots
         self._most = most
-        # by row that is followed: what is not known yet to be right or wrong
-        self._guesses: dict[int, _Guess] = {}
-        self._rounds = 0
-        self._judged = self._nothing()
+        # by followed row: the proposal whose outcome is still open
+        self._open: dict[int, _Proposal] = {}
+        self._steps = 0
+        self._counts = self._new_counts()
 
-    def look(self, batch: RunningBatch) -> None:
-        """After a round."""
-        self._rounds += 1
-        if self._rounds % _READ_ROUNDS == 0:
-            self._lookup.read(batch, but=self._guesses)
-        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
-            if row.request.id in self._guesses or len(self._guesses) < _ROWS:
-                self._guesses[row.request.id] = self._follow(row, index, place)
+    def observe(self, batch: RunningBatch) -> None:
+        """Compare open proposals with what a step decoded."""
+        self._steps += 1
+        if self._steps % _INDEX_STEPS == 0:
+            self._ngrams.index_rows(batch, but=self._open)
+        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
+            if row.request.id in self._open or len(self._open) < _ROWS:
+                self._open[row.request.id] = self._follow(row, index, position)
 
-    def ended(self, row: Row, index: int, place: int) -> None:
-        if row.request.id in self._guesses:
-            guess = self._follow(row, index, place)
-            self._judge(self._right(guess, index, place), place - guess.place)
-            del self._guesses[row.request.id]
+    def handle_row_end(self, row: Row, index: int, position: int) -> None:
+        if row.request.id in self._open:
+            proposal = self._follow(row, index, position)
+            accepted = self._accepted(proposal, index, position)
+            self._count(accepted, position - proposal.position)
+            del self._open[row.request.id]
 
-    def taken(self, least: int) -> DraftCounts | None:
-        """Since something was last taken; None of fewer guesses."""
-        if self._judged.reached[0] < least:
+    def take(self, least: int) -> DraftCounts | None:
+        """Return the counts since the last call, or None of fewer than `least` proposals."""
+        if self._counts.reached[0] < least:
             return None
-        count_drafts, self._judged = self._judged, self._nothing()
-        return count_drafts
+        counts, self._counts = self._counts, self._new_counts()
+        return counts
 
-    def _follow(self, row: Row, index: int, place: int) -> _Guess:
-        """To the first guess of which it is not known yet how far it is right."""
-        guess = self._guesses.get(row.request.id) or self._guess(row, index, place)
-        # the policy's own token after it is drawn
-        while guess.place + (right := self._right(guess, index, place)) < place:
-            self._judge(right, place - guess.place)
-            guess = self._guess(row, index, guess.place + right + 1)
-        return guess
+    def _follow(self, row: Row, index: int, position: int) -> _Proposal:
+        """Count proposals up to a position, and return the first one whose outcome is open."""
+        proposal = self._open.get(row.request.id) or self._propose(row, index, position)
+        # the policy's own token follows the accepted ones
+        while proposal.position + (n := self._accepted(proposal, index, position)) < position:
+            self._count(n, position - proposal.position)
+            proposal = self._propose(row, index, proposal.position + n + 1)
+        return proposal
 
-    def _guess(self, row: Row, index: int, place: int) -> _Guess:
-        # of a row that n-grams have decoded meanwhile the index holds more
-        place = max(place, self._lookup.read_to(row))
-        return _Guess(place, self._lookup.guess(row, index, place, self._most))
+    def _propose(self, row: Row, index: int, position: int) -> _Proposal:
+        # the index holds more of a row for which n-grams have decoded meanwhile
+        position = max(position, self._ngrams.indexed_position(row))
+        return _Proposal(position, self._ngrams.propose_row(row, index, position, self._most))
 
-    def _right(self, guess: _Guess, index: int, place: int) -> int:
-        """How many of its tokens were drawn, one after the other."""
-        last = min(place, guess.place + self._most)
-        drawn: list[int] = self._slots.tokens[index, guess.place + 1 : last + 1].tolist()
-        pairs = enumerate(zip(guess.tokens, drawn, strict=False))
-        wrong = (at for at, (guessed, token) in pairs if guessed != token)
-        return next(wrong, min(len(guess.tokens), len(drawn)))
+    def _accepted(self, proposal: _Proposal, index: int, position: int) -> int:
+        """Return how many proposed tokens were decoded, one after the other."""
+        first, last = proposal.position, min(position, proposal.position + self._most)
+        decoded: list[int] = self._slots.tokens[index, first + 1 : last + 1].tolist()
+        pairs = enumerate(zip(proposal.tokens, decoded, strict=False))
+        wrong = (at for at, (proposed, token) in pairs if proposed != token)
+        return next(wrong, min(len(proposal.tokens), len(decoded)))
 
-    def _judge(self, right: int, drawn: int) -> None:
-        for depth in range(min(right + 1, drawn, self._most)):
-            self._judged.reached[depth] += 1
-        for depth in range(right):
-            self._judged.accepted[depth] += 1
+    def _count(self, accepted: int, decoded: int) -> None:
+        for depth in range(min(accepted + 1, decoded, self._most)):
+            self._counts.reached[depth] += 1
+        for depth in range(accepted):
+            self._counts.accepted[depth] += 1
 
-    def _nothing(self) -> DraftCounts:
+    def _new_counts(self) -> DraftCounts:
         return DraftCounts([0] * self._most, [0] * self._most)

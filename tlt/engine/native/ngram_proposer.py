@@ -1,4 +1,4 @@
-"""N-grams of the rows that run: what they write is read into the index when somebody looks up."""
+"""Propose n-grams for the running rows; their new tokens are indexed only before a look-up."""
 
 from collections.abc import Container, Sequence
 
@@ -12,62 +12,60 @@ from tlt.engine.ngram import NgramIndex
 class NgramProposer:
     def __init__(self, slots: SlotTensors, budget: int) -> None:
         self._slots = slots
-        self._ngrams = NgramIndex(budget)
+        self._index = NgramIndex(budget)
         # tokens of each row's answer that the index holds
         self._indexed: dict[int, int] = {}
 
     @property
     def budget(self) -> int:
-        return self._ngrams.budget
+        return self._index.budget
 
     def propose(self, batch: RunningBatch, most: int) -> torch.Tensor | None:
-        """Drafts [rows, some]; None if nothing has followed these words before."""
-        # what its siblings have just written helps a row, too
-        self.read(batch)
-        found = [self._ngrams.propose(row.request.id, most).tokens for row in batch.rows]
+        """Return drafts [rows, some], or None if nothing has followed any row's words before."""
+        # all rows first: what its siblings have just written helps a row, too
+        self.index_rows(batch)
+        found = [self._index.propose(row.request.id, most).tokens for row in batch.rows]
         width = max(map(len, found))
         if width == 0:
             return None
-        # a row that nothing is known of needs some token all the same
         padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
         return torch.tensor(padded, device=self._slots.tokens.device)
 
-    def read(self, batch: RunningBatch, but: Container[int] = ()) -> None:
-        for index, (row, place) in enumerate(zip(batch.rows, batch.places, strict=True)):
+    def index_rows(self, batch: RunningBatch, but: Container[int] = ()) -> None:
+        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
             if row.request.id not in but:
-                self._read(row, index, place)
+                self._index_row(row, index, position)
 
-    def read_to(self, row: Row) -> int:
-        """The place of its last token that the index holds."""
+    def indexed_position(self, row: Row) -> int:
+        """Return the position of the row's last token that the index holds."""
         return len(row.request.prompt) + self._indexed.get(row.request.id, 0) - 1
 
-    def guess(self, row: Row, index: int, place: int, most: int) -> list[int]:
-        """What may follow this row's token there, where no later one was read."""
-        self._read(row, index, place)
-        return self._ngrams.propose(row.request.id, most).tokens
+    def propose_row(self, row: Row, index: int, position: int, most: int) -> list[int]:
+        """Propose what follows this row's token at a position; later tokens are not indexed yet."""
+        self._index_row(row, index, position)
+        return self._index.propose(row.request.id, most).tokens
 
-    def overhear(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """What was answered elsewhere."""
-        self._ngrams.add(_group(prompt), prompt, tokens)
+    def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        self._index.add(_group(prompt), prompt, tokens)
 
-    def ended(self, row: Row, index: int, place: int) -> None:
-        """Its siblings may go on as it did."""
-        self._read(row, index, place)
-        self._ngrams.end(row.request.id)
+    def handle_row_end(self, row: Row, index: int, position: int) -> None:
+        """Index the rest of the answer: its siblings may continue alike."""
+        self._index_row(row, index, position)
+        self._index.end(row.request.id)
         del self._indexed[row.request.id]
 
-    def _read(self, row: Row, index: int, place: int) -> None:
+    def _index_row(self, row: Row, index: int, position: int) -> None:
         request = row.request
         if request.id not in self._indexed:
-            self._ngrams.begin(request.id, request.prompt, _group(request.prompt))
+            self._index.begin(request.id, request.prompt, _group(request.prompt))
             self._indexed[request.id] = 0
         first = len(request.prompt) + self._indexed[request.id]
-        tokens: list[int] = self._slots.tokens[index, first : place + 1].tolist()
+        tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
         if tokens:
-            self._ngrams.extend(request.id, tokens)
+            self._index.extend(request.id, tokens)
             self._indexed[request.id] += len(tokens)
 
 
 def _group(prompt: Sequence[int]) -> int:
-    """Answers to one prompt are siblings, whenever and for whatever step they were asked for."""
+    """Identify a group by its prompt: answers of different steps help one another, too."""
     return hash(tuple(prompt))

@@ -1,7 +1,7 @@
 """The policy's forward pass over cached rows: writes each position's entries, then attends.
 
-A position is written before anything attends to it, so what an ended row, or a draft that was not
-accepted, left behind is never seen.
+A position is written before anything attends to it, so the leftovers of an ended row or of a
+rejected draft are never read.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from tlt.engine.native.attention_segments import Segment
-from tlt.engine.native.captured_hidden_states import CapturedStates
 from tlt.engine.native.decode_attention_kernels import PassAttention
-from tlt.engine.native.kv_cache import KvCache
-from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan, SpanAttention
+from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
-from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.rope import rotary_table
+from tlt.engine.native.slot_tensors import SlotTensors
 
 
 class PrefillChunk(NamedTuple):
-    """Consecutive tokens of one row; what comes before them is cached."""
+    """Consecutive tokens of one row; those before them are cached."""
 
     row: int
     first: int
@@ -31,34 +28,25 @@ class PrefillChunk(NamedTuple):
 
 class PolicyForward:
     def __init__(
-        self,
-        config: DecoderConfig,
-        weights: PolicyWeights,
-        cache: KvCache,
-        states: CapturedStates,
-        positions: int,
-        most_tokens: int,
-        most_decoded: int,
+        self, weights: PolicyWeights, slots: SlotTensors, most_tokens: int, most_decoded: int
     ) -> None:
-        """No pass is over more than `most_tokens`, or makes logits of more than `most_decoded`."""
-        self._config = config
+        """Allocate for passes over up to `most_tokens`, and logits of up to `most_decoded`."""
+        self._config = config = weights.config
         self._weights = weights
-        self._cache = cache
-        self._states = states
+        self._slots = slots
+        self._cache = slots.cache
+        self._states = slots.states
         dtype, device = weights.embedding.dtype, weights.embedding.device
-        self._attention = KvCacheAttention(config, cache, positions, dtype)
-        self._buffers = LayerBuffers(config, most_tokens, dtype, device)
+        self._attention = KvCacheAttention(config, slots.cache)
+        self._buffers = LayerBuffers(config, most_tokens, slots.positions, dtype, device)
         wide = self._buffers.wide
         self._logits = torch.empty(most_decoded, config.vocabulary, dtype=wide, device=device)
-        self._rope = rotary_table(config.rope, config.head_dim, positions, device).to(
-            wide.to_complex()
-        )
-        self._range = torch.arange(max(positions, most_tokens), device=device)
+        self._range = torch.arange(max(slots.positions, most_tokens), device=device)
 
     @property
     def bytes(self) -> int:
-        parts = (self._logits, self._rope, self._range)
-        return self._buffers.bytes + self._attention.bytes + sum(part.nbytes for part in parts)
+        own = self._logits.nbytes + self._range.nbytes
+        return self._buffers.bytes + self._attention.bytes + own
 
     def decode(
         self,
@@ -66,54 +54,54 @@ class PolicyForward:
         positions: torch.Tensor,
         segments: Callable[[], Sequence[Segment]],
     ) -> torch.Tensor:
-        """Logits [rows, window, vocabulary] after a window of tokens in each of the first rows.
+        """Return logits [rows, window, vocabulary] after a window of tokens in the first rows.
 
-        They last until the next ones are made.
+        The next call overwrites them.
         """
         rows, window = tokens.shape
-        scratch = self._scratch(tokens.view(-1), positions.view(-1))
-        reads = self._attention.windows(scratch.queries, positions, segments)
+        layer = self._begin(tokens.view(-1), positions.view(-1))
+        attention = self._attention.window_attention(layer.queries, positions, segments)
         which = self._range[:rows].repeat_interleave(window) if window > 1 else self._range[:rows]
-        places = self._run(scratch, which, positions.view(-1), reads)
-        normed = self._final_norm(scratch.x)
-        self._states.keep(self._config.layers, places, normed)
-        return self._read_out(normed).view(rows, window, -1)
+        indices = self._run(layer, which, positions.view(-1), attention)
+        normed = self._final_norm(layer.x)
+        self._states.keep(self._config.layers, indices, normed)
+        return self._compute_logits(normed).view(rows, window, -1)
 
-    def prefill(self, pieces: Sequence[PrefillChunk]) -> None:
-        """Cache these tokens, which nothing is drawn from."""
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Cache these tokens without sampling."""
         device = self._range.device
-        tokens = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
-        stretches = [RowSpan(piece.row, piece.first, len(piece.tokens)) for piece in pieces]
-        rows, positions = self._attention.places(stretches)
-        scratch = self._scratch(tokens, positions)
-        reads = self._attention.stretches(scratch.queries, stretches)
-        places = self._run(scratch, rows, positions, reads)
-        if self._states.wants(self._config.layers):
-            self._states.keep(self._config.layers, places, self._final_norm(scratch.x))
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=device)
+        spans = [RowSpan(chunk.row, chunk.first, len(chunk.tokens)) for chunk in chunks]
+        rows, positions = self._attention.span_positions(spans)
+        layer = self._begin(tokens, positions)
+        attention = self._attention.span_attention(layer.queries, spans)
+        indices = self._run(layer, rows, positions, attention)
+        if self._states.captures(self._config.layers):
+            self._states.keep(self._config.layers, indices, self._final_norm(layer.x))
 
     def _run(
         self,
-        scratch: LayerForward,
+        layer: LayerForward,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        reads: PassAttention | SpanAttention,
+        attention: PassAttention,
     ) -> torch.Tensor:
-        """Through all layers; where the states of these positions are kept."""
+        """Compute all layers; return the flat indices of these positions."""
         addresses = self._cache.addresses(rows, positions)
-        places = self._states.places(rows, positions)
-        for index, layer in enumerate(self._weights.layers):
-            self._states.keep(index, places, scratch.x)
-            entries = scratch.project(scratch.normalised(), layer)
+        indices = self._slots.flat_indices(rows, positions)
+        for index, weights in enumerate(self._weights.layers):
+            self._states.keep(index, indices, layer.x)
+            entries = layer.project(layer.normalised(), weights)
             self._cache.layers[index].index_copy_(0, addresses, entries)
-            scratch.absorb(layer, reads.attended(index))
-        return places
+            layer.absorb(weights, attention.attend(index))
+        return indices
 
-    def _scratch(self, tokens: torch.Tensor, positions: torch.Tensor) -> LayerForward:
-        scratch = LayerForward(self._config, self._buffers, self._rope.index_select(0, positions))
-        torch.index_select(self._weights.embedding, 0, tokens, out=scratch.x)
-        return scratch
+    def _begin(self, tokens: torch.Tensor, positions: torch.Tensor) -> LayerForward:
+        layer = self._buffers.begin(positions)
+        torch.index_select(self._weights.embedding, 0, tokens, out=layer.x)
+        return layer
 
-    def _read_out(self, normed: torch.Tensor) -> torch.Tensor:
+    def _compute_logits(self, normed: torch.Tensor) -> torch.Tensor:
         head, logits = self._weights.head, self._logits[: len(normed)]
         if head.dtype == logits.dtype:
             return torch.mm(normed, head.t(), out=logits)

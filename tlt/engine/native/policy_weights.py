@@ -1,4 +1,4 @@
-"""The policy's weights as its passes need them; new ones are written in place."""
+"""The policy's weights in the layout of the forward pass; new ones are written in place."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ class PolicyWeights:
         def buffer(*shape: int) -> torch.Tensor:
             return torch.empty(*shape, dtype=dtype, device=device)
 
-        self._config = config
+        self.config = config
         hidden = config.hidden
         self.layers = [new_layer(config, hidden, dtype, device) for _ in range(config.layers)]
         self.embedding = buffer(config.vocabulary, hidden)
@@ -21,8 +21,8 @@ class PolicyWeights:
         self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
 
     def without_memory(self) -> "PolicyWeights":
-        """Of the same shapes, to reckon with."""
-        return PolicyWeights(self._config, self.embedding.dtype, torch.device("meta"))
+        """Return weights of the same shapes on the meta device, to count bytes with."""
+        return PolicyWeights(self.config, self.embedding.dtype, torch.device("meta"))
 
     @torch.inference_mode()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -30,16 +30,16 @@ class PolicyWeights:
             self._load_layer(layer, weights, f"model.layers.{index}.")
         self.embedding.copy_(weights[EMBEDDING])
         self.norm.copy_(weights[FINAL_NORM])
-        if not self._config.tied:
+        if not self.config.tied:
             self.head.copy_(weights[HEAD])
 
     def _load_layer(self, layer: Layer, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
         device = self.embedding.device
-        # products of rounded weights are rounded once, when they are stored
+        # wide, so that products of weights are rounded only once, when they are stored
         wide = torch.promote_types(self.embedding.dtype, torch.float32)
 
         def weight(name: str) -> torch.Tensor:
             return weights[prefix + name].to(device, wide)
 
-        entrance = weight("input_layernorm.weight") * self._config.hidden**0.5
-        LayerFiller(self._config, layer, weight).fill(entrance)
+        entrance = weight("input_layernorm.weight") * self.config.hidden**0.5
+        LayerFiller(self.config, layer, weight).fill(entrance)

@@ -1,7 +1,6 @@
-"""Prompts are cached ahead of their turn, a chunk per step, once for all requests that share one.
+"""Cache prompts before their requests start: a chunk per step, and once for all that share one.
 
-A slot that falls empty is filled by a copy, so a long prompt never holds up those who decode by
-more than a chunk.
+A free slot is filled by a copy, so a long prompt delays running rows by no more than a chunk.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,66 +10,67 @@ from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 
 Prompt = tuple[int, ...]
 
-# Tokens that are cached beside a decode step: what one chunk costs, all running rows wait.
+# tokens that are cached before a decode step, for which all running rows wait
 CHUNK = 512
-# Prompts held at once
-PLACES = 4
+# prompts that are held at once
+MOST_PROMPTS = 4
 
 
 @dataclass
-class _Staged:
+class _HeldPrompt:
     row: int
+    # tokens so far
     cached: int = 0
 
 
 class PromptPrefiller:
-    def __init__(self, network: PolicyForward, rows: Sequence[int]) -> None:
-        """`rows` of the cache are its own."""
-        self._network = network
+    def __init__(self, forward: PolicyForward, rows: Sequence[int]) -> None:
+        """Hold prompts in these rows of the cache, which nothing else uses."""
+        self._forward = forward
         self._free = list(rows)
-        self._places = len(rows)
-        self._staged: dict[Prompt, _Staged] = {}
+        self._count = len(rows)
+        self._held: dict[Prompt, _HeldPrompt] = {}
 
     def advance(self, waiting: Iterable[Prompt]) -> bool:
-        """Cache up to a chunk for the prompts whose turn comes first; is there more to do?"""
+        """Cache up to a chunk of the first prompts; return True if some are still incomplete."""
         wanted = self._first(waiting)
-        pieces: list[PrefillChunk] = []
+        chunks: list[PrefillChunk] = []
         budget = CHUNK
         for prompt in wanted:
-            staged = self._staged.get(prompt) or self._place(prompt, wanted)
-            tokens = prompt[staged.cached : min(staged.cached + budget, len(prompt) - 1)]
+            held = self._held.get(prompt) or self._hold(prompt, wanted)
+            tokens = prompt[held.cached : min(held.cached + budget, len(prompt) - 1)]
             if tokens:
-                pieces.append(PrefillChunk(staged.row, staged.cached, tokens))
-                staged.cached += len(tokens)
+                chunks.append(PrefillChunk(held.row, held.cached, tokens))
+                held.cached += len(tokens)
                 budget -= len(tokens)
-        if pieces:
-            self._network.prefill(pieces)
-        return any(self._staged[p].cached < len(p) - 1 for p in wanted)
+        if chunks:
+            self._forward.prefill(chunks)
+        return any(self._held[p].cached < len(p) - 1 for p in wanted)
 
     def row_of(self, prompt: Prompt) -> int | None:
-        """Where all but the prompt's last token is cached, if it is."""
-        staged = self._staged.get(prompt)
-        return staged.row if staged is not None and staged.cached == len(prompt) - 1 else None
+        """Return the row that holds all but the prompt's last token, or None."""
+        held = self._held.get(prompt)
+        return held.row if held is not None and held.cached == len(prompt) - 1 else None
 
-    def forget(self) -> None:
-        """The weights changed."""
-        self._free += [staged.row for staged in self._staged.values()]
-        self._staged.clear()
+    def clear(self) -> None:
+        """Drop all prompts, after the weights changed."""
+        self._free += [held.row for held in self._held.values()]
+        self._held.clear()
 
     def _first(self, waiting: Iterable[Prompt]) -> list[Prompt]:
-        """As many different ones as there are places, of those that need one."""
+        """Return the first distinct prompts that need a row, as many as fit."""
         found: list[Prompt] = []
         for prompt in waiting:
             if len(prompt) > 1 and prompt not in found:
                 found.append(prompt)
-                if len(found) == self._places:
+                if len(found) == self._count:
                     break
         return found
 
-    def _place(self, prompt: Prompt, wanted: Sequence[Prompt]) -> _Staged:
+    def _hold(self, prompt: Prompt, wanted: Sequence[Prompt]) -> _HeldPrompt:
         if not self._free:
-            # the wanted ones fit together, so one that isn't wanted is in the way
-            past = next(held for held in self._staged if held not in wanted)
-            self._free.append(self._staged.pop(past).row)
-        self._staged[prompt] = staged = _Staged(self._free.pop())
-        return staged
+            # the wanted ones fit together, so an unwanted one occupies a row
+            unwanted = next(held for held in self._held if held not in wanted)
+            self._free.append(self._held.pop(unwanted).row)
+        self._held[prompt] = held = _HeldPrompt(self._free.pop())
+        return held

@@ -1,4 +1,4 @@
-"""One value per decode step, run-length encoded: any stretch of steps can be told in spans."""
+"""One value per decode step, run-length encoded; any range of steps can be read as spans."""
 
 from bisect import bisect_right
 from typing import Generic, TypeVar
@@ -12,13 +12,13 @@ class RunLengthSeries(Generic[T]):
         self._values: list[T] = []
 
     def record(self, step: int, value: T) -> None:
-        """From this step on it is `value`."""
+        """Set the value from this step on."""
         if not self._values or self._values[-1] != value:
             self._starts.append(step)
             self._values.append(value)
 
     def spans(self, start: int, end: int) -> list[tuple[T, int]]:
-        """(value, steps) over steps start to end, the latter excluded."""
+        """Return (value, steps) for the steps from `start` up to, but not including, `end`."""
         spans: list[tuple[T, int]] = []
         index = bisect_right(self._starts, start) - 1
         while start < end:
@@ -29,6 +29,6 @@ class RunLengthSeries(Generic[T]):
         return spans
 
     def forget(self, before: int) -> None:
-        """Spans will start at `before` or later."""
+        """Drop what no span that starts at `before` or later needs."""
         past = max(bisect_right(self._starts, before) - 1, 0)
         del self._starts[:past], self._values[:past]

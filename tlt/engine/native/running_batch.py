@@ -1,7 +1,7 @@
-"""The rows that run together. Rows are the truth; tensors are derived when the set changes.
+"""The rows that decode together, and the tensors that are derived from them when the set changes.
 
-Where a row stands is known on the host without asking the device: every step gives it one token,
-and those drafts besides that it accepted.
+The host knows each row's position without asking the device: every step gives it one token, and as
+many more as drafts were accepted.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,33 @@ class Row:
     started: float
     # the position of the last token that it may have
     limit: int
-    # kept on the host only where stop strings are looked for
+    # filled only if the request has stop strings
     tokens: list[int] = field(default_factory=list[int])
     # steps that gave it more than one token, and how many more
-    gains: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    gained: int = 0
-    # whether its last token is a draft: the policy's own one after it was not kept
+    accepted_by_step: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    accepted: int = 0
+    # true if its last token is a draft, after which the policy's own token was not kept
     ends_on_draft: bool = False
-    # positions that the drafter's cache holds
-    drafted: int = 0
 
     def position(self, step: int) -> int:
-        """Where its newest token stands before this step: known, but not yet in the cache."""
-        return len(self.request.prompt) - 1 + step - self.first_step + self.gained
+        """Return the position of its newest token before a step: known, but not yet cached."""
+        return len(self.request.prompt) - 1 + step - self.first_step + self.accepted
 
-    def gain(self, step: int, tokens: int) -> None:
+    def add_accepted(self, step: int, tokens: int) -> None:
         if tokens:
-            self.gains.append((step, tokens))
-            self.gained += tokens
+            self.accepted_by_step.append((step, tokens))
+            self.accepted += tokens
+
+
+class StepOutcome(NamedTuple):
+    """What a step gave each row."""
+
+    # tokens that it gets
+    kept: list[int]
+    # drafts that the policy sampled as well, even if the row doesn't get them
+    accepted: list[int]
+    # by row that ends with its last kept token
+    reasons: dict[int, StopReason]
 
 
 class RunningBatch:
@@ -54,21 +63,24 @@ class RunningBatch:
         noise: GumbelNoise,
         like: torch.Tensor,
     ) -> None:
-        """`tokens` [slots, positions] holds everything that is known of the rows."""
+        """Derive tensors from rows and `tokens` [slots, positions], all that they have so far.
+
+        `like` has the device and dtype of the logits.
+        """
 
         def integers(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
             return torch.tensor(values, device=tokens.device)
 
         self.rows = rows
-        self.places = [row.position(step) for row in rows]
-        self.positions = integers(self.places)
+        # of the rows' newest tokens, on the host and on the device
+        self.last_positions = [row.position(step) for row in rows]
+        self.positions = integers(self.last_positions)
         self.starts = integers([i * tokens.shape[1] for i in range(len(rows))])
         self.newest = tokens.view(-1).index_select(0, self.starts + self.positions)
         self.sampler = Sampler([row.request for row in rows], noise, like)
-        # rows whose text is searched for stop strings
+        # rows with stop strings
         self.watched = [i for i, row in enumerate(rows) if row.request.stop_strings]
-        self._steps = torch.arange(tokens.shape[1], device=tokens.device)
-        # where it is cut, once somebody asks
+        self._range = torch.arange(tokens.shape[1], device=tokens.device)
         self._cuts: Sequence[Segment] | None = None
         self._limits = integers([row.limit for row in rows])
         stops = [sorted(row.request.stop_tokens) for row in rows]
@@ -77,33 +89,33 @@ class RunningBatch:
 
     @property
     def context(self) -> int:
-        """Tokens of all rows."""
-        return sum(self.places) + len(self.places)
+        """Count the tokens of all rows."""
+        return sum(self.last_positions) + len(self.last_positions)
 
-    def ahead(self, count: int) -> torch.Tensor:
-        """[rows, count]: so many positions of each row, from its newest token's on."""
+    def next_positions(self, count: int) -> torch.Tensor:
+        """Return [rows, count]: positions from each row's newest token on."""
         newest = self.positions[:, None]
-        return newest + self._steps[:count] if count > 1 else newest
+        return newest + self._range[:count] if count > 1 else newest
 
     def noise(self, most: int) -> "StepNoise":
         return StepNoise(self, most)
 
     def segments(self, ahead: int) -> list[Segment]:
-        """What to attend to, with so many tokens from the newest on."""
+        """Cut the batch for attention over `ahead` tokens from each row's newest token on."""
         if self._cuts is None:
-            self._cuts = cheapest_segments([place + 1 for place in self.places])
+            self._cuts = cheapest_segments([position + 1 for position in self.last_positions])
         segments: list[Segment] = []
         for first, last, _, _ in self._cuts:
-            places = self.places[first:last]
-            longest_draft = max(places)
-            width = max(longest_draft + ahead, 1)
-            segments.append(Segment(first, last, width, longest_draft == min(places)))
+            positions = self.last_positions[first:last]
+            longest = max(positions)
+            width = max(longest + ahead, 1)
+            segments.append(Segment(first, last, width, longest == min(positions)))
         return segments
 
-    def judge(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> "StepOutcome":
-        """A token counts if all drafts before it are what the policy drew."""
+    def check(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> StepOutcome:
+        """Compare drafts with sampled tokens: a token counts if all drafts before it agree."""
         if drafts is None:
-            return self._judge_one(tokens[:, 0])
+            return self._check_single(tokens[:, 0])
         agreed = (drafts == tokens[:, :-1]).long().cumprod_(1).sum(1)
         room = self._limits - self.positions
         stop = room + 1
@@ -111,18 +123,18 @@ class RunningBatch:
             stops = (tokens[..., None] == self._stops[:, None]).any(-1)
             stop = (stops.cumsum(1) == 0).sum(1).add_(1)
         accepted, rooms, stopping = torch.stack([agreed, room, stop]).tolist()
-        verdict = StepOutcome([], accepted, {})
+        outcome = StepOutcome([], accepted, {})
         for index, count in enumerate(accepted):
             kept = min(count + 1, rooms[index], stopping[index])
-            verdict.kept.append(kept)
+            outcome.kept.append(kept)
             if kept == stopping[index]:
-                verdict.reasons[index] = "stop"
+                outcome.reasons[index] = "stop"
             elif kept == rooms[index]:
-                verdict.reasons[index] = "length"
-        return verdict
+                outcome.reasons[index] = "length"
+        return outcome
 
     def advance(self, tokens: torch.Tensor, kept: Sequence[int]) -> None:
-        """Each row gets the first few of these [rows, window]."""
+        """Give each row the first `kept` of its tokens [rows, window]."""
         if tokens.shape[1] == 1:
             self.newest = tokens[:, 0]
             self.positions = self.positions + 1
@@ -130,13 +142,14 @@ class RunningBatch:
             counts = torch.tensor(kept, device=tokens.device)
             self.newest = tokens.gather(1, counts[:, None] - 1)[:, 0]
             self.positions = self.positions + counts
-        self.places = [place + count for place, count in zip(self.places, kept, strict=True)]
+        self.last_positions = [
+            position + count for position, count in zip(self.last_positions, kept, strict=True)
+        ]
 
-    def _judge_one(self, tokens: torch.Tensor) -> "StepOutcome":
+    def _check_single(self, tokens: torch.Tensor) -> StepOutcome:
         ended = self.positions + 1 >= self._limits
         if self._stops is not None:
-            stopped = (tokens[:, None] == self._stops).any(-1)
-            ended |= stopped
+            ended |= (tokens[:, None] == self._stops).any(-1)
         reasons: dict[int, StopReason] = dict.fromkeys(ended.nonzero()[:, 0].tolist(), "length")
         for index in reasons:
             if int(tokens[index]) in self.rows[index].request.stop_tokens:
@@ -145,7 +158,7 @@ class RunningBatch:
 
 
 class StepNoise:
-    """The noise of the tokens to come, made when it is first asked for."""
+    """The noise of a step's tokens, made when it is first needed."""
 
     def __init__(self, batch: RunningBatch, most: int) -> None:
         self._batch = batch
@@ -153,7 +166,7 @@ class StepNoise:
         self._made: torch.Tensor | None = None
 
     def all(self) -> torch.Tensor | None:
-        """[rows, most, vocabulary]; None if nothing is drawn."""
+        """Return [rows, most, vocabulary], or None if all rows are greedy."""
         if self._made is None:
             self._made = self._make(self._most)
         return self._made
@@ -164,15 +177,4 @@ class StepNoise:
         return self._made[:, :count]
 
     def _make(self, count: int) -> torch.Tensor | None:
-        return self._batch.sampler.noise(self._batch.ahead(count) + 1)
-
-
-class StepOutcome(NamedTuple):
-    """By row."""
-
-    # tokens that it gets
-    kept: list[int]
-    # drafts that the policy drew as well, whether the row gets them or not
-    accepted: list[int]
-    # of those that end with the last one kept
-    reasons: dict[int, StopReason]
+        return self._batch.sampler.noise(self._batch.next_positions(count) + 1)

@@ -1,4 +1,4 @@
-"""All that is kept per row and position; the rows after the slots hold staged prompts."""
+"""All tensors by row and position: one row per slot, then the rows of prefilled prompts."""
 
 from collections.abc import Sequence
 
@@ -33,8 +33,8 @@ class SlotTensors:
         parts = (self.cache.bytes, self.states.bytes, self.tokens.nbytes, self.logprobs.nbytes)
         return sum(parts)
 
-    def places(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where in the flat tables of tokens, log-probs and states these are."""
+    def flat_indices(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the indices of these positions in flat views of tokens, log-probs and states."""
         return rows * self.positions + positions
 
     def copy(self, source: int, target: int, positions: int) -> None:

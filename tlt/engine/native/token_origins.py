@@ -1,6 +1,7 @@
-"""Where each token of a row came from, told in runs of tokens of the same kind.
+"""Where each token of a row came from: policy version, batch size, drafter, and how it was made.
 
-What holds for a whole step is recorded once for all rows; a row adds which steps gave it several.
+What holds for a whole step is recorded once for all rows; a row knows which steps gave it several
+tokens.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,25 +19,25 @@ class TokenOrigins:
     def __init__(self) -> None:
         self._versions = RunLengthSeries[PolicyVersion]()
         self._sizes = RunLengthSeries[int]()
-        # whether anything was guessed, and by which drafter
-        self._guesses = RunLengthSeries[tuple[bool, DrafterVersion | None]]()
+        # true if anything was proposed, and the drafter that proposed it
+        self._proposals = RunLengthSeries[tuple[bool, DrafterVersion | None]]()
 
     def record(
         self,
         step: int,
         version: PolicyVersion,
         size: int,
-        guessed: bool,
+        proposed: bool,
         drafter: DrafterVersion | None,
     ) -> None:
         self._versions.record(step, version)
         self._sizes.record(step, size)
-        self._guesses.record(step, (guessed, drafter))
+        self._proposals.record(step, (proposed, drafter))
 
     def forget(self, before: int) -> None:
-        """No row that is asked for began before this step."""
-        for timeline in (self._versions, self._sizes, self._guesses):
-            timeline.forget(before)
+        """Drop what no row that began at this step or later needs."""
+        for series in (self._versions, self._sizes, self._proposals):
+            series.forget(before)
 
     def policies(self, row: Row, end: int) -> tuple[PolicySpan, ...]:
         spans = _tokens(self._versions, row, end)
@@ -46,7 +47,7 @@ class TokenOrigins:
         return tuple(BatchSpan(size=s, tokens=n) for s, n in _tokens(self._sizes, row, end))
 
     def drafters(self, row: Row, end: int) -> tuple[DrafterSpan, ...]:
-        spans = _tokens(self._guesses, row, end)
+        spans = _tokens(self._proposals, row, end)
         runs = _merged((drafter, n) for (_, drafter), n in spans)
         return tuple(DrafterSpan(version=v, tokens=n) for v, n in runs)
 
@@ -55,28 +56,28 @@ class TokenOrigins:
         return tuple(OriginSpan(origin=origin, tokens=n) for origin, n in runs)
 
     def _origins(self, row: Row, end: int) -> Iterator[tuple[str, int]]:
-        gains, step = dict(row.gains), row.first_step
-        for (guessed, _), steps in self._guesses.spans(row.first_step, end):
-            if not guessed:
+        accepted, step = dict(row.accepted_by_step), row.first_step
+        for (proposed, _), steps in self._proposals.spans(row.first_step, end):
+            if not proposed:
                 yield "plain", steps
             else:
                 for at in range(step, step + steps):
-                    if at in gains:
-                        yield "accepted", gains[at]
+                    if at in accepted:
+                        yield "accepted", accepted[at]
                     last = at == end - 1 and row.ends_on_draft
                     yield ("accepted" if last else "corrected"), 1
             step += steps
 
 
-def _tokens(timeline: RunLengthSeries[T], row: Row, end: int) -> Iterator[tuple[T, int]]:
-    """Each stretch of steps, in tokens."""
-    gains, taken, step = row.gains, 0, row.first_step
-    for value, steps in timeline.spans(row.first_step, end):
+def _tokens(series: RunLengthSeries[T], row: Row, end: int) -> Iterator[tuple[T, int]]:
+    """Convert the spans of a series from steps to the row's tokens."""
+    accepted, used, step = row.accepted_by_step, 0, row.first_step
+    for value, steps in series.spans(row.first_step, end):
         step += steps
         tokens = steps
-        while taken < len(gains) and gains[taken][0] < step:
-            tokens += gains[taken][1]
-            taken += 1
+        while used < len(accepted) and accepted[used][0] < step:
+            tokens += accepted[used][1]
+            used += 1
         yield value, tokens
 
 

@@ -1,4 +1,4 @@
-"""Draws follow the filtered distribution exactly; log-probs are those before the filters.
+"""Sample tokens that follow the filtered distribution exactly; log-probs are before the filters.
 
 One `Sampler` serves one running batch, whose requests may all sample differently. Logits are
 [rows, window, vocabulary]: a window of consecutive positions in each row.
@@ -14,7 +14,7 @@ from tlt.engine.native.gumbel_noise import GumbelNoise, block, key_word
 
 class Sampler:
     def __init__(self, requests: Sequence[Request], noise: GumbelNoise, like: torch.Tensor) -> None:
-        """`like` gives device and number format of the logits to come."""
+        """Prepare for logits with the device and dtype of `like`."""
         settings = [request.sampling for request in requests]
         temperatures = [s.temperature for s in settings]
         greedy = [t == 0 for t in temperatures]
@@ -30,7 +30,7 @@ class Sampler:
         self._filters = Filters(settings, like) if any(filtered(s) for s in settings) else None
 
     def noise(self, positions: torch.Tensor) -> torch.Tensor | None:
-        """What decides draws for these positions [rows, window]; None if nothing is drawn."""
+        """Return the noise for positions [rows, window], or None if all rows are greedy."""
         if not self._draws:
             return None
         noise = self._noise.gumbel(self._keys, positions)
@@ -39,7 +39,7 @@ class Sampler:
     def draw(
         self, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens [rows, window] and their log-probs."""
+        """Return tokens [rows, window] and their log-probs."""
         drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rows in _blocks(logits):
             scaled = self._scaled(logits, rows)
@@ -51,8 +51,8 @@ class Sampler:
         tokens, logprobs = zip(*drawn, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)
 
-    def guess(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """The tokens [rows, window] that somebody else's logits would give."""
+    def sample_drafts(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """Return the tokens [rows, window] that a drafter's logits give with this noise."""
         if noise is None:
             return logits.argmax(-1)
         parts = [self._best(self._scaled(logits, rows), noise, rows) for rows in _blocks(logits)]
@@ -70,33 +70,35 @@ def filtered(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-# of a vocabulary's logits, to be put in order before all are
+# logits that are sorted first; the whole vocabulary only if they don't suffice
 _NARROW = 1024
 
 
 class Filters:
-    """Top-k, top-p and min-p come down to one threshold a row: what lies below is not drawn.
+    """Top-k, top-p and min-p as one threshold per row, below which no token is sampled.
 
     Tokens that tie with the last one kept are kept as well.
     """
 
     def __init__(self, settings: Sequence[Sampling], like: torch.Tensor) -> None:
         top_k = torch.tensor([s.top_k or 2**62 for s in settings], device=like.device)
-        # a top-p of 2 is "off" even when rounding lets the cumulated mass exceed 1
+        # 2 means off, even where rounding lets the cumulated mass exceed 1
         top_p = like.new_tensor([s.top_p if s.top_p < 1 else 2.0 for s in settings])
         self._top_k, self._top_p = _column(top_k), _column(top_p)
         self._min_p = _column(like.new_tensor([s.min_p for s in settings]).log_())
         self._sorts = any(s.top_p < 1 for s in settings)
-        # no more than so many of a row's largest logits have to be known; 0: none but the largest
+        # how many of a row's largest logits matter; 0 if only the largest does
         self._largest = max(s.top_k for s in settings)
 
     def apply(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
-        """`scaled` is of these rows alone."""
-        threshold = self._sorted(scaled, rows) if self._sorts else self._chosen(scaled, rows)
+        """Mask the logits of these rows, which `scaled` holds alone."""
+        threshold = (
+            self._top_p_threshold(scaled, rows) if self._sorts else self._threshold(scaled, rows)
+        )
         return scaled.masked_fill(scaled < threshold, float("-inf"))
 
-    def _chosen(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Without top-p. A whole vocabulary takes long to sort."""
+    def _threshold(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Compute the threshold of top-k and min-p, without sorting the vocabulary."""
         largest = scaled.topk(min(max(self._largest, 1), scaled.shape[-1]), -1).values
         threshold = largest[..., :1] + self._min_p[rows]
         if self._largest == 0:
@@ -106,8 +108,8 @@ class Filters:
         kth = largest.gather(-1, last).masked_fill(top_k > largest.shape[-1], float("-inf"))
         return torch.maximum(threshold, kth)
 
-    def _sorted(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
-        """With top-p: of a large vocabulary only as much is put in order as holds its mass."""
+    def _top_p_threshold(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Compute the threshold with top-p, sorting as few of the logits as suffice."""
         vocabulary = scaled.shape[-1]
         threshold = self._nucleus(scaled, rows, min(_NARROW, vocabulary))
         if threshold is None:
@@ -116,7 +118,7 @@ class Filters:
         return threshold
 
     def _nucleus(self, scaled: torch.Tensor, rows: slice, width: int) -> torch.Tensor | None:
-        """None if the `width` largest of some row are not enough to tell."""
+        """Return the threshold, or None if the `width` largest logits don't determine it."""
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         whole = width == scaled.shape[-1]
         ordered = scaled.topk(width, -1).values
@@ -126,7 +128,7 @@ class Filters:
         probabilities = (ordered.masked_fill(ordered < threshold, float("-inf")) - mass).exp_()
         above = probabilities.cumsum(-1).sub_(probabilities)
         inside = above < top_p
-        # where all of them are inside, the one after them may be, too
+        # if all of them are inside, the next one may be, too
         if not whole and bool(
             (inside[..., -1:] & (top_p <= 1) & (probabilities[..., -1:] > 0)).any()
         ):
@@ -137,7 +139,7 @@ class Filters:
 
 
 def _blocks(logits: torch.Tensor) -> list[slice]:
-    """Rows that are drawn together: what is made on the way stays small."""
+    """Split the rows so that intermediate results stay small."""
     rows = max(block(logits.device) // logits[0].numel(), 1)
     return [slice(first, first + rows) for first in range(0, len(logits), rows)]
 

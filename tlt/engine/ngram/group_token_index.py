@@ -1,9 +1,9 @@
-"""Every token of one group is found by the words before it, in the newest places first.
+"""Find the tokens of one group by the words before them, newest occurrences first.
 
-These are LZ77's hash chains. For each length of context a table of buckets knows the newest place
-that such a context led to; every place knows the one before it in its bucket. Different contexts
-share buckets, so whoever follows a chain compares tokens. A chain ends where a sequence was
-dropped: what lies behind it is older still.
+These are LZ77's hash chains. For each context length, a table of buckets holds the newest location
+that follows such a context, and every location links to the one before it in its bucket. Different
+contexts share buckets, so a search compares tokens. A chain ends at a sequence that was dropped:
+everything behind it is older.
 """
 
 from array import array
@@ -12,46 +12,47 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-# Tried in turn. All of 24 to 2 accept 3 % more, and cost five times as much.
+# context lengths, tried in turn: all of 24 to 2 accept 3 % more and cost five times as much
 CONTEXTS = (8, 4, 2)
 LONGEST = CONTEXTS[0]
+# occurrences that vote on a proposal
 _VOTERS = 8
-# How far a chain is followed, strangers in the bucket included
+# links of a chain that are followed, those of other contexts in the bucket included
 _STEPS = 24
-# At first
+# buckets of a new table
 _BUCKETS = 64
 _TOKENS_PER_BUCKET = 2
 _NOWHERE = -1
-# As tracemalloc sees them, arrays with the room that they grow by
+# sizes as tracemalloc sees them, including the room that arrays grow by
 _HISTORY_BYTES = 1000
 _SEQUENCE_BYTES = 700
 _BUCKET_BYTES = 8 * len(CONTEXTS)
 _TOKEN_BYTES = 29
-# A place is a sequence's number and, in the low bits, where in it
+# a location is a sequence's number and, in the low bits, the offset in it
 _OFFSET_BITS = 32
 _OFFSETS = (1 << _OFFSET_BITS) - 1
-# Before a prompt's first token: no vocabulary has it
+# before a prompt's first token: no vocabulary has it
 _PADDING = -1
 
 
 class Proposal(NamedTuple):
     tokens: list[int]
-    # the length of the context that they were found by, which says how far to trust them; 0 if none
+    # the length of the context that they were found by; 0 if none
     matched: int
 
 
 @dataclass(slots=True)
-class _Written:
-    # the end of the prompt, for context, then what followed it
+class _TokenSequence:
+    # the end of the prompt, as context, then the tokens after it
     tokens: "array[int]"
-    # by length of context and token that followed the prompt: the place before in its bucket
+    # by context length and token after the prompt: the location before it in its bucket
     links: "tuple[array[int], ...]"
 
 
 class GroupTokenIndex:
     def __init__(self, number: int, prompt: Sequence[int]) -> None:
-        """Numbers are never used twice; this one is the prompt's own."""
-        self._written: dict[int, _Written] = {}
+        """Index the prompt as the sequence `number`; numbers are never used twice."""
+        self._sequences: dict[int, _TokenSequence] = {}
         self._tables = tuple(array("q", [_NOWHERE]) * _BUCKETS for _ in CONTEXTS)
         self._mask = _BUCKETS - 1
         self._tokens = 0
@@ -59,70 +60,73 @@ class GroupTokenIndex:
         self.extend(number, prompt)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._written
+        return number in self._sequences
 
     @property
     def empty(self) -> bool:
-        return not self._written
+        return not self._sequences
 
     @property
     def bytes(self) -> int:
         return (
             _HISTORY_BYTES
             + _BUCKET_BYTES * (self._mask + 1)
-            + _SEQUENCE_BYTES * len(self._written)
+            + _SEQUENCE_BYTES * len(self._sequences)
             + _TOKEN_BYTES * self._tokens
         )
 
     def begin(self, number: int, prompt: Sequence[int]) -> None:
         before = [_PADDING] * (LONGEST - len(prompt)) + list(prompt[-LONGEST:])
-        self._written[number] = _Written(array("i", before), tuple(array("q") for _ in CONTEXTS))
+        self._sequences[number] = _TokenSequence(
+            array("i", before), tuple(array("q") for _ in CONTEXTS)
+        )
 
     def extend(self, number: int, tokens: Sequence[int]) -> None:
-        written, links = self._written[number].tokens, self._written[number].links
+        sequence = self._sequences[number]
+        written, links = sequence.tokens, sequence.links
         self._make_room(len(tokens))
         chains = list(zip(CONTEXTS, self._tables, links, strict=True))
         mask = self._mask
-        place = number << _OFFSET_BITS | len(written)
+        location = number << _OFFSET_BITS | len(written)
         for token in tokens:
             for length, table, link in chains:
                 bucket = crc32(written[-length:]) & mask
                 link.append(table[bucket])
-                table[bucket] = place
+                table[bucket] = location
             written.append(token)
-            place += 1
+            location += 1
 
     def propose(self, number: int, count: int) -> Proposal:
-        """The longest context that is known wins; among its newest places each token's majority."""
-        written = self._written[number].tokens
+        """Propose what the newest occurrences of the longest known context agree on by majority."""
+        written = self._sequences[number].tokens
         for order, length in enumerate(CONTEXTS):
-            if found := self._after(written[-length:], order, count):
-                return Proposal(_voted(found), length)
+            if found := self._find(written[-length:], order, count):
+                return Proposal(_majority(found), length)
         return Proposal([], 0)
 
     def drop_oldest(self, running: Set[int]) -> None:
-        """Those that still run go last."""
-        oldest = next((number for number in self._written if number not in running), None)
-        dropped = self._written.pop(next(iter(self._written)) if oldest is None else oldest)
+        """Drop the oldest sequence, preferring those that don't run."""
+        oldest = next((number for number in self._sequences if number not in running), None)
+        dropped = self._sequences.pop(next(iter(self._sequences)) if oldest is None else oldest)
         self._tokens -= len(dropped.tokens) - LONGEST
 
-    def _after(self, context: "array[int]", order: int, count: int) -> "list[array[int]]":
+    def _find(self, context: "array[int]", order: int, count: int) -> "list[array[int]]":
         found: list[array[int]] = []
-        place = self._tables[order][crc32(context) & self._mask]
+        location = self._tables[order][crc32(context) & self._mask]
         for _ in range(_STEPS):
-            written = self._written.get(place >> _OFFSET_BITS)
-            if written is None:
+            sequence = self._sequences.get(location >> _OFFSET_BITS)
+            if sequence is None:
                 break
-            start = place & _OFFSETS
-            if written.tokens[start - len(context) : start] == context:
-                found.append(written.tokens[start : start + count])
+            start = location & _OFFSETS
+            if sequence.tokens[start - len(context) : start] == context:
+                found.append(sequence.tokens[start : start + count])
                 if len(found) == _VOTERS:
                     break
-            place = written.links[order][start - LONGEST]
+            location = sequence.links[order][start - LONGEST]
         return found
 
     def _make_room(self, tokens: int) -> None:
-        """Twice the buckets: each new one starts with the chain of the old one that it halves."""
+        """Double the buckets as needed; each new one starts with the chain of the one it halves."""
         self._tokens += tokens
         while self._tokens > _TOKENS_PER_BUCKET * (self._mask + 1):
             for table in self._tables:
@@ -130,17 +134,17 @@ class GroupTokenIndex:
             self._mask = 2 * self._mask + 1
 
 
-def _voted(found: "Sequence[array[int]]") -> list[int]:
-    """Token by token what most say, the newest among equals; who said otherwise is out."""
-    voices = [voice.tolist() for voice in found]
-    said: list[int] = []
-    for at in range(max(map(len, voices))):
-        votes = [voice[at] for voice in voices if at < len(voice)]
+def _majority(found: "Sequence[array[int]]") -> list[int]:
+    """Choose each token by majority, the newest among equals, and drop the minority's votes."""
+    voters = [occurrence.tolist() for occurrence in found]
+    tokens: list[int] = []
+    for at in range(max(map(len, voters))):
+        votes = [voter[at] for voter in voters if at < len(voter)]
         if not votes:
             break
         winner = votes[0]
         if votes.count(winner) < len(votes):
             winner = max(votes, key=votes.count)
-            voices = [voice for voice in voices if at < len(voice) and voice[at] == winner]
-        said.append(winner)
-    return said
+            voters = [voter for voter in voters if at < len(voter) and voter[at] == winner]
+        tokens.append(winner)
+    return tokens

@@ -174,10 +174,10 @@ class SglangClient:
             if (how := self._launched.died()) is not None:
                 raise RankError(f"SGLang's scheduler {how}")
             if not task.done() and monotonic() > deadline:
-                raise self.stuck()
+                raise self.stuck_error()
         return task.result()
 
-    def stuck(self) -> RankError:
+    def stuck_error(self) -> RankError:
         said = self._launched.last_lines()
         return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {said}")
 

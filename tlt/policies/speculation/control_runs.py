@@ -1,17 +1,21 @@
-"""What speculation is measured against: now and then some rounds in a row decode without it.
+"""Control runs: now and then, some decode steps in a row decode without speculation.
 
-A bucket of batch sizes has one such run in each stretch of the time that it carries, at a place of
-the stretch where chance put it: no round of a bucket is more likely to be met than another,
-whatever it is like. A run goes on for its rounds, however the batch changes meanwhile. Each round
-counts for the bucket that it was in: were the run counted where it began, a draining batch would
-make plain decoding look slow.
+Each bucket of batch sizes gets one run in each interval of its decoding time, at a random point of
+the interval, so that no step of a bucket is more likely to be sampled than another. A run lasts a
+fixed number of steps, even if the batch size changes meanwhile, and each step counts for the bucket
+that it was in: counted where the run began, a draining batch would make plain decoding look slow.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tlt.policies.speculation.strategy_policy import Choice, StrategyPolicy, bucket_of
+from tlt.policies.speculation.strategy_policy import (
+    Choice,
+    StepObservation,
+    StrategyPolicy,
+    bucket_of,
+)
 from tlt.strategies import Off, Strategy
 
 RUN_STEPS = 32
@@ -20,65 +24,56 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 @dataclass
 class _Bucket:
-    # what is left of the stretch in hand, in mean rounds, and whether it has had its run
+    # mean steps that are left of the current interval
     left: float
-    met: bool = False
-    # of speculation
-    rounds: int = 0
+    # true once the current interval has had its run
+    sampled: bool = False
+    # steps decoded with speculation, and their seconds
+    steps: int = 0
     seconds: float = 0.0
 
 
 class ControlRunPolicy:
-    """Never more than `share` of all rounds, and a run for each bucket."""
+    """Wrap a policy: at most `share` of all steps, and one run per bucket, become control runs."""
 
     def __init__(self, policy: StrategyPolicy, share: float) -> None:
         if not 0.0 < share < 0.5:
-            raise ValueError("a share of the rounds lies above 0 and below a half")
+            raise ValueError("a share of the steps lies above 0 and below a half")
         self._policy = policy
         self._share = share
-        self._stretch = RUN_STEPS * (1.0 - share) / share
+        self._interval = RUN_STEPS * (1.0 - share) / share
         self._buckets: dict[int, _Bucket] = {}
-        self._rounds = 0
+        self._steps = 0
         self._runs = 0
-        self._rounds_left = 0
-        self._plain = False
+        self._run_steps_left = 0
+        self._in_run = False
 
-    def set_strategies(self, arms: Sequence[Strategy]) -> None:
-        self._policy.set_strategies(arms)
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        self._policy.set_strategies(strategies)
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        self._rounds += 1
-        if self._rounds_left == 0:
-            bucket = self._bucket(bucket_of(batch))
-            chance = self._chance(bucket)
+        self._steps += 1
+        if self._run_steps_left == 0:
+            bucket = self._bucket(batch)
+            chance = self._start_chance(bucket)
             if random >= chance:
-                self._plain = False
-                # what is left of the number is as random as the whole
+                self._in_run = False
+                # the rest of the number, rescaled, is as random as the whole
                 rest = min((random - chance) / (1.0 - chance), _BELOW_ONE)
                 return self._policy.choose(batch, context, rest)
-            bucket.met = True
+            bucket.sampled = True
             self._runs += 1
-            self._rounds_left = RUN_STEPS
-        self._rounds_left -= 1
-        self._plain = True
+            self._run_steps_left = RUN_STEPS
+        self._run_steps_left -= 1
+        self._in_run = True
         return Choice(Off(), 0.0, "control")
 
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
-        self._policy.observe(strategy, batch, context, seconds, drafting, reached, accepted, width)
-        if not self._plain:
-            bucket = self._bucket(bucket_of(batch))
-            bucket.rounds += 1
-            bucket.seconds += seconds
+    def observe(self, step: StepObservation) -> None:
+        self._policy.observe(step)
+        if not self._in_run:
+            bucket = self._bucket(step.batch)
+            bucket.steps += 1
+            bucket.seconds += step.seconds
 
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
@@ -89,31 +84,31 @@ class ControlRunPolicy:
         self._policy.handle_drafter_swap()
 
     def handle_weight_swap(self) -> None:
-        """Between two rollouts: what was running has ended."""
-        self._rounds_left = 0
+        """End the control run: weights are swapped between rollouts."""
+        self._run_steps_left = 0
         self._policy.handle_weight_swap()
 
-    def _chance(self, bucket: _Bucket) -> float:
-        """That a run begins in this round."""
+    def _start_chance(self, bucket: _Bucket) -> float:
+        """Return the probability that a run begins now, and use up the step's interval."""
         if bucket.left <= 0.0:
-            bucket.left, bucket.met = self._stretch, False
-        passing = self._weight(bucket)
-        chance = 0.0 if bucket.met else min(passing / bucket.left, 1.0)
-        bucket.left -= passing
-        return chance if self._may_begin() else 0.0
+            bucket.left, bucket.sampled = self._interval, False
+        weight = self._step_weight(bucket)
+        chance = 0.0 if bucket.sampled else min(weight / bucket.left, 1.0)
+        bucket.left -= weight
+        first_runs = RUN_STEPS * (len(self._buckets) - 1)
+        affordable = RUN_STEPS * self._runs <= self._share * self._steps + first_runs
+        return chance if affordable else 0.0
 
-    def _weight(self, bucket: _Bucket) -> float:
-        """How long its rounds last, on average, against all. Were each weighed by itself, the
-        bucket's longer rounds would be met more often."""
-        rounds = sum(each.rounds for each in self._buckets.values())
+    def _step_weight(self, bucket: _Bucket) -> float:
+        """Return the mean duration of the bucket's steps against that of all steps.
+
+        Weighed one by one, the bucket's longer steps would be sampled more often.
+        """
+        steps = sum(each.steps for each in self._buckets.values())
         seconds = sum(each.seconds for each in self._buckets.values())
-        if bucket.rounds == 0 or not 0.0 < seconds < math.inf:
+        if bucket.steps == 0 or not 0.0 < seconds < math.inf:
             return 1.0
-        return bucket.seconds / bucket.rounds * rounds / seconds
+        return bucket.seconds / bucket.steps * steps / seconds
 
-    def _may_begin(self) -> bool:
-        first_ones = RUN_STEPS * (len(self._buckets) - 1)
-        return RUN_STEPS * self._runs <= self._share * self._rounds + first_ones
-
-    def _bucket(self, name: int) -> _Bucket:
-        return self._buckets.setdefault(name, _Bucket(left=self._stretch))
+    def _bucket(self, batch: int) -> _Bucket:
+        return self._buckets.setdefault(bucket_of(batch), _Bucket(left=self._interval))

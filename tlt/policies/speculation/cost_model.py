@@ -1,24 +1,25 @@
-"""What a round costs: a pass over so many tokens, and the drafting before it as a share of one.
+"""Predict what a decode step costs: a pass over some tokens, and proposing as a share of one.
 
-Seconds are a sum of positive parts, so a prediction is positive whatever was observed. One
-surprise is shared out among the parts, the neighbourhood of this batch size and the arm itself,
-each in proportion to how doubtful it is (an extended Kalman filter in the logarithm of the
-seconds; between the three, correlations are neglected). A machine that is slower for a while
-moves all parts together, so it makes no arm look better than another.
+Seconds are a sum of positive parts, so a prediction is positive whatever was observed. A prediction
+error is shared out among the parts, the neighbourhood of the batch size and the strategy itself,
+each in proportion to its uncertainty (an extended Kalman filter in the logarithm of the seconds;
+correlations between the three are neglected). A machine that is slow for a while moves all parts
+together, so it makes no strategy look better than another.
 """
 
 import math
 from operator import mul, sub
+from typing import NamedTuple
 
-# of [1, sqrt(batch), batch, drafted * batch, context]: the share in a plain step of one row
+# of [1, sqrt(batch), batch, drafts * batch, context]: the share in a plain step of one row
 _FIRST_GUESS = (0.4, 0.3, 0.1, 0.05, 3e-5)
 _PARTS = len(_FIRST_GUESS)
 _FIRST_SECONDS = 0.005
 _PART_VARIANCES = (1.0, 1.0, 1.0, 1.0, 4.0)
 _SCALE_VARIANCE = 4.0
-# the context costs more with each drafted token, by this share: it is read once for all of them
-_CONTEXT_AGAIN = 0.2
-# per observation: the machine's speed drifts, and the parts against each other, slowly
+# each draft raises the cost of the context by this share: it is read once for all of them
+_CONTEXT_PER_DRAFT = 0.2
+# variance added per observation: the machine's speed drifts, and slowly the parts among each other
 _SCALE_DRIFT = 2e-4
 _PART_DRIFT = 1e-6
 
@@ -26,35 +27,36 @@ _KNOTS = 12
 _KNOT_VARIANCE = 0.02
 _LEAST_VARIANCE = 2e-4
 
-# beyond so many standard deviations a timing says no more than that it was slow
-_SURPRISE = 2.0
+# errors are cut off at this many standard deviations
+_ERROR_LIMIT = 2.0
 _FIRST_SPREAD = 0.1
 _SPREAD_LIMITS = (0.01, 0.4)
 _SPREAD_STEP = 0.02
-# a median's variance against a mean's
+# the variance of a median against that of a mean
 _MEDIAN = 1.5
 _SECONDS_LIMITS = (1e-6, 1e4)
 _LOG_LIMITS = (-35.0, 12.0)
 
 
-class BatchPoint:
-    """A batch and a context: between which knots, how near to the upper one, and what passes cost.
+class BatchPoint(NamedTuple):
+    """A batch size and context, and what passes cost there.
 
-    Seconds without drafts, for each drafted token, and the logarithm of a factor on both.
+    `base` is the seconds without drafts, `per_draft` those of each draft, and `log_factor` the
+    logarithm of a correction of both.
     """
 
-    __slots__ = ("base", "each", "factor", "knot", "upper")
-
-    def __init__(self, knot: int, upper: float, base: float, each: float, factor: float) -> None:
-        self.knot = knot
-        self.upper = upper
-        self.base = base
-        self.each = each
-        self.factor = factor
+    batch: int
+    context: int
+    # the batch size lies between this knot and the next, `upper` of the way
+    knot: int
+    upper: float
+    base: float
+    per_draft: float
+    log_factor: float
 
 
 class BatchSizeCorrection:
-    """A factor (its logarithm) along the batch sizes, between knots at the powers of two."""
+    """The logarithm of a factor, interpolated between knots at the powers of two."""
 
     __slots__ = ("_values", "_variances")
 
@@ -62,111 +64,114 @@ class BatchSizeCorrection:
         self._values = [0.0] * _KNOTS
         self._variances = [_KNOT_VARIANCE] * _KNOTS
 
-    def at(self, knot: int, upper: float) -> float:
+    def log_factor(self, knot: int, upper: float) -> float:
         below = self._values[knot]
         return below + upper * (self._values[knot + 1] - below)
 
-    def variance(self, knot: int, upper: float) -> float:
+    def variance(self, point: BatchPoint) -> float:
+        knot, upper = point.knot, point.upper
         lower = 1.0 - upper
         variances = self._variances
         return lower * lower * variances[knot] + upper * upper * variances[knot + 1]
 
-    def learn(self, knot: int, upper: float, surprise: float, expected: float) -> None:
-        """`surprise` in units of `expected`, the variance that was expected of it."""
+    def learn(self, point: BatchPoint, surprise: float, expected: float) -> None:
+        """Learn from an error: `surprise` is the error in units of its `expected` variance."""
         values, variances = self._values, self._variances
-        for index, weight in ((knot, 1.0 - upper), (knot + 1, upper)):
+        for index, weight in ((point.knot, 1.0 - point.upper), (point.knot + 1, point.upper)):
             moved = variances[index] * weight
             values[index] += moved * surprise
             variances[index] = max(variances[index] - moved * moved / expected, _LEAST_VARIANCE)
 
 
 class TimingSpread:
-    """How far timings lie from what was expected of them: the median, which outliers don't move."""
+    """The median distance of timings from their predictions, which outliers don't move."""
 
     __slots__ = ("_spread",)
 
     def __init__(self) -> None:
         self._spread = _FIRST_SPREAD
 
-    def variance(self, rounds: int) -> float:
-        return (1.5 * self._spread) ** 2 * _MEDIAN / rounds
+    def variance(self, steps: int) -> float:
+        return (1.5 * self._spread) ** 2 * _MEDIAN / steps
 
-    def learn(self, error: float, rounds: int) -> None:
+    def learn(self, error: float, steps: int) -> None:
         lowest, highest = _SPREAD_LIMITS
-        wider = abs(error) * math.sqrt(rounds) > self._spread
+        wider = abs(error) * math.sqrt(steps) > self._spread
         spread = self._spread * (1.0 + _SPREAD_STEP if wider else 1.0 - _SPREAD_STEP)
         self._spread = min(max(spread, lowest), highest)
 
 
-class PassCost:
-    """A forward pass of the policy over 1 + `drafted` tokens of every row."""
+class _CorrectedCost:
+    """A cost with a correction by batch size, shared by all strategies that have this cost."""
 
     def __init__(self) -> None:
+        self._shared = BatchSizeCorrection()
+        self._spread = TimingSpread()
+
+    def _learn_corrections(
+        self,
+        point: BatchPoint,
+        own: BatchSizeCorrection,
+        error: float,
+        variance: float,
+        steps: int,
+    ) -> tuple[float, float]:
+        """Return the error in units of its variance, and that variance.
+
+        `variance` is that of the cost's other parts.
+        """
+        variance = (
+            variance
+            + self._shared.variance(point)
+            + own.variance(point)
+            + self._spread.variance(steps)
+        )
+        limit = _ERROR_LIMIT * math.sqrt(variance)
+        surprise = min(max(error, -limit), limit) / variance
+        self._shared.learn(point, surprise, variance)
+        own.learn(point, surprise, variance)
+        self._spread.learn(error, steps)
+        return surprise, variance
+
+
+class PassCost(_CorrectedCost):
+    """The cost of a forward pass of the policy over 1 + `drafts` tokens of every row."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._logs = [math.log(share * _FIRST_SECONDS) for share in _FIRST_GUESS]
         self._rates = [math.exp(log) for log in self._logs]
         self._covariance = [
             [_SCALE_VARIANCE + (_PART_VARIANCES[i] if i == j else 0.0) for j in range(_PARTS)]
             for i in range(_PARTS)
         ]
-        self._shared = BatchSizeCorrection()
-        self._noise = TimingSpread()
 
     def at(self, batch: int, context: int) -> BatchPoint:
         one, root, row, token, word = self._rates
         base = one + root * math.sqrt(batch) + row * batch + word * context
-        each = token * batch + word * _CONTEXT_AGAIN * context
-        knot, upper = _position(batch)
-        return BatchPoint(knot, upper, base, each, self._shared.at(knot, upper))
+        per_draft = token * batch + word * _CONTEXT_PER_DRAFT * context
+        position = min(math.log2(batch), _KNOTS - 1.001) if batch > 1 else 0.0
+        knot = int(position)
+        upper = position - knot
+        log_factor = self._shared.log_factor(knot, upper)
+        return BatchPoint(batch, context, knot, upper, base, per_draft, log_factor)
 
-    def doubt(self, batch: int, context: int, drafted: int, own: BatchSizeCorrection) -> float:
-        """The variance of the logarithm of the seconds, against a pass without drafts."""
-        drafting = self._shares(batch, context, drafted)
-        apart = list(map(sub, drafting, self._shares(batch, context, 0)))
+    def uncertainty(self, point: BatchPoint, drafts: int, own: BatchSizeCorrection) -> float:
+        """Return the variance of the logarithm of the seconds, against a pass without drafts."""
+        shares = self._shares(point, drafts)
+        apart = list(map(sub, shares, self._shares(point, 0)))
         parts = _dot(apart, [_dot(row, apart) for row in self._covariance])
-        return max(parts, 0.0) + own.variance(*_position(batch))
+        return max(parts, 0.0) + own.variance(point)
 
     def observe(
-        self,
-        batch: int,
-        context: int,
-        drafted: int,
-        own: BatchSizeCorrection,
-        seconds: float,
-        rounds: int,
+        self, point: BatchPoint, drafts: int, own: BatchSizeCorrection, seconds: float, steps: int
     ) -> None:
-        """`seconds`: the median of so many rounds."""
-        place = self.at(batch, context)
-        knot, upper = place.knot, place.upper
-        shares = self._shares(batch, context, drafted)
+        """Learn from the median `seconds` of some steps."""
+        shares = self._shares(point, drafts)
         spread = [_dot(row, shares) for row in self._covariance]
-        variance = (
-            max(_dot(shares, spread), 0.0)
-            + self._shared.variance(knot, upper)
-            + own.variance(knot, upper)
-            + self._noise.variance(rounds)
-        )
-        expected = math.log(pass_seconds(place, drafted, own))
-        error = _log(seconds) - expected
-        surprise = _bounded(error, variance) / variance
-        self._learn(spread, surprise, variance)
-        self._shared.learn(knot, upper, surprise, variance)
-        own.learn(knot, upper, surprise, variance)
-        self._noise.learn(error, rounds)
-
-    def _shares(self, batch: int, context: int, drafted: int) -> list[float]:
-        """What part of the seconds each of the parts is."""
-        one, root, row, token, word = self._rates
-        parts = [
-            one,
-            root * math.sqrt(batch),
-            row * batch,
-            token * batch * drafted,
-            word * context * (1.0 + _CONTEXT_AGAIN * drafted),
-        ]
-        whole = sum(parts)
-        return [part / whole for part in parts]
-
-    def _learn(self, spread: list[float], surprise: float, variance: float) -> None:
+        error = _log(seconds) - math.log(pass_seconds(point, drafts, own))
+        parts = max(_dot(shares, spread), 0.0)
+        surprise, variance = self._learn_corrections(point, own, error, parts, steps)
         lowest, highest = _LOG_LIMITS
         for index, moved in enumerate(spread):
             log = min(max(self._logs[index] + moved * surprise, lowest), highest)
@@ -180,54 +185,51 @@ class PassCost:
             ]
             row[index] += _PART_DRIFT
 
+    def _shares(self, point: BatchPoint, drafts: int) -> list[float]:
+        """Return the share of each part in the seconds."""
+        one, root, row, token, word = self._rates
+        parts = [
+            one,
+            root * math.sqrt(point.batch),
+            row * point.batch,
+            token * point.batch * drafts,
+            word * point.context * (1.0 + _CONTEXT_PER_DRAFT * drafts),
+        ]
+        whole = sum(parts)
+        return [part / whole for part in parts]
 
-class ProposalCost:
-    """A drafted token, as a share of a plain step at the same batch and context."""
+
+class ProposalCost(_CorrectedCost):
+    """The cost of proposing one draft, as a share of a plain step at the same point."""
 
     def __init__(self, share: float) -> None:
+        super().__init__()
         self._log = math.log(share)
         self._variance = _SCALE_VARIANCE
-        self._shared = BatchSizeCorrection()
-        self._noise = TimingSpread()
 
-    def at(self, place: BatchPoint) -> float:
-        """Seconds for each token, the arm's own correction aside."""
-        factor = place.factor + self._log + self._shared.at(place.knot, place.upper)
-        return place.base * math.exp(factor)
+    def at(self, point: BatchPoint) -> float:
+        """Return the seconds per draft, before the strategy's own correction."""
+        shared = self._shared.log_factor(point.knot, point.upper)
+        return point.base * math.exp(point.log_factor + self._log + shared)
 
-    def seconds(self, place: BatchPoint, drafted: int, own: BatchSizeCorrection) -> float:
-        return drafted * self.at(place) * math.exp(own.at(place.knot, place.upper))
+    def seconds(self, point: BatchPoint, drafts: int, own: BatchSizeCorrection) -> float:
+        return drafts * self.at(point) * math.exp(own.log_factor(point.knot, point.upper))
 
     def observe(
-        self, place: BatchPoint, drafted: int, own: BatchSizeCorrection, seconds: float, rounds: int
+        self, point: BatchPoint, drafts: int, own: BatchSizeCorrection, seconds: float, steps: int
     ) -> None:
-        knot, upper = place.knot, place.upper
-        error = _log(seconds) - math.log(self.seconds(place, drafted, own))
-        variance = (
-            self._variance
-            + self._shared.variance(knot, upper)
-            + own.variance(knot, upper)
-            + self._noise.variance(rounds)
-        )
-        surprise = _bounded(error, variance) / variance
+        """Learn from the median `seconds` of some steps."""
+        error = _log(seconds) - math.log(self.seconds(point, drafts, own))
+        surprise, variance = self._learn_corrections(point, own, error, self._variance, steps)
         lowest, highest = _LOG_LIMITS
         self._log = min(max(self._log + self._variance * surprise, lowest), highest)
-        kept = self._variance - self._variance * self._variance / variance
-        self._variance = max(kept, _LEAST_VARIANCE)
-        self._shared.learn(knot, upper, surprise, variance)
-        own.learn(knot, upper, surprise, variance)
-        self._noise.learn(error, rounds)
+        left = self._variance - self._variance * self._variance / variance
+        self._variance = max(left, _LEAST_VARIANCE)
 
 
-def pass_seconds(place: BatchPoint, drafted: int, own: BatchSizeCorrection) -> float:
-    factor = place.factor + own.at(place.knot, place.upper)
-    return (place.base + place.each * drafted) * math.exp(factor)
-
-
-def _position(batch: int) -> tuple[int, float]:
-    place = min(math.log2(batch), _KNOTS - 1.001) if batch > 1 else 0.0
-    knot = int(place)
-    return knot, place - knot
+def pass_seconds(point: BatchPoint, drafts: int, own: BatchSizeCorrection) -> float:
+    log_factor = point.log_factor + own.log_factor(point.knot, point.upper)
+    return (point.base + point.per_draft * drafts) * math.exp(log_factor)
 
 
 def _dot(left: list[float], right: list[float]) -> float:
@@ -237,8 +239,3 @@ def _dot(left: list[float], right: list[float]) -> float:
 def _log(seconds: float) -> float:
     least, most = _SECONDS_LIMITS
     return math.log(min(max(seconds, least), most))
-
-
-def _bounded(error: float, variance: float) -> float:
-    limit = _SURPRISE * math.sqrt(variance)
-    return min(max(error, -limit), limit)

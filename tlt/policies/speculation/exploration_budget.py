@@ -1,9 +1,9 @@
-"""What trying other arms may cost: a share of the time that passed, saved up for a few rounds."""
+"""The time that exploring strategies may cost: a share of decoding time, saved up for few steps."""
 
 _SHARE = 0.01
-_SAVED_ROUNDS = 2.0
-# something new is worth trying at once
-_GRANTED_ROUNDS = 4.0
+_SAVED_STEPS = 2.0
+# a new drafter is worth exploring at once
+_GRANTED_STEPS = 4.0
 
 
 class ExplorationBudget:
@@ -12,18 +12,20 @@ class ExplorationBudget:
         self._grant_due = True
 
     def grant(self) -> None:
+        """Make a grant due with the next earnings."""
         self._grant_due = True
 
-    def earn(self, seconds: float, round_seconds: float) -> None:
+    def earn(self, seconds: float, step_seconds: float) -> None:
+        """Add a share of this decoding time, and the grant if one is due."""
         if self._grant_due:
-            self.seconds = max(self.seconds, _GRANTED_ROUNDS * round_seconds)
+            self.seconds = max(self.seconds, _GRANTED_STEPS * step_seconds)
             self._grant_due = False
-        self._save(_SHARE * seconds, round_seconds)
+        self._add(_SHARE * seconds, step_seconds)
 
-    def spend(self, seconds: float, round_seconds: float) -> None:
-        """Less than nothing where the trial was faster than what it was tried against."""
-        self._save(-seconds, round_seconds)
+    def spend(self, seconds: float, step_seconds: float) -> None:
+        """Subtract the loss of a trial; a trial that was faster than the best one adds to it."""
+        self._add(-seconds, step_seconds)
 
-    def _save(self, seconds: float, round_seconds: float) -> None:
-        most = max(self.seconds, _SAVED_ROUNDS * round_seconds)
+    def _add(self, seconds: float, step_seconds: float) -> None:
+        most = max(self.seconds, _SAVED_STEPS * step_seconds)
         self.seconds = min(self.seconds + seconds, most)

@@ -1,8 +1,8 @@
-"""Always the same strategy, wherever it is on offer."""
+"""A policy that always chooses the same strategy where it is available, and `off` elsewhere."""
 
 from collections.abc import Sequence
 
-from tlt.policies.speculation.strategy_policy import Choice
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.strategies import Off, Strategy
 
 
@@ -11,23 +11,13 @@ class FixedPolicy:
         self._strategy = strategy
         self._choice: Strategy = Off()
 
-    def set_strategies(self, arms: Sequence[Strategy]) -> None:
-        self._choice = self._strategy if self._strategy in arms else Off()
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        self._choice = self._strategy if self._strategy in strategies else Off()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         return Choice(self._choice, 0.0, "only")
 
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
+    def observe(self, step: StepObservation) -> None:
         pass
 
     def observe_probe(

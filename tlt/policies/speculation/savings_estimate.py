@@ -1,10 +1,10 @@
-"""What speculation saved: seconds its tokens would have taken without it, less those they took.
+"""Estimate what speculation saved: the seconds its tokens would have taken without, less theirs.
 
-What a token takes without it is known from control runs, for each bucket of batch sizes. How sure
-that is follows from how much the runs differ: their spread is taken together over all buckets, in
-shares of each one's mean. A bucket without a run borrows from the nearest one that has some: as
-rows share a round, the token of a batch half as large takes as long, twice as long, or something
-between. All seconds are of ranks: two that decode side by side spend two a second.
+Control runs show what a token takes without speculation, per bucket of batch sizes. The interval
+follows from how much the runs differ: their spread is pooled over all buckets, as shares of each
+bucket's mean. A bucket without a run borrows from the nearest one that has some: rows share a
+step, so the token of a batch half as large takes as long, twice as long, or something between. All
+seconds are rank seconds: two ranks that decode side by side spend two in one second.
 """
 
 import math
@@ -14,21 +14,21 @@ import msgspec
 
 from tlt.protocol.records import StrategyTally
 
-# of a normal variable that is meant to lie within 95 %
+# standard deviations of a normal variable that hold 95 %
 _Z = 1.959964
-# runs before a loss is believed
+# control runs before a loss is believed
 _ENOUGH_RUNS = 8
 
 
 class DecodeCost(msgspec.Struct, frozen=True, array_like=True):
-    """What a bucket's tokens took, with speculation and in control runs."""
+    """Tokens and seconds of one bucket, with speculation and (`plain`) in control runs."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     plain_tokens: float = 0.0
     plain_seconds: float = 0.0
+    # control runs, and sums over them of the squares and the product of tokens and seconds
     runs: int = 0
-    # of each run's tokens and seconds
     tokens_squared: float = 0.0
     seconds_squared: float = 0.0
     product: float = 0.0
@@ -38,8 +38,7 @@ CostsByBucket = Mapping[int, DecodeCost]
 
 
 class SavingsInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, and between which two they lie in 95 of 100 cases; unknown where no two control runs
-    of a bucket can be compared."""
+    """Seconds and their 95 % interval, which is unknown until some bucket has two control runs."""
 
     seconds: float
     low: float | None
@@ -50,10 +49,10 @@ class BucketSavings(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
     tokens: float
     seconds: float
-    # of a token, decoded alone
+    # seconds per token without speculation
     plain: float
     runs: int
-    # the bucket whose control runs these are
+    # the bucket whose control runs say so
     measured_at: int
     saved: SavingsInterval
 
@@ -62,160 +61,157 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     total: SavingsInterval
     buckets: tuple[BucketSavings, ...]
     runs: int
-    # seconds decoded without speculation, and how many of them it would have saved
+    # seconds of the control runs, and how many of them speculation would have saved
     control_seconds: float
     control_cost: float
 
 
-class _Plain(msgspec.Struct, frozen=True):
-    """Of one bucket: seconds a token."""
+class _PlainRate(msgspec.Struct, frozen=True):
+    """Seconds per token of one bucket, and the relative variance of this mean."""
 
     seconds: float
-    # of that mean, in its own share
     variance: float
 
 
 class PlainRates:
-    """What a token takes without speculation, as far as `spending` tells."""
+    """What a token takes without speculation, as far as control runs show it."""
 
-    def __init__(self, spending: CostsByBucket) -> None:
-        known = {b: spent for b, spent in spending.items() if spent.plain_tokens > 0}
-        runs = sum(spent.runs for spent in known.values())
-        self._freedom = runs - len(known)
-        spread = _spread(known.values())
-        self._plain = {
-            bucket: _Plain(
-                spent.plain_seconds / spent.plain_tokens,
-                spread * spent.tokens_squared / spent.plain_tokens**2,
+    def __init__(self, costs: CostsByBucket) -> None:
+        known = {bucket: cost for bucket, cost in costs.items() if cost.plain_tokens > 0}
+        self._degrees_of_freedom = sum(cost.runs for cost in known.values()) - len(known)
+        spread = _relative_variance(known.values())
+        self._rates = {
+            bucket: _PlainRate(
+                cost.plain_seconds / cost.plain_tokens,
+                spread * cost.tokens_squared / cost.plain_tokens**2,
             )
-            for bucket, spent in known.items()
+            for bucket, cost in known.items()
         }
 
     def __bool__(self) -> bool:
-        return bool(self._plain)
+        return bool(self._rates)
 
     def measured_at(self, bucket: int) -> int:
-        """The smaller of two that are as near."""
-        return min(self._plain, key=lambda other: (max(other, bucket) / min(other, bucket), other))
+        """Return the nearest bucket with control runs; of two at one distance, the smaller."""
+        return min(self._rates, key=lambda other: (max(other, bucket) / min(other, bucket), other))
 
     def plain(self, bucket: int) -> float:
+        """Return the seconds per token of a bucket."""
         source = self.measured_at(bucket)
-        return self._plain[source].seconds * math.sqrt(source / bucket)
+        return self._rates[source].seconds * math.sqrt(source / bucket)
 
-    def saving(self, spending: CostsByBucket) -> SavingsInterval:
+    def saving(self, costs: CostsByBucket) -> SavingsInterval:
         seconds = variance = 0.0
-        # what is measured at one bucket errs alike for all that borrow it
+        # buckets that borrow from the same one share its error
         measured: dict[int, float] = {}
-        for bucket, spent in spending.items():
+        for bucket, cost in costs.items():
             source = self.measured_at(bucket)
-            plain = spent.tokens * self.plain(bucket)
+            plain = cost.tokens * self.plain(bucket)
             measured[source] = measured.get(source, 0.0) + plain
-            # the logarithm lies anywhere between the two bounds
+            # the logarithm is uniformly distributed between the two bounds
             variance += (plain * math.log(source / bucket)) ** 2 / 12.0
-            seconds += plain - spent.seconds
-        if self._freedom < 1:
+            seconds += plain - cost.seconds
+        if self._degrees_of_freedom < 1:
             return SavingsInterval(seconds=seconds, low=None, high=None)
-        variance += sum(plain**2 * self._plain[at].variance for at, plain in measured.items())
-        wide = _quantile(self._freedom) * math.sqrt(variance)
+        variance += sum(plain**2 * self._rates[at].variance for at, plain in measured.items())
+        wide = _t_quantile(self._degrees_of_freedom) * math.sqrt(variance)
         return SavingsInterval(seconds=seconds, low=seconds - wide, high=seconds + wide)
 
 
-def add_tallies(spending: CostsByBucket, tallies: Iterable[StrategyTally]) -> dict[int, DecodeCost]:
-    """With what was decoded since."""
-    after = dict(spending)
+def add_tallies(costs: CostsByBucket, tallies: Iterable[StrategyTally]) -> dict[int, DecodeCost]:
+    after = dict(costs)
     for tally in tallies:
-        before = after.get(tally.bucket, DecodeCost())
-        after[tally.bucket] = _spend(before, tally)
+        after[tally.bucket] = _add_tally(after.get(tally.bucket, DecodeCost()), tally)
     return after
 
 
-def estimate_savings(spending: CostsByBucket) -> Savings | None:
-    """None before the first control run."""
-    rates = PlainRates(spending)
+def estimate_savings(costs: CostsByBucket) -> Savings | None:
+    """Return None before the first control run."""
+    rates = PlainRates(costs)
     if not rates:
         return None
     return Savings(
-        total=rates.saving(spending),
+        total=rates.saving(costs),
         buckets=tuple(
             BucketSavings(
                 bucket=bucket,
-                tokens=spent.tokens,
-                seconds=spent.seconds,
+                tokens=cost.tokens,
+                seconds=cost.seconds,
                 plain=rates.plain(bucket),
-                runs=spent.runs,
+                runs=cost.runs,
                 measured_at=rates.measured_at(bucket),
-                saved=rates.saving({bucket: spent}),
+                saved=rates.saving({bucket: cost}),
             )
-            for bucket, spent in sorted(spending.items())
+            for bucket, cost in sorted(costs.items())
         ),
-        runs=sum(spent.runs for spent in spending.values()),
-        control_seconds=sum(spent.plain_seconds for spent in spending.values()),
-        control_cost=sum(map(_control_cost, spending.values())),
+        runs=sum(cost.runs for cost in costs.values()),
+        control_seconds=sum(cost.plain_seconds for cost in costs.values()),
+        control_cost=sum(map(_control_cost, costs.values())),
     )
 
 
-def estimate_speedup(spending: CostsByBucket) -> float | None:
-    """How many times as fast it goes, where that is known: in buckets that have control runs."""
-    rates = PlainRates(spending)
-    known = {bucket: spent for bucket, spent in spending.items() if spent.plain_tokens > 0}
-    seconds = math.fsum(spent.seconds for spent in known.values())
-    plain = math.fsum(spent.tokens * rates.plain(bucket) for bucket, spent in known.items())
+def estimate_speedup(costs: CostsByBucket) -> float | None:
+    """Return how many times as fast decoding became, in the buckets that have control runs."""
+    rates = PlainRates(costs)
+    known = {bucket: cost for bucket, cost in costs.items() if cost.plain_tokens > 0}
+    seconds = math.fsum(cost.seconds for cost in known.values())
+    plain = math.fsum(cost.tokens * rates.plain(bucket) for bucket, cost in known.items())
     return plain / seconds if plain > 0.0 and seconds > 0.0 else None
 
 
-def estimate_loss(spending: CostsByBucket) -> SavingsInterval | None:
-    """What speculation saves, where that is less than nothing beyond doubt."""
-    if sum(spent.runs for spent in spending.values()) < _ENOUGH_RUNS:
+def estimate_loss(costs: CostsByBucket) -> SavingsInterval | None:
+    """Return what speculation saves if that is negative beyond doubt."""
+    if sum(cost.runs for cost in costs.values()) < _ENOUGH_RUNS:
         return None
-    saving = PlainRates(spending).saving(spending)
+    saving = PlainRates(costs).saving(costs)
     return saving if saving.high is not None and saving.high < 0.0 else None
 
 
-def _spend(spent: DecodeCost, tally: StrategyTally) -> DecodeCost:
+def _add_tally(cost: DecodeCost, tally: StrategyTally) -> DecodeCost:
     replace = msgspec.structs.replace
     runs = tally.control
     if runs is None:
         return replace(
-            spent, tokens=spent.tokens + tally.tokens, seconds=spent.seconds + tally.seconds
+            cost, tokens=cost.tokens + tally.tokens, seconds=cost.seconds + tally.seconds
         )
     return replace(
-        spent,
-        plain_tokens=spent.plain_tokens + tally.tokens,
-        plain_seconds=spent.plain_seconds + tally.seconds,
-        runs=spent.runs + runs.count,
-        tokens_squared=spent.tokens_squared + runs.tokens_squared,
-        seconds_squared=spent.seconds_squared + runs.seconds_squared,
-        product=spent.product + runs.product,
+        cost,
+        plain_tokens=cost.plain_tokens + tally.tokens,
+        plain_seconds=cost.plain_seconds + tally.seconds,
+        runs=cost.runs + runs.count,
+        tokens_squared=cost.tokens_squared + runs.tokens_squared,
+        seconds_squared=cost.seconds_squared + runs.seconds_squared,
+        product=cost.product + runs.product,
     )
 
 
-def _control_cost(spent: DecodeCost) -> float:
-    """Where nothing was decoded with speculation, nothing was lost without it."""
-    if spent.tokens == 0:
+def _control_cost(cost: DecodeCost) -> float:
+    """Return the seconds that control runs lost against speculation, if there was any."""
+    if cost.tokens == 0:
         return 0.0
-    return spent.plain_seconds - spent.plain_tokens * spent.seconds / spent.tokens
+    return cost.plain_seconds - cost.plain_tokens * cost.seconds / cost.tokens
 
 
-def _spread(known: Iterable[DecodeCost]) -> float:
-    """The variance of a run's seconds, in shares of what its tokens take on average."""
+def _relative_variance(known: Iterable[DecodeCost]) -> float:
+    """Return the variance of a run's seconds, relative to the mean for its tokens."""
     squares = expected = 0.0
-    for spent in known:
-        plain = spent.plain_seconds / spent.plain_tokens
+    for cost in known:
+        plain = cost.plain_seconds / cost.plain_tokens
         if plain <= 0.0:
             continue
-        residual = spent.seconds_squared / plain**2 - 2.0 * spent.product / plain
-        squares += max(0.0, residual + spent.tokens_squared)
-        # the mean was taken from the same runs
-        own = spent.tokens_squared / spent.plain_tokens**2
-        expected += spent.tokens_squared * (1.0 - min(own, 1.0))
+        residual = cost.seconds_squared / plain**2 - 2.0 * cost.product / plain
+        squares += max(0.0, residual + cost.tokens_squared)
+        # the mean comes from the same runs
+        own = cost.tokens_squared / cost.plain_tokens**2
+        expected += cost.tokens_squared * (1.0 - min(own, 1.0))
     return squares / expected if expected > 0.0 else 0.0
 
 
-def _quantile(freedom: int) -> float:
-    """Of Student's t at 97.5 %, by Cornish and Fisher's expansion from three degrees on."""
-    if freedom < 3:
-        return (12.7062, 4.3027)[freedom - 1]
-    z, n = _Z, float(freedom)
+def _t_quantile(degrees_of_freedom: int) -> float:
+    """Return Student's t at 97.5 %, from three degrees on by the Cornish-Fisher expansion."""
+    if degrees_of_freedom < 3:
+        return (12.7062, 4.3027)[degrees_of_freedom - 1]
+    z, n = _Z, float(degrees_of_freedom)
     first = (z**3 + z) / 4.0
     second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
     third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0

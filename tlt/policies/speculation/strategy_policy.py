@@ -1,7 +1,7 @@
-"""What is asked of a policy that chooses how each round decodes."""
+"""The protocol of a policy that chooses how each decode step guesses."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,47 +17,53 @@ class Choice(msgspec.Struct, frozen=True):
     why: ChoiceReason
 
 
+class StepObservation(NamedTuple):
+    """What one decode step cost and how many drafts it accepted.
+
+    `reached[j]` counts the rows whose first j drafts were all accepted, `accepted[j]` those of them
+    that accepted the next draft too. A row without a draft counts as one that rejected it.
+    """
+
+    strategy: Strategy
+    batch: int
+    # tokens of all running rows together
+    context: int
+    # of the whole step
+    seconds: float
+    # of the step's part before the policy's own pass
+    proposal_seconds: float
+    # both are empty if the strategy proposes nothing
+    reached: Sequence[int]
+    accepted: Sequence[int]
+    # drafts that each row verified, if fewer than the strategy allows
+    width: int | None = None
+
+
 def bucket_of(batch: int) -> int:
-    """Batch sizes up to the same power of two are taken together."""
+    """Return the power of two that stands for this batch size: the next one at or above it."""
     return 1 << (batch - 1).bit_length()
 
 
 class StrategyPolicy(Protocol):
-    """`choose`, then `observe` of what was done, once a round. Timings from before any choice may
-    be observed, too."""
+    """Choose a strategy and observe its step, once per decode step.
 
-    def set_strategies(self, arms: Sequence[Strategy]) -> None:
-        """What may be chosen from now on; what is known of other strategies is kept."""
+    Observations from before the first choice are allowed.
+    """
+
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        """Set the strategies to choose from; knowledge of others is kept."""
         ...
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        """`context`: tokens of all running rows together; `random`: uniform in [0, 1)."""
+        """Choose for `context` tokens in all rows together, with a `random` in [0, 1)."""
         ...
 
-    def observe(
-        self,
-        strategy: Strategy,
-        batch: int,
-        context: int,
-        seconds: float,
-        drafting: float,
-        reached: Sequence[int],
-        accepted: Sequence[int],
-        width: int | None = None,
-    ) -> None:
-        """`seconds` of the whole round; `drafting`: those before the policy's own pass.
-
-        `reached[j]`: rows whose first j drafts were all accepted; `accepted[j]`: those of them that
-        accepted the next one, too. A row for which nothing was proposed counts as one that refused
-        it. Both are empty without drafts. `width`: how many drafts the pass was over, if that was
-        less than the strategy allows.
-        """
-        ...
+    def observe(self, step: StepObservation) -> None: ...
 
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """What it would have come to while another way decoded: counts as `observe` has them."""
+        """Take in what a strategy would have had accepted while another one decoded."""
         ...
 
     def handle_drafter_swap(self) -> None: ...

@@ -1,7 +1,7 @@
-"""What each way of decoding came to, until somebody asks.
+"""Add up what each strategy decoded, until the sums are taken.
 
-A control run is told as a whole, once it is over: what its rounds have in common would otherwise
-pass for agreement between runs. Where the batch passes from one bucket to another, so does the run.
+A control run is reported as a whole once it has ended: what its steps have in common would
+otherwise look like agreement between runs. A change of the batch's bucket splits the run.
 """
 
 from dataclasses import dataclass, field
@@ -11,22 +11,23 @@ from tlt.policies.speculation.strategy_policy import Choice, bucket_of
 from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.strategies import Strategy
 
-# strategy, bucket, drafter, whether it is control
+_NO_RUNS = ControlRuns(count=0, tokens_squared=0.0, seconds_squared=0.0, product=0.0)
+# strategy, bucket, drafter, true for control runs
 _Key = tuple[Strategy, int, DrafterVersion | None, bool]
 
 
 @dataclass
 class _Sums:
-    rounds: int = 0
-    tried: int = 0
+    steps: int = 0
+    explored: int = 0
     rows: int = 0
     tokens: int = 0
     seconds: float = 0.0
     expected: float = 0.0
 
     def add(self, other: "_Sums") -> None:
-        self.rounds += other.rounds
-        self.tried += other.tried
+        self.steps += other.steps
+        self.explored += other.explored
         self.rows += other.rows
         self.tokens += other.tokens
         self.seconds += other.seconds
@@ -34,37 +35,25 @@ class _Sums:
 
 
 @dataclass
-class _Runs:
-    count: int = 0
-    tokens_squared: float = 0.0
-    seconds_squared: float = 0.0
-    product: float = 0.0
-
-    def add(self, run: _Sums) -> None:
-        self.count += 1
-        self.tokens_squared += run.tokens**2
-        self.seconds_squared += run.seconds**2
-        self.product += run.tokens * run.seconds
-
-    def told(self) -> ControlRuns:
-        return ControlRuns(
-            count=self.count,
-            tokens_squared=self.tokens_squared,
-            seconds_squared=self.seconds_squared,
-            product=self.product,
-        )
-
-
-@dataclass
 class _Entry:
     sums: _Sums = field(default_factory=_Sums)
-    runs: _Runs = field(default_factory=_Runs)
+    runs: ControlRuns | None = None
+
+    def add_run(self, run: _Sums) -> None:
+        self.sums.add(run)
+        before = self.runs or _NO_RUNS
+        self.runs = ControlRuns(
+            count=before.count + 1,
+            tokens_squared=before.tokens_squared + run.tokens**2,
+            seconds_squared=before.seconds_squared + run.seconds**2,
+            product=before.product + run.tokens * run.seconds,
+        )
 
 
 class TallyCollector:
     def __init__(self) -> None:
         self._entries: dict[_Key, _Entry] = {}
-        # the control run in hand
+        # the control run in progress
         self._run: tuple[_Key, _Sums] | None = None
 
     def add(
@@ -76,23 +65,23 @@ class TallyCollector:
         seconds: float,
         work: float,
     ) -> None:
-        """`work`: seconds by the clock that predictions go by."""
+        """Add one decode step; `work` is its seconds by the clock of the predictions."""
         control = choice.why == "control"
         key = choice.strategy, bucket_of(rows), drafter, control
-        tried = choice.why == "explore"
-        round = _Sums(1, tried, rows, tokens, seconds, choice.predicted * work)
+        explored = choice.why == "explore"
+        step = _Sums(1, explored, rows, tokens, seconds, choice.predicted * work)
         if self._run is not None and self._run[0] != key:
             self._end_run()
         if not control:
-            self._entry(key).sums.add(round)
+            self._entry(key).sums.add(step)
         elif self._run is None:
-            self._run = key, round
+            self._run = key, step
         else:
-            self._run[1].add(round)
+            self._run[1].add(step)
 
-    def taken(self, over: bool) -> tuple[StrategyTally, ...]:
-        """From now on they are counted anew. `over`: nothing runs any more."""
-        if over:
+    def take(self, idle: bool) -> tuple[StrategyTally, ...]:
+        """Return the sums and begin anew; an `idle` engine's control run has ended."""
+        if idle:
             self._end_run()
         entries, self._entries = self._entries, {}
         return tuple(
@@ -100,25 +89,17 @@ class TallyCollector:
                 strategy=strategy,
                 bucket=bucket,
                 drafter=drafter,
-                control=entry.runs.told() if control else None,
-                steps=entry.sums.rounds,
-                explored=entry.sums.tried,
-                rows=entry.sums.rows,
-                tokens=entry.sums.tokens,
-                seconds=entry.sums.seconds,
-                expected=entry.sums.expected,
+                control=entry.runs,
+                **vars(entry.sums),
             )
-            for (strategy, bucket, drafter, control), entry in entries.items()
+            for (strategy, bucket, drafter, _), entry in entries.items()
         )
 
     def _end_run(self) -> None:
-        if self._run is None:
-            return
-        key, run = self._run
-        self._run = None
-        entry = self._entry(key)
-        entry.sums.add(run)
-        entry.runs.add(run)
+        if self._run is not None:
+            key, run = self._run
+            self._run = None
+            self._entry(key).add_run(run)
 
     def _entry(self, key: _Key) -> _Entry:
         return self._entries.setdefault(key, _Entry())
