@@ -91,7 +91,7 @@ def _pair(seed: int, reverse: bool) -> Pair:
         off=before_and_after["off"],
         tlt=before_and_after["cold"],
         guesses=_guesses(jobs["cold"]),
-        adopted=sum(drafter.adopted for drafter in drafting.measured),
+        adopted=sum(drafter.adopted for drafter in drafting.evaluations),
     )
 
 

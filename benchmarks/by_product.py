@@ -62,7 +62,7 @@ def main() -> None:
         native = _native(folder, load_drafter(folder / "drafter", layers), requests)
         sglang = _sglang(folder, requests)
     assert job.snapshot.drafting is not None
-    adopted = [m for m in job.snapshot.drafting.measured if m.adopted]
+    adopted = [m for m in job.snapshot.drafting.evaluations if m.adopted]
     claims = [
         Claim(
             name="by_product.apart",
@@ -76,7 +76,7 @@ def main() -> None:
     ]
     details = {
         "accept_length": {"as the job used it": before, "native": native, "sglang": sglang},
-        "canary_in_the_job": [round(m.trained, 3) for m in adopted],
+        "canary_in_the_job": [round(m.accept_length, 3) for m in adopted],
         "depth": _DEPTH,
         "prompts": _PROMPTS,
     }

@@ -20,10 +20,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import ROOT, Job, Ratio, StepTime, ratio, run, session
 from benchmarks.sweep import best_settings
-from tlt.report import Drafting
+from tlt.report import DrafterTraining
 
 # by stack
 _Jobs = dict[str, list[Job]]
@@ -170,9 +172,9 @@ def _gain() -> float:
 def _idle(tail: _Jobs) -> list[Claim]:
     """Return how idle seconds were used in jobs that always train."""
     seen = _drafting(tail["forced"])
-    harvested = math.fsum(d.harvested for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
-    slowest = max(d.preempt_p99_micro_batches for d in seen)
-    longest = max(d.preempt_p99 for d in seen)
+    harvested = math.fsum(d.idle_kept for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
+    slowest = max(d.stop_p99_micro_batches for d in seen)
+    longest = max(d.stop_p99 for d in seen)
     slower = ratio(tail["forced"], tail["frozen"], _rollout, _STEPS).value - 1.0
     less = {"less_is_better": True}
     return [
@@ -198,7 +200,7 @@ def _hour(seconds: float) -> Claim:
     return Claim(name="e2e.seconds", value=seconds, unit="s", bar=_SECONDS, less_is_better=True)
 
 
-def _drafting(jobs: Iterable[Job]) -> list[Drafting]:
+def _drafting(jobs: Iterable[Job]) -> list[DrafterTraining]:
     return [job.snapshot.drafting for job in jobs if job.snapshot.drafting is not None]
 
 
@@ -258,7 +260,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
         "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in _ORIGINS},
         "idle": [
             {
-                name: round(getattr(d, name), 3)
+                name: round(msgspec.to_builtins(d)[name], 3)
                 for name in (
                     *("idle_used", "idle_left", "bought", "harvested", "harvested_bought"),
                     *("reading", "publishing", "merging", "dropped"),
@@ -267,9 +269,12 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
             }
             for d in drafting
         ],
-        "spoiled": [what for d in drafting for what in d.spoiled],
+        "spoiled": [what for d in drafting for what in d.diverged],
         "drafters": [
-            [(m.step, m.micro_batches, m.used, round(m.trained, 3), m.adopted) for m in d.measured]
+            [
+                (m.step, m.micro_batches, m.before, round(m.accept_length, 3), m.adopted)
+                for m in d.evaluations
+            ]
             for d in drafting
         ],
     }

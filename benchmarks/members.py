@@ -169,7 +169,7 @@ def _used(seed: int, *settings: str) -> list[Made]:
     job = run("forced", seed, *settings)
     spec, drafting = read_ledger(job.folder).spec, job.snapshot.drafting
     assert drafting is not None
-    adopted = {measured.version for measured in drafting.measured if measured.adopted}
+    adopted = {each.version for each in drafting.evaluations if each.adopted}
     made: list[Made] = []
     for event in (entry.event for entry in journal_entries(job.folder)):
         if isinstance(event, DrafterMerged) and event.base.version in adopted:

@@ -119,7 +119,7 @@ def main() -> None:
         ),
         Claim(
             name="real_shape.measured",
-            value=len(job.snapshot.drafting.measured),
+            value=len(job.snapshot.drafting.evaluations),
             unit="drafters in the job",
             bar=1,
         ),
@@ -266,12 +266,12 @@ def _drafter(job: Job) -> dict[str, Any]:
     found = job.snapshot.drafting
     assert found is not None
     return {
-        "bought_seconds": round(found.bought, 1),
-        "preempted": found.preempted,
-        "preempt_p99_ms": round(1000 * found.preempt_p99, 1),
+        "bought_seconds": round(found.reserved, 1),
+        "preempted": found.stops,
+        "preempt_p99_ms": round(1000 * found.stop_p99, 1),
         "micro_batches": found.micro_batches,
-        "typical_seconds": round(found.typical_seconds, 3),
-        "canaries": [round(m.trained, 3) for m in found.measured],
+        "typical_seconds": round(found.median_seconds, 3),
+        "canaries": [round(m.accept_length, 3) for m in found.evaluations],
     }
 
 

@@ -84,7 +84,7 @@ def run(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> Job:
     if ended.status != "done":
         raise SystemExit(f"{stack}, seed {seed}: {ended.error}")
     snapshot = read_snapshot(folder)
-    steps = [StepTime(s.rollout_seconds, s.learn_seconds or 0.0) for s in snapshot.steps]
+    steps = [StepTime(s.rollout_seconds, s.update_seconds or 0.0) for s in snapshot.steps]
     job = Job(stack, seed, steps, snapshot, folder)
     rolled = math.fsum(step.rollout for step in steps)
     whole = math.fsum(step.whole for step in steps)

@@ -8,8 +8,8 @@ import typer
 from cli.arguments import Set
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.jobs import watch
-from cli.output import complain, say
-from cli.run_report import report
+from cli.output import complain, say, say_outcome
+from cli.run_report import report_run
 from cli.session_client import with_client
 from cli.session_control import forget_session, new_session, start_session, stop_session
 from cli.spec_loading import load_job
@@ -57,9 +57,9 @@ def demo(
         stop_session(_SESSION)
     folder = Path(record.folder)
     if (folder / "journal.jsonl").exists():
-        report(read_snapshot(folder), folder)
+        report_run(read_snapshot(folder), folder)
     if record.status != "done":
-        complain(f"{record.job} {record.status}" + (f": {record.error}" if record.error else ""))
+        say_outcome(record.job, record.status, record.error)
         raise typer.Exit(1)
 
 

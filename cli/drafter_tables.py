@@ -1,71 +1,66 @@
-"""What training the drafter took and gave, in tables: idle seconds, drafters, decisions."""
+"""Tables of drafter training: device seconds, evaluated drafters, decisions."""
 
 from rich.table import Table
 
-from cli.output import console, say
-from tlt.report import Drafting
-from tlt.report.log_lines import decision
+from cli.output import console, number_table, say
+from tlt.report import DrafterTraining
+from tlt.report.log_lines import describe_decision
 
 _LAST = 12
 
 
-def print_drafting(drafting: Drafting) -> None:
-    if drafting.decisions or drafting.micro_batches:
-        console.print(_seconds(drafting))
-        console.print(_drafters(drafting))
-        for line in _decisions(drafting):
-            say(line)
-    for spoiled in drafting.spoiled[-_LAST:]:
-        say(f"undone, as said by {spoiled}")
-    for refusal in drafting.refused[-_LAST:]:
-        say(f"refused by {refusal}")
+def print_drafter_training(training: DrafterTraining) -> None:
+    if training.decisions or training.micro_batches:
+        console.print(_seconds(training))
+        console.print(_drafters(training))
+        decisions = [d for d in training.decisions if d.what not in ("adopt", "reject")]
+        for decision in decisions[-_LAST:]:
+            say(f"step {decision.step}: {describe_decision(decision)}")
+    for error in training.diverged[-_LAST:]:
+        say(f"drafter training discarded by {error}")
+    for error in training.refused[-_LAST:]:
+        say(f"drafter refused by {error}")
 
 
-def _seconds(drafting: Drafting) -> Table:
-    table = Table("training the drafter", "", box=None)
-    table.columns[1].justify = "right"
-    idle, tokens = drafting.idle, drafting.tokens
-    harvested = f"{100 * drafting.harvested / idle:.0f} %" if idle else "no idle second"
-    batches = f"{drafting.preempt_p99_micro_batches:.2f} micro-batches"
+def _seconds(training: DrafterTraining) -> Table:
+    table = number_table("drafter training", "")
+    idle, tokens = training.idle, training.tokens
+    kept = f"{100 * training.idle_kept / idle:.0f} %" if idle else "no idle second"
+    batches = f"{training.stop_p99_micro_batches:.2f} micro-batches"
     for name, value in (
         ("idle device-seconds", f"{idle:.1f}"),
-        ("  left alone", f"{drafting.idle_left:.1f}"),
-        ("  in micro-batches that were kept", f"{drafting.harvested:.1f} ({harvested})"),
-        ("device-seconds bought", f"{drafting.bought:.1f}"),
-        ("  in micro-batches that were kept", f"{drafting.harvested_bought:.1f}"),
-        ("reading what others wrote", f"{drafting.reading:.1f}"),
-        ("merging, measuring, handing in", f"{drafting.merging + drafting.publishing:.1f}"),
-        ("in micro-batches that were dropped", f"{drafting.dropped:.1f}"),
-        ("micro-batches", f"{drafting.micro_batches}"),
-        ("  of a member lately", f"{1e3 * drafting.typical_seconds:.0f} ms"),
-        ("  the longest of a handing in, 95 %", f"{1e3 * drafting.longest_p95:.0f} ms"),
+        ("  not used", f"{training.idle_left:.1f}"),
+        ("  in micro-batches that were kept", f"{training.idle_kept:.1f} ({kept})"),
+        ("reserved device-seconds", f"{training.reserved:.1f}"),
+        ("  in micro-batches that were kept", f"{training.reserved_kept:.1f}"),
+        ("reading other workers' answers", f"{training.reading:.1f}"),
+        ("merging, evaluating, publishing", f"{training.merging + training.publishing:.1f}"),
+        ("in micro-batches that were dropped", f"{training.dropped:.1f}"),
+        ("micro-batches", f"{training.micro_batches}"),
+        ("  median of a member lately", f"{1e3 * training.median_seconds:.0f} ms"),
+        ("  longest of a delta, 95 %", f"{1e3 * training.longest_p95:.0f} ms"),
         ("tokens from own answers", f"{tokens.own}"),
-        ("  from others'", f"{tokens.others}"),
-        ("  from answers being written", f"{tokens.running}"),
+        ("  from other workers' answers", f"{tokens.others}"),
+        ("  from unfinished answers", f"{tokens.running}"),
         ("  from the step before", f"{tokens.previous}"),
-        ("undone, for what was trained was spoiled", f"{len(drafting.spoiled)} times"),
-        ("stopped when told", f"{drafting.preempted} times"),
-        ("  within, half of the times", f"{1e3 * drafting.preempt_p50:.0f} ms"),
-        ("  99 % of the times", f"{1e3 * drafting.preempt_p99:.0f} ms ({batches})"),
+        ("discarded because training diverged", f"{len(training.diverged)} times"),
+        ("stopped by command", f"{training.stops} times"),
+        ("  within, half of the times", f"{1e3 * training.stop_p50:.0f} ms"),
+        ("  99 % of the times", f"{1e3 * training.stop_p99:.0f} ms ({batches})"),
     ):
         table.add_row(name, value)
     return table
 
 
-def _drafters(drafting: Drafting) -> Table:
+def _drafters(training: DrafterTraining) -> Table:
     table = Table("drafter", "step", "micro-batches", "accept length", "before", "", box=None)
-    for made in drafting.measured[-_LAST:]:
+    for each in training.evaluations[-_LAST:]:
         table.add_row(
-            str(made.version),
-            str(made.step),
-            str(made.micro_batches),
-            f"{made.trained:.2f}",
-            "" if made.used is None else f"{made.used:.2f}",
-            "used" if made.adopted else "",
+            str(each.version),
+            str(each.step),
+            str(each.micro_batches),
+            f"{each.accept_length:.2f}",
+            "" if each.before is None else f"{each.before:.2f}",
+            "used" if each.adopted else "",
         )
     return table
-
-
-def _decisions(drafting: Drafting) -> list[str]:
-    some = [d for d in drafting.decisions if d.what not in ("adopt", "reject")][-_LAST:]
-    return [f"step {d.step}: {decision(d.what, d.saved, d.cost, d.why)}" for d in some]

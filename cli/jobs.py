@@ -1,4 +1,4 @@
-"""tlt submit, tlt jobs, tlt logs, tlt cancel. None of them imports torch or ray."""
+"""tlt submit, jobs, logs, cancel: commands that import neither torch nor ray."""
 
 import sys
 import time
@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from cli.arguments import JobName, Json, SessionName, Set, SpecFile
-from cli.output import complain, print_json, print_table, say
+from cli.journal_lines import timed_lines
+from cli.output import complain, print_json, print_table, say, say_outcome
 from cli.progress import RunProgress
 from cli.session_client import Client, with_client
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.records import JobRecord
-from tlt.report.log_lines import Narrator
 from tlt.run_folder import follow_journal, journal_entries, open_ledger
 from tlt.store.job_records import ENDED
 from tlt.store.journal import FILE_NAME
@@ -25,7 +25,7 @@ _PATIENCE_SECONDS = 30.0
 
 def submit(
     spec: SpecFile,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow it until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
     changes: Set = None,
     session: SessionName = "default",
     json: Json = False,
@@ -50,39 +50,35 @@ def _wait(session: str, record: JobRecord) -> None:
         complain(f"detached; {record.job} runs on: `tlt logs {record.job} -f`")
         raise typer.Exit(130) from None
     if ended.status != "done":
-        complain(f"{record.job} {ended.status}" + (f": {ended.error}" if ended.error else ""))
+        say_outcome(record.job, ended.status, ended.error)
         raise typer.Exit(1)
 
 
 def watch(session: str, record: JobRecord) -> JobRecord:
-    """Show a job's progress until it has ended; returns what became of it."""
-    folder, name = Path(record.folder), record.job
-
-    def look() -> JobRecord:
-        return _patiently(session, name)
-
-    with RunProgress(name) as progress:
-        while (now := look()).status in ("queued", "preparing"):
-            progress.waiting(now.status)
+    """Show a job's progress until it ends, and return its last record."""
+    folder, job = Path(record.folder), record.job
+    with RunProgress(job) as progress:
+        while (record := _fetch(session, job)).status in ("queued", "preparing"):
+            progress.show_status(record.status)
             time.sleep(_POLL_SECONDS)
         if not (folder / FILE_NAME).exists():
-            return now
-        narrator = Narrator(open_ledger(folder))
+            return record
+        ledger = open_ledger(folder)
         for entry in follow_journal(folder):
             if entry is not None:
-                for line in narrator.tell(entry.event, entry.at):
-                    progress.line(line)
+                for line in timed_lines(ledger, entry):
+                    progress.say(line)
                 continue
-            progress.show(narrator.ledger.snapshot())
-            if now.status in ENDED:
+            progress.show(ledger.snapshot())
+            if record.status in ENDED:
                 break
-            # Looked at before the journal is read once more, so that no last line is missed.
-            now = look()
-    return now
+            # Fetched before the journal is read once more, so that no last line is missed.
+            record = _fetch(session, job)
+    return record
 
 
-def _patiently(session: str, job: str) -> JobRecord:
-    """A Redis that died is back within a moment."""
+def _fetch(session: str, job: str) -> JobRecord:
+    """Return a job's record, and wait for a Redis that is being restarted."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
@@ -94,21 +90,11 @@ def _patiently(session: str, job: str) -> JobRecord:
 
 
 def list_jobs(session: SessionName = "default", json: Json = False) -> None:
-    """All jobs of a session, oldest first."""
+    """List all jobs of a session, oldest first."""
     records = with_client(session, lambda client: client.jobs.all())
     if json:
-        print_json(
-            [
-                {
-                    "job": r.job,
-                    "status": r.status,
-                    "error": r.error,
-                    "submitted": r.submitted,
-                    "folder": r.folder,
-                }
-                for r in records
-            ]
-        )
+        fields = ("job", "status", "error", "submitted", "folder")
+        print_json([{field: getattr(record, field) for field in fields} for record in records])
         return
     print_table(
         ("job", "status", "submitted", "folder", "error"),
@@ -127,54 +113,46 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
 
 def logs(
     job: JobName,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until it has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Print new lines until the job ends.")
+    ] = False,
     session: SessionName = "default",
-    json: Annotated[bool, typer.Option("--json", help="The journal's entries.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the journal's entries.")] = False,
 ) -> None:
-    """What happened in a job."""
-
-    def look() -> JobRecord:
-        return _patiently(session, job)
-
-    record = look()
+    """Print what happened in a job."""
+    record = _fetch(session, job)
     while follow and record.status in ("queued", "preparing"):
         time.sleep(_POLL_SECONDS)
-        record = look()
+        record = _fetch(session, job)
     folder = Path(record.folder)
     if not (folder / FILE_NAME).exists():
-        if json:
-            return  # no entries
-        say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
+        if not json:
+            say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
         return
-    narrator = Narrator(open_ledger(folder))
+    ledger = open_ledger(folder)
     for entry in follow_journal(folder) if follow else journal_entries(folder):
         if entry is None:
             sys.stdout.flush()
             if record.status in ENDED:
                 return
-            record = look()
-            continue
-        lines = narrator.tell(entry.event, entry.at)
-        if json:
+            record = _fetch(session, job)
+        elif json:
             print_json(entry)
         else:
-            for line in lines:
+            for line in timed_lines(ledger, entry):
                 say(line)
 
 
-def cancel(
-    job: JobName,
-    session: SessionName = "default",
-) -> None:
+def cancel(job: JobName, session: SessionName = "default") -> None:
     """End a job; what it has committed stays."""
 
-    async def ask(client: Client) -> JobRecord:
+    async def request(client: Client) -> JobRecord:
         record = await client.job(job)
         if record.status not in ENDED:
             await client.jobs.cancel(record.job)
         return record
 
-    record = with_client(session, ask)
+    record = with_client(session, request)
     if record.status in ENDED:
         say(f"{job} had ended already: {record.status}")
         return

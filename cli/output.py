@@ -1,4 +1,4 @@
-"""How the commands speak: tables for people, JSON for programs, one line for an error."""
+"""Print tables and lines for people, JSON for programs, and errors on one line."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def print_json(value: Any) -> None:
 
 
 def say(line: str) -> None:
-    """One line, never wrapped, so that it can be searched in a pipe."""
+    """Print one line, never wrapped, so that it can be searched in a pipe."""
     console.print(line, soft_wrap=True, markup=False)
 
 
@@ -26,7 +26,7 @@ def complain(line: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns for people; a line a row, with tabs, for a pipe."""
+    """Print aligned columns on a terminal, tab-separated lines in a pipe."""
     if not console.is_terminal:
         for row in (columns, *rows):
             say("\t".join(row))
@@ -35,3 +35,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def number_table(*columns: str) -> Table:
+    """Return a table whose columns are aligned to the right, but for the first."""
+    table = Table(*columns, box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def say_outcome(job: str, status: str, error: str | None) -> None:
+    complain(f"{job} {status}" + (f": {error}" if error else ""))

@@ -1,4 +1,4 @@
-"""A job's progress: a bar on a terminal, plain lines in a pipe."""
+"""Show a job's progress: a bar on a terminal, plain lines in a pipe."""
 
 from types import TracebackType
 
@@ -38,7 +38,7 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def waiting(self, status: JobStatus) -> None:
+    def show_status(self, status: JobStatus) -> None:
         if status == self._status:
             return
         self._status = status
@@ -47,7 +47,7 @@ class RunProgress:
         else:
             say(status)
 
-    def line(self, line: str) -> None:
+    def say(self, line: str) -> None:
         if self._bar is not None:
             self._bar.console.print(line, markup=False)
         else:

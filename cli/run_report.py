@@ -1,120 +1,47 @@
-"""What a run amounted to: a table of seconds, a plot, and summary.json in the run's folder."""
+"""Report a finished run: tables, a plot, and summary.json in the run's folder."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cli.drafter_tables import print_drafting
-from cli.ledger import seconds_tables, speculation_line
+from cli.drafter_tables import print_drafter_training
+from cli.ledger import describe_savings, seconds_tables
 from cli.output import console, say
-from tlt.human_format import seconds
-from tlt.report import Drafting, Snapshot
-from tlt.report.log_lines import accuracy
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
+from tlt.human_format import seconds, sparkline
+from tlt.report import Snapshot
+from tlt.report.summary import summarise
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    job: str | None
-    status: str
-    error: str | None
-    steps: int
-    seconds: float
-    # of the whole, by what the job was at
-    phases: dict[str, float]
-    # of each worker, by duty
-    workers: dict[str, dict[str, float]]
-    eval_before: float | None
-    eval_before_stderr: float | None
-    eval_after: float | None
-    eval_after_stderr: float | None
-    eval_problems: int
-    policy_version: int
-    worker_losses: int
-    device_seconds: float
-    # by speculation, on all ranks together, and the interval of 95 %; none without a control run
-    saved_seconds: float | None
-    saved_low: float | None
-    saved_high: float | None
-    # what it cost to know
-    control_cost: float | None
-    # of the generated tokens, those that were learned from
-    trained: float
-    drafting: Drafting | None
-
-
-def summarise(snapshot: Snapshot) -> Summary:
-    saved = snapshot.saved
-    before = snapshot.evals[0] if snapshot.evals else None
-    after = snapshot.evals[-1] if len(snapshot.evals) > 1 else None
-    return Summary(
-        job=snapshot.job,
-        status=snapshot.status,
-        error=snapshot.error,
-        steps=len([step for step in snapshot.steps if step.learn_seconds is not None]),
-        seconds=snapshot.seconds,
-        phases=snapshot.phases,
-        workers={str(worker): duties for worker, duties in sorted(snapshot.workers.items())},
-        eval_before=before.mean if before else None,
-        eval_before_stderr=before.stderr if before else None,
-        eval_after=after.mean if after else None,
-        eval_after_stderr=after.stderr if after else None,
-        eval_problems=before.problems if before else 0,
-        policy_version=snapshot.version,
-        worker_losses=snapshot.losses,
-        device_seconds=snapshot.device_seconds,
-        saved_seconds=saved.total.seconds if saved else None,
-        saved_low=saved.total.low if saved else None,
-        saved_high=saved.total.high if saved else None,
-        control_cost=saved.control_cost if saved else None,
-        trained=snapshot.trained,
-        drafting=snapshot.drafting,
-    )
-
-
-def report(snapshot: Snapshot, folder: Path) -> Summary:
-    """Show it and write it beside the journal."""
-    summary = summarise(snapshot)
-    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+def report_run(snapshot: Snapshot, folder: Path) -> None:
+    summary = folder / "summary.json"
+    summary.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(snapshot))))
     for table in seconds_tables(snapshot):
         console.print(table)
     if snapshot.drafting is not None:
-        print_drafting(snapshot.drafting)
+        print_drafter_training(snapshot.drafting)
     if snapshot.acceptance:
-        say(speculation_line(snapshot))
-    _say_curves(snapshot)
+        say(describe_savings(snapshot))
     if snapshot.steps:
+        _say_curve("reward", [step.reward for step in snapshot.steps])
+        _say_curve("length", [step.length.mean for step in snapshot.steps])
         plot = folder / "progress.png"
         _draw(snapshot, plot)
         say(f"plot     {plot}")
-    say(f"summary  {folder / 'summary.json'}")
+    say(f"summary  {summary}")
     if len(snapshot.evals) > 1:
         first, last = snapshot.evals[0], snapshot.evals[-1]
         gain = f"{100 * (last.mean - first.mean):+.1f} points"
-        say(f"held-out reward: {accuracy(first)} before, {accuracy(last)} after: {gain}")
-    return summary
+        before, after = first.describe_score(), last.describe_score()
+        say(f"held-out reward: {before} before, {after} after: {gain}")
 
 
-def _say_curves(snapshot: Snapshot) -> None:
-    curves: dict[str, Sequence[float]] = {
-        "reward": [step.reward for step in snapshot.steps],
-        "length": [step.length.mean for step in snapshot.steps],
-    }
-    for name, values in curves.items():
-        if values:
-            low, high = min(values), max(values)
-            say(
-                f"{name}   {spark(values)}  {values[0]:.3g} → {values[-1]:.3g}"
-                f"  (lowest {low:.3g}, highest {high:.3g})"
-            )
-
-
-def spark(values: Sequence[float]) -> str:
+def _say_curve(name: str, values: list[float]) -> None:
     low, high = min(values), max(values)
-    width = (high - low) or 1.0
-    return "".join(_BLOCKS[min(7, int(8 * (value - low) / width))] for value in values)
+    say(
+        f"{name}   {sparkline(values)}  {values[0]:.3g} → {values[-1]:.3g}"
+        f"  (lowest {low:.3g}, highest {high:.3g})"
+    )
 
 
 def _draw(snapshot: Snapshot, file: Path) -> None:

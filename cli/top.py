@@ -1,4 +1,4 @@
-"""tlt top: a job's lanes and figures in the terminal, plain lines in a pipe."""
+"""tlt top: show a job's lanes and figures in the terminal, plain lines in a pipe."""
 
 import contextlib
 import os
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.arguments import SessionName
+from cli.journal_lines import timed_lines
 from cli.output import console, say
 from cli.session_client import run_folder, with_client
 from cli.session_watch import SessionWatch, session_of
@@ -24,26 +25,25 @@ from cli.top_screen import Screen, Shown
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError
-from tlt.report.log_lines import Narrator
 from tlt.run_folder import follow_journal, open_ledger, read_spec
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
-# bytes of a journal that somebody who has caught up may lack
-_LITTLE = 1 << 16
+# unread bytes of a journal that count as caught up
+_FEW_BYTES = 1 << 16
 
 
 def top(
     job: Annotated[
-        str | None, typer.Argument(help="A job of the session, or a run's folder.")
+        str | None, typer.Argument(help="A job of the session, or the folder of a run.")
     ] = None,
     session: SessionName = "default",
-    once: Annotated[bool, typer.Option("--once", help="One screen, then the end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen and exit.")] = False,
 ) -> None:
-    """Who does what, and what it comes to; `q` quits."""
+    """Show what each worker does, and the job's figures; `q` quits."""
     folder = run_folder(job or _newest(session), session)
     if not console.is_terminal and not once:
-        _tell(folder)
+        _follow(folder)
         return
     run, watch = Run(folder, read_spec(folder)), session_of(folder, session)
     if once:
@@ -67,7 +67,7 @@ def top(
 
 
 def _newest(session: str) -> str:
-    """The job that runs, or else the last one."""
+    """Return the running job, or else the last one."""
     records = with_client(session, lambda client: client.jobs.all())
     if not records:
         raise ConfigError(f"session '{session}' has no job yet: `tlt submit` queues one")
@@ -76,8 +76,8 @@ def _newest(session: str) -> str:
 
 
 def _is_behind(run: Run, was: bool) -> bool:
-    """Who was, is until hardly anything is left to read."""
-    return run.unread > _LITTLE if was else run.has_large_backlog
+    """Return True while much is unread; `was` keeps it True until hardly anything is."""
+    return run.unread > _FEW_BYTES if was else run.has_large_backlog
 
 
 def _reading(run: Run) -> RenderableType:
@@ -99,22 +99,22 @@ def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
     return Screen(run, console.width, console.height).render(shown)
 
 
-def _tell(folder: Path) -> None:
-    """A line for each thing that happens, until the job has ended."""
-    narrator = Narrator(open_ledger(folder))
+def _follow(folder: Path) -> None:
+    """Print log lines until the job ends."""
+    ledger = open_ledger(folder)
     for entry in follow_journal(folder):
         if entry is not None:
-            for line in narrator.tell(entry.event, entry.at):
+            for line in timed_lines(ledger, entry):
                 say(line)
             continue
         sys.stdout.flush()
-        if narrator.ledger.ended:
+        if ledger.ended:
             return
 
 
 @contextlib.contextmanager
 def _keys() -> Generator[Callable[[float], str]]:
-    """One key at a time, without a line's end."""
+    """Read single keys, without waiting for the end of a line."""
     descriptor = sys.stdin.fileno()
     if not os.isatty(descriptor):
         yield _sleep

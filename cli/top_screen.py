@@ -1,4 +1,4 @@
-"""What `tlt top` shows: lanes and figures, in as many columns and lines as there are."""
+"""Draw the screen of `tlt top`: lanes and figures, fitted to the terminal."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -8,20 +8,18 @@ import msgspec
 from rich.console import Console, Group
 from rich.text import Text
 
-from cli.run_report import spark
 from tlt.dashboard.advice import Advice, Urgency, by_urgency
 from tlt.dashboard.page_sections import Head, Sections
 from tlt.dashboard.rollout_tail import TailView
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import natural_order
-from tlt.human_format import seconds
+from tlt.human_format import seconds, sparkline
 from tlt.ids import WorkerId
 from tlt.policies.speculation.savings_estimate import SavingsInterval
-from tlt.report.drafter_training import Measured
 from tlt.report.worker_lanes import OVER
 
-# a character and a colour for each duty: one is enough to tell them apart
+# a character and a colour for each duty, either of which suffices to tell duties apart
 _DUTIES = {
     "rollout": ("█", "blue"),
     "draft": ("▒", "yellow"),
@@ -36,20 +34,20 @@ _DUTIES = {
 _WINDOW = 120.0
 _NAME = 6
 _INDENT = 8
-# lines beside the lanes and what has a number of them: the axis, the log's gap and the last one
+# the axis and the last line
 _AROUND_LANES = 2
-# only what words are wrapped by: rich asks for one
+# rich needs a console to wrap words
 _CONSOLE = Console()
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a screen is made of, beside the run itself."""
+    """The views that a screen is drawn from, beside the run itself."""
 
     head: Head
     now: float
     tail: TailView
     sections: Sections
-    # None: nobody is asked
+    # None: the run is not one of a session that is up
     session: SessionView | None
 
 
@@ -108,7 +106,7 @@ class Screen:
         return lines
 
     def _axis(self, now: float) -> Text:
-        """When the lanes begin, and that they end now."""
+        """Label the times at which the lanes begin and end."""
         begin, end = seconds(max(0.0, now - _WINDOW)), seconds(now)
         gap = max(1, self._width - _NAME - 2 - len(begin) - len(end))
         return Text(f"{'':{_NAME}} {begin}{' ' * gap}{end}", style="bright_black")
@@ -127,23 +125,23 @@ class Screen:
         return line
 
     def _others(self, workers: Sequence[WorkerId]) -> Text:
-        """So many workers that they are counted."""
+        """Count the duties of the workers that have no lane."""
         duties = self._run.lanes.duties()
         counted = Counter(duties[worker] for worker in workers)
-        said = ", ".join(f"{count} {duty}" for duty, count in counted.most_common())
-        return Text(f"{'…':>{_NAME}} {len(workers)} more: {said}")
+        counts = ", ".join(f"{count} {duty}" for duty, count in counted.most_common())
+        return Text(f"{'…':>{_NAME}} {len(workers)} more: {counts}")
 
     def _tail(self, tail: TailView) -> list[Text]:
         if tail.current is None:
-            return [Text("tail    no round yet")]
-        said = f"{tail.current.answers}/{tail.current.expected} answers"
+            return [Text("tail    no rollout batch yet")]
+        text = f"{tail.current.answers}/{tail.current.expected} answers"
         if tail.seconds:
-            said += f" after {seconds(tail.seconds)}"
+            text += f" after {seconds(tail.seconds)}"
         if tail.forecast is not None:
-            said += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
-        lengths = spark([float(n) for n in tail.lengths.counts])
+            text += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
+        lengths = sparkline([float(n) for n in tail.lengths.counts])
         lines = [
-            *self._wrapped("tail", said),
+            *self._wrapped("tail", text),
             *self._wrapped("lengths", f"{lengths} up to {tail.max_tokens} tokens"),
         ]
         if tail.longest:
@@ -155,32 +153,34 @@ class Screen:
         return lines
 
     def _speculation(self, sections: Sections) -> list[Text]:
-        told = sections.speculation
-        if told.mode == "off":
-            return [Text("guess   off")]
-        saved = "not compared yet" if told.saved is None else _saved(told.saved.total)
-        rows = sum(part.rows for part in told.acceptance)
-        tokens = sum(part.tokens for part in told.acceptance)
-        accepted = f"{tokens / rows:.2f} tokens a round and row, " if rows else ""
-        used = [each for each in _measured(sections) if each.adopted]
-        drafter = f", drafter {used[-1].version} ({used[-1].trained:.2f})" if used else ""
-        why = self._wrapped("", told.why) if told.why else []
-        return [*self._wrapped("guess", f"{accepted}saved {saved}{drafter}"), *why]
+        speculation = sections.speculation
+        if speculation.mode == "off":
+            return [Text("specul. off")]
+        saved = speculation.saved
+        savings = "not known yet" if saved is None else _describe_saving(saved.total)
+        rows = sum(part.rows for part in speculation.acceptance)
+        tokens = sum(part.tokens for part in speculation.acceptance)
+        accepted = f"accept length {tokens / rows:.2f}, " if rows else ""
+        training = sections.drafter.account
+        used = [each for each in (training.evaluations if training else ()) if each.adopted]
+        drafter = f", drafter {used[-1].version} ({used[-1].accept_length:.2f})" if used else ""
+        why = self._wrapped("", speculation.why) if speculation.why else []
+        return [*self._wrapped("specul.", f"{accepted}saved {savings}{drafter}"), *why]
 
     def _learning(self, sections: Sections) -> list[Text]:
         steps, evals = sections.learning.steps, sections.learning.evals
         if not steps:
-            return [Text("reward  no step is over yet")]
+            return [Text("reward  no step has ended yet")]
         rewards = [step.reward for step in steps]
-        said = f"{spark(rewards[-24:])} {rewards[-1]:.3f}, length {steps[-1].length.mean:.0f}"
+        text = f"{sparkline(rewards[-24:])} {rewards[-1]:.3f}, length {steps[-1].length.mean:.0f}"
         if evals:
-            said += f", held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}"
-        return self._wrapped("reward", said)
+            text += f", held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}"
+        return self._wrapped("reward", text)
 
     def _session(self, session: SessionView) -> list[Text]:
         health = session.health
         if health.error is not None:
-            return []  # which is among the warnings
+            return []  # it is among the warnings
         queues = ", ".join(
             f"{stream.name}{f' ({stream.group})' if stream.group else ''} {stream.depth}"
             + (f", {stream.pending} in hand" if stream.pending else "")
@@ -188,25 +188,25 @@ class Screen:
             for stream in health.streams
         )
         memory = 100 * health.memory_used / max(1, health.memory_total)
-        said = (
+        text = (
             f"{health.all_workers} workers, {health.silent} silent, {health.rankless} starting, "
             f"{health.running} rows; memory {memory:.0f} %, load {health.load:.1f}, "
             f"Redis {health.redis_bytes / 2**20:.0f} MiB"
         )
         return [
             *(self._wrapped("queues", queues) if queues else ()),
-            *self._wrapped("health", said),
+            *self._wrapped("health", text),
         ]
 
     def _advice(self, advice: Sequence[Advice]) -> list[Text]:
         urgent = [one for one in advice if one.urgency < Urgency.NOTE][:2]
-        told = [self._wrapped("!", Text(f"{one.what} {one.do}", style="red")) for one in urgent]
-        return [line for lines in told for line in lines]
+        wrapped = [self._wrapped("!", Text(f"{one.what} {one.do}", style="red")) for one in urgent]
+        return [line for lines in wrapped for line in lines]
 
     def _wrapped(self, name: str, text: str | Text) -> list[Text]:
-        """In as many lines as it takes, under one name."""
-        told = text if isinstance(text, Text) else Text(text)
-        lines = told.wrap(_CONSOLE, self._width - _INDENT)
+        """Wrap a text under one name."""
+        wrapped = text if isinstance(text, Text) else Text(text)
+        lines = wrapped.wrap(_CONSOLE, self._width - _INDENT)
         return [
             Text(f"{'' if number else name:{_INDENT}}").append_text(line)
             for number, line in enumerate(lines)
@@ -219,12 +219,7 @@ class Screen:
         ]
 
 
-def _measured(sections: Sections) -> Sequence[Measured]:
-    account = sections.drafter.account
-    return () if account is None else account.measured
-
-
-def _saved(saving: SavingsInterval) -> str:
+def _describe_saving(saving: SavingsInterval) -> str:
     if saving.low is None or saving.high is None:
-        return f"{saving.seconds:.1f} s (not yet sure)"
-    return f"{saving.seconds:.1f} s ({saving.low:.1f} to {saving.high:.1f})"
+        return f"{saving.seconds:.1f} s (± unknown)"
+    return f"{saving.seconds:.1f} s (95 %: {saving.low:.1f} to {saving.high:.1f})"

@@ -1,4 +1,4 @@
-"""tlt trace: a run's spans in a file that Perfetto opens, or sent to a collector."""
+"""tlt trace: write a run's spans to a file that Perfetto opens, or send them to a collector."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from cli.output import say
 from cli.session_client import run_folder
 from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
-from tlt.report import Span, Spans
+from tlt.report import Span, TraceSpans
 from tlt.report.chrome_trace import chrome_trace
 from tlt.run_folder import journal_entries, open_ledger
 
@@ -19,46 +19,45 @@ from tlt.run_folder import journal_entries, open_ledger
 def trace(
     job: JobOrFolder,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; JOB-trace.json if not given.")
+        Path | None, typer.Option(help="The file to write; JOB-trace.json by default.")
     ] = None,
     send: Annotated[
-        bool, typer.Option("--send", help="To OTEL_EXPORTER_OTLP_ENDPOINT, and no file.")
+        bool,
+        typer.Option("--send", help="Send to OTEL_EXPORTER_OTLP_ENDPOINT instead of a file."),
     ] = False,
     session: SessionName = "default",
 ) -> None:
-    """Where the time went, span by span: job, steps, phases, and what each worker did."""
+    """Trace where the time went: the job, its steps and phases, and each worker's duties."""
     folder = run_folder(job, session)
-    over, going = _spans(folder)
-    if not over and not going:
+    ended, open_spans = _spans(folder)
+    if not ended and not open_spans:
         raise ConfigError(f"{folder.name} has not begun")
     if send:
-        _send(folder.name, over, (*over, *going))
+        _send(folder.name, ended, min(span.begin for span in (*ended, *open_spans)))
         return
     file = out or Path(f"{folder.name}-trace.json")
     try:
-        file.write_bytes(msgspec.json.encode(chrome_trace(folder.name, (*over, *going))))
+        file.write_bytes(msgspec.json.encode(chrome_trace(folder.name, (*ended, *open_spans))))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    say(f"{file}: {len(over) + len(going)} spans; https://ui.perfetto.dev opens it")
+    say(f"{file}: {len(ended) + len(open_spans)} spans; https://ui.perfetto.dev opens it")
 
 
 def _spans(folder: Path) -> tuple[list[Span], list[Span]]:
-    """Those that are over, and those that go on."""
-    ledger, spans = open_ledger(folder), Spans()
-    over: list[Span] = []
+    """Return the spans that ended, and those that are open."""
+    ledger, spans = open_ledger(folder), TraceSpans()
+    ended: list[Span] = []
     for entry in journal_entries(folder):
-        before = ledger.state
-        commands = ledger.add(entry.event, entry.at)
-        over += spans.watch(before, entry.event, ledger.state, commands, entry.at)
-    return over, spans.open()
+        ended += spans.add(ledger.add(entry.event, entry.at))
+    return ended, spans.open_spans()
 
 
-def _send(job: str, over: list[Span], known: tuple[Span, ...]) -> None:
-    """What goes on is sent once it is over: a span that was sent is never changed."""
+def _send(job: str, ended: list[Span], began: float) -> None:
+    """Send the spans that ended: a span that was sent cannot be changed."""
     refuse_missing(("opentelemetry",), "tlt trace")
-    from tlt.loggers.otel_spans import Tracing
+    from tlt.loggers.otel_spans import SpanSender
 
-    tracing = Tracing(job, min(span.begin for span in known))
-    tracing.send(over)
-    tracing.close()
-    say(f"sent {len(over)} spans of {job}")
+    sender = SpanSender(job, began)
+    sender.send(ended)
+    sender.close()
+    say(f"sent {len(ended)} spans of {job}")

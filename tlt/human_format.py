@@ -1,6 +1,10 @@
-"""Numbers and names as people read them."""
+"""Format numbers and names for people."""
+
+from collections.abc import Sequence
 
 from tlt.strategies import Draft, Ngram, Off, Strategy
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def seconds(value: float) -> str:
@@ -14,12 +18,18 @@ def seconds(value: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def way(strategy: Strategy) -> str:
-    """What a person calls a strategy."""
+def name_strategy(strategy: Strategy) -> str:
     match strategy:
         case Off():
-            return "no guessing"
+            return "no speculation"
         case Ngram(tokens=tokens):
             return f"n-gram {tokens}"
         case Draft(depth=depth, noise=noise):
             return f"draft {depth}" + (" with noise" if noise else "")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Draw a line of values as one character each."""
+    low, high = min(values), max(values)
+    width = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int(8 * (value - low) / width))] for value in values)

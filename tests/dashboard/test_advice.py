@@ -13,7 +13,7 @@ from tlt.dashboard.session_health import Health, StreamHealth, WorkerHealth
 from tlt.ids import Incarnation, Step, WorkerId
 from tlt.protocol.records import UpdateMetrics
 from tlt.report import Ledger, Snapshot, StepSummary
-from tlt.report.run_summary import Spread
+from tlt.report.batch_answers import LengthSummary
 from tlt.store.journal import JournalEntry
 
 
@@ -28,9 +28,9 @@ def step(**changes: object) -> StepSummary:
         rollouts=8,
         dropped=0,
         unscored=0,
-        agreed=0,
+        uniform_groups=0,
         tokens=100,
-        length=Spread(),
+        length=LengthSummary(),
         clipped=0.0,
         rollout_seconds=1.0,
     )
@@ -73,7 +73,9 @@ def test_no_advice_on_a_healthy_run_and_session() -> None:
 
 
 def test_most_urgent_advice_comes_first() -> None:
-    odd = step(clipped=0.9, unscored=3, agreed=4, metrics=metrics(gradient_norm=float("nan")))
+    odd = step(
+        clipped=0.9, unscored=3, uniform_groups=4, metrics=metrics(gradient_norm=float("nan"))
+    )
     lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
     advice = by_urgency(advice_on_run(seen, 4, lost, 500.0, {"wandb": "no key"}))

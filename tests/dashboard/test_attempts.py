@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
 from tlt.protocol.events import JobStarted, SessionResumed, WorkerLost
-from tlt.report import Attempts, Ledger
+from tlt.report import Attempts, Ledger, Transition
 from tlt.store.journal import JournalEntry
 
 
@@ -22,9 +22,7 @@ def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
     for entry in entries:
         if isinstance(entry.event, JobStarted):
             began = entry.at
-        before = ledger.state
-        ledger.add(entry.event, entry.at)
-        attempts.watch(before, entry.event, ledger.state, entry.at - began)
+        attempts.add(ledger.add(entry.event, entry.at), entry.at - began)
     return ledger, attempts, entries
 
 
@@ -48,7 +46,7 @@ def test_attempts_follow_each_other(seed: int) -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_incarnations_of_a_worker_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
-    lives = attempts.lives()
+    lives = attempts.incarnations()
     reasons = {e.event.reason for e in entries if isinstance(e.event, WorkerLost)}
     for worker in ledger.state.newest_incarnations:
         own = sorted((life for life in lives if life.worker == worker), key=lambda e: e.incarnation)
@@ -63,11 +61,12 @@ def test_incarnations_of_a_worker_follow_each_other(seed: int) -> None:
             assert going[-1].incarnation == known.info.incarnation
 
 
-@pytest.mark.parametrize(("kept", "why"), [(True, "started again"), (False, "session came up")])
+@pytest.mark.parametrize(("kept", "why"), [(True, "started again"), (False, "session restarted")])
 def test_says_why_an_attempt_began(kept: bool, why: str) -> None:
     ledger, attempts, _ = folded(7)
     state = ledger.state
     resumed = SessionResumed(epoch=state.epoch, blobs_kept=kept)
-    attempts.watch(msgspec.structs.replace(state, epoch=-1), resumed, state, 99.0)
+    before = msgspec.structs.replace(state, epoch=-1)
+    attempts.add(Transition(before=before, event=resumed, after=state, commands=(), at=99.0), 99.0)
     assert why in attempts.attempts[-1].why
     assert attempts.attempts[-1].began == 99.0

@@ -190,7 +190,7 @@ async def test_returning_listener_misses_nothing_after_a_single_request(
     write_journal(world, folder)
     await feed.refresh()
     assert feed.run.new_log_lines == []
-    assert feed.run.lanes.news().changes == ()
+    assert feed.run.lanes.take_update().changes == ()
     back = Listener(feed, leaves.last_id)
     back.known, back.lanes, back.log_lines = leaves.known, leaves.lanes, leaves.log_lines
     await back.receive_until(len(world.journal))

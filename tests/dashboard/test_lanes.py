@@ -1,4 +1,4 @@
-"""Lanes agree with the ledger, send every change once, and bound what they keep."""
+"""WorkerLanes agree with the ledger, send every change once, and bound what they keep."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -13,27 +13,25 @@ from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
 from tlt.ids import WorkerId
 from tlt.protocol.events import JobStarted
-from tlt.report import Lanes, Ledger
-from tlt.report.time_by_duty import AWAY
-from tlt.report.worker_lanes import OVER, LaneNews
+from tlt.report import Ledger, WorkerLanes
+from tlt.report.duties import AWAY
+from tlt.report.worker_lanes import OVER, LaneUpdate
 from tlt.store.journal import JournalEntry
 
 _EXAMPLES = settings().max_examples
 
 
-def folded(world: World) -> tuple[Ledger, Lanes, list[LaneNews]]:
-    ledger, lanes, told = Ledger(JOB, world.spec), Lanes(), list[LaneNews]()
+def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneUpdate]]:
+    ledger, lanes, told = Ledger(JOB, world.spec), WorkerLanes(**bounds), list[LaneUpdate]()
     began = 0.0
     for number, line in enumerate(world.journal):
         entry = msgspec.json.decode(line, type=JournalEntry)
         if isinstance(entry.event, JobStarted):
             began = entry.at
-        before = ledger.state
-        commands = ledger.add(entry.event, entry.at)
-        lanes.watch(before, entry.event, ledger.state, commands, entry.at - began)
+        lanes.add(ledger.add(entry.event, entry.at), entry.at - began)
         if number % 7 == 0:
-            told.append(lanes.news())
-    return ledger, lanes, [*told, lanes.news()]
+            told.append(lanes.take_update())
+    return ledger, lanes, [*told, lanes.take_update()]
 
 
 @settings(max_examples=_EXAMPLES)
@@ -67,37 +65,39 @@ def test_updates_add_up_to_the_full_state(seed: int) -> None:
     assert counts == sorted(set(counts))
 
 
-def test_history_of_many_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
-    _, lanes, _ = folded(walk(Random(5)))
+def test_history_of_many_workers_is_bounded() -> None:
+    _, lanes, _ = folded(walk(Random(5)), entries=40)
     most = max(16, 40 // len(lanes.duties()))
     assert all(len(lanes.lane(worker)) <= most for worker in lanes.duties())
     assert all(lanes.lane(worker)[-1].duty == OVER for worker in lanes.duties())
 
 
-def test_names_the_lanes_that_dropped_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_the_lanes_that_dropped_changes() -> None:
     """A busy lane drops only its own changes, and a lane that began late has dropped none."""
-    monkeypatch.setattr("tlt.report.worker_lanes._KEPT", 40)
-    lanes, calm, busy, late = Lanes(), WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
-    lanes._change(calm, "rollout", 0.0)
+    lanes, calm, busy, late = (
+        WorkerLanes(entries=40),
+        WorkerId("w0"),
+        WorkerId("w1"),
+        WorkerId("w2"),
+    )
+    lanes.change_duty(calm, "rollout", 0.0)
     for number in range(20):
-        lanes._change(busy, ("rollout", "learn")[number % 2], float(number))
-    lanes._change(late, "idle", 50.0)
+        lanes.change_duty(busy, ("rollout", "learn")[number % 2], float(number))
+    lanes.change_duty(late, "idle", 50.0)
     assert lanes.all().forgotten == ()
-    lanes._change(busy, "rollout", 60.0)
+    lanes.change_duty(busy, "rollout", 60.0)
     assert lanes.all().forgotten == (1,)
     assert lanes.lane(busy)[0].at == 1.0
-    assert lanes.news().forgotten == ()
+    assert lanes.take_update().forgotten == ()
 
 
-def test_strategy_marks_do_not_displace_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategy_marks_do_not_displace_others() -> None:
     """Strategies change many times a step."""
-    monkeypatch.setattr("tlt.report.worker_lanes._MARKS", 5)
-    lanes = Lanes()
-    lanes._mark("step", None, "step 0", 0.0)
+    lanes = WorkerLanes(marks=5)
+    lanes.mark("step", None, "step 0", 0.0)
     for number in range(20):
-        lanes._mark("strategy", None, f"{number}", 1.0 + number)
-    lanes._mark("lost", None, "lost", 9.0)
+        lanes.mark("strategy", None, f"{number}", 1.0 + number)
+    lanes.mark("lost", None, "lost", 9.0)
     told = [(mark.kind, mark.text) for mark in lanes.all().marks]
     assert told == [
         ("step", "step 0"),

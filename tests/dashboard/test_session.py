@@ -69,7 +69,7 @@ async def test_submission_and_cancellation_reach_the_coordinator(
 async def test_refuses_a_wrong_spec_with_its_error(
     session_client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(installed_check._NEEDED, "wandb", ("no_such_thing", "no-such-thing"))
+    monkeypatch.setitem(installed_check.PACKAGES, "wandb", ("no_such_thing", "no-such-thing"))
     for yaml, complaint in (
         ("name: [", "not valid YAML"),
         ("", "a spec is a mapping"),

@@ -117,7 +117,7 @@ def counted_rollouts(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tu
     """Return the rollouts that were counted, each as often as it was."""
     found: list[tuple[int, int, int]] = []
     for entry in journal:
-        for command in ledger.add(entry.event, entry.at):
+        for command in ledger.add(entry.event, entry.at).commands:
             if isinstance(command, KeepRollout):
                 found.append((command.step, command.prompt, command.member))
     return found

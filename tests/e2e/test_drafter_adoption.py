@@ -109,9 +109,9 @@ def test_undoes_and_reports_a_drafter_that_diverged(
     diverged = [event for event in events if isinstance(event, DrafterDiverged)]
     assert {event.error for event in diverged} == {"5 micro-batches in a row were not finite"}
     assert not any(isinstance(event, DrafterMerged) for event in events)
-    line = f"{diverged[0].worker} gives up what it trained: {diverged[0].error}"
+    line = f"{diverged[0].worker} discards its drafter training: {diverged[0].error}"
     assert line in live.tlt("logs", job).stdout
-    assert f"undone, as said by {diverged[0].worker}: " in live.tlt("ledger", job).stdout
+    assert f"drafter training discarded by {diverged[0].worker}: " in live.tlt("ledger", job).stdout
     assert live.json("ledger", job)["drafting"]["spoiled"]
 
 

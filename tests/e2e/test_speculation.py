@@ -85,7 +85,7 @@ def test_draws_the_same_answers_as_without_speculation(
     for step in account["accounts"]:
         for duties in step["workers"].values():
             assert sum(duties.values()) == pytest.approx(step["seconds"])
-    assert "learned from" in live.tlt("ledger", str(live.runs / speculating)).stdout
+    assert "trained on" in live.tlt("ledger", str(live.runs / speculating)).stdout
     live.tlt("ledger", "nobody-1", code=2)
 
 
@@ -111,7 +111,7 @@ def test_goes_without_a_drafter_that_cannot_be_used(
         refusals = [event for event in events if isinstance(event, DrafterRefused)]
         assert refusals
         assert all(word in event.error for event in refusals)
-        assert "goes without the drafter" in live.tlt("logs", job).stdout
+        assert "decodes without the drafter" in live.tlt("logs", job).stdout
         assert f"refused by {refusals[0].worker}: " in live.tlt("ledger", job).stdout
         tallies = [t for e in events if isinstance(e, DecodingReported) for t in e.tallies]
         assert {tally.strategy for tally in tallies} <= {Off(), Ngram(tokens=3)}
@@ -131,7 +131,7 @@ def test_gives_up_speculation_that_costs_more_than_it_saves(
     job = live.submit(long_spec, *costly)
     live.tlt("logs", job, "-f", seconds=200.0)
     assert live.job(job)["status"] == "done"
-    assert "speculation is off from here on" in live.tlt("logs", job).stdout
+    assert "speculation is off from now on" in live.tlt("logs", job).stdout
     snapshot = live.fold(job)
     assert snapshot.gave_up
     assert snapshot.saved is not None

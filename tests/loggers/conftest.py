@@ -30,6 +30,6 @@ def entries(recorded: Path) -> list[JournalEntry]:
 
 
 @pytest.fixture(autouse=True)
-def _nobodys_modules() -> object:
+def _unload_recording() -> object:
     yield
     sys.modules.pop("recording", None)

@@ -1,4 +1,4 @@
-"""The real packages, where they are installed; and what is said where they are not."""
+"""Loggers write with the real packages, where they are installed, and are refused otherwise."""
 
 import json
 import sqlite3
@@ -11,32 +11,32 @@ from tests.loggers.test_reports import reported
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.loggers import installed_check
-from tlt.loggers.backends import Destination, open_logger
+from tlt.loggers.backends import LoggedRun, open_logger
 from tlt.store.journal import JournalEntry
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"
 
 
-def test_one_that_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(installed_check._NEEDED, "wandb", ("no_such_package.of.it", "wandb"))
+def test_refuses_a_logger_whose_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(installed_check.PACKAGES, "wandb", ("no_such_package.module", "wandb"))
     assert load_job(_SPEC, ["loggers=[tensorboard]"]).loggers == ("tensorboard",)
     with pytest.raises(ConfigError, match="wandb is not installed: pip install wandb"):
         load_job(_SPEC, ["loggers=[tensorboard, wandb]"])
 
 
-def test_wandb_has_the_steps_without_a_network(
+def test_wandb_stores_the_steps_offline(
     recorded: Path, spec: JobSpec, entries: list[JournalEntry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     _write_twice("wandb", recorded, spec, entries)
     files = list((recorded / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 2  # one for each time that it was opened: the same run's
+    assert len(files) == 2  # one for each time that the same run was opened
     assert all(b"train/reward" in file.read_bytes() for file in files)
 
 
-def test_trackio_has_every_step_once(
+def test_trackio_stores_every_step_once(
     recorded: Path,
     spec: JobSpec,
     entries: list[JournalEntry],
@@ -53,12 +53,12 @@ def test_trackio_has_every_step_once(
 
 
 def _write_twice(name: str, run: Path, spec: JobSpec, entries: list[JournalEntry]) -> None:
-    """As a process does and its successor."""
+    """Write the first half of the reports with one logger, the rest with its successor."""
     reports = reported(spec, entries)
     half = len(reports) // 2
-    for some in (reports[:half], reports[half:]):
-        destination = Destination(job=run.name, folder=run, spec=spec, identity="cafe")
-        logger = open_logger(name, destination)
-        for report in some:
+    for part in (reports[:half], reports[half:]):
+        logged = LoggedRun(run.name, run, spec, "cafe")
+        logger = open_logger(name, logged)
+        for report in part:
             logger.write(report)
         logger.close()

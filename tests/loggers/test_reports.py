@@ -1,4 +1,4 @@
-"""What is reported of a recorded run is what its ledger says, and the same each time."""
+"""Reports of a recorded run agree with its ledger and are the same each time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,19 +7,21 @@ import pytest
 
 from tlt.config import JobSpec
 from tlt.ids import JobId
-from tlt.report import Report, Reports
+from tlt.report import LoggerReport, LoggerReports
 from tlt.run_folder import read_snapshot
 from tlt.store.journal import JournalEntry
 
 JOB = JobId("tiny-reasoner-1")
 
 
-def reported(spec: JobSpec, entries: Sequence[JournalEntry], traced: bool = True) -> list[Report]:
-    reports = Reports(JOB, spec, traced=traced)
+def reported(
+    spec: JobSpec, entries: Sequence[JournalEntry], traced: bool = True
+) -> list[LoggerReport]:
+    reports = LoggerReports(JOB, spec, traced=traced)
     return [report for entry in entries for report in reports.add(entry.event, entry.at)]
 
 
-def test_every_step_is_reported_once(
+def test_reports_every_step_once(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
     snapshot = read_snapshot(recorded)
@@ -39,19 +41,21 @@ def test_every_step_is_reported_once(
     assert reports[-1].figures["run/seconds"] == pytest.approx(snapshot.seconds)
 
 
-def test_what_lies_between_two_steps_adds_up(
+def test_metrics_of_steps_agree_with_the_sums_of_the_run(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
     drafting = read_snapshot(recorded).drafting
     assert drafting is not None
     steps = [r.figures for r in reported(spec, entries) if "train/reward" in r.figures]
     assert steps[-1]["drafter/micro_batches"] == drafting.micro_batches
-    assert steps[-1]["drafter/canary"] == drafting.measured[-1].trained
+    assert steps[-1]["drafter/accept_length"] == drafting.evaluations[-1].accept_length
     assert any("drafter/loss" in figures for figures in steps)
     assert all(1 <= figures["accept_length/all"] <= 13 for figures in steps)
 
 
-def test_folding_again_reports_the_same(spec: JobSpec, entries: Sequence[JournalEntry]) -> None:
+def test_folding_again_makes_the_same_reports(
+    spec: JobSpec, entries: Sequence[JournalEntry]
+) -> None:
     assert reported(spec, entries) == reported(spec, entries)
     without = reported(spec, entries, traced=False)
     assert [r.figures for r in without] == [r.figures for r in reported(spec, entries)]

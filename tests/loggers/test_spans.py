@@ -1,4 +1,4 @@
-"""A recorded run as spans: nested in time, with the seconds of the ledger, the same each time."""
+"""Spans of a run nest in time, add up to the ledger's seconds, and are sent with stable ids."""
 
 import json
 from collections import defaultdict
@@ -20,20 +20,18 @@ from tests.loggers.test_following import name_loggers, start
 from tests.loggers.test_reports import JOB, reported
 from tlt.config import JobSpec
 from tlt.ids import JobId
-from tlt.loggers.backends import Destination, open_logger
-from tlt.report import Ledger, Span, Spans
+from tlt.loggers.backends import LoggedRun, open_logger
+from tlt.report import Ledger, Span, TraceSpans
 from tlt.run_folder import read_snapshot
 from tlt.store.journal import JournalEntry
 
 
 def spans_of(spec: JobSpec, entries: Sequence[JournalEntry]) -> list[Span]:
-    ledger, spans = Ledger(JOB, spec), Spans()
+    ledger, spans = Ledger(JOB, spec), TraceSpans()
     found: list[Span] = []
     for entry in entries:
-        before = ledger.state
-        commands = ledger.add(entry.event, entry.at)
-        found += spans.watch(before, entry.event, ledger.state, commands, entry.at)
-    assert not spans.open()
+        found += spans.add(ledger.add(entry.event, entry.at))
+    assert not spans.open_spans()
     return found
 
 
@@ -52,7 +50,7 @@ def assert_nested(spans: Sequence[Span]) -> None:
         assert span.end <= parent.end
 
 
-def test_a_recorded_run_is_a_tree(
+def test_spans_of_a_recorded_run_are_a_tree(
     recorded: Path, spec: JobSpec, entries: list[JournalEntry]
 ) -> None:
     spans = spans_of(spec, entries)
@@ -73,25 +71,23 @@ def test_a_recorded_run_is_a_tree(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_lost_spans_nest(seed: int) -> None:
+def test_spans_nest_whatever_is_lost(seed: int) -> None:
     world = some_run(Random(seed).randrange(1000), 120)
-    ledger, spans = Ledger(JobId("job"), world.spec), Spans()
+    ledger, spans = Ledger(JobId("job"), world.spec), TraceSpans()
     found: list[Span] = []
     for line in world.journal:
         entry = msgspec.json.decode(line, type=JournalEntry)
-        before = ledger.state
-        commands = ledger.add(entry.event, entry.at)
-        found += spans.watch(before, entry.event, ledger.state, commands, entry.at)
-    assert_nested([*found, *spans.open()])
+        found += spans.add(ledger.add(entry.event, entry.at))
+    assert_nested([*found, *spans.open_spans()])
 
 
-def test_a_file_that_perfetto_opens(recorded: Path, tmp_path: Path) -> None:
+def test_writes_a_file_that_perfetto_opens(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     done = CliRunner().invoke(app, ["trace", str(recorded), "--out", str(out)])
     assert done.exit_code == 0, done.output
     events = json.loads(out.read_bytes())["traceEvents"]
-    lines = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert list(lines.values()) == ["job", "drafter", "w0", "w1"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(tracks.values()) == ["job", "drafter", "w0", "w1"]
     until: dict[int, list[float]] = defaultdict(list)
     for event in events:
         if event["ph"] != "X":
@@ -99,7 +95,7 @@ def test_a_file_that_perfetto_opens(recorded: Path, tmp_path: Path) -> None:
         ends = until[event["tid"]]
         while ends and ends[-1] <= event["ts"]:
             ends.pop()
-        # what a line shows must nest
+        # the events of a track must nest
         assert not ends or event["ts"] + event["dur"] <= ends[-1]
         ends.append(event["ts"] + event["dur"])
 
@@ -144,11 +140,10 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         serving.join()
 
 
-def test_a_collector_is_sent_the_tree_step_by_step(
+def test_sends_the_tree_to_a_collector_step_by_step(
     recorded: Path, spec: JobSpec, entries: list[JournalEntry], collector: Collector
 ) -> None:
-    destination = Destination(job=JOB, folder=recorded, spec=spec, identity="")
-    logger = open_logger("opentelemetry", destination)
+    logger = open_logger("opentelemetry", LoggedRun(JOB, recorded, spec, ""))
     for report in reported(spec, entries):
         logger.write(report)
     logger.close()
@@ -173,7 +168,7 @@ def test_a_collector_is_sent_the_tree_step_by_step(
     assert {span.span_id for span in collector.spans} == sent
 
 
-def test_the_process_of_a_run_sends_it(
+def test_logger_process_sends_all_spans(
     recorded: Path, spec: JobSpec, entries: list[JournalEntry], collector: Collector
 ) -> None:
     name_loggers(recorded, spec, "opentelemetry")
@@ -181,9 +176,7 @@ def test_the_process_of_a_run_sends_it(
     assert len(collector.spans) == len(spans_of(spec, entries))
 
 
-def test_a_run_that_goes_on_is_sent_as_far_as_it_has_come(
-    tmp_path: Path, collector: Collector
-) -> None:
+def test_sends_the_ended_spans_of_a_running_job(tmp_path: Path, collector: Collector) -> None:
     world = some_run(3)
     folder = write_run(world, tmp_path, len(world.journal) // 2)
     assert CliRunner().invoke(app, ["trace", str(folder), "--send"]).exit_code == 0

@@ -1,4 +1,4 @@
-"""Every second of every worker is somewhere, whatever happened to the run."""
+"""The ledger accounts for every second of every worker, whatever happened to the run."""
 
 from random import Random
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
 from tlt.report import Ledger, Snapshot
-from tlt.report.time_by_duty import EVERYBODY, summed
+from tlt.report.duties import ALL_WORKERS, sum_by_duty
 from tlt.store.journal import JournalEntry
 
 _EXAMPLES = settings().max_examples
 
 
-def told(world: World, by_worker: bool = True) -> Snapshot:
+def read_snapshot(world: World, by_worker: bool = True) -> Snapshot:
     ledger = Ledger(JOB, world.spec, by_worker)
     for line in world.journal:
         entry = msgspec.json.decode(line, type=JournalEntry)
@@ -28,7 +28,7 @@ def told(world: World, by_worker: bool = True) -> Snapshot:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_seconds_by_duty_add_up_to_the_wall_clock(seed: int) -> None:
     world = walk(Random(seed))
-    snapshot = told(world)
+    snapshot = read_snapshot(world)
     assert snapshot.status == "done"
     assert sum(account.seconds for account in snapshot.accounts) == pytest.approx(snapshot.seconds)
     assert sum(snapshot.phases.values()) == pytest.approx(snapshot.seconds)
@@ -42,20 +42,22 @@ def test_seconds_by_duty_add_up_to_the_wall_clock(seed: int) -> None:
 
 @settings(max_examples=_EXAMPLES // 3)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_who_keeps_no_worker_of_a_step_tells_the_same_in_all(seed: int) -> None:
+def test_sums_are_the_same_without_accounts_by_worker(seed: int) -> None:
     world = walk(Random(seed))
-    each, all_ = told(world), told(world, by_worker=False)
+    each, all_ = read_snapshot(world), read_snapshot(world, by_worker=False)
     assert all_.workers == each.workers
     assert all_.device_seconds == each.device_seconds
     for one, other in zip(each.accounts, all_.accounts, strict=True):
-        assert summed(other.workers.values()) == pytest.approx(summed(one.workers.values()))
-    assert all(list(account.workers) == [EVERYBODY] for account in all_.accounts[:-1])
+        assert sum_by_duty(other.workers.values()) == pytest.approx(
+            sum_by_duty(one.workers.values())
+        )
+    assert all(list(account.workers) == [ALL_WORKERS] for account in all_.accounts[:-1])
 
 
 @settings(max_examples=_EXAMPLES // 2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_every_step_tells_of_its_rollouts(seed: int) -> None:
-    snapshot = told(walk(Random(seed)))
+def test_every_trained_step_has_its_rollout(seed: int) -> None:
+    snapshot = read_snapshot(walk(Random(seed)))
     trained = [account for account in snapshot.accounts if account.rollout is not None]
     assert [account.step for account in trained] == [step.step for step in snapshot.steps]
     for account in trained:
@@ -63,9 +65,9 @@ def test_every_step_tells_of_its_rollouts(seed: int) -> None:
         assert rollout is not None
         assert 0 <= rollout.done_50 <= rollout.done_90 <= rollout.done_99 <= account.seconds
         assert 0 <= rollout.trained <= 1
-        for worker, there in rollout.slots.items():
-            assert 0 <= rollout.empty[worker] <= there
+        for worker, slots in rollout.slots.items():
+            assert 0 <= rollout.empty[worker] <= slots
     if snapshot.saved is not None:
         assert (snapshot.saved.total.high or 0.0) < 0.0 or not snapshot.gave_up
-        in_all = sum(a.saved.seconds for a in snapshot.accounts if a.saved is not None)
-        assert in_all == pytest.approx(snapshot.saved.total.seconds)
+        saved = sum(a.saved.seconds for a in snapshot.accounts if a.saved is not None)
+        assert saved == pytest.approx(snapshot.saved.total.seconds)

@@ -1,4 +1,4 @@
-"""What the ledger makes of the drafter's training, by hand."""
+"""The report of drafter training counts what was kept, dropped, discarded and refused."""
 
 import msgspec
 import pytest
@@ -9,15 +9,21 @@ from tlt.ids import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
 from tlt.policies.coordinator import new_run
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.drafter.lineage import Lineage
-from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterRefused
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import AnyEvent, DrafterDeltaReady, DrafterDiverged, DrafterRefused
 from tlt.protocol.records import TokensByOrigin
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta
-from tlt.report.drafter_training import Drafted
+from tlt.report import Transition
+from tlt.report.drafter_training import DrafterTrainingFold
 
 W0 = WorkerId("w0")
 
 
-def learned(base: int) -> DrafterDeltaReady:
+def transition(before: RunState, event: AnyEvent, after: RunState) -> Transition:
+    return Transition(before=before, event=event, after=after, commands=(), at=0.0)
+
+
+def delta_ready(base: int) -> DrafterDeltaReady:
     return DrafterDeltaReady(
         job=JOB,
         training_session=1,
@@ -43,36 +49,35 @@ def learned(base: int) -> DrafterDeltaReady:
     )
 
 
-@pytest.mark.parametrize(("base", "harvested", "dropped"), [(4, 3.0, 0.0), (3, 0.0, 3.0)])
-def test_what_was_learned_on_a_trunk_that_was_given_up_is_not_harvested(
-    base: int, harvested: float, dropped: float
+@pytest.mark.parametrize(("base", "kept", "dropped"), [(4, 3.0, 0.0), (3, 0.0, 3.0)])
+def test_counts_deltas_to_a_discarded_base_as_dropped(
+    base: int, kept: float, dropped: float
 ) -> None:
     before = new_run(JOB, small_spec())
     root = DrafterVersion(4)
-    given_up = DrafterBase(version=root, root=root, weights=None, updates=0, micro_batches=0)
-    after = msgspec.structs.replace(before, drafter=DrafterState(lineage=Lineage(base=given_up)))
-    drafted = Drafted()
-    drafted.watch(before, learned(base), after)
-    account = drafted.account()
-    assert account is not None
-    assert (account.harvested, account.dropped) == (harvested, dropped)
+    restarted = DrafterBase(version=root, root=root, weights=None, updates=0, micro_batches=0)
+    after = msgspec.structs.replace(before, drafter=DrafterState(lineage=Lineage(base=restarted)))
+    fold = DrafterTrainingFold()
+    fold.add(transition(before, delta_ready(base), after))
+    training = fold.summary()
+    assert training is not None
+    assert (training.idle_kept, training.dropped) == (kept, dropped)
 
 
-def test_who_refuses_a_drafter_is_told_of_once() -> None:
-    """Where nothing is trained, too."""
-    state, drafted = new_run(JOB, small_spec()), Drafted()
-    assert drafted.account() is None
+def test_lists_each_refusal_once_even_if_nothing_was_trained() -> None:
+    state, fold = new_run(JOB, small_spec()), DrafterTrainingFold()
+    assert fold.summary() is None
     for worker in (W0, W0, WorkerId("w1")):
         refused = DrafterRefused(job=JOB, worker=worker, incarnation=Incarnation(1), error="torn")
-        drafted.watch(state, refused, state)
-    account = drafted.account()
-    assert account is not None
-    assert account.refused == ("w0: torn", "w1: torn")
+        fold.add(transition(state, refused, state))
+    training = fold.summary()
+    assert training is not None
+    assert training.refused == ("w0: torn", "w1: torn")
 
 
-def test_what_is_undone_is_told_with_who_said_so_and_why() -> None:
-    before, drafted = new_run(JOB, small_spec()), Drafted()
-    spoiled = DrafterDiverged(
+def test_names_the_worker_and_the_error_of_discarded_training() -> None:
+    before, fold = new_run(JOB, small_spec()), DrafterTrainingFold()
+    diverged = DrafterDiverged(
         job=JOB,
         worker=W0,
         incarnation=Incarnation(1),
@@ -80,9 +85,10 @@ def test_what_is_undone_is_told_with_who_said_so_and_why() -> None:
         base=DrafterVersion(3),
         error="it covers 10% of the policy's guesses, and covered 90%",
     )
-    drafted.watch(before, spoiled, before)  # of a trunk that is no longer there
-    assert drafted.account() is None
-    drafted.watch(before, spoiled, msgspec.structs.replace(before, drafter=DrafterState()))
-    account = drafted.account()
-    assert account is not None
-    assert account.spoiled == ("w0: it covers 10% of the policy's guesses, and covered 90%",)
+    fold.add(transition(before, diverged, before))  # ignored: its base is not in use any more
+    assert fold.summary() is None
+    after = msgspec.structs.replace(before, drafter=DrafterState())
+    fold.add(transition(before, diverged, after))
+    training = fold.summary()
+    assert training is not None
+    assert training.diverged == ("w0: it covers 10% of the policy's guesses, and covered 90%",)

@@ -130,8 +130,8 @@ def _on_step(step: StepSummary, prompts: int) -> Iterator[Advice]:
             f"{100 * step.clipped:.0f} % of the answers of step {step.step} hit the token limit.",
             "Raise rollout.max_new_tokens, or reward short answers.",
         )
-    if prompts and step.agreed / prompts > _AGREED:
-        share = 100 * step.agreed / prompts
+    if prompts and step.uniform_groups / prompts > _AGREED:
+        share = 100 * step.uniform_groups / prompts
         yield Advice(
             Urgency.SOON,
             f"{share:.0f} % of the groups of step {step.step} have equal rewards "

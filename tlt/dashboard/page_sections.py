@@ -16,15 +16,15 @@ from tlt.policies.speculation.savings_estimate import Savings
 from tlt.report import (
     Acceptance,
     Attempt,
-    Drafting,
+    DrafterTraining,
     EvalSummary,
-    Life,
     Positions,
     Snapshot,
     StepSummary,
-    Way,
+    StrategyRow,
+    WorkerIncarnation,
 )
-from tlt.report.time_by_duty import EVERYBODY, summed
+from tlt.report.duties import ALL_WORKERS, sum_by_duty
 
 NO_END = "no end"
 _STEPS = 2000
@@ -66,7 +66,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     gave_up: bool
     why: str
-    strategies: tuple[Way, ...]
+    strategies: tuple[StrategyRow, ...]
     acceptance: tuple[Acceptance, ...]
     positions: tuple[float, ...]
     # of the newest drafters, oldest first
@@ -92,13 +92,13 @@ class Times(RowSection, frozen=True, kw_only=True):
 
 class Drafter(msgspec.Struct, frozen=True, kw_only=True):
     train: str
-    account: Drafting | None
+    account: DrafterTraining | None
     losses: tuple[LossPoint, ...]
 
 
 class AttemptsView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
-    incarnations: tuple[Life, ...]
+    incarnations: tuple[WorkerIncarnation, ...]
 
 
 class Sections(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,8 +181,8 @@ def sections(run: Run, followed: bool) -> Sections:
         speculation=Speculation(
             mode=run.spec.speculation.mode,
             gave_up=snapshot.gave_up,
-            why=run.ways.why(),
-            strategies=run.ways.table(),
+            why=run.strategy_usage.why(),
+            strategies=run.strategy_usage.table(),
             acceptance=snapshot.acceptance,
             positions=snapshot.positions,
             by_drafter=newest_drafters(snapshot.by_drafter),
@@ -202,7 +202,8 @@ def sections(run: Run, followed: bool) -> Sections:
             losses=tuple(run.losses),
         ),
         attempts=AttemptsView(
-            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]), incarnations=run.attempts.lives()
+            attempts=tuple(run.attempts.attempts[-_ATTEMPTS:]),
+            incarnations=run.attempts.incarnations(),
         ),
         advice=by_urgency(advice),
     )
@@ -214,7 +215,7 @@ def _times(snapshot: Snapshot, steps: Sequence[StepTime]) -> Times:
         phases=snapshot.phases,
         workers=dict(sorted(workers.items()))
         if len(workers) <= _WORKERS
-        else {EVERYBODY: dict(summed(workers.values()))},
+        else {ALL_WORKERS: dict(sum_by_duty(workers.values()))},
         steps=tuple(steps),
         device_seconds=snapshot.device_seconds,
     )
@@ -227,10 +228,10 @@ def newest_drafters(rows: Sequence[Positions]) -> tuple[Positions, ...]:
     return (*ngrams, *drafters[-_DRAFTERS:])
 
 
-def _newest_rows(account: Drafting) -> Drafting:
+def _newest_rows(account: DrafterTraining) -> DrafterTraining:
     return msgspec.structs.replace(
         account,
-        measured=account.measured[-_EVALUATIONS:],
+        evaluations=account.evaluations[-_EVALUATIONS:],
         decisions=account.decisions[-_DECISIONS:],
         refused=account.refused[-_DECISIONS:],
     )

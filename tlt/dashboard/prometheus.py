@@ -7,7 +7,7 @@ from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
 from tlt.policies.job.run_state import Duty, Phase
 from tlt.report import Snapshot
-from tlt.report.time_by_duty import AWAY, WAITING
+from tlt.report.duties import AWAY, WAITING
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, dict[str, str], float]

@@ -9,7 +9,7 @@ from tlt.ids import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.report import Ledger
-from tlt.report.answer_lengths import Answers
+from tlt.report.batch_answers import BatchAnswers
 
 _POINTS = 300
 _BINS = 24
@@ -69,7 +69,7 @@ class TailView(msgspec.Struct, frozen=True, kw_only=True):
 class _Batch:
     """Curve and histogram of one rollout batch; each answer is processed once."""
 
-    def __init__(self, answers: Answers, state: RunState) -> None:
+    def __init__(self, answers: BatchAnswers, state: RunState) -> None:
         self.answers = answers
         self.step: Step = state.step
         self.purpose: Purpose = "train" if state.batch is None else state.batch.purpose

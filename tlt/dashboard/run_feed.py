@@ -20,7 +20,7 @@ from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.row_deltas import RowSection, row_delta
 from tlt.dashboard.run_fold import LogLine, Run
 from tlt.errors import JournalError
-from tlt.report.worker_lanes import LaneNews
+from tlt.report.worker_lanes import LaneUpdate
 from tlt.store.journal import Position
 
 _TICK_SECONDS = 0.5
@@ -47,7 +47,7 @@ class RunUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reading: float | None = None
     broken: str | None = None
     head: msgspec.Raw | None = None
-    lanes: LaneNews | None = None
+    lanes: LaneUpdate | None = None
     tail: msgspec.Raw | None = None
     speculation: msgspec.Raw | None = None
     learning: msgspec.Raw | None = None
@@ -160,7 +160,7 @@ class RunFeed(Feed):
         self.broadcast.invalidate()
 
     def _publish_changes(self) -> None:
-        lanes, lines = self.run.lanes.news(), tuple(self.run.new_log_lines)
+        lanes, lines = self.run.lanes.take_update(), tuple(self.run.new_log_lines)
         self.run.new_log_lines = []
         changed = self._changed()
         if not self._ready:

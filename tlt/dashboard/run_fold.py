@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +14,7 @@ from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
 from tlt.ids import JobId, JobStatus
-from tlt.loggers import delivered
-from tlt.policies.job.run_state import RunState
+from tlt.loggers import delivery_state
 from tlt.protocol.commands import Command, FinishRun, RecordRolloutBatch
 from tlt.protocol.events import (
     AnyEvent,
@@ -25,8 +23,8 @@ from tlt.protocol.events import (
     JobStarted,
     RolloutFinished,
 )
-from tlt.report import Attempts, Lanes, Ledger, Ways
-from tlt.report.log_lines import Narrator
+from tlt.report import Attempts, Ledger, StrategyUsage, Transition, WorkerLanes
+from tlt.report.log_lines import log_lines
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 
 _LOG_LINES = 2000
@@ -65,10 +63,9 @@ class Run:
         self.error: str | None = None
         self.ledger = Ledger(JobId(self.folder.name), self.spec, by_worker=False)
         self.step_times = StepTimes()
-        self.narrator = Narrator(self.ledger)
-        self.lanes = Lanes()
+        self.lanes = WorkerLanes()
         self.attempts = Attempts()
-        self.ways = Ways()
+        self.strategy_usage = StrategyUsage()
         self.tail = RolloutTail()
         self.token_rate = TokenRate()
         self.samples = Samples(self.folder, self.spec)
@@ -86,7 +83,7 @@ class Run:
 
     def failed_loggers(self) -> dict[str, str]:
         """Return the loggers that are not called any more, each with its error."""
-        errors = {name: delivered.read(self.folder, name).error for name in self.spec.loggers}
+        errors = {name: delivery_state.read(self.folder, name).error for name in self.spec.loggers}
         return {name: error for name, error in errors.items() if error is not None}
 
     @property
@@ -134,8 +131,8 @@ class Run:
 
     def discard_pending(self) -> bool:
         """Drop changes that no listener receives; return True if there were any."""
-        news = self.lanes.news()
-        found = bool(self.new_log_lines or news.changes or news.batches or news.marks)
+        update = self.lanes.take_update()
+        found = bool(self.new_log_lines or update.changes or update.batches or update.marks)
         self.new_log_lines = []
         return found
 
@@ -145,17 +142,16 @@ class Run:
             self.began, self.status = entry.at, "running"
         self.last_entry = max(self.last_entry, entry.at)
         at = 0.0 if self.began is None else round(entry.at - self.began, 3)
-        before = self.ledger.state
-        commands = self.ledger.add(event, entry.at)
-        after = self.ledger.state
-        self.lanes.watch(before, event, after, commands, at)
-        self.attempts.watch(before, event, after, at)
+        transition = self.ledger.add(event, entry.at)
+        self.lanes.add(transition, at)
+        self.attempts.add(transition, at)
         self.tail.add(self.ledger, event)
         self.samples.add(event, self.position)
-        self.errors.add(before, event, after, at)
-        self._add_event(before, event, after, at)
-        self._add_log_lines(event, commands, at)
-        for command in commands:
+        self.errors.add(transition.before, event, transition.after, at)
+        if transition.counts:
+            self._add_event(event, at)
+        self._add_log_lines(transition, at)
+        for command in transition.commands:
             self._add_command(command)
 
     def _add_command(self, command: Command) -> None:
@@ -167,20 +163,20 @@ class Run:
             case _:
                 pass
 
-    def _add_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
+    def _add_event(self, event: AnyEvent, at: float) -> None:
         match event:
-            case DecodingReported() if after.decode_costs is not before.decode_costs:
-                self.ways.add(event, at)
+            case DecodingReported():
+                self.strategy_usage.add(event, at)
                 self.token_rate.add(at, sum(tally.tokens for tally in event.tallies))
             case RolloutFinished() if not self.spec.speculation.arms:
                 self.token_rate.add(at, event.length)
-            case DrafterDeltaReady() if after.drafter is not before.drafter:
+            case DrafterDeltaReady():
                 self.losses.append(LossPoint(at, event.loss))
             case _:
                 pass
 
-    def _add_log_lines(self, event: AnyEvent, commands: Sequence[Command], at: float) -> None:
-        for text in self.narrator.lines(event, commands):
+    def _add_log_lines(self, transition: Transition, at: float) -> None:
+        for text in log_lines(self.ledger, transition):
             self._line_number += 1
             line = LogLine(self._line_number, at, text)
             self.log_lines.append(line)

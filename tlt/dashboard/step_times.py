@@ -8,7 +8,7 @@ import msgspec
 from tlt.ids import Step
 from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report import StepAccount
-from tlt.report.time_by_duty import summed
+from tlt.report.duties import sum_by_duty
 
 # estimates of past steps' savings become surer with each control run
 _REFRESH_SECONDS = 60.0
@@ -49,7 +49,8 @@ def _step_time(account: StepAccount) -> StepTime:
         step=account.step,
         seconds=round(account.seconds, 3),
         duties={
-            duty: round(seconds, 3) for duty, seconds in summed(account.workers.values()).items()
+            duty: round(seconds, 3)
+            for duty, seconds in sum_by_duty(account.workers.values()).items()
         },
         saved=_rounded(account.saved),
         critical=_rounded(account.critical) if account.rollout is not None else None,

@@ -1,2 +1,1 @@
-"""A job's figures and spans on other people's walls of screens: read from its journal, by a process
-of its own, so that nothing of it slows a job or ends one."""
+"""Send a job's figures and spans to loggers such as W&B, in a process of its own."""

@@ -1,7 +1,7 @@
-"""The loggers that a spec may name: what is written to each, and how.
+"""The loggers that a spec may name: TensorBoard, W&B, Trackio and OpenTelemetry.
 
-Each is made, written to and closed by one thread. What was written is there when `write` returns,
-as far as the package can be told so.
+Each is opened, written to and closed by one thread. A report is stored when `write` returns, as far
+as the package can be made to do that.
 """
 
 import os
@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.report import Report
+from tlt.report import LoggerReport
 
 if TYPE_CHECKING:
-    from tlt.loggers.otel_spans import Tracing
+    from tlt.loggers.otel_spans import SpanSender
 
 _PROJECT = "tlt"
 
 
-class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which run."""
-
+class LoggedRun(msgspec.Struct, frozen=True):
     job: str
     folder: Path
     spec: JobSpec
-    # of this run alone: a session may number its jobs as another one did
+    # unique to this run: another session may use the same job names
     identity: str
 
     @property
@@ -34,20 +32,20 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logger(Protocol):
-    def write(self, report: Report) -> None: ...
+    def write(self, report: LoggerReport) -> None: ...
 
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """By its own writer: torch's does the same, and takes torch's memory."""
+    """Use TensorBoard's own writer: that of torch does the same and needs torch's memory."""
 
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         from tensorboard.summary import Writer
 
-        self._writer = Writer(str(destination.folder / "tensorboard"))
+        self._writer = Writer(str(run.folder / "tensorboard"))
 
-    def write(self, report: Report) -> None:
+    def write(self, report: LoggerReport) -> None:
         for name, value in report.figures.items():
             self._writer.add_scalar(name, value, report.step, wall_time=report.at)
         self._writer.flush()
@@ -57,24 +55,24 @@ class TensorBoard:
 
 
 class WandB:
-    """Its own steps may only grow, and count what was logged: ours is a figure among the others."""
+    """Log the step as a figure: W&B's own steps must grow and count its log calls."""
 
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            name=destination.job,
-            id=destination.name,
+            name=run.job,
+            id=run.name,
             resume="allow",
-            dir=str(destination.folder),
-            config=msgspec.to_builtins(destination.spec),
+            dir=str(run.folder),
+            config=msgspec.to_builtins(run.spec),
             settings=wandb.Settings(console="off", disable_git=True, x_disable_stats=True),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def write(self, report: Report) -> None:
+    def write(self, report: LoggerReport) -> None:
         self._run.log({"step": report.step, **report.figures})
 
     def close(self) -> None:
@@ -82,20 +80,20 @@ class WandB:
 
 
 class Trackio:
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", _PROJECT),
-            name=destination.name,
+            name=run.name,
             resume="allow",
-            config=msgspec.to_builtins(destination.spec),
+            config=msgspec.to_builtins(run.spec),
             embed=False,
             auto_log_cpu=False,
             auto_log_gpu=False,
         )
 
-    def write(self, report: Report) -> None:
+    def write(self, report: LoggerReport) -> None:
         self._run.log(report.figures, step=report.step)
 
     def close(self) -> None:
@@ -103,33 +101,31 @@ class Trackio:
 
 
 class OpenTelemetry:
-    """Spans, not figures; those of a step are sent when it is over."""
+    """Send spans instead of figures, those of a step when it is over."""
 
-    def __init__(self, destination: Destination) -> None:
-        self._job = destination.job
-        self._tracing: Tracing | None = None
+    def __init__(self, run: LoggedRun) -> None:
+        self._job = run.job
+        self._sender: SpanSender | None = None
 
-    def write(self, report: Report) -> None:
-        from tlt.loggers.otel_spans import Tracing
+    def write(self, report: LoggerReport) -> None:
+        from tlt.loggers.otel_spans import SpanSender
 
-        if self._tracing is None:
-            self._tracing = Tracing(self._job, report.began)
-        self._tracing.send(report.spans)
+        if self._sender is None:
+            self._sender = SpanSender(self._job, report.began)
+        self._sender.send(report.spans)
 
     def close(self) -> None:
-        if self._tracing is not None:
-            self._tracing.close()
+        if self._sender is not None:
+            self._sender.close()
 
 
-def open_logger(name: str, destination: Destination) -> Logger:
-    match name:
-        case "tensorboard":
-            return TensorBoard(destination)
-        case "wandb":
-            return WandB(destination)
-        case "trackio":
-            return Trackio(destination)
-        case "opentelemetry":
-            return OpenTelemetry(destination)
-        case _:
-            raise AssertionError(f"no logger {name}")
+_LOGGERS: dict[str, type[TensorBoard | WandB | Trackio | OpenTelemetry]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "trackio": Trackio,
+    "opentelemetry": OpenTelemetry,
+}
+
+
+def open_logger(name: str, run: LoggedRun) -> Logger:
+    return _LOGGERS[name](run)

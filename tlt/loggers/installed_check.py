@@ -1,12 +1,12 @@
-"""Whether what a spec's `loggers` name is installed; it is asked before a job is queued."""
+"""Check that the packages of a spec's `loggers` are installed, before a job is queued."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tlt.errors import ConfigError
 
-# what is imported of each, and what to install
-_NEEDED = {
+# the module that each logger imports, and the packages to install
+PACKAGES = {
     "tensorboard": ("tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),
     "trackio": ("trackio", "trackio"),
@@ -19,15 +19,13 @@ _NEEDED = {
 
 def refuse_missing(loggers: Sequence[str], where: str) -> None:
     for logger in loggers:
-        module, packages = _NEEDED[logger]
-        if not _is_there(module):
-            raise ConfigError(
-                f"{where}: loggers: {logger} is not installed: pip install {packages}"
-            )
+        module, install = PACKAGES[logger]
+        if not _is_installed(module):
+            raise ConfigError(f"{where}: loggers: {logger} is not installed: pip install {install}")
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is what it lies in
+    except ModuleNotFoundError:  # a parent package is missing
         return False

@@ -1,7 +1,7 @@
-"""A run's spans to a collector of OpenTelemetry, where OTEL_EXPORTER_OTLP_ENDPOINT says.
+"""Send a run's spans to an OpenTelemetry collector at OTEL_EXPORTER_OTLP_ENDPOINT.
 
-A span has the same id whenever it is sent: which run, and which of its spans. So what was sent
-twice is one span, and a child may come before its parent.
+A span's id is derived from its run and its number. So a span that is sent twice stays one span, and
+a child may be sent before its parent.
 """
 
 import os
@@ -19,23 +19,23 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from tlt.errors import TltError
 from tlt.report import Span
 
-# spans of one request
+# spans in one request
 _BATCH = 512
 
 
-class NotSent(TltError):
-    """The collector did not take it."""
+class SpansNotSent(TltError):
+    """The collector refused the spans."""
 
 
-class _Named(IdGenerator):
-    """Gives the ids that it was told."""
+class _RunIds(IdGenerator):
+    """Derive ids from the run; `span` is the id that the next span gets."""
 
     def __init__(self, run: str) -> None:
         self.trace = int.from_bytes(blake2b(run.encode(), digest_size=16).digest())
         self.span = 0
         self._run = run
 
-    def of(self, number: int) -> int:
+    def span_id(self, number: int) -> int:
         name = f"{self._run} {number}".encode()
         return int.from_bytes(blake2b(name, digest_size=8).digest())
 
@@ -46,7 +46,7 @@ class _Named(IdGenerator):
         return self.span
 
 
-class _Ended(SpanProcessor):
+class _EndedSpans(SpanProcessor):
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
 
@@ -54,12 +54,12 @@ class _Ended(SpanProcessor):
         self.spans.append(span)
 
 
-class Tracing:
+class SpanSender:
     def __init__(self, job: str, began: float) -> None:
-        self._ids = _Named(f"{job} {began!r}")
-        self._ended = _Ended()
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "tlt"}
-        provider = TracerProvider(resource=Resource.create(named), id_generator=self._ids)
+        self._ids = _RunIds(f"{job} {began!r}")
+        self._ended = _EndedSpans()
+        resource = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "tlt"}
+        provider = TracerProvider(resource=Resource.create(resource), id_generator=self._ids)
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("tlt")
         self._exporter = OTLPSpanExporter()
@@ -69,18 +69,18 @@ class Tracing:
             self._record(span)
         ended, self._ended.spans = self._ended.spans, []
         for first in range(0, len(ended), _BATCH):
-            sent = self._exporter.export(ended[first : first + _BATCH])
-            if sent is not SpanExportResult.SUCCESS:
-                raise NotSent("the collector of OpenTelemetry does not take the spans")
+            result = self._exporter.export(ended[first : first + _BATCH])
+            if result is not SpanExportResult.SUCCESS:
+                raise SpansNotSent("the OpenTelemetry collector refused the spans")
 
     def close(self) -> None:
         self._exporter.shutdown()
 
     def _record(self, span: Span) -> None:
-        self._ids.span = self._ids.of(span.number)
+        self._ids.span = self._ids.span_id(span.number)
         recorded = self._tracer.start_span(
             span.name,
-            context=self._parent(span.parent),
+            context=self._parent_context(span.parent),
             start_time=_nanoseconds(span.begin),
             attributes={
                 f"tlt.{name.replace('/', '.')}": value for name, value in span.attributes.items()
@@ -92,12 +92,12 @@ class Tracing:
             recorded.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
         recorded.end(_nanoseconds(span.end))
 
-    def _parent(self, number: int | None) -> Context:
+    def _parent_context(self, number: int | None) -> Context:
         if number is None:
             return Context()
         parent = trace.SpanContext(
             trace_id=self._ids.trace,
-            span_id=self._ids.of(number),
+            span_id=self._ids.span_id(number),
             is_remote=False,
             trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
         )

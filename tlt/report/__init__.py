@@ -1,41 +1,36 @@
-"""What a run was like, folded from its journal: dashboard, CLI and benchmarks read one ledger."""
+"""Pure folds of a run's journal: dashboard, commands, loggers and benchmarks read the same ones."""
 
-from tlt.report.attempts import Attempt, Attempts, Life
-from tlt.report.drafter_training import Decision, Drafting
+from tlt.report.acceptance import Acceptance, Positions
+from tlt.report.attempts import Attempt, Attempts, WorkerIncarnation
+from tlt.report.drafter_training import Decision, DrafterTraining
 from tlt.report.ledger import Ledger
-from tlt.report.logger_reports import Report, Reports
-from tlt.report.run_summary import (
-    Acceptance,
-    EvalSummary,
-    Positions,
-    Snapshot,
-    StepAccount,
-    StepSummary,
-    StoredPolicy,
-)
-from tlt.report.strategy_usage import Way, Ways
-from tlt.report.trace_spans import Span, Spans
-from tlt.report.worker_lanes import Lanes
+from tlt.report.logger_reports import LoggerReport, LoggerReports
+from tlt.report.run_summary import EvalSummary, Snapshot, StepAccount, StepSummary, StoredPolicy
+from tlt.report.strategy_usage import StrategyRow, StrategyUsage
+from tlt.report.trace_spans import Span, TraceSpans
+from tlt.report.transition import Transition
+from tlt.report.worker_lanes import WorkerLanes
 
 __all__ = [
     "Acceptance",
     "Attempt",
     "Attempts",
     "Decision",
-    "Drafting",
+    "DrafterTraining",
     "EvalSummary",
-    "Lanes",
     "Ledger",
-    "Life",
+    "LoggerReport",
+    "LoggerReports",
     "Positions",
-    "Report",
-    "Reports",
     "Snapshot",
     "Span",
-    "Spans",
     "StepAccount",
     "StepSummary",
     "StoredPolicy",
-    "Way",
-    "Ways",
+    "StrategyRow",
+    "StrategyUsage",
+    "TraceSpans",
+    "Transition",
+    "WorkerIncarnation",
+    "WorkerLanes",
 ]

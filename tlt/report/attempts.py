@@ -1,6 +1,6 @@
-"""How often a run was begun again: by which coordinator, and each life of its workers, and why.
+"""How often a run was started again: the attempts of its coordinators, the lives of its workers.
 
-An attempt is what one coordinator did of the run. The next takes over where the journal ends.
+An attempt is what one coordinator did of the run. The next one continues where the journal ends.
 """
 
 from collections import deque
@@ -9,26 +9,25 @@ import msgspec
 
 from tlt.ids import Epoch, Incarnation, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.events import AnyEvent, JobStarted, SessionResumed, WorkerJoined, WorkerLost
+from tlt.protocol.events import JobStarted, SessionResumed, WorkerJoined, WorkerLost
 from tlt.protocol.records import WorkerInfo
+from tlt.report.transition import Transition
 
-# lives that are over
-_KEPT = 500
+_MAX_ENDED_INCARNATIONS = 500
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds are those since the run began."""
+    """Times are in seconds since the run began; `ended` is None while it lasts."""
 
     epoch: Epoch
     began: float
     step: Step
     why: str
-    # None: it goes on
     ended: float | None = None
     end: str | None = None
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerIncarnation(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerId
     incarnation: Incarnation
     began: float
@@ -37,53 +36,58 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
+    """Feed it a run's transitions in order."""
+
     def __init__(self) -> None:
         self.attempts: list[Attempt] = []
-        self._going: dict[WorkerId, Life] = {}
-        self._over: deque[Life] = deque(maxlen=_KEPT)
-        self._heard = 0.0
+        self._current: dict[WorkerId, WorkerIncarnation] = {}
+        self._ended: deque[WorkerIncarnation] = deque(maxlen=_MAX_ENDED_INCARNATIONS)
+        self._last_entry = 0.0
 
-    def watch(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
-        match event:
+    def add(self, transition: Transition, at: float) -> None:
+        """Add a transition at `at` seconds after the run began."""
+        before, after = transition.before, transition.after
+        match event := transition.event:
             case JobStarted():
                 self._begin(after, at, "the job was started")
                 for info in event.workers:
                     self._join(info, at)
             case SessionResumed() if after.epoch != before.epoch:
-                # what ended the one before is not heard of; its last entry is
-                self._end(self._heard, "its coordinator ended")
-                kept = "the coordinator was started again"
-                self._begin(after, at, kept if event.blobs_kept else "the session came up again")
-            case WorkerJoined() if after.newest_incarnations is not before.newest_incarnations:
+                # the journal does not say when the coordinator before ended
+                self._end(self._last_entry, "its coordinator ended")
+                restarted = "the coordinator was started again"
+                self._begin(after, at, restarted if event.blobs_kept else "the session restarted")
+            case WorkerJoined() if transition.counts:
                 self._lose(event.info.worker, at, "fresh ranks took its place")
                 self._join(event.info, at)
             case WorkerLost():
-                life = self._going.get(event.worker)
-                if life is not None and life.incarnation == event.incarnation:
+                current = self._current.get(event.worker)
+                if current is not None and current.incarnation == event.incarnation:
                     self._lose(event.worker, at, event.reason)
             case _:
                 pass
-        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
+        if after.phase is Phase.ENDED and transition.enters_phase:
             self._end(at, "the job ended")
-        self._heard = at
+        self._last_entry = at
 
-    def lives(self) -> tuple[Life, ...]:
-        """Those that ended, or began later than the run: the newest first."""
-        later = [life for life in self._going.values() if life.began > 0.0]
-        return tuple(sorted((*self._over, *later), key=lambda life: -life.began))
+    def incarnations(self) -> tuple[WorkerIncarnation, ...]:
+        """Return those that ended, or that began later than the run, newest first."""
+        later = [current for current in self._current.values() if current.began > 0.0]
+        return tuple(sorted((*self._ended, *later), key=lambda each: -each.began))
 
     def _begin(self, state: RunState, at: float, why: str) -> None:
         self.attempts.append(Attempt(epoch=state.epoch, began=at, step=state.step, why=why))
 
     def _end(self, at: float, why: str) -> None:
         if self.attempts:
-            last = self.attempts[-1]
-            self.attempts[-1] = msgspec.structs.replace(last, ended=at, end=why)
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], ended=at, end=why)
 
     def _join(self, info: WorkerInfo, at: float) -> None:
-        self._going[info.worker] = Life(worker=info.worker, incarnation=info.incarnation, began=at)
+        self._current[info.worker] = WorkerIncarnation(
+            worker=info.worker, incarnation=info.incarnation, began=at
+        )
 
     def _lose(self, worker: WorkerId, at: float, why: str) -> None:
-        life = self._going.pop(worker, None)
-        if life is not None:
-            self._over.append(msgspec.structs.replace(life, ended=at, end=why))
+        current = self._current.pop(worker, None)
+        if current is not None:
+            self._ended.append(msgspec.structs.replace(current, ended=at, end=why))

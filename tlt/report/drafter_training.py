@@ -1,4 +1,4 @@
-"""What training the drafter took and gave: idle seconds that were used, and what for."""
+"""What drafter training cost and gave: device seconds, micro-batches, evaluations, decisions."""
 
 import msgspec
 
@@ -6,7 +6,6 @@ from tlt.ids import DrafterVersion, Step
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import Command, ExplainDrafterDecision
 from tlt.protocol.events import (
-    AnyEvent,
     DrafterDeltaReady,
     DrafterDiverged,
     DrafterMerged,
@@ -15,121 +14,146 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.records import TokensByOrigin
 from tlt.report.statistics import quantile
+from tlt.report.transition import Transition
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter that was made, and what its canary said."""
+class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):
+    """A merged drafter and its accept length on held-out answers."""
 
     version: DrafterVersion
     step: Step
-    micro_batches: int
-    # accept lengths of the one in use before, and of this one
-    used: float | None
-    trained: float
+    micro_batches: int = msgspec.field(name="lessons")
+    # accept length of the drafter in use before
+    before: float | None = msgspec.field(name="used")
+    accept_length: float = msgspec.field(name="trained")
     adopted: bool
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     what: str
-    # seconds of the job's, predicted
+    # predicted seconds of the job
     saved: float
     cost: float
     why: str
 
 
-class Drafting(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds are those of devices: a worker of two ranks that idles for one has two."""
+class DrafterTraining(msgspec.Struct, kw_only=True):
+    """Seconds are those of devices: a worker of two ranks that idles for one second has two."""
 
-    # all slots empty and nothing left to pull: spent with the drafter, and left alone
-    idle_used: float
-    idle_left: float
-    # not idle, and bought for the drafter
-    bought: float
-    # of micro-batches that were kept: in idle seconds, and in bought ones
-    harvested: float
-    harvested_bought: float
-    # in reading what was written elsewhere, in handing in, in merging and measuring, and in
+    # no running rows and no prompts left: spent on drafter training, and not used at all
+    idle_used: float = 0.0
+    idle_left: float = 0.0
+    # reserved for drafter training
+    reserved: float = msgspec.field(name="bought", default=0.0)
+    # in micro-batches that were kept: of the idle time, and of the reserved time
+    idle_kept: float = msgspec.field(name="harvested", default=0.0)
+    reserved_kept: float = msgspec.field(name="harvested_bought", default=0.0)
+    # in reading other workers' answers, in publishing deltas, in merging and evaluating, and in
     # micro-batches that were dropped
-    reading: float
-    publishing: float
-    merging: float
-    dropped: float
-    micro_batches: int
-    typical_seconds: float
-    # the longest one of a handing in: 95 % of them are no longer than this
-    longest_p95: float
-    tokens: TokensByOrigin
-    # until a worker that was told to stop had stopped: seconds, and micro-batches
-    preempted: int
-    preempt_p50: float
-    preempt_p99: float
-    preempt_p99_micro_batches: float
-    measured: tuple[Measured, ...]
-    decisions: tuple[Decision, ...]
-    # by whom and why: what was trained, and undone
-    spoiled: tuple[str, ...]
-    # by whom and why: drafters that a worker could not read, or that do not fit
-    refused: tuple[str, ...]
+    reading: float = 0.0
+    publishing: float = 0.0
+    merging: float = 0.0
+    dropped: float = 0.0
+    micro_batches: int = 0
+    # of a micro-batch: the last reported median, and the 95 % quantile of each delta's longest
+    median_seconds: float = msgspec.field(name="typical_seconds", default=0.0)
+    longest_p95: float = 0.0
+    tokens: TokensByOrigin = TokensByOrigin()
+    # from the command to stop until the worker had stopped: seconds, and micro-batches
+    stops: int = msgspec.field(name="preempted", default=0)
+    stop_p50: float = msgspec.field(name="preempt_p50", default=0.0)
+    stop_p99: float = msgspec.field(name="preempt_p99", default=0.0)
+    stop_p99_micro_batches: float = msgspec.field(name="preempt_p99_micro_batches", default=0.0)
+    evaluations: tuple[EvaluatedDrafter, ...] = msgspec.field(name="measured", default=())
+    decisions: tuple[Decision, ...] = ()
+    # "WORKER: ERROR" of training that was discarded, and of drafters that could not be used
+    diverged: tuple[str, ...] = msgspec.field(name="spoiled", default=())
+    refused: tuple[str, ...] = ()
 
     @property
     def idle(self) -> float:
         return self.idle_used + self.idle_left
 
 
-class Drafted:
+class DrafterTrainingFold:
     def __init__(self) -> None:
-        self._idle_used = self._idle_left = self._bought = 0.0
-        self._harvested = {True: 0.0, False: 0.0}
-        self._reading = self._publishing = self._merging = self._dropped = 0.0
-        self._micro_batches = 0
-        self._typical = 0.0
+        self._sums = DrafterTraining()
+        # loss summed over the micro-batches
+        self.total_loss = 0.0
         self._longest: list[float] = []
-        self._tokens = TokensByOrigin()
-        self._latencies: list[tuple[float, float]] = []
-        self._measured: list[Measured] = []
+        self._stops: list[float] = []
+        # in micro-batches
+        self._relative_stops: list[float] = []
+        self._evaluations: list[EvaluatedDrafter] = []
         self._decisions: list[Decision] = []
-        self._spoiled: list[str] = []
-        # each once, in the order in which they came
+        self._diverged: list[str] = []
+        # an ordered set
         self._refused: dict[str, None] = {}
 
     def pass_time(self, state: RunState, passed: float) -> None:
+        sums = self._sums
         for worker in state.workers.values():
-            trains = worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
             spent = passed * worker.info.ranks
             if state.phase is Phase.RESERVED_TRAINING:
-                self._bought += spent
-            elif trains:
-                self._idle_used += spent
+                sums.reserved += spent
+            elif worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING):
+                sums.idle_used += spent
             elif worker.duty is Duty.IDLE and state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
-                self._idle_left += spent
+                sums.idle_left += spent
 
-    def watch(self, before: RunState, event: AnyEvent, after: RunState) -> None:
-        """Only what changed something counts."""
-        match event:
-            case DrafterDeltaReady() if after.drafter is not before.drafter:
-                bought = before.phase is Phase.RESERVED_TRAINING
-                self._learned(
-                    event, bought, void=event.delta.base < after.drafter.lineage.base.root
-                )
-            case DrafterTrainingStopped() if after.workers is not before.workers:
-                self._dropped += event.dropped_seconds
+    def add(self, transition: Transition) -> None:
+        for command in transition.commands:
+            self._add_command(transition.after.step, command)
+        if not transition.counts:
+            return
+        before, after = transition.before, transition.after
+        match event := transition.event:
+            case DrafterDeltaReady():
+                is_void = event.delta.base < after.drafter.lineage.base.root
+                self._add_delta(event, before.phase is Phase.RESERVED_TRAINING, is_void)
+            case DrafterTrainingStopped():
+                self._sums.dropped += event.dropped_seconds
                 if before.workers[event.worker].duty is Duty.STOPPING:
-                    self._latencies.append((event.seconds, event.typical_seconds))
-            case DrafterMerged() if after.drafter is not before.drafter:
-                self._trained(event, after)
-            case DrafterDiverged() if after.drafter is not before.drafter:
-                self._spoiled.append(f"{event.worker}: {event.error}")
+                    self._stops.append(event.seconds)
+                    if event.typical_seconds > 0:
+                        ratio = event.seconds / max(event.typical_seconds, 1e-9)
+                        self._relative_stops.append(ratio)
+            case DrafterMerged():
+                self._sums.merging += event.seconds
+                if event.evaluation.answers:
+                    self._add_evaluation(event, after)
+            case DrafterDiverged():
+                self._diverged.append(f"{event.worker}: {event.error}")
             case DrafterRefused():
                 self._refused[f"{event.worker}: {event.error}"] = None
             case _:
                 pass
 
-    def note(self, state: RunState, command: Command) -> None:
+    def summary(self) -> DrafterTraining | None:
+        """Return None if no drafter was trained, discarded or refused."""
+        micro_batches = self._sums.micro_batches
+        if not (self._decisions or micro_batches or self._diverged or self._refused):
+            return None
+        stops = sorted(self._stops)
+        return msgspec.structs.replace(
+            self._sums,
+            longest_p95=quantile(sorted(self._longest), 0.95),
+            stops=len(stops),
+            stop_p50=quantile(stops, 0.5),
+            stop_p99=quantile(stops, 0.99),
+            stop_p99_micro_batches=quantile(sorted(self._relative_stops), 0.99),
+            evaluations=tuple(self._evaluations),
+            decisions=tuple(self._decisions),
+            diverged=tuple(self._diverged),
+            refused=tuple(self._refused),
+        )
+
+    def _add_command(self, step: Step, command: Command) -> None:
         if isinstance(command, ExplainDrafterDecision):
             self._decisions.append(
                 Decision(
-                    step=state.step,
+                    step=step,
                     what=command.what,
                     saved=command.saved,
                     cost=command.cost,
@@ -137,66 +161,37 @@ class Drafted:
                 )
             )
 
-    def account(self) -> Drafting | None:
-        """None where no drafter was trained, spoiled or refused."""
-        if not (self._decisions or self._micro_batches or self._spoiled or self._refused):
-            return None
-        latencies = sorted(seconds for seconds, _ in self._latencies)
-        in_batches = sorted(seconds / max(t, 1e-9) for seconds, t in self._latencies if t > 0)
-        return Drafting(
-            idle_used=self._idle_used,
-            idle_left=self._idle_left,
-            bought=self._bought,
-            harvested=self._harvested[False],
-            harvested_bought=self._harvested[True],
-            reading=self._reading,
-            publishing=self._publishing,
-            merging=self._merging,
-            dropped=self._dropped,
-            micro_batches=self._micro_batches,
-            typical_seconds=self._typical,
-            longest_p95=quantile(sorted(self._longest), 0.95),
-            tokens=self._tokens,
-            preempted=len(latencies),
-            preempt_p50=quantile(latencies, 0.5),
-            preempt_p99=quantile(latencies, 0.99),
-            preempt_p99_micro_batches=quantile(in_batches, 0.99),
-            measured=tuple(self._measured),
-            decisions=tuple(self._decisions),
-            spoiled=tuple(self._spoiled),
-            refused=tuple(self._refused),
-        )
-
-    def _learned(self, event: DrafterDeltaReady, bought: bool, void: bool) -> None:
-        """`void`: what it was learned on had been given up by then."""
-        if void:
-            self._dropped += event.seconds
+    def _add_delta(self, event: DrafterDeltaReady, reserved: bool, is_void: bool) -> None:
+        """Add a delta; one is void if its base was given up before it was ready."""
+        sums = self._sums
+        if is_void:
+            sums.dropped += event.seconds
+        elif reserved:
+            sums.reserved_kept += event.seconds
         else:
-            self._harvested[bought] += event.seconds
-        self._reading += event.reading_seconds
-        self._publishing += event.publishing_seconds
-        self._micro_batches += event.updates
-        self._typical = event.typical_seconds
+            sums.idle_kept += event.seconds
+        sums.reading += event.reading_seconds
+        sums.publishing += event.publishing_seconds
+        sums.micro_batches += event.updates
+        sums.median_seconds = event.typical_seconds
+        self.total_loss += event.updates * event.loss
         self._longest.append(event.longest_seconds)
-        seen, new = self._tokens, event.tokens
-        self._tokens = TokensByOrigin(
-            own=seen.own + new.own,
-            others=seen.others + new.others,
-            running=seen.running + new.running,
-            previous=seen.previous + new.previous,
+        total, new = sums.tokens, event.tokens
+        sums.tokens = TokensByOrigin(
+            own=total.own + new.own,
+            others=total.others + new.others,
+            running=total.running + new.running,
+            previous=total.previous + new.previous,
         )
 
-    def _trained(self, event: DrafterMerged, after: RunState) -> None:
-        self._merging += event.seconds
-        if event.evaluation.answers == 0:
-            return
-        self._measured.append(
-            Measured(
+    def _add_evaluation(self, event: DrafterMerged, after: RunState) -> None:
+        self._evaluations.append(
+            EvaluatedDrafter(
                 version=event.drafter.version,
                 step=after.step,
                 micro_batches=event.base.micro_batches,
-                used=event.evaluation.used,
-                trained=event.evaluation.trained,
+                before=event.evaluation.used,
+                accept_length=event.evaluation.trained,
                 adopted=after.drafter.adoption.used == event.drafter,
             )
         )

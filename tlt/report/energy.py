@@ -1,4 +1,4 @@
-"""Joules by step, out of counters that run on: a host's is read by each of its workers."""
+"""Joules by step, from counters that never reset; all workers of a host read the same counter."""
 
 from tlt.ids import Incarnation, Step
 from tlt.protocol.events import PolicyUpdateFinished
@@ -7,9 +7,9 @@ from tlt.protocol.records import Joules
 _NOTHING = Joules()
 
 
-class Energy:
+class EnergyByStep:
     def __init__(self) -> None:
-        # the counters as each incarnation last told them
+        # the counters as each incarnation last reported them
         self._last: dict[Incarnation, Joules] = {}
         self._hosts: dict[Step, dict[str, float]] = {}
         self._devices: dict[Step, float] = {}
@@ -20,7 +20,7 @@ class Energy:
             return
         self._last[event.incarnation] = now
         if now.host is not None:
-            # its workers read one counter, at about the same times
+            # a host's workers read one counter, at about the same times
             hosts = self._hosts.setdefault(event.step, {})
             hosts[host] = max(hosts.get(host, 0.0), now.host - (before.host or 0.0))
         if now.devices is not None:

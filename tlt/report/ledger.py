@@ -1,7 +1,7 @@
-"""What a run was like, folded from its journal.
+"""Fold a run's journal: what its time was spent on, what it trained, what speculation saved.
 
-The fold drives `decide` over the journal's events and watches the state: seconds by duty and by
-phase are what the coordinator itself believed, and what it did not count is not counted here.
+The ledger drives `decide` over the journal's events and watches the state: seconds by duty and by
+phase are what the coordinator itself believed, and events that it ignored are not counted.
 """
 
 from typing import cast
@@ -30,48 +30,47 @@ from tlt.protocol.events import (
     RunEvent,
     WorkerIdled,
 )
-from tlt.report.accepted_tokens import Accepted
-from tlt.report.answer_lengths import Answers, spread
-from tlt.report.drafter_training import Drafted
-from tlt.report.energy import Energy
-from tlt.report.run_summary import (
-    EvalSummary,
-    Rollout,
-    Snapshot,
-    StepAccount,
-    StepSummary,
-    StoredPolicy,
-)
-from tlt.report.savings import Savings
+from tlt.report.acceptance import AcceptedTokens
+from tlt.report.batch_answers import BatchAnswers, LengthSummary, Rollout
+from tlt.report.drafter_training import DrafterTrainingFold
+from tlt.report.duties import ALL_WORKERS
+from tlt.report.energy import EnergyByStep
+from tlt.report.run_summary import EvalSummary, Snapshot, StepAccount, StepSummary, StoredPolicy
 from tlt.report.statistics import mean, standard_error
-from tlt.report.time_by_duty import EVERYBODY, FIRST, Wall
+from tlt.report.step_savings import StepSavings
+from tlt.report.time_by_duty import FIRST_STEP, TimeByDuty
+from tlt.report.transition import Transition
 
 
 class Ledger:
-    """`by_worker`: whether it can tell of each step and worker; of many it takes memory."""
+    """Feed it a journal's entries in order.
+
+    With `by_worker=False` it sums the accounts of finished steps over their workers.
+    """
 
     def __init__(self, job: JobId, spec: JobSpec, by_worker: bool = True) -> None:
         self.spec = spec
         self._by_worker = by_worker
         self._state = coordinator.new_run(job, spec)
-        self._began: float | None = None
+        # when the job started; None before that
+        self.began: float | None = None
         self._now = 0.0
-        # seconds of the state as it is that nobody was told of yet: most entries change no duty,
-        # and every worker is charged for each stretch
-        self._pending = 0.0
+        # seconds not charged yet: most entries change no duty, and every charge visits all workers
+        self._uncharged = 0.0
         self._status: JobStatus = "running"
         self._error: str | None = None
-        self._wall = Wall(by_worker)
-        self._savings = Savings()
-        self._accepted = Accepted()
-        self._drafted = Drafted()
-        self._energy = Energy()
-        self._round = Answers(0.0)
+        self._time = TimeByDuty(by_worker)
+        self._savings = StepSavings()
+        self._accepted = AcceptedTokens()
+        self.drafter_training = DrafterTrainingFold()
+        self._energy = EnergyByStep()
+        # the answers of the current rollout batch, or of the last one
+        self.batch = BatchAnswers(0.0)
         self._rollouts: dict[Step, Rollout] = {}
-        # tokens of training rollouts, and those that updates learned from
-        self._generated = 0
-        self._trained = 0
-        self._learn_began = 0.0
+        # tokens of training rollouts, and those that updates trained on
+        self._generated_tokens = 0
+        self._trained_tokens = 0
+        self._update_began = 0.0
         self.steps: list[StepSummary] = []
         self.evals: list[EvalSummary] = []
         self._best: StoredPolicy | None = None
@@ -82,42 +81,43 @@ class Ledger:
 
     @property
     def state(self) -> RunState:
-        """What the coordinator believes after the last entry."""
+        """Return what the coordinator believes after the last entry."""
         return self._state
 
-    @property
-    def batch(self) -> Answers:
-        """Of the round in hand, or of the last one."""
-        return self._round
-
-    def add(self, event: AnyEvent, at: float) -> list[Command]:
-        """The journal's next entry; returns what was commanded."""
+    def add(self, event: AnyEvent, at: float) -> Transition:
+        """Add the journal's next entry and return what it changed."""
         before = self._state
         if isinstance(event, JobStarted):
-            self._began = self._now = at
+            self.began = self._now = at
         self._pass_time(before, at)
-        # The journal holds nothing but what this job's `decide` consumed.
+        # The journal holds only events that this job's `decide` consumed.
         self._state, commands = coordinator.decide(before, cast("RunEvent", event), at)
-        if _spends_otherwise(before, self._state):
+        after = self._state
+        transition = Transition(
+            before=before, event=event, after=after, commands=tuple(commands), at=at
+        )
+        if _changes_time_use(before, after):
             self._charge(before)
-        if self._state.batch is not before.batch:
-            self._round.add(event, self._now, self._pending)
-        self._watch(before, event)
+        if after.batch is not before.batch:
+            self.batch.add(event, self._now, self._uncharged)
+        self.drafter_training.add(transition)
+        if transition.counts:
+            self._add_event(event)
         for command in commands:
-            self._note(command)
-        if isinstance(event, PolicyPublished) and self._state.version > before.version:
-            self._learned(event)
-        return list(commands)
+            self._add_command(command)
+        if isinstance(event, PolicyPublished) and transition.counts:
+            self._finish_update(event)
+        return transition
 
-    def snapshot(self, since: Step = FIRST) -> Snapshot:
-        """With accounts of the steps from `since` on."""
+    def snapshot(self, since: Step = FIRST_STEP) -> Snapshot:
+        """Return all figures, with the accounts of the steps from `since` on."""
         state = self._state
         self._charge(state)
         expected = unsettled = 0
         if state.batch is not None:
             expected = sum(len(group.members) for group in state.batch.groups.values())
             unsettled = state.batch.unsettled
-        checkpoint = state.checkpoint
+        last = state.checkpoint
         return Snapshot(
             job=state.job,
             status=self._status,
@@ -128,10 +128,10 @@ class Ledger:
             version=state.version,
             settled=expected - unsettled,
             expected=expected,
-            seconds=0.0 if self._began is None else self._now - self._began,
-            phases=dict(self._wall.phases),
-            workers=self._wall.workers(),
-            device_seconds=self._wall.device_seconds,
+            seconds=0.0 if self.began is None else self._now - self.began,
+            phases=dict(self._time.phases),
+            workers=self._time.workers(),
+            device_seconds=self._time.device_seconds,
             joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(since),
@@ -140,22 +140,20 @@ class Ledger:
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
             by_drafter=self._accepted.by_drafter(),
-            trained=self._trained / max(1, self._generated),
-            drafting=self._drafted.account(),
+            trained=self._trained_tokens / max(1, self._generated_tokens),
+            drafting=self.drafter_training.summary(),
             steps=tuple(self.steps),
             evals=tuple(self.evals),
-            last=None
-            if checkpoint is None
-            else StoredPolicy(version=checkpoint.version, weights=checkpoint.weights),
+            last=None if last is None else StoredPolicy(version=last.version, weights=last.weights),
             best=self._best,
         )
 
     def _accounts(self, since: Step) -> tuple[StepAccount, ...]:
         rates = savings_estimate.PlainRates(self._state.decode_costs)
-        found: list[StepAccount] = []
-        for step, time in self._wall.steps(since):
-            in_all, critical = self._savings.of(step, rates)
-            found.append(
+        accounts: list[StepAccount] = []
+        for step, time in self._time.steps(since):
+            saved, critical = self._savings.of(step, rates)
+            accounts.append(
                 StepAccount(
                     step=step,
                     seconds=time.seconds,
@@ -163,58 +161,55 @@ class Ledger:
                     workers={worker: dict(duties) for worker, duties in time.workers.items()},
                     joules=self._energy.of(step),
                     rollout=self._rollouts.get(step),
-                    saved=in_all,
+                    saved=saved,
                     critical=critical,
                 )
             )
-        return tuple(found)
+        return tuple(accounts)
 
     def _pass_time(self, state: RunState, at: float) -> None:
-        if state.phase in (Phase.STARTING, Phase.ENDED):
-            return
-        self._pending += max(0.0, at - self._now)
-        self._now = max(self._now, at)
+        if state.phase not in (Phase.STARTING, Phase.ENDED):
+            self._uncharged += max(0.0, at - self._now)
+            self._now = max(self._now, at)
 
     def _charge(self, state: RunState) -> None:
-        passed, self._pending = self._pending, 0.0
+        """Charge the time since the last charge to the duties and the phase of `state`."""
+        passed, self._uncharged = self._uncharged, 0.0
         if state.phase in (Phase.STARTING, Phase.ENDED):
             return
-        self._wall.pass_time(state, passed)
-        self._drafted.pass_time(state, passed)
+        self._time.pass_time(state, passed)
+        self.drafter_training.pass_time(state, passed)
         if state.batch is not None:
-            self._round.pass_time(state, passed)
+            self.batch.pass_time(state, passed)
 
-    def _watch(self, before: RunState, event: AnyEvent) -> None:
-        """What changed how the run is seen."""
-        after = self._state
-        self._drafted.watch(before, event, after)
+    def _add_event(self, event: AnyEvent) -> None:
         match event:
-            case RolloutFinished() if after.batch is not before.batch:
-                self._accepted.follow(event.origins, event.drafters)
+            case RolloutFinished():
+                self._accepted.add_answer(event.origins, event.drafters)
                 if event.purpose == "train":
-                    self._savings.finishes(event.step, event.worker)
-            case DecodingReported() if after.decode_costs is not before.decode_costs:
+                    self._savings.finish_answer(event.step, event.worker)
+            case DecodingReported():
                 self._savings.add(event, self._now)
-                self._accepted.add(event.tallies)
-            case PolicyUpdateFinished() if (worker := after.workers.get(event.worker)) is not None:
-                self._energy.add(event, worker.info.host)
-            case WorkerIdled(purpose="train") if after.workers is not before.workers:
-                self._savings.idles(event.step, self._now)
+                self._accepted.add_tallies(event.tallies)
+            case PolicyUpdateFinished():
+                worker = self._state.workers.get(event.worker)
+                if worker is not None:
+                    self._energy.add(event, worker.info.host)
+            case WorkerIdled(purpose="train"):
+                self._savings.idle_worker(event.step, self._now)
             case _:
                 pass
 
-    def _note(self, command: Command) -> None:
-        self._drafted.note(self._state, command)
+    def _add_command(self, command: Command) -> None:
         match command:
             case IssuePrompts():
-                self._round = Answers(self._now)
-                self._savings.opens(self._state)
+                self.batch = BatchAnswers(self._now)
+                self._savings.open_batch(self._state)
             case RecordRolloutBatch(purpose="eval"):
-                self.evals.append(self._eval(command))
+                self.evals.append(self._eval_summary(command))
             case RecordRolloutBatch():
-                self._close(command)
-                self.steps.append(self._step(command))
-                self._learn_began = self._now
+                self._finish_batch(command)
+                self._update_began = self._now
             case CommitBestPolicy() if command.policy.weights is not None:
                 self._best = StoredPolicy(
                     version=command.policy.version, weights=command.policy.weights
@@ -224,77 +219,71 @@ class Ledger:
             case _:
                 pass
 
-    def _close(self, closed: RecordRolloutBatch) -> None:
-        plan = self._state.plans.get(closed.version)
-        trained = 0 if plan is None else sum(sample.length for sample in plan.samples)
-        rollout = self._round.rollout(trained)
-        self._rollouts[closed.step] = rollout if self._by_worker else _of_all(rollout)
-        self._trained += trained
-        self._generated += sum(self._round.lengths)
-
-    def _eval(self, closed: RecordRolloutBatch) -> EvalSummary:
-        rewards = closed.rewards
+    def _eval_summary(self, record: RecordRolloutBatch) -> EvalSummary:
+        rewards = record.rewards
         return EvalSummary(
-            step=closed.step,
-            version=closed.version,
+            step=record.step,
+            version=record.version,
             mean=mean(rewards),
             stderr=standard_error(rewards),
             problems=len(rewards),
-            length=spread(self._round.lengths),
-            seconds=self._now - self._round.began,
+            length=LengthSummary.of(self.batch.lengths),
+            seconds=self._now - self.batch.began,
         )
 
-    def _step(self, closed: RecordRolloutBatch) -> StepSummary:
-        sums = self._round
-        plan = self._state.plans.get(closed.version)
-        taught = set() if plan is None else {sample.prompt for sample in plan.samples}
-        return StepSummary(
-            step=closed.step,
-            reward=mean(closed.rewards),
-            rollouts=len(closed.rewards),
-            dropped=sums.dropped,
-            unscored=sums.unscored,
-            agreed=self.spec.algorithm.prompts_per_step - len(taught),
-            tokens=sum(sums.lengths),
-            length=spread(sums.lengths),
-            clipped=sums.clipped / max(1, len(sums.lengths)),
-            rollout_seconds=self._now - sums.began,
+    def _finish_batch(self, record: RecordRolloutBatch) -> None:
+        batch, plan = self.batch, self._state.plans.get(record.version)
+        samples = () if plan is None else plan.samples
+        trained_tokens, tokens = sum(sample.length for sample in samples), sum(batch.lengths)
+        rollout = batch.rollout(trained_tokens)
+        self._rollouts[record.step] = rollout if self._by_worker else _sum_workers(rollout)
+        self._trained_tokens += trained_tokens
+        self._generated_tokens += tokens
+        trained_groups = len({sample.prompt for sample in samples})
+        self.steps.append(
+            StepSummary(
+                step=record.step,
+                reward=mean(record.rewards),
+                rollouts=len(record.rewards),
+                dropped=batch.dropped,
+                unscored=batch.unscored,
+                uniform_groups=self.spec.algorithm.prompts_per_step - trained_groups,
+                tokens=tokens,
+                length=LengthSummary.of(batch.lengths),
+                clipped=batch.clipped / max(1, len(batch.lengths)),
+                rollout_seconds=self._now - batch.began,
+            )
         )
 
-    def _learned(self, event: PolicyPublished) -> None:
+    def _finish_update(self, event: PolicyPublished) -> None:
         self.steps[-1] = msgspec.structs.replace(
-            self.steps[-1],
-            learn_seconds=self._now - self._learn_began,
-            metrics=event.metrics,
+            self.steps[-1], update_seconds=self._now - self._update_began, metrics=event.metrics
         )
 
 
-def _spends_otherwise(before: RunState, after: RunState) -> bool:
-    """Whether time is spent otherwise from now on."""
+def _changes_time_use(before: RunState, after: RunState) -> bool:
+    """Return True if time counts differently from now on: for another step, phase or duty."""
     if (
         after.phase is not before.phase
         or after.step != before.step
         or after.newest_incarnations is not before.newest_incarnations
         or (after.batch is None) is not (before.batch is None)
+        or len(after.workers) != len(before.workers)
     ):
         return True
     if after.workers is before.workers:
         return False
-    was = before.workers
-    if len(was) != len(after.workers):
-        return True
-    for worker, known in after.workers.items():
-        old = was.get(worker)
-        if old is not known and (
-            old is None or old.duty is not known.duty or old.info is not known.info
-        ):
-            return True
-    return False
+    return any(
+        (old := before.workers.get(worker)) is None
+        or old.duty is not known.duty
+        or old.info is not known.info
+        for worker, known in after.workers.items()
+    )
 
 
-def _of_all(rollout: Rollout) -> Rollout:
+def _sum_workers(rollout: Rollout) -> Rollout:
     return msgspec.structs.replace(
         rollout,
-        slots={EVERYBODY: sum(rollout.slots.values())},
-        empty={EVERYBODY: sum(rollout.empty.values())},
+        slots={ALL_WORKERS: sum(rollout.slots.values())},
+        empty={ALL_WORKERS: sum(rollout.empty.values())},
     )

@@ -1,7 +1,4 @@
-"""A journal told in lines: one for each thing that a person following a job wants to know."""
-
-import time
-from collections.abc import Sequence
+"""Describe a journal in log lines, one for each thing that a person following a job should know."""
 
 from tlt.human_format import seconds
 from tlt.protocol.commands import (
@@ -27,112 +24,105 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.report import EvalSummary, Ledger, StepSummary
-
-
-class Narrator:
-    """Feed it a journal's entries in order."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def tell(self, event: AnyEvent, at: float) -> list[str]:
-        clock = time.strftime("%H:%M:%S", time.localtime(at))
-        return [f"{clock}  {line}" for line in self.lines(event, self.ledger.add(event, at))]
-
-    def lines(self, event: AnyEvent, commands: Sequence[Command]) -> list[str]:
-        """Of an entry that the ledger has been given, and of what was commanded then."""
-        return [line for line in (self._event(event), *map(self._command, commands)) if line]
-
-    def _event(self, event: AnyEvent) -> str | None:
-        match event:
-            case JobStarted():
-                count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
-                return f"{event.job} started: {count}, {len(event.workers)} workers"
-            case WorkerJoined():
-                return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
-            case WorkerLost():
-                return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
-            case DrafterRefused():
-                return f"{event.worker} goes without the drafter: {event.error}"
-            case DrafterDiverged():
-                return f"{event.worker} gives up what it trained: {event.error}"
-            case SpeculationStopped():
-                return f"{event.worker} decodes without speculation"
-            case WorkerFailed():
-                return f"{event.worker} cannot run it: {event.error}"
-            case SessionResumed():
-                return f"the coordinator took over (epoch {event.epoch})"
-            case RolloutDropped():
-                return f"dropped prompt {event.prompt}.{event.member}: {event.reason}"
-            case RolloutScored() if event.error is not None:
-                return f"not scored, prompt {event.prompt}.{event.member}: {event.error}"
-            case PolicyPublished() if event.metrics is not None:
-                return self._update(event)
-            case CheckpointCommitted():
-                return f"checkpoint of version {event.checkpoint.version}"
-            case _:
-                return None
-
-    def _update(self, event: PolicyPublished) -> str | None:
-        steps = self.ledger.steps
-        if not steps or event.metrics is None:
-            return None
-        metrics = event.metrics
-        took = steps[-1].learn_seconds
-        return (
-            f"step {event.step}: version {event.policy.version}, {metrics.samples} samples, "
-            f"gradient {metrics.gradient_norm:.3f}, entropy {metrics.entropy:.3f}, "
-            f"kl {metrics.sampling_kl:.1e}" + (f", {seconds(took)}" if took is not None else "")
-        )
-
-    def _command(self, command: Command) -> str | None:
-        match command:
-            case IssuePrompts():
-                count = len(command.prompts) * command.members
-                what = "evaluation" if command.purpose == "eval" else f"step {command.step}"
-                return f"{what}: {count} rollouts issued"
-            case RecordRolloutBatch(purpose="eval"):
-                return _eval(self.ledger.evals[-1])
-            case RecordRolloutBatch():
-                return _round(self.ledger.steps[-1])
-            case GiveUpSpeculation():
-                return (
-                    f"speculation is off from here on: it saved {command.saved:.1f} s, "
-                    f"between {command.low:.1f} and {command.high:.1f}"
-                )
-            case ExplainDrafterDecision():
-                return decision(command.what, command.saved, command.cost, command.why)
-            case FinishRun():
-                return f"{command.status}" + (f": {command.error}" if command.error else "")
-            case _:
-                return None
-
+from tlt.report.drafter_training import Decision
+from tlt.report.ledger import Ledger
+from tlt.report.run_summary import StepSummary
+from tlt.report.transition import Transition
 
 _DECISIONS = {
     "train": "drafter: idle workers train it",
     "rest": "drafter: training would not pay now",
-    "buy": "drafter: all workers train it for a while",
-    "adopt": "drafter: a better one is used from now on",
-    "reject": "drafter: the new one is not better",
-    "return": "drafter: back to the one in use",
+    "buy": "drafter: all workers train it for a while, in reserved time",
+    "adopt": "drafter: the new version is better and is used from now on",
+    "reject": "drafter: the new version is not better",
+    "return": "drafter: back to the version in use",
 }
 
 
-def decision(what: str, saved: float, cost: float, why: str) -> str:
-    sums = f"; saves {saved:.1f} s, costs {cost:.1f} s, as predicted" if saved or cost else ""
-    return f"{_DECISIONS[what]}: {why}{sums}"
+def log_lines(ledger: Ledger, transition: Transition) -> list[str]:
+    """Describe the transition that the ledger has just made."""
+    lines = [_event_line(ledger, transition.event)]
+    lines += [_command_line(ledger, command) for command in transition.commands]
+    return [line for line in lines if line is not None]
 
 
-def _eval(done: EvalSummary) -> str:
-    return f"evaluation of version {done.version}: {accuracy(done)}, {seconds(done.seconds)}"
+def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
+    text = f"{_DECISIONS[decision.what]}: {decision.why}"
+    if decision.saved or decision.cost:
+        text += f"; predicted to save {decision.saved:.1f} s and to cost {decision.cost:.1f} s"
+    return text
 
 
-def accuracy(done: EvalSummary) -> str:
-    return f"{done.mean:.3f} ± {done.stderr:.3f} on {done.problems} problems"
+def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
+    match event:
+        case JobStarted():
+            count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+            return f"{event.job} started: {count}, {len(event.workers)} workers"
+        case WorkerJoined():
+            return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
+        case WorkerLost():
+            return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
+        case DrafterRefused():
+            return f"{event.worker} decodes without the drafter: {event.error}"
+        case DrafterDiverged():
+            return f"{event.worker} discards its drafter training: {event.error}"
+        case SpeculationStopped():
+            return f"{event.worker} decodes without speculation"
+        case WorkerFailed():
+            return f"{event.worker} cannot run the job: {event.error}"
+        case SessionResumed():
+            return f"the coordinator took over (epoch {event.epoch})"
+        case RolloutDropped():
+            return f"dropped prompt {event.prompt}.{event.member}: {event.reason}"
+        case RolloutScored() if event.error is not None:
+            return f"not scored, prompt {event.prompt}.{event.member}: {event.error}"
+        case PolicyPublished():
+            return _update_line(ledger, event)
+        case CheckpointCommitted():
+            return f"checkpoint of version {event.checkpoint.version}"
+        case _:
+            return None
 
 
-def _round(step: StepSummary) -> str:
+def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
+    metrics = event.metrics
+    if not ledger.steps or metrics is None:
+        return None
+    update_seconds = ledger.steps[-1].update_seconds
+    return (
+        f"step {event.step}: version {event.policy.version}, {metrics.samples} samples, "
+        f"gradient {metrics.gradient_norm:.3f}, entropy {metrics.entropy:.3f}, "
+        f"kl {metrics.sampling_kl:.1e}"
+        + (f", {seconds(update_seconds)}" if update_seconds is not None else "")
+    )
+
+
+def _command_line(ledger: Ledger, command: Command) -> str | None:
+    match command:
+        case IssuePrompts():
+            count = len(command.prompts) * command.members
+            batch = "evaluation" if command.purpose == "eval" else f"step {command.step}"
+            return f"{batch}: {count} rollouts issued"
+        case RecordRolloutBatch(purpose="eval"):
+            done = ledger.evals[-1]
+            score = done.describe_score()
+            return f"evaluation of version {done.version}: {score}, {seconds(done.seconds)}"
+        case RecordRolloutBatch():
+            return _rollout_line(ledger.steps[-1])
+        case GiveUpSpeculation():
+            return (
+                f"speculation is off from now on: it saved {command.saved:.1f} s "
+                f"(95 %: {command.low:.1f} to {command.high:.1f})"
+            )
+        case ExplainDrafterDecision():
+            return describe_decision(command)
+        case FinishRun():
+            return f"{command.status}" + (f": {command.error}" if command.error else "")
+        case _:
+            return None
+
+
+def _rollout_line(step: StepSummary) -> str:
     length = step.length
     return (
         f"step {step.step}: reward {step.reward:.3f}, length p50 {length.p50} p90 {length.p90} "

@@ -1,23 +1,26 @@
-"""What loggers are told of a run: a report for each step that is over, and for each evaluation.
+"""The reports that loggers get of a run: one for each step that ended, one for each evaluation.
 
 Reports are numbered from the journal's beginning. Folding it again gives the same ones, so that a
-number says which of them somebody has had.
+number says which reports a logger has received.
 """
+
+from collections.abc import Iterator
 
 import msgspec
 
 from tlt.config import JobSpec
 from tlt.ids import JobId, Step
-from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.events import AnyEvent, JobStarted
+from tlt.policies.job.run_state import Phase
+from tlt.protocol.events import AnyEvent
 from tlt.report.ledger import Ledger
-from tlt.report.step_metrics import Figures, of_eval
-from tlt.report.trace_spans import STEP, Span, Spans
+from tlt.report.step_metrics import StepMetrics, eval_metrics
+from tlt.report.trace_spans import STEP, Span, TraceSpans
+from tlt.report.transition import Transition
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LoggerReport(msgspec.Struct, frozen=True, kw_only=True):
     number: int
-    # when the run did
+    # when the run began
     began: float
     step: Step
     at: float
@@ -26,63 +29,53 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
 
 
-class Reports:
+class LoggerReports:
     """Feed it a journal's entries in order."""
 
     def __init__(self, job: JobId, spec: JobSpec, *, traced: bool) -> None:
         self._ledger = Ledger(job, spec)
-        self._figures = Figures()
-        self._spans = Spans() if traced else None
-        self._ended: list[Span] = []
-        self._began = 0.0
+        self._metrics = StepMetrics()
+        self._spans = TraceSpans() if traced else None
+        self._ended_spans: list[Span] = []
         self._count = 0
         self._evals = 0
 
     @property
     def over(self) -> bool:
-        """Nothing will be reported any more."""
+        """Return True if there will be no more reports."""
         return self._ledger.ended
 
-    def add(self, event: AnyEvent, at: float) -> list[Report]:
-        if isinstance(event, JobStarted):
-            self._began = at
-        before = self._ledger.state
-        commands = self._ledger.add(event, at)
-        after = self._ledger.state
-        self._figures.watch(before, event, after)
+    def add(self, event: AnyEvent, at: float) -> Iterator[LoggerReport]:
+        transition = self._ledger.add(event, at)
         if self._spans is not None:
-            self._ended += self._spans.watch(before, event, after, commands, at)
-        made: list[Report] = []
+            self._ended_spans += self._spans.add(transition)
         if len(self._ledger.evals) > self._evals:
             self._evals += 1
-            done = self._ledger.evals[-1]
-            made.append(self._report(done.step, at, of_eval(done), ()))
-        if _is_over(before, after):
-            made.append(self._step(before.step, at))
-        return made
+            summary = self._ledger.evals[-1]
+            yield self._report(summary.step, at, eval_metrics(summary), ())
+        if _ends_step(transition):
+            yield self._step_report(transition.before.step, at)
 
-    def _step(self, step: Step, at: float) -> Report:
-        figures = self._figures.of_step(self._ledger, step)
-        spans = tuple(_with_figures(span, figures) for span in self._ended)
-        self._ended = []
+    def _step_report(self, step: Step, at: float) -> LoggerReport:
+        figures = self._metrics.of_step(self._ledger, step)
+        spans, self._ended_spans = tuple(self._ended_spans), []
+        for span in spans:
+            if span.name == STEP:
+                span.attributes |= figures
         return self._report(step, at, figures, spans)
 
     def _report(
         self, step: Step, at: float, figures: dict[str, float], spans: tuple[Span, ...]
-    ) -> Report:
+    ) -> LoggerReport:
         number, self._count = self._count, self._count + 1
-        return Report(
-            number=number, began=self._began, step=step, at=at, figures=figures, spans=spans
+        began = self._ledger.began or 0.0
+        return LoggerReport(
+            number=number, began=began, step=step, at=at, figures=figures, spans=spans
         )
 
 
-def _is_over(before: RunState, after: RunState) -> bool:
-    """The last one ends with the run, however far it came."""
-    ends = after.phase is Phase.ENDED and before.phase is not Phase.ENDED
-    return ends or after.step != before.step
-
-
-def _with_figures(span: Span, figures: dict[str, float]) -> Span:
-    if span.name != STEP:
-        return span
-    return msgspec.structs.replace(span, attributes={**span.attributes, **figures})
+def _ends_step(transition: Transition) -> bool:
+    """Return True if a step ended; the run's end also ends its last step, however far it got."""
+    before, after = transition.before, transition.after
+    run_ends = after.phase is Phase.ENDED and transition.enters_phase
+    return run_ends or after.step != before.step

@@ -1,22 +1,15 @@
-"""What is told of a run: sums over its steps, and each step's own."""
-
-from typing import Literal
+"""The ledger's figures of a run: sums over its steps, and each step's own."""
 
 import msgspec
 
-from tlt.ids import DrafterVersion, JobId, JobStatus, PolicyVersion, Step, WorkerId
+from tlt.ids import JobId, JobStatus, PolicyVersion, Step, WorkerId
 from tlt.policies.job.run_state import Phase
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.records import Joules, UpdateMetrics
 from tlt.protocol.refs import BlobRef
-from tlt.report.drafter_training import Drafting
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    mean: float = 0.0
-    p50: int = 0
-    p90: int = 0
-    max: int = 0
+from tlt.report.acceptance import Acceptance, Positions
+from tlt.report.batch_answers import LengthSummary, Rollout
+from tlt.report.drafter_training import DrafterTraining
 
 
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,16 +17,16 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     rollouts: int
     dropped: int
-    # reward errors that were scored with the fallback
+    # answers that got the fallback reward because scoring them failed
     unscored: int
-    # prompts whose answers all scored the same: nothing was learned from them
-    agreed: int
+    # groups whose answers all had the same reward, so that the update trained on none of them
+    uniform_groups: int = msgspec.field(name="agreed")
     tokens: int
-    length: Spread
-    # the share of answers that ran out of room
+    length: LengthSummary
+    # share of the answers that hit the token limit
     clipped: float
     rollout_seconds: float
-    learn_seconds: float | None = None
+    update_seconds: float | None = msgspec.field(name="learn_seconds", default=None)
     metrics: UpdateMetrics | None = None
 
 
@@ -43,65 +36,33 @@ class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     stderr: float
     problems: int
-    length: Spread
+    length: LengthSummary
     seconds: float
+
+    def describe_score(self) -> str:
+        return f"{self.mean:.3f} ± {self.stderr:.3f} on {self.problems} problems"
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy whose weights lie in the run's folder."""
+    """A policy whose weights are in the run's folder."""
 
     version: PolicyVersion
     weights: BlobRef
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the training rollouts of a step came in."""
-
-    # seconds after the first prompt was issued at which so many of 100 were done
-    done_50: float
-    done_90: float
-    done_99: float
-    # slot-seconds of each worker, until the last answer was there: those there were, those not used
-    slots: dict[WorkerId, float]
-    empty: dict[WorkerId, float]
-    # of the tokens, those that the update learned from
-    trained: float
-
-
 class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step's time went: each worker's seconds add up to those that passed."""
+    """The time of a step: each worker's seconds by duty add up to the step's seconds."""
 
     step: Step
     seconds: float
     device_seconds: float
     workers: dict[WorkerId, dict[str, float]]
-    # until its update was made, since that of the step before was
+    # from the previous step's policy update to this one's
     joules: Joules | None
     rollout: Rollout | None
-    # by speculation: on all ranks together, and of the time until the last answer was there
+    # saved by speculation: on all ranks together, and of the wait for the last answer
     saved: SavingsInterval | None
     critical: SavingsInterval | None
-
-
-class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """What rounds in which something was to be guessed came to."""
-
-    by: Literal["drafter", "ngram"]
-    drafter: DrafterVersion | None
-    bucket: int
-    rounds: int
-    # running rows, summed over the rounds
-    rows: int
-    tokens: int
-
-
-class Positions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the rounds that one drafter guessed in, those that accepted one guess, two, ..."""
-
-    # None: n-grams, or an engine that does not say which
-    drafter: DrafterVersion | None
-    rounds: int
-    shares: tuple[float, ...]
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,31 +73,31 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     steps_planned: int
     version: PolicyVersion
-    # of the round in hand
+    # answers of the current rollout batch
     settled: int
     expected: int
     seconds: float
     phases: dict[str, float]
-    # of each, by duty; away: lost, or not yet back
+    # seconds of each worker by duty
     workers: dict[WorkerId, dict[str, float]]
     device_seconds: float
-    # until the last update was made
+    # up to the last policy update
     joules: Joules | None
     losses: int
     accounts: tuple[StepAccount, ...]
-    # None without a control run
+    # None before the first control run
     saved: Savings | None
     # speculation was given up because it cost more than it saved
     gave_up: bool
     acceptance: tuple[Acceptance, ...]
-    # of the rounds that drafted, the share that accepted the first draft, the first two, ...
+    # shares of the speculative steps that accepted the first token, the first two, ...
     positions: tuple[float, ...]
-    # the same of each drafter, the oldest first
+    # the same for each drafter, oldest first
     by_drafter: tuple[Positions, ...]
-    # of the generated tokens, those that were learned from
+    # share of the generated tokens that updates trained on
     trained: float
-    # None where no drafter was trained
-    drafting: Drafting | None
+    # None if no drafter was trained
+    drafting: DrafterTraining | None
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     last: StoredPolicy | None

@@ -1,117 +1,102 @@
-"""Which ways of decoding were used for how many rows, and what was foretold and seen of each."""
+"""Which strategies were used lately, and how their speed compares with what was predicted."""
+
+from collections import Counter
 
 import msgspec
 
-from tlt.human_format import way
+from tlt.human_format import name_strategy
 from tlt.ids import DrafterVersion
 from tlt.protocol.events import DecodingReported
-from tlt.protocol.records import StrategyTally
 
 _PERIOD_SECONDS = 5.0
 _PERIODS = 6
 
+# bucket, strategy, drafter, and True for control runs
 _Key = tuple[int, str, DrafterVersion | None, bool]
+_Sums = dict[_Key, Counter[str]]
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    # the largest batch size in it
+class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy at batch sizes of one bucket."""
+
+    # the largest batch size of the bucket
     bucket: int
     name: str
     drafter: DrafterVersion | None
-    # nothing was guessed so that others can be compared with it
+    # speculation was off, so that others can be compared with it
     control: bool
-    rounds: int
-    tried: int
+    steps: int = msgspec.field(name="rounds")
+    explored: int = msgspec.field(name="tried")
     rows: int
     tokens: int
     seconds: float
-    # tokens a second of a rank that decodes so
+    # tokens a second of one rank
     predicted: float
-    seen: float
+    measured: float = msgspec.field(name="seen")
+
+    def describe_speed(self) -> str:
+        return f"{self.predicted:.0f} tokens/s predicted, {self.measured:.0f} seen"
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self.rounds = self.tried = self.rows = self.tokens = 0
-        self.seconds = self.expected = 0.0
-
-    def add(self, tally: StrategyTally) -> None:
-        self.rounds += tally.steps
-        self.tried += tally.explored
-        self.rows += tally.rows
-        self.tokens += tally.tokens
-        self.seconds += tally.seconds
-        self.expected += tally.expected
-
-    def merge(self, other: "_Sums") -> None:
-        self.rounds += other.rounds
-        self.tried += other.tried
-        self.rows += other.rows
-        self.tokens += other.tokens
-        self.seconds += other.seconds
-        self.expected += other.expected
-
-
-class Ways:
-    """Of the last half minute that somebody decoded."""
+class StrategyUsage:
+    """Keep the strategies of the last half minute of decoding."""
 
     def __init__(self) -> None:
-        self._periods: dict[int, dict[_Key, _Sums]] = {}
-        # the batch sizes of the last choice
-        self._last: int | None = None
+        self._periods: dict[int, _Sums] = {}
+        # the bucket in which the last report had the most steps
+        self._last_bucket: int | None = None
 
     def add(self, event: DecodingReported, at: float) -> None:
         number = int(at // _PERIOD_SECONDS)
         period = self._periods.setdefault(number, {})
         for tally in event.tallies:
-            key = tally.bucket, way(tally.strategy), tally.drafter, tally.control is not None
-            period.setdefault(key, _Sums()).add(tally)
+            control = tally.control is not None
+            key = tally.bucket, name_strategy(tally.strategy), tally.drafter, control
+            sums = period.setdefault(key, Counter())
+            for name in ("steps", "explored", "rows", "tokens", "seconds", "expected"):
+                sums[name] += getattr(tally, name)
         for old in [n for n in self._periods if n <= number - _PERIODS]:
             del self._periods[old]
         if event.tallies:
-            self._last = max(event.tallies, key=lambda tally: tally.steps).bucket
+            self._last_bucket = max(event.tallies, key=lambda tally: tally.steps).bucket
 
-    def table(self) -> tuple[Way, ...]:
-        sums: dict[_Key, _Sums] = {}
+    def table(self) -> tuple[StrategyRow, ...]:
+        sums: _Sums = {}
         for period in self._periods.values():
-            for key, some in period.items():
-                sums.setdefault(key, _Sums()).merge(some)
-        found = [
-            Way(
+            for key, part in period.items():
+                sums.setdefault(key, Counter()).update(part)
+        rows = [
+            StrategyRow(
                 bucket=bucket,
                 name=name,
                 drafter=drafter,
                 control=control,
-                rounds=some.rounds,
-                tried=some.tried,
-                rows=some.rows,
-                tokens=some.tokens,
-                seconds=some.seconds,
-                predicted=some.expected / some.seconds if some.seconds else 0.0,
-                seen=some.tokens / some.seconds if some.seconds else 0.0,
+                steps=each["steps"],
+                explored=each["explored"],
+                rows=each["rows"],
+                tokens=each["tokens"],
+                seconds=float(each["seconds"]),
+                predicted=each["expected"] / each["seconds"] if each["seconds"] else 0.0,
+                measured=each["tokens"] / each["seconds"] if each["seconds"] else 0.0,
             )
-            for (bucket, name, drafter, control), some in sums.items()
+            for (bucket, name, drafter, control), each in sums.items()
         ]
-        return tuple(sorted(found, key=lambda w: (w.bucket, -w.rounds, w.name)))
+        return tuple(sorted(rows, key=lambda row: (row.bucket, -row.steps, row.name)))
 
     def why(self) -> str:
-        """What the last choice was made from, in a sentence or three."""
-        table = [w for w in self.table() if w.bucket == self._last]
-        guided = [w for w in table if not w.control]
-        if not guided:
+        """Explain the last choice in up to three sentences."""
+        table = [row for row in self.table() if row.bucket == self._last_bucket]
+        chosen = [row for row in table if not row.control]
+        if not chosen:
             return ""
-        best = max(guided, key=lambda w: w.rounds - w.tried)
+        best = max(chosen, key=lambda row: row.steps - row.explored)
         rows = "1 row" if best.bucket == 1 else f"up to {best.bucket} rows"
-        said = f"For {rows} most rounds decoded with {best.name} lately, "
-        said += f"each rank with {_rates(best)}."
-        others = sorted((w for w in guided if w is not best), key=lambda w: -w.predicted)
+        text = f"For {rows} most decode steps used {best.name} lately, "
+        text += f"each rank with {best.describe_speed()}."
+        others = sorted((row for row in chosen if row is not best), key=lambda row: -row.predicted)
         for other in others[:1]:
-            said += f" {other.name[0].upper()}{other.name[1:]}: {_rates(other)}."
-        plain = [w for w in table if w.control]
-        if plain and plain[0].seconds:
-            said += f" Without guessing, in control runs: {plain[0].seen:.0f} seen."
-        return said
-
-
-def _rates(used: Way) -> str:
-    return f"{used.predicted:.0f} tokens/s predicted, {used.seen:.0f} seen"
+            text += f" {other.name[0].upper()}{other.name[1:]}: {other.describe_speed()}."
+        controls = [row for row in table if row.control]
+        if controls and controls[0].seconds:
+            text += f" Without speculation, in control runs: {controls[0].measured:.0f} seen."
+        return text

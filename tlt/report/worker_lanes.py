@@ -1,50 +1,44 @@
-"""Who did what when: the moments at which a worker's duty changed, and what happened between.
+"""Each worker's duties, batch sizes and marks over time, sent to listeners as updates.
 
-A lane is told in changes: each lasts until its worker's next. The newest of every lane are kept, so
-that a long run of many workers has a bounded past.
+A lane is a list of changes: each lasts until its worker's next one. Only the newest entries of each
+lane are kept, so that a long run of many workers takes bounded memory.
 """
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
 import msgspec
 
-from tlt.human_format import way
-from tlt.ids import NAMED, DrafterVersion, WorkerId
-from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.commands import AdoptDrafter, Command, GiveUpSpeculation, IssuePrompts
-from tlt.protocol.events import (
-    AnyEvent,
-    CheckpointCommitted,
-    DecodingReported,
-    PolicyPublished,
-    RolloutFinished,
-    WorkerFailed,
-    WorkerJoined,
-    WorkerLost,
-)
-from tlt.report.time_by_duty import AWAY, duty_of
+from tlt.human_format import name_strategy
+from tlt.ids import WorkerId
+from tlt.policies.job.run_state import Phase
+from tlt.protocol.events import DecodingReported, RolloutFinished
+from tlt.report.duties import duty_changes
+from tlt.report.happenings import Happenings
+from tlt.report.transition import Transition
 
 # after the last entry of a run
 OVER = "over"
-# of changes, and of batches, over all lanes; of marks of each kind
-_KEPT = 40_000
-_MARKS = 4_000
-_Kept = TypeVar("_Kept")
+# kinds of happenings, by the kind of mark that shows them
+_MARK_KINDS = {"failed": "lost"} | {
+    kind: kind
+    for kind in ("lost", "joined", "policy", "checkpoint", "eval", "step", "drafter", "off")
+}
+_Entry = TypeVar("_Entry")
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    # by its number among the names
+    # the worker's index among the names
     worker: int
     at: float
     duty: str
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """From here on so many rows of a worker ran at once, on average."""
+    """The mean number of rows that a worker runs at once from a moment on."""
 
     worker: int
     at: float
@@ -54,79 +48,78 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 class Mark(msgspec.Struct, frozen=True, array_like=True):
     at: float
     kind: str
-    # None: of all
+    # None: it concerns all workers
     worker: int | None
     text: str
 
 
-class LaneNews(msgspec.Struct, frozen=True, kw_only=True):
-    # of whom the oldest changes are gone, by number: their duty before the first is not known
+class LaneUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    # workers, by index, whose oldest changes were dropped: their first duty is unknown
     forgotten: tuple[int, ...]
-    # all; none where nobody is new
+    # all workers, or none if no worker is new
     names: tuple[WorkerId, ...]
     changes: tuple[Change, ...]
     batches: tuple[Batch, ...]
     marks: tuple[Mark, ...]
 
 
-class Lanes:
-    def __init__(self) -> None:
+class WorkerLanes:
+    """Feed it a run's transitions in order; `entries` and `marks` bound what it keeps."""
+
+    def __init__(self, entries: int = 40_000, marks: int = 4_000) -> None:
+        self._max_entries = entries
         self._numbers: dict[WorkerId, int] = {}
-        # how many of them the news told
+        # how many workers the updates have named
         self._named = 0
         self._duties: dict[WorkerId, str] = {}
         self._changes: list[deque[Change]] = []
         self._batches: list[deque[Batch]] = []
-        # by kind, each with its number: strategies change far more often than steps begin
+        # by kind, each with a serial number: strategies change far more often than steps begin
         self._marks: defaultdict[str, deque[tuple[int, Mark]]] = defaultdict(
-            lambda: deque(maxlen=_MARKS)
+            lambda: deque(maxlen=marks)
         )
         self._marked = 0
         self._forgotten: set[int] = set()
-        self._ways: dict[WorkerId, str] = {}
-        self._drafter: DrafterVersion | None = None
+        self._strategies: dict[WorkerId, str] = {}
+        self._happenings = Happenings()
         self._new_changes: list[Change] = []
         self._new_batches: list[Batch] = []
         self._new_marks: list[Mark] = []
 
-    def watch(
-        self,
-        before: RunState,
-        event: AnyEvent,
-        after: RunState,
-        commands: Sequence[Command],
-        at: float,
-    ) -> None:
-        known = (
-            after.workers is before.workers
-            and after.newest_incarnations is before.newest_incarnations
-        )
-        if not known or after.phase is not before.phase:
-            self._follow_duties(before, after, at)
-        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
+    def add(self, transition: Transition, at: float) -> None:
+        """Add a transition at `at` seconds after the run began."""
+        for worker, duty in duty_changes(transition):
+            self.change_duty(worker, duty, at)
+        if transition.after.phase is Phase.ENDED and transition.enters_phase:
             for worker in self._numbers:
-                self._change(worker, OVER, at)
-        self._note_event(before, event, after, at)
-        for command in commands:
-            self._note_command(command, at)
+                self.change_duty(worker, OVER, at)
+        self._add_batch_size(transition, at)
+        for happening in self._happenings.of(transition):
+            if (kind := _MARK_KINDS.get(happening.kind)) is not None:
+                self.mark(kind, happening.worker, happening.text, at)
 
-    def news(self) -> LaneNews:
-        """Since it was last asked for."""
-        # who listens forgets by itself
-        news = self._told(self._new_changes, self._new_batches, self._new_marks, ())
-        if self._named == len(self._numbers):
-            news = msgspec.structs.replace(news, names=())
+    def take_update(self) -> LaneUpdate:
+        """Return what is new since the last call."""
+        update = LaneUpdate(
+            forgotten=(),  # listeners bound their memory themselves
+            names=() if self._named == len(self._numbers) else tuple(self._numbers),
+            changes=tuple(self._new_changes),
+            batches=tuple(self._new_batches),
+            marks=tuple(self._new_marks),
+        )
         self._named = len(self._numbers)
         self._new_changes, self._new_batches, self._new_marks = [], [], []
-        return news
+        return update
 
-    def all(self) -> LaneNews:
+    def all(self) -> LaneUpdate:
+        """Return everything that is kept."""
         marks = heapq.merge(*self._marks.values(), key=lambda numbered: numbered[0])
-        return self._told(
-            chain.from_iterable(self._changes),
-            chain.from_iterable(self._batches),
-            (mark for _, mark in marks),
-            sorted(self._forgotten),
+        return LaneUpdate(
+            forgotten=tuple(sorted(self._forgotten)),
+            names=tuple(self._numbers),
+            changes=tuple(chain.from_iterable(self._changes)),
+            batches=tuple(chain.from_iterable(self._batches)),
+            marks=tuple(mark for _, mark in marks),
         )
 
     def marks(self, kind: str) -> Sequence[Mark]:
@@ -138,38 +131,21 @@ class Lanes:
     def duties(self) -> dict[WorkerId, str]:
         return dict(self._duties)
 
-    def _told(
-        self,
-        changes: Iterable[Change],
-        batches: Iterable[Batch],
-        marks: Iterable[Mark],
-        forgotten: Iterable[int],
-    ) -> LaneNews:
-        return LaneNews(
-            forgotten=tuple(forgotten),
-            names=tuple(self._numbers),
-            changes=tuple(changes),
-            batches=tuple(batches),
-            marks=tuple(marks),
-        )
-
-    def _follow_duties(self, before: RunState, after: RunState, at: float) -> None:
-        was = before.workers
-        for worker, known in after.workers.items():
-            if was.get(worker) is not known or after.phase is not before.phase:
-                self._change(worker, duty_of(after, known), at)
-        for worker in was.keys() - after.workers.keys():
-            self._change(worker, AWAY, at)
-
-    def _change(self, worker: WorkerId, duty: str, at: float) -> None:
+    def change_duty(self, worker: WorkerId, duty: str, at: float) -> None:
         if self._duties.get(worker) == duty:
             return
         self._duties[worker] = duty
         number = self._number(worker)
         change = Change(number, at, duty)
-        if self._keep(self._changes[number], change):
+        if self._append(self._changes[number], change):
             self._forgotten.add(number)
         self._new_changes.append(change)
+
+    def mark(self, kind: str, worker: WorkerId | None, text: str, at: float) -> None:
+        mark = Mark(at, kind, None if worker is None else self._number(worker), text)
+        self._marked += 1
+        self._marks[kind].append((self._marked, mark))
+        self._new_marks.append(mark)
 
     def _number(self, worker: WorkerId) -> int:
         if worker not in self._numbers:
@@ -178,77 +154,44 @@ class Lanes:
             self._batches.append(deque())
         return self._numbers[worker]
 
-    def _keep(self, lane: deque[_Kept], entry: _Kept) -> bool:
-        """Whether the oldest had to go."""
+    def _append(self, lane: deque[_Entry], entry: _Entry) -> bool:
+        """Return True if the oldest entry had to be dropped."""
         lane.append(entry)
-        full = len(lane) > max(16, _KEPT // len(self._numbers))
+        full = len(lane) > max(16, self._max_entries // len(self._numbers))
         if full:
             lane.popleft()
         return full
 
-    def _note_event(self, before: RunState, event: AnyEvent, after: RunState, at: float) -> None:
-        match event:
-            case DecodingReported() if after.decode_costs is not before.decode_costs:
-                rounds = sum(tally.steps for tally in event.tallies)
-                if rounds:
+    def _add_batch_size(self, transition: Transition, at: float) -> None:
+        if not transition.counts:
+            return
+        match event := transition.event:
+            case DecodingReported():
+                steps = sum(tally.steps for tally in event.tallies)
+                if steps:
                     rows = sum(tally.rows for tally in event.tallies)
-                    self._batch(event.worker, rows / rounds, at)
-                    self._strategy(event, at)
-            case RolloutFinished() if after.batch is not before.batch:
-                # without anything to choose between nobody says how many run
-                if not after.spec.speculation.arms and event.batches:
-                    self._batch(event.worker, float(event.batches[-1].size), at)
-            case WorkerLost() if after.workers is not before.workers:
-                self._mark("lost", event.worker, f"lost: {event.reason}", at)
-            case WorkerJoined() if after.workers is not before.workers:
-                self._mark("joined", event.info.worker, "joined", at)
-            case WorkerFailed():
-                self._mark("lost", event.worker, f"cannot run it: {event.error}", at)
-            case PolicyPublished() if after.version != before.version:
-                self._mark("policy", None, f"policy {after.version}", at)
-            case CheckpointCommitted():
-                self._mark("checkpoint", None, f"checkpoint {event.checkpoint.version}", at)
+                    self._change_batch(event.worker, rows / steps, at)
+                    self._change_strategy(event, at)
+            case RolloutFinished():
+                # without strategies to choose from there are no decoding reports
+                if not transition.after.spec.speculation.arms and event.batches:
+                    self._change_batch(event.worker, float(event.batches[-1].size), at)
             case _:
                 pass
 
-    def _note_command(self, command: Command, at: float) -> None:
-        match command:
-            case IssuePrompts(purpose="eval"):
-                self._mark("eval", None, "evaluation", at)
-            case IssuePrompts():
-                self._mark("step", None, f"step {command.step}", at)
-            case AdoptDrafter():
-                self._adopt(NAMED if command.drafter is None else command.drafter.version, at)
-            case GiveUpSpeculation():
-                self._mark("off", None, "speculation given up", at)
-            case _:
-                pass
-
-    def _adopt(self, version: DrafterVersion, at: float) -> None:
-        """Every worker is told, and it is marked once."""
-        if version != self._drafter:
-            self._drafter = version
-            self._mark("drafter", None, f"drafter {version} in use", at)
-
-    def _batch(self, worker: WorkerId, rows: float, at: float) -> None:
+    def _change_batch(self, worker: WorkerId, rows: float, at: float) -> None:
         number = self._number(worker)
         batch = Batch(number, at, round(rows, 1))
-        self._keep(self._batches[number], batch)
+        self._append(self._batches[number], batch)
         self._new_batches.append(batch)
 
-    def _strategy(self, event: DecodingReported, at: float) -> None:
-        """Of what was thought best, not tried: what most rounds decoded with."""
+    def _change_strategy(self, event: DecodingReported, at: float) -> None:
+        """Mark a new preferred strategy; steps of control runs and exploration don't count."""
         chosen = [tally for tally in event.tallies if tally.control is None]
         if not chosen:
             return
         most = max(chosen, key=lambda tally: tally.steps - tally.explored)
-        name = way(most.strategy)
-        if self._ways.get(event.worker) != name:
-            self._ways[event.worker] = name
-            self._mark("strategy", event.worker, name, at)
-
-    def _mark(self, kind: str, worker: WorkerId | None, text: str, at: float) -> None:
-        mark = Mark(at, kind, None if worker is None else self._number(worker), text)
-        self._marked += 1
-        self._marks[kind].append((self._marked, mark))
-        self._new_marks.append(mark)
+        name = name_strategy(most.strategy)
+        if self._strategies.get(event.worker) != name:
+            self._strategies[event.worker] = name
+            self.mark("strategy", event.worker, name, at)

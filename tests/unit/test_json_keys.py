@@ -1,0 +1,30 @@
+"""What programs read keeps its keys: summary.json and the output of `--json`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.key_tree import key_tree
+from tlt.config import SessionSpec
+from tlt.offline_drafter.training import CurvePoint
+from tlt.protocol.records import Heartbeat
+from tlt.report import Snapshot
+from tlt.report.summary import Summary
+
+_TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("summary.json", Summary),
+        ("tlt ledger --json", Snapshot),
+        ("tlt status --json: session", SessionSpec),
+        ("tlt status --json: workers", Heartbeat),
+        ("tlt drafter train --json: curve", CurvePoint),
+    ],
+)
+def test_json_output_keeps_its_keys(name: str, kind: Any) -> None:
+    assert key_tree(kind) == _TREES[name]

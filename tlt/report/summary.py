@@ -1,0 +1,63 @@
+"""The summary of a run that is written to summary.json in its folder."""
+
+import msgspec
+
+from tlt.report.drafter_training import DrafterTraining
+from tlt.report.run_summary import Snapshot
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    job: str | None
+    status: str
+    error: str | None
+    steps: int
+    seconds: float
+    phases: dict[str, float]
+    # seconds of each worker by duty
+    workers: dict[str, dict[str, float]]
+    eval_before: float | None
+    eval_before_stderr: float | None
+    eval_after: float | None
+    eval_after_stderr: float | None
+    eval_problems: int
+    policy_version: int
+    worker_losses: int
+    device_seconds: float
+    # by speculation on all ranks together, with the 95 % interval; None without a control run
+    saved_seconds: float | None
+    saved_low: float | None
+    saved_high: float | None
+    # seconds that speculation would have saved in the control runs
+    control_cost: float | None
+    # share of the generated tokens that updates trained on
+    trained: float
+    drafting: DrafterTraining | None
+
+
+def summarise(snapshot: Snapshot) -> Summary:
+    saved = snapshot.saved
+    before = snapshot.evals[0] if snapshot.evals else None
+    after = snapshot.evals[-1] if len(snapshot.evals) > 1 else None
+    return Summary(
+        job=snapshot.job,
+        status=snapshot.status,
+        error=snapshot.error,
+        steps=len([step for step in snapshot.steps if step.update_seconds is not None]),
+        seconds=snapshot.seconds,
+        phases=snapshot.phases,
+        workers={str(worker): duties for worker, duties in sorted(snapshot.workers.items())},
+        eval_before=before.mean if before else None,
+        eval_before_stderr=before.stderr if before else None,
+        eval_after=after.mean if after else None,
+        eval_after_stderr=after.stderr if after else None,
+        eval_problems=before.problems if before else 0,
+        policy_version=snapshot.version,
+        worker_losses=snapshot.losses,
+        device_seconds=snapshot.device_seconds,
+        saved_seconds=saved.total.seconds if saved else None,
+        saved_low=saved.total.low if saved else None,
+        saved_high=saved.total.high if saved else None,
+        control_cost=saved.control_cost if saved else None,
+        trained=snapshot.trained,
+        drafting=snapshot.drafting,
+    )
