@@ -8,7 +8,7 @@ from typing import assert_never
 
 from tlt.config import JobSpec
 from tlt.ids import Epoch, JobId
-from tlt.policies.drafter import scheduler
+from tlt.policies.drafter import drafter_outcomes, merges
 from tlt.policies.job import (
     job_lifecycle,
     phase_transitions,
@@ -84,17 +84,17 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case CheckpointCommitted():
             policy_versions.record_checkpoint(turn, event)
         case DrafterDeltaReady():
-            scheduler.add_delta(turn, event)
+            merges.add_delta(turn, event)
         case DrafterTrainingStopped():
             rollout_progress.end_session(turn, event)
         case DrafterMerged():
-            scheduler.finish_merge(turn, event)
+            drafter_outcomes.finish_merge(turn, event)
         case DrafterDiverged():
-            scheduler.restart_diverged(turn, event)
+            drafter_outcomes.restart_diverged(turn, event)
         case DrafterCommitFailed():
-            scheduler.record_failed_commit(turn, event)
+            drafter_outcomes.record_failed_commit(turn, event)
         case DrafterRefused():
-            scheduler.record_refusal(turn, event)
+            drafter_outcomes.record_refusal(turn, event)
         case DecodingReported():
             speculation_verdict.record_decoding(turn, event)
         case SpeculationStopped():

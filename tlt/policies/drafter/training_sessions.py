@@ -7,10 +7,9 @@ DrafterTrainingStopped or when its ranks die, so no worker trains and decodes at
 import msgspec
 
 from tlt.ids import WorkerId
-from tlt.policies.drafter import lineage
 from tlt.policies.drafter.adoption import lacks_drafter
 from tlt.policies.job.run_state import Duty, RunState, Turn, WorkerState
-from tlt.protocol.commands import MergeDrafter, StopDrafterTraining, TrainDrafter
+from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
 TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
 
@@ -33,47 +32,11 @@ def is_eligible(state: RunState, worker: WorkerState) -> bool:
 
 
 def start(turn: Turn, worker: WorkerId) -> None:
-    """Start a session, and request a merge that is due and that no member makes."""
     progress = turn.state.drafter.progress
     session = progress.sessions + 1
     turn.set_drafter(progress=msgspec.structs.replace(progress, sessions=session))
     turn.assign(worker, Duty.DRAFTER_TRAINING, training_session=session)
-    started = turn.state.workers[worker]
-    _send_base(turn, started)
-    if (
-        turn.state.drafter.lineage.merge is None
-        and is_merge_due(turn.state)
-        and _can_merge(turn.state, started)
-    ):
-        request_merge(turn, started)
-
-
-def is_merge_due(state: RunState) -> bool:
-    return state.drafter.lineage.unmerged_micro_batches >= state.spec.drafter.merge_every
-
-
-def _can_merge(state: RunState, worker: WorkerState) -> bool:
-    """Return True if the worker holds weights to merge into: a base, or its own first ones."""
-    known = state.drafter.lineage
-    return known.base.weights is not None or not worker.members.isdisjoint(known.newest_delta)
-
-
-def request_merge(turn: Turn, worker: WorkerState) -> None:
-    state = turn.state
-    after, merge = lineage.start_merge(state.drafter.lineage, worker.info)
-    turn.set_drafter(lineage=after)
-    turn.emit(
-        MergeDrafter(
-            worker=merge.worker,
-            incarnation=merge.incarnation,
-            job=state.job,
-            step=state.step,
-            training_session=worker.training_session,
-            version=merge.version,
-            base=after.base,
-            deltas=merge.deltas,
-        )
-    )
+    _send_base(turn, turn.state.workers[worker])
 
 
 def redirect_all(turn: Turn) -> None:

@@ -1,6 +1,6 @@
 """Start a job's run, and resume it after its coordinator was replaced."""
 
-from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter import drafter_outcomes, training_sessions
 from tlt.policies.job import phase_transitions, policy_versions, worker_membership
 from tlt.policies.job.run_state import Phase, Turn
 from tlt.protocol.events import JobStarted, SessionResumed
@@ -38,7 +38,7 @@ def resume(turn: Turn, event: SessionResumed) -> None:
     turn.set(epoch=event.epoch)
     if event.blobs_kept:
         return
-    scheduler.restart_lost(turn)
+    drafter_outcomes.restart_lost(turn)
     policy_versions.return_to_checkpoint(turn)
     if policy_versions.is_published(turn.state):
         return

@@ -1,6 +1,6 @@
 """Settle answers, and give workers whose queue is drained something else to do."""
 
-from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter import merges, scheduler, training_sessions
 from tlt.policies.job import phase_transitions, rollout_assignment, rollout_batch
 from tlt.policies.job.rollout_assignment import ROLLOUT_PHASES
 from tlt.policies.job.run_state import Duty, Turn, current_worker
@@ -55,7 +55,7 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     worker = current_worker(turn.state, event.worker, event.incarnation)
     if worker is None or not training_sessions.is_open(worker, event.training_session):
         return
-    merging = scheduler.is_merging(turn.state, event.worker)
+    merging = merges.is_merging(turn.state, event.worker)
     scheduler.end_session(turn, worker)
     batch = turn.state.batch
     if turn.state.phase not in ROLLOUT_PHASES or batch is None:

@@ -1,6 +1,6 @@
 """Add up what speculation saves, and give it up where it costs more beyond doubt."""
 
-from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter import drafter_outcomes, training_sessions
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.run_state import Turn, current_worker
 from tlt.policies.speculation import savings_estimate
@@ -22,7 +22,7 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     turn.set(decode_costs=costs)
     if state.batch is not None:
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
-    scheduler.record_live_acceptance(turn, event.tallies)
+    drafter_outcomes.record_live_acceptance(turn, event.tallies)
     lost = savings_estimate.estimate_loss(costs)
     if lost is not None and lost.low is not None and lost.high is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)

@@ -1,6 +1,6 @@
 """Let workers join and leave a run; a newer incarnation always ends the one before it."""
 
-from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter import merges, training_sessions
 from tlt.policies.job import phase_transitions, policy_versions, rollout_assignment
 from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
 from tlt.policies.job.speculation_verdict import stop_speculation
@@ -86,7 +86,7 @@ def _drop(turn: Turn, lost: WorkerState) -> None:
     """Forget an incarnation, and return what it held to others."""
     worker, phase = lost.info.worker, turn.state.phase
     turn.set(workers={k: v for k, v in turn.state.workers.items() if k != worker})
-    scheduler.lose_members(turn, lost)
+    merges.lose_members(turn, lost)
     rollout_assignment.requeue(turn, lost.info.incarnation)
     if phase is Phase.POLICY_UPDATE and lost.duty is Duty.POLICY_UPDATE:
         policy_versions.abandon_update(turn, f"{worker} was lost during the update")
