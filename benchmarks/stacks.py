@@ -26,7 +26,7 @@ from tlt.errors import StoreError
 from tlt.protocol.records import JobRecord
 from tlt.report import Snapshot
 from tlt.run_folder import read_snapshot
-from tlt.store.job_records import ENDED
+from tlt.store.job_records import ENDED_STATUSES
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "benchmarks" / "reasoner.yaml"
@@ -111,7 +111,7 @@ def wait(job: str) -> JobRecord:
                 raise
         else:
             heard = time.monotonic()
-            if record.status in ENDED:
+            if record.status in ENDED_STATUSES:
                 return record
         time.sleep(_POLL_SECONDS)
 

@@ -16,7 +16,7 @@ from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.records import JobRecord
 from tlt.run_folder import follow_journal, journal_entries, open_ledger
-from tlt.store.job_records import ENDED
+from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
@@ -70,7 +70,7 @@ def watch(session: str, record: JobRecord) -> JobRecord:
                     progress.say(line)
                 continue
             progress.show(ledger.snapshot())
-            if record.status in ENDED:
+            if record.status in ENDED_STATUSES:
                 break
             # Fetched before the journal is read once more, so that no last line is missed.
             record = _fetch(session, job)
@@ -133,7 +133,7 @@ def logs(
     for entry in follow_journal(folder) if follow else journal_entries(folder):
         if entry is None:
             sys.stdout.flush()
-            if record.status in ENDED:
+            if record.status in ENDED_STATUSES:
                 return
             record = _fetch(session, job)
         elif json:
@@ -148,15 +148,15 @@ def cancel(job: JobName, session: SessionName = "default") -> None:
 
     async def request(client: Client) -> JobRecord:
         record = await client.job(job)
-        if record.status not in ENDED:
+        if record.status not in ENDED_STATUSES:
             await client.jobs.cancel(record.job)
         return record
 
     record = with_client(session, request)
-    if record.status in ENDED:
+    if record.status in ENDED_STATUSES:
         say(f"{job} had ended already: {record.status}")
         return
-    while record.status not in ENDED:
+    while record.status not in ENDED_STATUSES:
         time.sleep(0.1)
         record = with_client(session, lambda client: client.job(job))
     say(f"{job} {record.status}")

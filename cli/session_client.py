@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import redis.exceptions
 
 from cli.session_control import find_session
@@ -14,9 +13,10 @@ from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, StoreError
 from tlt.ids import JobId, WorkerId
 from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.store.heartbeats import read_heartbeats
 from tlt.store.job_records import Jobs
 from tlt.store.journal import FILE_NAME
-from tlt.store.redis_connection import GONE, Connection, connect, shown
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, hide_password
 from tlt.store.redis_keys import Keys
 
 _PATIENCE_SECONDS = 5.0
@@ -38,12 +38,7 @@ class Client:
         return record
 
     async def workers(self) -> dict[WorkerId, Heartbeat]:
-        raw = await self._connection.hgetall(self._keys.heartbeats)
-        beats = {
-            WorkerId(worker.decode()): msgspec.msgpack.decode(beat, type=Heartbeat)
-            for worker, beat in raw.items()
-        }
-        return dict(sorted(beats.items()))
+        return await read_heartbeats(self._connection, self._keys)
 
 
 async def _answers(connection: Connection) -> None:
@@ -53,7 +48,7 @@ async def _answers(connection: Connection) -> None:
         try:
             await connection.ping()
             return
-        except GONE:
+        except CONNECTION_ERRORS:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.1)
@@ -68,8 +63,10 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
         try:
             await _answers(connection)
             return await use(Client(spec, connection))
-        except (*GONE, redis.exceptions.RedisError) as error:
-            raise StoreError(f"no Redis answers at {shown(spec.redis_url)}: {error}") from error
+        except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
+            raise StoreError(
+                f"no Redis answers at {hide_password(spec.redis_url)}: {error}"
+            ) from error
         finally:
             await connection.aclose()
 

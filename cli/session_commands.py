@@ -13,7 +13,7 @@ from cli.session_client import Client, with_client
 from cli.session_control import find_session, new_session, start_session, stop_session
 from tlt.ids import WorkerId
 from tlt.protocol.records import Heartbeat, JobRecord
-from tlt.store.redis_connection import shown
+from tlt.store.redis_connection import hide_password
 
 
 def up(
@@ -45,7 +45,7 @@ def up(
     pid = start_session(spec)
     named = "" if session == "default" else f" --session {session}"
     say(f"session '{session}' is up: {spec.workers} workers, process {pid}")
-    say(f"  redis  {shown(spec.redis_url)}")
+    say(f"  redis  {hide_password(spec.redis_url)}")
     say(f"  runs   {spec.runs}")
     say(f"  logs   {spec.folder}/logs")
     address = start_dashboard(session) if dashboard else None
@@ -78,13 +78,13 @@ def status(
         jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
         print_json(
             {
-                "session": msgspec.structs.replace(spec, redis_url=shown(spec.redis_url)),
+                "session": msgspec.structs.replace(spec, redis_url=hide_password(spec.redis_url)),
                 "workers": workers,
                 "jobs": jobs,
             }
         )
         return
-    say(f"session '{session}' is up: redis {shown(spec.redis_url)}, runs {spec.runs}")
+    say(f"session '{session}' is up: redis {hide_password(spec.redis_url)}, runs {spec.runs}")
     print_table(
         ("worker", "incarnation", "running", "job", "process", "ranks"),
         [

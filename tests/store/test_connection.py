@@ -14,7 +14,7 @@ from tests.conftest import free_port
 from tests.waiting import wait_until
 from tlt.errors import StoreError
 from tlt.store.embedded_redis import EmbeddedRedis
-from tlt.store.redis_connection import GONE, check, connect, persistently
+from tlt.store.redis_connection import CONNECTION_ERRORS, check, connect, retry_until_connected
 
 
 async def test_accepts_a_running_server(redis_url: str) -> None:
@@ -72,22 +72,23 @@ def test_names_a_malformed_url(url: str) -> None:
 async def test_repeats_a_persistent_call_until_the_server_is_back(short_folder: Path) -> None:
     server = EmbeddedRedis(short_folder / "data", short_folder / "redis.sock")
     server.start()
-    failures = 0
-
-    async def pause(seconds: float) -> None:
-        nonlocal failures
-        failures += 1
-        await asyncio.sleep(seconds)
+    calls = 0
 
     async with connect(server.url) as client:
         await client.set("key", 1)
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         await wait_until(lambda: not server.running, message="the server outlived SIGKILL")
-        with pytest.raises(GONE):
+        with pytest.raises(CONNECTION_ERRORS):
             await client.get("key")
-        call = asyncio.create_task(persistently(lambda: client.incr("key"), pause))
-        await wait_until(lambda: failures >= 2, message="the call was not repeated")
+
+        async def increment() -> int:
+            nonlocal calls
+            calls += 1
+            return await client.incr("key")
+
+        call = asyncio.create_task(retry_until_connected(increment))
+        await wait_until(lambda: calls >= 3, message="the call was not repeated")
         assert not call.done()
         server.start()
         assert await asyncio.wait_for(call, 20) == 2
@@ -99,7 +100,7 @@ async def test_passes_other_errors_of_a_persistent_call_on() -> None:
         raise StoreError("no")
 
     with pytest.raises(StoreError, match="no"):
-        await persistently(refuse, asyncio.sleep)
+        await retry_until_connected(refuse)
 
 
 @pytest.fixture

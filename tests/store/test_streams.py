@@ -10,7 +10,7 @@ from tests.store.conftest import CODEC, Proxy
 from tests.waiting import wait_until
 from tlt.protocol.commands import PromptIssued
 from tlt.store.blocking_read import BlockingConnection
-from tlt.store.redis_connection import GONE, Connection, connect
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
@@ -111,7 +111,7 @@ async def test_loses_no_entry_when_a_blocking_read_is_killed(
         reading = asyncio.create_task(consumer.read(10, 20_000))
         await wait_until(lambda: _blocks(connection, number), message="no read blocks")
         await connection.client_kill_filter(_id=number)
-        with pytest.raises(GONE):
+        with pytest.raises(CONNECTION_ERRORS):
             await reading
         await put(stream, 2)
         assert indices(await consumer.read(10, 1000)) == [2]
@@ -136,7 +136,7 @@ async def test_delivers_entries_whose_reply_was_lost(
         await proxy.swallowed.wait()
         assert await pending(stream) == 3
         await connection.client_kill_filter(_id=number)
-        with pytest.raises(GONE):
+        with pytest.raises(CONNECTION_ERRORS):
             await reading
         await put(stream, 4)
         assert indices(await consumer.read(10, 10)) == [2, 3]

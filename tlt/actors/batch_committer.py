@@ -4,7 +4,6 @@ The transaction holds every effect, the commands, the position that each journal
 the acknowledgement of the events.
 """
 
-import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, RolloutFinished
 from tlt.store.journal import Position
-from tlt.store.redis_connection import persistently
+from tlt.store.redis_connection import retry_until_connected
 from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Consumer, Entry
 
@@ -87,7 +86,7 @@ class BatchCommitter:
                 self.consumer.acknowledge(transaction, entries)
                 await transaction.execute()
 
-        await persistently(execute, asyncio.sleep)
+        await retry_until_connected(execute)
         self.consumer.forget(entries)
         self._act(written.caused)
         self._deciders.after_commit()

@@ -21,7 +21,8 @@ from tlt.config import SessionSpec
 from tlt.ids import Epoch
 from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.store import worker_fence
-from tlt.store.redis_connection import GONE, connect
+from tlt.store.heartbeats import read_heartbeats
+from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
 from tlt.store.redis_stream import Entry
 
@@ -57,7 +58,7 @@ class Coordinator:
             await self.effects.events.ensure_group(group)
         await self.effects.load_records()
         resumed = await self.deciders.open(epoch)
-        heartbeats = await recovery.read_heartbeats(connection, keys)
+        heartbeats = await read_heartbeats(connection, keys)
         run = None if self.deciders.job is None else self.deciders.job.state
         losses = recovery.lost_workers(self.deciders.session.state.workers, run, heartbeats)
         await self._fence_off(losses)
@@ -90,7 +91,7 @@ class Coordinator:
             try:
                 entries = await consumer.read(BATCH, _BLOCK_MS)
                 dead = await consumer.move_to_dead_letters(self.effects.keys.dead_letters)
-            except GONE as error:
+            except CONNECTION_ERRORS as error:
                 _log.warning("redis is unreachable", error=str(error))
                 await asyncio.sleep(0.2)
                 continue
@@ -101,10 +102,8 @@ class Coordinator:
     async def _watch_leases(self) -> None:
         leases = Leases(self.spec.lease_seconds)
         while True:
-            with contextlib.suppress(*GONE):
-                heartbeats = await recovery.read_heartbeats(
-                    self.effects.connection, self.effects.keys
-                )
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                heartbeats = await read_heartbeats(self.effects.connection, self.effects.keys)
                 for lost in leases.observe(heartbeats, time.monotonic()):
                     await self._fence_off([lost])
                     await self.effects.post(lost)
@@ -115,7 +114,7 @@ class Coordinator:
             await asyncio.sleep(_TRIM_SECONDS)
             # An earlier coordinator that is slow to die may have been given entries as this one.
             self.committer.consumer.reread_pending()
-            with contextlib.suppress(*GONE):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 await self.effects.events.trim()
                 if self.deciders.job is not None:
                     prompts = self.effects.prompt_stream(self.deciders.job.state.job)

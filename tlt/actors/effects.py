@@ -1,6 +1,5 @@
 """The effects of commands on Redis: all effects of one batch of events are one transaction."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished
 from tlt.protocol.records import JobRecord
 from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import Connection, Transaction, persistently
+from tlt.store.redis_connection import Connection, Transaction, retry_until_connected
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Stream
 from tlt.store.requeue import requeue
@@ -80,7 +79,7 @@ class Effects:
                 self.events.add(transaction, event)
                 await transaction.execute()
 
-        await persistently(add, asyncio.sleep)
+        await retry_until_connected(add)
 
     def prompt_stream(self, job: JobId) -> Stream[PromptIssued]:
         return Stream(self.connection, self.keys.prompts(job), _prompts)

@@ -13,7 +13,7 @@ from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import persistently
+from tlt.store.redis_connection import retry_until_connected
 from tlt.store.redis_stream import Consumer, Stream
 
 _events = Codec[AnyEvent](AnyEvent)
@@ -46,7 +46,7 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await persistently(self.flush, asyncio.sleep)
+            await retry_until_connected(self.flush)
 
     async def flush(self) -> None:
         """Send all that waits; raise Fenced if the worker's lease has ended."""

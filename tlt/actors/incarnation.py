@@ -20,7 +20,7 @@ from tlt.ids import Incarnation, JobId
 from tlt.protocol.events import WorkerJoined, WorkerLost
 from tlt.protocol.records import WorkerInfo
 from tlt.store import worker_fence
-from tlt.store.redis_connection import GONE, Connection, persistently
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, retry_until_connected
 from tlt.store.redis_keys import Keys
 
 _RANK_START_SECONDS = 120.0
@@ -78,7 +78,7 @@ class WorkerIncarnation:
             self._outbox.post(WorkerJoined(info=info))
             await self._outbox.flush()
 
-        await persistently(join, asyncio.sleep)
+        await retry_until_connected(join)
 
     async def run(self) -> None:
         """Run until a rank, a lease or a command ends this incarnation, and raise why."""
@@ -113,8 +113,8 @@ class WorkerIncarnation:
             with contextlib.suppress(worker_fence.Fenced):
                 await self._outbox.flush()
 
-        await persistently(report, asyncio.sleep)
-        with contextlib.suppress(*GONE):
+        await retry_until_connected(report)
+        with contextlib.suppress(*CONNECTION_ERRORS):
             await setup.connection.delete(setup.keys.commands(setup.worker, setup.incarnation))
 
     def kill(self) -> None:
@@ -144,5 +144,5 @@ class WorkerIncarnation:
     async def _check_fence(self) -> None:
         """Raise Fenced if the lease has ended: a worker that sends nothing would not notice."""
         setup = self._setup
-        with contextlib.suppress(*GONE):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             await worker_fence.check(setup.connection, setup.keys, setup.worker, setup.incarnation)

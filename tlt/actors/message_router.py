@@ -49,7 +49,7 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.rank_messages import FromRank, PartialAnswers, PeerAnswer, RankReady
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import GONE
+from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.strategies import Ngram
 
 _COMMAND_BLOCK_MS = 1000
@@ -108,7 +108,7 @@ class MessageRouter:
         async for page in pages:
             for id_, fields in page:
                 await self._obey(_commands.decode(fields))
-                with contextlib.suppress(*GONE):
+                with contextlib.suppress(*CONNECTION_ERRORS):
                     await setup.connection.xdel(key, id_)
 
     async def _obey(self, command: WorkerCommand) -> None:

@@ -16,7 +16,7 @@ from tlt.ids import Purpose, Step
 from tlt.protocol.commands import OpenJob, StartRollout
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers
-from tlt.store.redis_connection import GONE
+from tlt.store.redis_connection import CONNECTION_ERRORS
 
 _SHARE_SECONDS = 0.5
 _KEPT = 32
@@ -83,7 +83,7 @@ class PartialAnswerExchange:
         if self._job is None or message.job != self._job.job:
             return  # the stream of a job that has ended would never be deleted
         if message.answers:
-            with contextlib.suppress(*GONE):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._setup.connection.xadd(
                     self._setup.keys.growing(message.job),
                     {_FIELD: _encode(message)},

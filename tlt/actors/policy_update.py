@@ -1,6 +1,5 @@
 """Run a worker's part of a policy update: its ranks get their samples, and learn together."""
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -17,7 +16,7 @@ from tlt.protocol.events import (
     RolloutFinished,
 )
 from tlt.protocol.rank_messages import UpdateSamples
-from tlt.store.redis_connection import persistently
+from tlt.store.redis_connection import retry_until_connected
 
 UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
 _decoder = msgspec.msgpack.Decoder(RolloutFinished)
@@ -54,7 +53,7 @@ class PolicyUpdate:
         """Let the ranks learn, each from its samples."""
         self._running = self._last = command
         self._finished, self._published = [], []
-        rollouts = await persistently(lambda: self._fetch(command), asyncio.sleep)
+        rollouts = await retry_until_connected(lambda: self._fetch(command))
         for index, rank in enumerate(self._setup.ranks):
             samples = tuple(
                 tuple(rollouts[ref.prompt, ref.member] for ref in share.ranks[index])

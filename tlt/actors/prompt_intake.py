@@ -18,7 +18,7 @@ from tlt.protocol.events import RolloutFinished, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.blocking_read import BlockingConnection
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import GONE
+from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
@@ -108,7 +108,7 @@ class PromptIntake:
             try:
                 await self._blocking.identify()
                 entries = await queue.read(free, None if drained else _BLOCK_MS)
-            except GONE:
+            except CONNECTION_ERRORS:
                 self._blocking.reset()
                 await asyncio.sleep(0.1)
                 continue

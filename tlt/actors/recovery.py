@@ -9,8 +9,6 @@ lost as well, and a loss ends the update that they belong to.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from tlt.actors.effects import drop
 from tlt.blobs import Blobs
 from tlt.errors import BlobLost
@@ -18,8 +16,6 @@ from tlt.ids import EntryId, Incarnation, WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerJoined, WorkerLost
 from tlt.protocol.records import Heartbeat, WorkerInfo
-from tlt.store.redis_connection import Connection
-from tlt.store.redis_keys import Keys
 from tlt.store.redis_stream import Consumer, Entry
 
 _PAGE = 512
@@ -32,14 +28,6 @@ class Unread(NamedTuple):
     others: list[Entry[AnyEvent]]
     # acknowledged without a decision: their worker joined and was lost before anyone read of it
     void: list[EntryId]
-
-
-async def read_heartbeats(connection: Connection, keys: Keys) -> dict[WorkerId, Heartbeat]:
-    raw = await connection.hgetall(keys.heartbeats)
-    return {
-        WorkerId(worker.decode()): msgspec.msgpack.decode(heartbeat, type=Heartbeat)
-        for worker, heartbeat in raw.items()
-    }
 
 
 async def read_unread(consumer: Consumer[AnyEvent], heartbeats: Heartbeats) -> Unread:

@@ -16,7 +16,7 @@ from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.records import JobRecord
 from tlt.rewards.sandbox import RewardSandbox
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import GONE, Connection, connect, persistently
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
@@ -72,7 +72,7 @@ class RewardScorer:
         self._scorer: JobScorer | None = None
 
     async def run(self) -> None:
-        await persistently(lambda: self.events.ensure_group(REWARD), asyncio.sleep)
+        await retry_until_connected(lambda: self.events.ensure_group(REWARD))
         consumer = Consumer(self.events, REWARD, "reward")
         reread_at = 0.0
         while True:
@@ -82,7 +82,7 @@ class RewardScorer:
                 reread_at = time.monotonic()
             try:
                 entries = await consumer.read(_BATCH, _BLOCK_MS)
-            except GONE:
+            except CONNECTION_ERRORS:
                 await asyncio.sleep(0.2)
                 continue
             # The coordinator cannot read these either, and moves them to the dead letters.
@@ -112,12 +112,12 @@ class RewardScorer:
                 consumer.acknowledge(transaction, ids)
                 await transaction.execute()
 
-        await persistently(commit, asyncio.sleep)
+        await retry_until_connected(commit)
         consumer.forget(ids)
 
     async def _scorer_for(self, job: JobId) -> JobScorer | None:
         """Return the scorer of a running job; scores of an ended one are not needed."""
-        raw = await persistently(lambda: self.connection.hget(self.keys.jobs, job), asyncio.sleep)
+        raw = await retry_until_connected(lambda: self.connection.hget(self.keys.jobs, job))
         record = None if raw is None else msgspec.json.decode(raw, type=JobRecord)
         if record is None or record.status != "running":
             return None

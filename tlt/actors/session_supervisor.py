@@ -21,9 +21,9 @@ import structlog
 
 from tlt.errors import TltError
 from tlt.json_logs import write_logs_to
-from tlt.protocol.records import Heartbeat
 from tlt.session_files import Ready, load_session, short_folder, write_ready
 from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.heartbeats import read_heartbeats
 from tlt.store.journal import check_schema
 from tlt.store.redis_connection import check, connect
 from tlt.store.redis_keys import Keys
@@ -147,8 +147,7 @@ class SessionSupervisor:
         deadline = time.monotonic() + _START_SECONDS
         try:
             while True:
-                heartbeats = await connection.hgetall(Keys(self.spec.name).heartbeats)
-                up = [msgspec.msgpack.decode(raw, type=Heartbeat) for raw in heartbeats.values()]
+                up = (await read_heartbeats(connection, Keys(self.spec.name))).values()
                 if sum(bool(heartbeat.rank_pids) for heartbeat in up) >= self.spec.workers:
                     return
                 if time.monotonic() > deadline:

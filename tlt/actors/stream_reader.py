@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from tlt.store.message_codec import Fields
-from tlt.store.redis_connection import GONE, Connection
-from tlt.store.redis_stream import rows
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
+from tlt.store.redis_stream import reply_entries
 
 _RETRY_SECONDS = 0.1
 
@@ -17,10 +17,10 @@ async def read_pages(
     while True:
         try:
             reply = await connection.xread({key: after}, count=count, block=block_ms)
-        except GONE:
+        except CONNECTION_ERRORS:
             await asyncio.sleep(_RETRY_SECONDS)
             reply = None
-        page = [(id_.decode(), fields) for id_, fields in rows(reply)]
+        page = [(id_.decode(), fields) for id_, fields in reply_entries(reply)]
         if page:
             after = page[-1][0]
         yield page

@@ -18,7 +18,7 @@ from tlt.errors import RankError
 from tlt.ids import Incarnation
 from tlt.protocol.records import Heartbeat
 from tlt.store import worker_fence
-from tlt.store.redis_connection import GONE, connect, persistently
+from tlt.store.redis_connection import CONNECTION_ERRORS, connect, retry_until_connected
 from tlt.store.redis_keys import Keys
 
 _LONGEST_BACKOFF = 30.0
@@ -47,8 +47,8 @@ class Worker:
     async def _run_incarnations(self) -> None:
         failures = 0
         while True:
-            number = await persistently(
-                lambda: self._connection.incr(self._keys.incarnations), asyncio.sleep
+            number = await retry_until_connected(
+                lambda: self._connection.incr(self._keys.incarnations)
             )
             self._incarnation = Incarnation(int(number))
             current = WorkerIncarnation(self._setup, self._connection, self._incarnation)
@@ -69,7 +69,7 @@ class Worker:
         while True:
             self._beats += 1
             beat = _heartbeat.encode(self._heartbeat())
-            with contextlib.suppress(*GONE):
+            with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._connection.hset(self._keys.heartbeats, self._setup.worker, beat)
             await asyncio.sleep(self._setup.session.heartbeat_seconds)
 

@@ -27,8 +27,8 @@ from tlt.errors import ConfigError, TltError
 from tlt.ids import JobId, PromptIndex, Purpose, Step
 from tlt.loggers.installed_check import refuse_missing
 from tlt.spec_files import read_job_spec, to_yaml
-from tlt.store.job_records import ENDED
-from tlt.store.redis_connection import GONE
+from tlt.store.job_records import ENDED_STATUSES
+from tlt.store.redis_connection import CONNECTION_ERRORS
 
 _STATIC = Path(__file__).parent / "static"
 _MAX_BYTES = 1 << 20
@@ -69,7 +69,7 @@ class Dashboard:
             exception_handlers={
                 _Refused: _explain,
                 TltError: _explain,
-                **dict.fromkeys((*GONE, redis.exceptions.RedisError), _explain_redis),
+                **dict.fromkeys((*CONNECTION_ERRORS, redis.exceptions.RedisError), _explain_redis),
             },
             lifespan=self._lifespan,
         )
@@ -196,7 +196,7 @@ class Dashboard:
         record = await session.jobs.get(job)
         if record is None:
             raise _Refused(404, f"there is no job '{job}'")
-        if record.status not in ENDED:
+        if record.status not in ENDED_STATUSES:
             await session.jobs.cancel(job)
         return _json({"job": job, "status": record.status})
 

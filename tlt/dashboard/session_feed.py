@@ -19,8 +19,8 @@ from tlt.dashboard.session_health import Health, HealthReader
 from tlt.ids import JobId, JobStatus
 from tlt.protocol.records import JobRecord
 from tlt.session_files import is_up
-from tlt.store.job_records import ENDED, Jobs
-from tlt.store.redis_connection import GONE, Connection, shown
+from tlt.store.job_records import ENDED_STATUSES, Jobs
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password
 
 _TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
@@ -90,7 +90,7 @@ class SessionFeed(Feed):
 
     def attends(self, job: JobId) -> bool:
         """Return True if the session is up and runs the job, or will."""
-        ended = any(each.job == job and each.status in ENDED for each in self._records)
+        ended = any(each.job == job and each.status in ENDED_STATUSES for each in self._records)
         return self.up and not ended
 
     def add_listener(self, wakeup: asyncio.Event) -> None:
@@ -113,7 +113,7 @@ class SessionFeed(Feed):
 
     async def _read(self) -> Health:
         # while Redis does not answer, the last records are the best that is known
-        with contextlib.suppress(*GONE, redis.exceptions.RedisError):
+        with contextlib.suppress(*CONNECTION_ERRORS, redis.exceptions.RedisError):
             self._records, self._unreadable_record = await self.jobs.readable()
         current = next((r.job for r in self._records if r.status == "running"), None)
         health, answers = await self.health_reader.read(current)
@@ -128,7 +128,7 @@ class SessionFeed(Feed):
         return SessionView(
             name=self.spec.name,
             up=self.up,
-            redis=shown(self.spec.redis_url),
+            redis=hide_password(self.spec.redis_url),
             runs=self.spec.runs,
             device=self.spec.device,
             planned_workers=self.spec.workers,

@@ -15,7 +15,7 @@ from tlt.ids import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.records import Heartbeat
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import GONE, Connection
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
 
 # running answers that are read with prompt and worker, and those of which only the age is read
@@ -98,7 +98,7 @@ class HealthReader:
         """Return the health, and the running answers of `job` where they are known."""
         try:
             return await self._read(job)
-        except (*GONE, redis.exceptions.RedisError) as error:
+        except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
             lease = self._session.lease_seconds
             return Health(error=str(error), lease_seconds=lease), None
 
@@ -161,7 +161,7 @@ class HealthReader:
             queries(pipe)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
         for reply in replies:
-            if isinstance(reply, GONE):
+            if isinstance(reply, CONNECTION_ERRORS):
                 raise reply
         return replies
 

@@ -4,7 +4,7 @@ import contextlib
 
 import redis.exceptions
 
-from tlt.store.redis_connection import GONE, Connection
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 
 
 class BlockingConnection:
@@ -27,7 +27,7 @@ class BlockingConnection:
     async def unblock(self) -> None:
         """End a blocking read as if its time were over: it returns nothing."""
         if self._id is not None:
-            with contextlib.suppress(*GONE, redis.exceptions.ResponseError):
+            with contextlib.suppress(*CONNECTION_ERRORS, redis.exceptions.ResponseError):
                 await self._shared.client_unblock(self._id)
 
     async def close(self) -> None:

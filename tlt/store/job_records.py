@@ -17,7 +17,7 @@ from tlt.store.redis_keys import Keys
 from tlt.store.redis_stream import Stream
 
 _events = Codec[AnyEvent](AnyEvent)
-ENDED = frozenset({"done", "failed", "cancelled"})
+ENDED_STATUSES = frozenset({"done", "failed", "cancelled"})
 
 
 def new_record(job: JobId, spec: JobSpec, folder: str) -> JobRecord:

@@ -1,5 +1,6 @@
 """The connection to Redis: its errors, time-outs and retries are handled here only."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from tlt.errors import StoreError
 # redis-py annotates every reply as a union over options that the checker cannot see.
 Connection = Any
 Transaction = Any
-GONE = (
+CONNECTION_ERRORS = (
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     # redis-py raises it when a connection that watches a key is lost
@@ -26,7 +27,7 @@ _Result = TypeVar("_Result")
 
 
 def connect(url: str, seconds: float = 30.0) -> Connection:
-    """Return a client whose calls fail at once; `persistently` outlasts a restart.
+    """Return a client whose calls fail at once; `retry_until_connected` outlasts a restart.
 
     redis-py's default socket time-out of five seconds breaks longer blocking reads.
     """
@@ -39,7 +40,7 @@ def connect(url: str, seconds: float = 30.0) -> Connection:
         )
         client.connection_pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        raise StoreError(f"{shown(url)}: not a Redis URL: {error}") from error
+        raise StoreError(f"{hide_password(url)}: not a Redis URL: {error}") from error
     return client
 
 
@@ -48,27 +49,25 @@ async def check(connection: Connection, url: str) -> None:
     try:
         await connection.ping()
         info: dict[str, Any] = await connection.info("server")
-    except (*GONE, redis.exceptions.RedisError) as error:
-        raise StoreError(f"no Redis answers at {shown(url)}: {error}") from error
+    except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
+        raise StoreError(f"no Redis answers at {hide_password(url)}: {error}") from error
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < (6, 2):
-        raise StoreError(f"the Redis at {shown(url)} is {version}; 6.2 or newer is needed")
+        raise StoreError(f"the Redis at {hide_password(url)} is {version}; 6.2 or newer is needed")
 
 
-async def persistently(
-    call: Callable[[], Awaitable[_Result]], pause: Callable[[float], Awaitable[None]]
-) -> _Result:
+async def retry_until_connected(call: Callable[[], Awaitable[_Result]]) -> _Result:
     """Repeat an idempotent call until Redis is back."""
     delay = 0.05
     while True:
         try:
             return await call()
-        except GONE:
-            await pause(delay)
+        except CONNECTION_ERRORS:
+            await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
 
 
-def shown(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return the URL without its password, for errors that end up in logs."""
     try:
         password = urlsplit(url).password

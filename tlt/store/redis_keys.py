@@ -1,7 +1,5 @@
 """All keys of a session lie under one prefix, so that sessions can share a Redis."""
 
-import msgspec
-
 from tlt.ids import Incarnation, JobId, Step, WorkerId
 
 COORDINATOR = "coordinator"
@@ -9,53 +7,24 @@ REWARD = "reward"
 ROLLOUT = "rollout"
 
 
-class Keys(msgspec.Struct, frozen=True):
-    session: str
+class Keys:
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.pattern = self._key("*")
+        self.epoch = self._key("epoch")
+        self.incarnations = self._key("incarnations")
+        self.job_numbers = self._key("job-numbers")
+        self.jobs = self._key("jobs")
+        # hash of the position up to which each journal is committed
+        self.committed = self._key("committed")
+        # hash by worker of the lowest incarnation that may write
+        self.fence = self._key("fence")
+        self.heartbeats = self._key("heartbeats")
+        self.events = self._key("events")
+        self.dead_letters = self._key("dead-letters")
 
     def _key(self, *parts: object) -> str:
         return ":".join(("tlt", self.session, *map(str, parts)))
-
-    @property
-    def pattern(self) -> str:
-        return self._key("*")
-
-    @property
-    def epoch(self) -> str:
-        return self._key("epoch")
-
-    @property
-    def incarnations(self) -> str:
-        return self._key("incarnations")
-
-    @property
-    def job_numbers(self) -> str:
-        return self._key("job-numbers")
-
-    @property
-    def jobs(self) -> str:
-        return self._key("jobs")
-
-    @property
-    def committed(self) -> str:
-        """Hash of the position up to which each journal is committed."""
-        return self._key("committed")
-
-    @property
-    def fence(self) -> str:
-        """Hash by worker of the lowest incarnation that may write."""
-        return self._key("fence")
-
-    @property
-    def heartbeats(self) -> str:
-        return self._key("heartbeats")
-
-    @property
-    def events(self) -> str:
-        return self._key("events")
-
-    @property
-    def dead_letters(self) -> str:
-        return self._key("dead-letters")
 
     def commands(self, worker: WorkerId, incarnation: Incarnation) -> str:
         return self._key("commands", worker, incarnation)
@@ -64,7 +33,7 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("prompts", job)
 
     def growing(self, job: JobId) -> str:
-        """Stream of answers that are still growing; entries are kept for a moment."""
+        """Name the stream of answers that are still growing; entries are kept for a moment."""
         return self._key("growing", job)
 
     def rollouts(self, job: JobId, step: Step) -> str:
@@ -72,5 +41,4 @@ class Keys(msgspec.Struct, frozen=True):
 
     def of_job(self, job: JobId) -> tuple[str, ...]:
         """Return the patterns of keys that are deleted when the job ends."""
-        prompts, growing = self.prompts(job), self.growing(job)
-        return prompts, growing, self._key("rollouts", job, "*")
+        return self.prompts(job), self.growing(job), self._key("rollouts", job, "*")

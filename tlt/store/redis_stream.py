@@ -128,13 +128,13 @@ class Consumer(Generic[_Message]):
         except BaseException:
             self._reread = True
             raise
-        return self._decode(rows(reply))
+        return self._decode(reply_entries(reply))
 
     async def _read_pending(self) -> list[Entry[_Message]]:
         reply = await self.stream.connection.xreadgroup(
             self.group, self.name, {self.stream.key: "0"}
         )
-        missed = [row for row in rows(reply) if _entry_id(row[0]) not in self._delivered]
+        missed = [row for row in reply_entries(reply) if _entry_id(row[0]) not in self._delivered]
         return self._decode(missed)
 
     def _decode(self, found: Sequence[tuple[bytes, Fields]]) -> list[Entry[_Message]]:
@@ -180,7 +180,7 @@ def add_dead_letter(
     )
 
 
-def rows(reply: Any) -> list[tuple[bytes, Fields]]:
+def reply_entries(reply: Any) -> list[tuple[bytes, Fields]]:
     """Return the entries of a reply: redis-py gives pairs under RESP2, a mapping under RESP3."""
     if not reply:
         return []
