@@ -1,4 +1,4 @@
-"""Reading and changing are guarded, and browsers are told what to refuse."""
+"""Access to the dashboard is guarded, and browsers get strict security headers."""
 
 from pathlib import Path
 
@@ -68,8 +68,8 @@ async def test_refuses_changes_from_another_sites_page(folder_client: httpx.Asyn
     ):
         answer = await folder_client.post(_CANCEL, headers=headers)
         assert (answer.status_code, answer.json()["error"]) == (403, "a request from another site")
-    asked = await folder_client.options(_CANCEL, headers={"origin": "https://evil.example"})
-    assert "access-control-allow-origin" not in asked.headers
+    preflight = await folder_client.options(_CANCEL, headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in preflight.headers
 
 
 async def test_changes_need_the_token(folder_client: httpx.AsyncClient) -> None:

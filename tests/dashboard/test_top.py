@@ -103,11 +103,11 @@ def test_follows_the_terminals_size(run_folder: Path) -> None:
 
 
 def test_prints_plain_lines_to_a_pipe(run_folder: Path) -> None:
-    told = subprocess.run(
+    output = subprocess.run(
         [*_TOP, str(run_folder)], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert "\x1b" not in told
-    assert told.rstrip().endswith("done")
+    assert "\x1b" not in output
+    assert output.rstrip().endswith("done")
 
 
 def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Access rules: who may read, who may change, and from where.
+"""Rules for reading and changing, by address, token and origin.
 
 On a loopback address every user of the machine may read. On any other address, and behind a proxy
 (whose clients all seem to be on this machine), reading takes the token. A change always takes the
