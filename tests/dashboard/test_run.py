@@ -26,10 +26,12 @@ from tlt.errors import ConfigError, JournalError
 from tlt.ids import DrafterVersion, Step
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.events import RolloutFinished
-from tlt.protocol.refs import OriginSpan, Tensor
+from tlt.protocol.refs import SCHEMA_VERSION, OriginSpan, Tensor
 from tlt.report import Positions
 from tlt.run_folder import read_snapshot, read_spec
 from tlt.store.journal import FILE_NAME, read
+
+_DAMAGED = b'{"schema": %d}\n' % SCHEMA_VERSION
 
 
 async def test_metrics_are_those_of_the_ledger(
@@ -123,7 +125,7 @@ async def test_damaged_journal_leaves_spec_and_session_metrics(
     serve: Serve, tmp_path: Path
 ) -> None:
     folder = write_run(some_run(3), tmp_path, 10)
-    (folder / FILE_NAME).write_bytes(b"{}\n")
+    (folder / FILE_NAME).write_bytes(_DAMAGED)
     client = await serve(FolderSource(folder))
     assert (await client.get("/metrics")).status_code == 200
     assert (await client.get(f"/api/jobs/{JOB}/spec")).status_code == 200
@@ -141,7 +143,7 @@ def test_catch_up_reads_a_shortened_journal_again_once(tmp_path: Path) -> None:
     assert run.position.entries == 30
     write_journal(world, folder, 35)
     with open(folder / FILE_NAME, "ab") as file:
-        file.write(b"{}\n")
+        file.write(_DAMAGED)
     with pytest.raises(JournalError):
         read_up(run)
 
