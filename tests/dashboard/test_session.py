@@ -258,8 +258,9 @@ async def test_feed_survives_an_unexpected_error(
 
 
 async def test_new_listener_does_not_receive_an_outdated_message(
-    session: SessionSpec, connection: Connection
+    session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session_feed, "_CORE_SHARE", 0)
     feed, wakeup = SessionFeed(session, connection), asyncio.Event()
     for _ in range(2):
         feed.add_listener(wakeup)
