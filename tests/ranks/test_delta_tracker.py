@@ -22,7 +22,7 @@ BLOB = BlobRef(digest=Digest("any"), bytes=0)
 
 def member() -> DeltaTracker:
     found = DeltaTracker(NAME, learner("eagle"))
-    found.stand_on(ref(0, found.root), found.root)
+    found.move_to(ref(0, found.root), found.root)
     return found
 
 
@@ -52,9 +52,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_a_delta_holds_all_that_no_trunk_has() -> None:
     one = member()
     learn(one, 1)
-    first = one.hand_in(0)
+    first = one.take_delta(0)
     learn(one, 2)
-    second = one.hand_in(1)
+    second = one.take_delta(1)
     assert (first.micro_batches, second.micro_batches) == (1, 2)
     merged = merge_deltas(one.root, [second])
     same(merged.tensors, weights(one))
@@ -65,14 +65,14 @@ def test_what_was_learned_during_a_merge_comes_with_the_next_delta() -> None:
     for seed in (1, 2, 3, 4):
         learn(alone, seed)
     learn(one, 1)
-    asked = one.hand_in(0)
+    asked = one.take_delta(0)
     learn(one, 2)
-    one.hand_in(1)  # which nobody merges
+    one.take_delta(1)  # which nobody merges
     learn(one, 3)
     base = merge_deltas(one.root, [asked])
-    one.stand_on(ref(1, base, number=0), base)
+    one.move_to(ref(1, base, number=0), base)
     learn(one, 4)
-    last = one.hand_in(2)
+    last = one.take_delta(2)
     assert last.micro_batches == 3
     same(merge_deltas(base, [last]).tensors, weights(alone))
 
@@ -82,13 +82,13 @@ def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
     one, other = member(), member()
     learn(one, 1)
     learn(other, 7)
-    mine, theirs = one.hand_in(0), other.hand_in(0)
+    mine, theirs = one.take_delta(0), other.take_delta(0)
     first = merge_deltas(one.root, [theirs])
-    one.stand_on(ref(1, first), first)
+    one.move_to(ref(1, first), first)
     learn(one, 2)
     second = merge_deltas(first, [mine])
-    one.stand_on(ref(2, second, number=0), second)
-    left = one.hand_in(1)
+    one.move_to(ref(2, second, number=0), second)
+    left = one.take_delta(1)
     assert left.micro_batches == 1
     rest = {name: tensor - second.tensors[name] for name, tensor in weights(one).items()}
     same(left.tensors, rest)
@@ -118,23 +118,23 @@ def disturbed(work: Callable[[CheckInterrupt], _Found]) -> _Found:
 def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
     one, undisturbed, other = member(), member(), member()
     learn(other, 7)
-    theirs = other.hand_in(0)
+    theirs = other.take_delta(0)
     for found in (one, undisturbed):
         learn(found, 1)
-    mine = disturbed(lambda check: one.hand_in(0, check))
-    same(mine.tensors, undisturbed.hand_in(0).tensors)
+    mine = disturbed(lambda check: one.take_delta(0, check))
+    same(mine.tensors, undisturbed.take_delta(0).tensors)
     for found in (one, undisturbed):
         learn(found, 2)
-        found.hand_in(1)
+        found.take_delta(1)
         learn(found, 3)
     base = merge_deltas(one.root, [mine, theirs])
     standing = ref(6, base, root=root, number=0)
-    known = disturbed(lambda check: one.stand_on(standing, base, check))
-    assert known == undisturbed.stand_on(standing, base) == (root == 0)
+    known = disturbed(lambda check: one.move_to(standing, base, check))
+    assert known == undisturbed.move_to(standing, base) == (root == 0)
     same(weights(one), weights(undisturbed))
     learn(one, 4)
     learn(undisturbed, 4)
-    ours, expected = disturbed(lambda check: one.hand_in(2, check)), undisturbed.hand_in(2)
+    ours, expected = disturbed(lambda check: one.take_delta(2, check)), undisturbed.take_delta(2)
     assert (ours.micro_batches, ours.known) == (expected.micro_batches, expected.known)
     same(ours.tensors, expected.tensors)
 
@@ -142,47 +142,47 @@ def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
 def test_a_new_root_leaves_nothing_of_what_was_given_up() -> None:
     one = member()
     learn(one, 1)
-    one.hand_in(0)
+    one.take_delta(0)
     learn(one, 2)
     fresh = member()
     learn(fresh, 9)
     mark = fresh.learner.snapshot()
     used = BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=mark.updates)
-    one.stand_on(ref(5, used, root=5), used)
+    one.move_to(ref(5, used, root=5), used)
     same(weights(one), used.tensors)
-    assert one.hand_in(1).micro_batches == 0
+    assert one.take_delta(1).micro_batches == 0
 
 
 def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
     one = member()
     learn(one, 1)
-    first = one.hand_in(0)
+    first = one.take_delta(0)
     for number in range(1, 20):
         learn(one, number)
-        one.hand_in(number)
+        one.take_delta(number)
     base = merge_deltas(one.root, [first])
-    one.stand_on(ref(1, base, number=0), base)
+    one.move_to(ref(1, base, number=0), base)
     same(weights(one), base.tensors)
 
 
 def test_of_large_drafters_fewer_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt.ranks.delta_tracker._MARKED_BYTES", 1)
+    monkeypatch.setattr("tlt.ranks.delta_tracker._SNAPSHOT_BYTES", 1)
     for handed_in, known in ((4, True), (5, False)):
         one = member()
         deltas: list[Delta] = []
         for number in range(handed_in):
             learn(one, number)
-            deltas.append(one.hand_in(number))
+            deltas.append(one.take_delta(number))
         base = merge_deltas(one.root, deltas[:1])
-        one.stand_on(ref(1, base, number=0), base)
-        assert one.hand_in(handed_in).micro_batches == (handed_in - 1 if known else 0)
+        one.move_to(ref(1, base, number=0), base)
+        assert one.take_delta(handed_in).micro_batches == (handed_in - 1 if known else 0)
 
 
 def test_who_begins_from_a_trunk_counts_from_it() -> None:
     one, late = member(), member()
     learn(one, 1)
-    base = merge_deltas(one.root, [one.hand_in(0)])
-    late.stand_on(ref(1, base), base)
+    base = merge_deltas(one.root, [one.take_delta(0)])
+    late.move_to(ref(1, base), base)
     learn(late, 2)
-    added: Delta = late.hand_in(0)
+    added: Delta = late.take_delta(0)
     assert (added.micro_batches, added.known) == (1, base.micro_batches)

@@ -10,7 +10,7 @@ from tlt.engine.base import NoiseKey
 from tlt.ids import Member, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
 from tlt.ranks.hidden_state_store import HiddenStateStore
-from tlt.ranks.replay_buffer import ReplayBuffer
+from tlt.ranks.replay_buffer import Answer, ReplayBuffer
 
 PROMPT = (1, 2, 3)
 
@@ -46,13 +46,18 @@ def add(pool: ReplayBuffer, prompt: int, length: int, origin: str = "own", step:
     pool.add(origin, key(prompt, step=step), PROMPT, tokens, given)  # pyright: ignore
 
 
+def everything(pool: ReplayBuffer) -> list[Answer]:
+    """Draw all answers that aren't held out."""
+    return pool.draw(10**6, [i / 200 for i in range(200)])
+
+
 def test_memory_is_bounded_and_long_answers_stay(shelf: HiddenStateStore) -> None:
     pool = ReplayBuffer(shelf, 4000)
     for prompt in range(60):
         add(pool, prompt, 5 + prompt)
         assert pool.bytes <= 4000
-    assert 0 < len(pool) < 60
-    assert min(len(answer.tokens) for answer in pool.known()) > 20
+    assert 0 < len(everything(pool)) < 60
+    assert min(len(answer.tokens) for answer in pool.some_with_states()) > 20
 
 
 def test_only_states_of_what_is_kept_are_copied(shelf: HiddenStateStore) -> None:
@@ -65,14 +70,14 @@ def test_only_states_of_what_is_kept_are_copied(shelf: HiddenStateStore) -> None
     for prompt, length in enumerate(range(60, 10, -1)):
         tokens = list(range(length))
         pool.add("own", key(prompt), PROMPT, tokens, partial(counted, length))
-    assert copied == [len(answer.tokens) - len(PROMPT) for answer in pool.known()]
+    assert copied == [len(answer.tokens) - len(PROMPT) for answer in pool.some_with_states()]
 
 
 def test_a_growing_answer_gives_way_to_the_whole_one(shelf: HiddenStateStore) -> None:
     pool, prompt = ReplayBuffer(shelf, 10**6), learned()[0]
     add(pool, prompt, 4, "running")
     add(pool, prompt, 9, "running")
-    assert len(pool) == 1
+    assert len(everything(pool)) == 1
     add(pool, prompt, 12, "others")
     add(pool, prompt, 10, "running")
     (answer,) = pool.draw(100, [0.5] * 4)
@@ -113,7 +118,7 @@ def test_what_measures_is_not_learned_from(shelf: HiddenStateStore) -> None:
     pool = ReplayBuffer(shelf, 10**6)
     for prompt in range(80):
         add(pool, prompt, 6)
-    measured = {answer.name for answer in pool.canaries()}
+    measured = {answer.name for answer in pool.evaluation_answers()}
     assert len(measured) == 8
     dice = [i / 200 for i in range(200)]
     assert not measured & {answer.name for answer in pool.draw(10**6, dice)}
@@ -136,7 +141,7 @@ def test_who_answers_a_prompt_that_measures_is_learned_from_a_step_later(
         return {answer.key.prompt for answer in pool.draw(10**6, dice)}
 
     def measure() -> set[tuple[int, int]]:
-        return {(a.key.prompt, a.key.member) for a in pool.canaries()}
+        return {(a.key.prompt, a.key.member) for a in pool.evaluation_answers()}
 
     assert drawn() == {1, 12}
     # what is still being written measures nothing
@@ -158,9 +163,9 @@ def test_answers_to_evaluations_and_of_old_steps_are_not_taken(shelf: HiddenStat
     add(pool, 1, 9, step=2)
     pool.add("own", key(1, step=3, purpose="eval"), PROMPT, [1, 2, 3])
     pool.add("own", key(2, step=3), PROMPT, [1])
-    assert len(pool) == 0
+    assert everything(pool) == []
     assert pool.draw(100, [0.5]) == []
-    assert pool.canaries() == []
+    assert pool.evaluation_answers() == []
 
 
 def test_what_one_has_captured_is_there_for_the_others(tmp_path: Path) -> None:
@@ -186,9 +191,9 @@ def test_what_is_still_being_written_is_lent_and_taken_back(tmp_path: Path) -> N
     add(theirs, name, 6, "running")
     (answer,) = theirs.draw(100, [0.5])
     assert not theirs.fetch(answer)
-    ours.lend(key(name), states(4))
+    ours.share_partial(key(name), states(4))
     assert not theirs.fetch(answer)  # they are too few yet
-    ours.lend(key(name), states(8))
+    ours.share_partial(key(name), states(8))
     assert theirs.fetch(answer)
     assert answer.sample().states.shape == states(6).shape
     add(ours, name, 12)
@@ -203,17 +208,17 @@ def test_what_is_lent_is_bounded_too(tmp_path: Path) -> None:
     first, second, third = learned()[:3]
     pool = ReplayBuffer(HiddenStateStore(tmp_path, torch.empty(1, 2)), 2 * states(9).nbytes)
     for name in (first, second, third):
-        pool.lend(key(name), states(9))
+        pool.share_partial(key(name), states(9))
     assert len(list(tmp_path.iterdir())) == 2
-    pool.lend(key(second), states(10))  # it takes the place of what it was, and is too much
-    pool.lend(key(third), states(9))
+    pool.share_partial(key(second), states(10))  # replaces the shorter one, and doesn't fit
+    pool.share_partial(key(third), states(9))
     assert len(list(tmp_path.iterdir())) == 2
     add(pool, first, 9)  # it has ended
-    pool.lend(key(third), states(9))
+    pool.share_partial(key(third), states(9))
     assert len([file for file in tmp_path.iterdir() if file.name.endswith("growing")]) == 2
     pool.begin(Step(1))
     for name in (first, second, third):
-        pool.lend(key(name, step=1), states(9))
+        pool.share_partial(key(name, step=1), states(9))
     assert len([file for file in tmp_path.iterdir() if file.name.startswith("1.")]) == 2
 
 
@@ -222,7 +227,7 @@ def test_room_for_what_a_job_needs_is_left(leave: int, seen: int, tmp_path: Path
     pool = ReplayBuffer(HiddenStateStore(tmp_path, torch.empty(1, 2), lambda: leave), 10**6)
     add(pool, learned()[0], 9)
     assert len(list(tmp_path.iterdir())) == seen
-    (answer,) = pool.known()
+    (answer,) = pool.some_with_states()
     assert answer.states is not None
 
 
@@ -230,6 +235,6 @@ def test_without_room_for_others_to_see_it_keeps_its_own(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     pool = ReplayBuffer(HiddenStateStore(tmp_path / "file", torch.empty(1, 2)), 10**6)
     add(pool, learned()[0], 9)
-    (answer,) = pool.known()
+    (answer,) = pool.some_with_states()
     assert answer.states is not None
     assert torch.equal(answer.states, states(9))

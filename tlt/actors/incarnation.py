@@ -129,7 +129,7 @@ class WorkerIncarnation:
         while True:
             await asyncio.sleep(self._worker.session.heartbeat_seconds)
             await self._check_fence()
-            if (complaint := self._router.overdue(time.monotonic())) is not None:
+            if (complaint := self._router.training.overdue(time.monotonic())) is not None:
                 raise IncarnationEnded(complaint)
             busy, job = self._router.busy_ranks(), self._router.job
             for index, rank in enumerate(self.ranks):

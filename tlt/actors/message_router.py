@@ -64,13 +64,13 @@ class MessageRouter:
         self.job: OpenJob | None = None
         # True once an answer or an update came of this incarnation
         self.productive = False
+        self.training = DrafterTraining(setup)
         self._worker = worker
         self._setup = setup
         self._outbox = outbox
         self._intake = PromptIntake(setup, outbox)
         self._update = PolicyUpdate(setup)
-        self._training = DrafterTraining(setup)
-        self._partial_answers = PartialAnswerExchange(setup, self._training)
+        self._partial_answers = PartialAnswerExchange(setup, self.training)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs as long as the incarnation does."""
@@ -93,11 +93,7 @@ class MessageRouter:
         ranks = range(len(self._setup.ranks))
         if self._update.running:
             return set(ranks)
-        return self._intake.busy_ranks | {r for r in ranks if self._training.is_training(r)}
-
-    def overdue(self, now: float) -> str | None:
-        """Return why the ranks have to be replaced, if they don't stop training."""
-        return self._training.overdue(now)
+        return self._intake.busy_ranks | {r for r in ranks if self.training.is_training(r)}
 
     # --- commands
 
@@ -123,11 +119,11 @@ class MessageRouter:
                 self._intake.start(command)
             case TrainDrafter():
                 self._intake.stop()
-                self._training.begin(command)
-                if self._training.session is command:
+                self.training.begin(command)
+                if self.training.session is command:
                     self._partial_answers.stop_sharing()
             case StopDrafterTraining():
-                self._training.stop(command)
+                self.training.stop(command)
             case MergeDrafter():
                 self._setup.ranks[0].send(command)
             case AdoptDrafter():
@@ -157,7 +153,7 @@ class MessageRouter:
         self._update.open(self._worker.devices)
         self._intake.open(command)
         self._setup.send(command)
-        self._training.open(command)
+        self.training.open(command)
         self._partial_answers.open(command)
 
     def _close(self, command: CloseJob) -> None:
@@ -169,7 +165,7 @@ class MessageRouter:
         serve_run(None)
         self.job = None
         self._intake.close()
-        self._training.close()
+        self.training.close()
         self._partial_answers.close()
         self._setup.send(command)
 
@@ -196,7 +192,7 @@ class MessageRouter:
                     self._outbox.post(event, taken)
                     self._share(event, written_by=taken.rank)
             case DrafterTrainingStopped():
-                stopped = self._training.note_stopped(rank, event)
+                stopped = self.training.note_stopped(rank, event)
                 if stopped is not None:
                     self._outbox.post(stopped)
             case CheckpointCommitted() | PolicyPublished() | PolicyUpdateFinished():

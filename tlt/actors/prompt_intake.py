@@ -118,7 +118,7 @@ class PromptIntake:
                 self._hand_out(queue, entries)
             elif not self._taken and self._assignment is assignment:
                 self._assignment = None
-                self._report_idle(assignment)
+                self._outbox.post(_idled(assignment))
 
     async def wake(self) -> None:
         """End a read that blocks when the last prompt is answered: it would have found more."""
@@ -155,19 +155,18 @@ class PromptIntake:
         most = min(self._slots, assignment.share) if only_share else self._slots
         return most - len(self._taken)
 
-    def _report_idle(self, assignment: StartRollout) -> None:
-        self._outbox.post(
-            WorkerIdled(
-                job=assignment.job,
-                epoch=assignment.epoch,
-                step=assignment.step,
-                attempt=Attempt(0),
-                worker=assignment.worker,
-                incarnation=assignment.incarnation,
-                purpose=assignment.purpose,
-                requeues=assignment.requeues,
-            )
-        )
+
+def _idled(assignment: StartRollout) -> WorkerIdled:
+    return WorkerIdled(
+        job=assignment.job,
+        epoch=assignment.epoch,
+        step=assignment.step,
+        attempt=Attempt(0),
+        worker=assignment.worker,
+        incarnation=assignment.incarnation,
+        purpose=assignment.purpose,
+        requeues=assignment.requeues,
+    )
 
 
 def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:

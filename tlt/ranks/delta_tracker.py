@@ -1,7 +1,7 @@
-"""One learner among those that make a drafter: what of it is in a trunk, and what isn't yet.
+"""Track how much of a member's work is in the base: all that it learned is merged exactly once.
 
-Whatever was learned is added to the lineage of trunks once: a delta holds all that no trunk held
-when it was handed in, and once a trunk has it, the learner counts from there.
+A delta holds all that no base held when it was published. Once a base has that delta, the member
+counts from there.
 """
 
 from tlt.interrupt import CheckInterrupt, never_interrupt
@@ -15,69 +15,76 @@ from tlt.trainer.drafter.delta_merging import (
 )
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 
-# deltas whose mark is kept, each as large as weights and mean together: a merge may take as long
-# as these took to come. Handing in takes so small a share of the time that four large ones come in
-# eighty times what one of them takes
-_LEAST_MARKS, _MOST_MARKS = 4, 16
-_MARKED_BYTES = 64 << 20
+# Published deltas whose snapshot is kept, each as large as weights and mean together: a merge may
+# take as long as it takes to publish so many. Publishing takes so small a share of the time that
+# four large deltas come in eighty times what one of them takes.
+_LEAST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 16
+_SNAPSHOT_BYTES = 64 << 20
 
 
 class DeltaTracker:
-    def __init__(self, name: str, learner: DrafterLearner) -> None:
-        self.learner = learner
-        mark = learner.snapshot()
-        # where it began: about there, all that have the same seed
-        self.root = BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=0)
-        self.ref: DrafterBase | None = None
-        self._name = name
-        self._trunk = self.root
-        # lessons of the first trunk that had this member's last delta in it
-        self._known = 0
-        # where the learner was when it handed in a delta that may not be in a trunk yet
-        self._marks: dict[int, DrafterSnapshot] = {}
-        self._merged = -1
-        size = sum(tensor.nbytes for tensor in mark.tensors.values())
-        self._kept = min(max(_LEAST_MARKS, _MARKED_BYTES // size), _MOST_MARKS)
+    """A member's learner, the base that it stands on, and the deltas that may not be merged yet."""
 
-    def stand_on(
-        self, ref: DrafterBase, base: BaseWeights, check: CheckInterrupt = never_interrupt
+    def __init__(self, member: str, learner: DrafterLearner) -> None:
+        self.learner = learner
+        snapshot = learner.snapshot()
+        # where the learner began, which is about the same for all members of one seed
+        self.root = BaseWeights(tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=0)
+        self.base: DrafterBase | None = None
+        self._member = member
+        self._weights = self.root
+        # micro-batches of the first base that had this member's last delta
+        self._known = 0
+        # by delta that may not be merged yet: the learner when it was published
+        self._snapshots: dict[int, DrafterSnapshot] = {}
+        # the newest delta that is merged
+        self._merged = -1
+        size = sum(tensor.nbytes for tensor in snapshot.tensors.values())
+        self._kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // size), _MOST_SNAPSHOTS)
+
+    def move_to(
+        self, base: DrafterBase, weights: BaseWeights, check: CheckInterrupt = never_interrupt
     ) -> bool:
-        """False if what was learned since the last delta is lost. A look may put it off."""
-        known, number = self._knows(ref), self._merged_in(ref)
-        if not known:
-            # it goes on from the trunk as it is
-            since, marks = self.learner.snapshot(check), dict[int, DrafterSnapshot]()
+        """Go on from another base; return False if work since the last delta is lost.
+
+        An interrupt leaves everything as it was.
+        """
+        is_known, number = self._is_known(base), self._merged_number(base)
+        if not is_known:
+            since, snapshots = self.learner.snapshot(check), dict[int, DrafterSnapshot]()
         elif number <= self._merged:
-            since, marks = self._trunk, self._marks
+            since, snapshots = self._weights, self._snapshots
         else:
-            since = self._marks[number]
-            marks = {n: mark for n, mark in self._marks.items() if n > number}
-        marks = {n: rebase_snapshot(mark, since, base, check) for n, mark in marks.items()}
+            since = self._snapshots[number]
+            snapshots = {n: found for n, found in self._snapshots.items() if n > number}
+        snapshots = {
+            n: rebase_snapshot(found, since, weights, check) for n, found in snapshots.items()
+        }
         check()
         if self.learner.updates == since.updates:
-            self._known = base.micro_batches  # it begins from there
-        elif since is not self._trunk:
-            self._known = ref.merged[self._name][1]
-        self.learner.rebase(since, base)
-        self._marks, self._merged = marks, max(self._merged, number)
-        self._trunk, self.ref = base, ref
-        return known
+            self._known = weights.micro_batches  # nothing is left to merge: it begins from there
+        elif since is not self._weights:
+            self._known = base.merged[self._member][1]
+        self.learner.rebase(since, weights)
+        self._snapshots, self._merged = snapshots, max(self._merged, number)
+        self._weights, self.base = weights, base
+        return is_known
 
-    def hand_in(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
-        """A look may put it off."""
-        mark = self.learner.snapshot(check)
-        handed_in = compute_delta(mark, self._trunk, self._known, check)
-        self._marks[number] = mark
-        for old in sorted(self._marks)[: -self._kept]:
-            del self._marks[old]
-        return handed_in
+    def take_delta(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
+        """Return all that the base doesn't have; an interrupt leaves everything as it was."""
+        snapshot = self.learner.snapshot(check)
+        delta = compute_delta(snapshot, self._weights, self._known, check)
+        self._snapshots[number] = snapshot
+        for old in sorted(self._snapshots)[: -self._kept]:
+            del self._snapshots[old]
+        return delta
 
-    def _merged_in(self, ref: DrafterBase) -> int:
-        number, _ = ref.merged.get(self._name, (-1, 0))
+    def _merged_number(self, base: DrafterBase) -> int:
+        number, _ = base.merged.get(self._member, (-1, 0))
         return number
 
-    def _knows(self, ref: DrafterBase) -> bool:
-        """Whether it has marked what of it the trunk has in it."""
-        number = self._merged_in(ref)
-        given_up = self.ref is not None and self.ref.root != ref.root
-        return not given_up and (number <= self._merged or number in self._marks)
+    def _is_known(self, base: DrafterBase) -> bool:
+        """Return True if the member knows what of its work this base has."""
+        number = self._merged_number(base)
+        given_up = self.base is not None and self.base.root != base.root
+        return not given_up and (number <= self._merged or number in self._snapshots)

@@ -1,6 +1,6 @@
-"""What a drafter learns from comes out of the native engine, with the states of its own passes.
+"""Get texts with hidden states out of the native engine, for a drafter to learn from.
 
-Either the policy answers prompts, or it reads what was written before; no pass is made twice.
+The policy either answers prompts or reads existing texts; no pass is made twice.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,41 +18,43 @@ from tlt.trainer.drafter.samples import DrafterSample
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A prompt and what somebody, perhaps the policy, answered."""
+    """A prompt and an answer, the policy's or another one."""
 
     id: int
     tokens: tuple[int, ...]
+    # number of the prompt's tokens
     prompt: int
 
 
 def answered(
     engine: NativeEngine, requests: Iterable[Request]
 ) -> Iterator[tuple[Text, torch.Tensor]]:
-    """With states, in the order in which the answers end."""
-    asked = {request.id: request for request in requests}
-    engine.submit(list(asked.values()))
+    """Answer prompts; yield texts with states, in the order in which the answers end."""
+    by_id = {request.id: request for request in requests}
+    engine.submit(list(by_id.values()))
     while engine.running:
         for done in engine.step():
-            prompt = asked[done.id].prompt
+            prompt = by_id[done.id].prompt
             text = Text(id=done.id, tokens=(*prompt, *done.tokens), prompt=len(prompt))
             yield text, engine.hidden_states(done.id).clone()
 
 
 def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, torch.Tensor]]:
-    """With states, in the order in which the engine gets to their ends."""
-    known = {text.id: text for text in texts}
-    engine.submit([_reading(text) for text in known.values()])
+    """Read texts; yield them with states, in the order in which the engine gets to their ends."""
+    by_id = {text.id: text for text in texts}
+    engine.submit([_reading(text) for text in by_id.values()])
     while engine.running:
         for done in engine.step():
-            yield known[done.id], engine.hidden_states(done.id).clone()
+            yield by_id[done.id], engine.hidden_states(done.id).clone()
 
 
 def sample(text: Text, states: torch.Tensor) -> DrafterSample:
+    """Return a text as a sample to learn from."""
     return DrafterSample(tokens=text.tokens, prompt=text.prompt, states=states)
 
 
 def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) -> PolicyRollout:
-    """Of a text that the policy drew with this key, at temperature 1 and unfiltered."""
+    """Return a text that the policy drew with this key, at temperature 1 and unfiltered."""
     word, noise = key_word(key), GumbelNoise(vocabulary, states.device)
 
     def gumbel(positions: torch.Tensor) -> torch.Tensor:
@@ -62,7 +64,7 @@ def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) ->
 
 
 def _reading(text: Text) -> Request:
-    """The one token that is drawn after them all but the last is thrown away."""
+    """Return a request that prefills all tokens but the last; the token it draws is ignored."""
     key = NoiseKey(
         seed=0, step=Step(0), purpose="train", prompt=PromptIndex(0), member=Member(text.id)
     )

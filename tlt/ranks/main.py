@@ -44,7 +44,7 @@ from tlt.protocol.rank_messages import (
     UpdateSamples,
 )
 from tlt.protocol.refs import DrafterRef
-from tlt.ranks.drafter_trainer import DrafterTrainer
+from tlt.ranks.drafter_member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
 from tlt.ranks.policy_update import PolicyUpdateDuty
 from tlt.ranks.rank_job import RankJob
@@ -67,10 +67,10 @@ class JobDuties:
         # why the drafter that the spec names can't be used
         self.complaint = started.complaint
         self.engine = started.engine
-        self.drafter: DrafterTrainer | None = None
+        self.member: DrafterMember | None = None
         if job.spec.drafter.train != "off" and isinstance(started.engine, NativeEngine):
-            self.drafter = DrafterTrainer(job, started.engine, started.drafter)
-        replay = None if self.drafter is None else self.drafter.pool
+            self.member = DrafterMember(job, started.engine, started.drafter)
+        replay = None if self.member is None else self.member.replay
         self.rollout = RolloutDuty(job, self.engine, tokenizer.stop_tokens(), replay)
         # samples of the policy update whose command comes next
         self.samples: UpdateSamples | None = None
@@ -88,9 +88,9 @@ class JobDuties:
         """Return how long the rank may wait for a message (None: for ever)."""
         if self.engine.running > 0:
             return 0.0
-        if self.drafter is None or not self.drafter.active:
+        if self.member is None or not self.member.is_training:
             return None
-        return _RETRY_SECONDS if self.drafter.hungry else 0.0
+        return _RETRY_SECONDS if self.member.lacks_answers else 0.0
 
 
 class Rank:
@@ -137,13 +137,13 @@ class Rank:
             self._send(*duties.rollout.step())
             if (report := duties.rollout.report(time.monotonic())) is not None:
                 self._send(report)
-        elif duties.drafter is not None and duties.drafter.active:
+        elif duties.member is not None and duties.member.is_training:
             with contextlib.suppress(Interrupted):
-                self._send(*duties.drafter.step(self._check_interrupt))
+                self._send(*duties.member.step(self._check_interrupt))
         self._progress.report(duties.engine.running)
 
     def _dispatch(self, duties: JobDuties, message: ToRank) -> None:
-        drafter, rollout = duties.drafter, duties.rollout
+        member, rollout = duties.member, duties.rollout
         match message:
             case OpenJob():
                 raise AssertionError("a job is open")
@@ -151,7 +151,7 @@ class Rank:
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
             case StartRollout():
-                rollout.swap(message.policy)
+                rollout.use_policy(message.policy)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
             case AdoptDrafter():
@@ -159,20 +159,20 @@ class Rank:
             case StopSpeculation():
                 duties.engine.stop_speculating()
             case TrainDrafter():
-                if drafter is not None:
-                    drafter.begin(message)
+                if member is not None:
+                    member.begin(message)
             case MergeDrafter():
-                if drafter is not None:
-                    drafter.ask(message)
+                if member is not None:
+                    member.request_merge(message)
             case StopDrafterTraining():
-                if drafter is not None:
-                    self._send(*drafter.dismiss(message.training_session))
+                if member is not None:
+                    self._send(*member.stop(message.training_session))
             case DecodePrompts():
                 rollout.submit(message.prompts)
             case PeerAnswer():
-                rollout.overhear(message)
+                rollout.add_peer_answer(message)
             case SharePartialAnswers():
-                self._send(rollout.growing())
+                self._send(rollout.partial_answers())
             case UpdateSamples():
                 duties.samples = message
             case UpdatePolicy():
@@ -193,9 +193,9 @@ class Rank:
         duties.engine.close()
 
     def _adopt(self, duties: JobDuties, ref: DrafterRef | None) -> None:
-        if duties.drafter is None:
+        if duties.member is None:
             return
-        complaint = duties.drafter.adopt(ref)
+        complaint = duties.member.in_use.adopt(ref)
         if complaint is not None and ref is not None:
             self._refuse_drafter(duties.job, ref.version, complaint)
 
@@ -207,7 +207,7 @@ class Rank:
         samples, duties.samples = duties.samples, None
         events = duties.update.run(command, samples.minibatches)
         version = PolicyVersion(command.version + 1)
-        duties.rollout.adopt(version, duties.update.learner.weights())
+        duties.rollout.swap_weights(version, duties.update.learner.weights())
         self._send(*events)
 
     def _check_interrupt(self) -> None:

@@ -17,19 +17,21 @@ from tlt.ranks.rank_job import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-# tokens of an answer before others may learn from it, and by how much it grows before they do again
-_LEAST_GROWN, _GROWN = 8, 1.5
+# an answer is shared when it has so many tokens, and again each time it has grown by this factor
+_LEAST_TOKENS, _GROWTH = 8, 1.5
 
 
 class RolloutDuty:
+    """The prompts that this rank answers now."""
+
     def __init__(
         self,
         job: RankJob,
         engine: Engine,
         stop_tokens: frozenset[int],
-        pool: ReplayBuffer | None,
+        replay: ReplayBuffer | None,
     ) -> None:
-        """`pool`: where answers are kept that a drafter may learn from."""
+        """Keep answers in `replay` if the job trains a drafter."""
         self.engine = engine
         self.version = PolicyVersion(0)
         self._job = job
@@ -37,38 +39,40 @@ class RolloutDuty:
         self._stop_tokens = stop_tokens
         self._context = context_of(job.spec)
         self._blobs = job.blobs()
-        self._pool = pool
+        self._replay = replay
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
-        # of answers that are being written: how long they were when others were told
+        # by request: tokens of the answer when it was last shared
         self._shared: dict[int, int] = {}
-        self._said = 0.0
-        # how often it has said how it decodes, and what the prompts in hand are for
+        self._reported = 0.0
         self._serial = 0
-        self._round: tuple[Step, Purpose] = Step(0), "train"
+        # the rollout batch of the prompts
+        self._batch: tuple[Step, Purpose] = Step(0), "train"
 
     def submit(self, prompts: tuple[PromptIssued, ...]) -> None:
+        """Answer these prompts as slots become free."""
         requests: list[Request] = []
         for prompt in prompts:
             requests.append(self._request(self._next_id, prompt))
             self._issued[self._next_id] = prompt
             self._next_id += 1
         self.engine.submit(requests)
-        self._round = prompts[-1].step, prompts[-1].purpose
+        self._batch = prompts[-1].step, prompts[-1].purpose
 
     def step(self) -> list[RolloutFinished]:
+        """Make one decode step, and return the answers that it finished."""
         return [self._finished(completion) for completion in self.engine.step()]
 
     def report(self, now: float) -> DecodingReported | None:
-        """How it decoded lately, if that is worth saying again."""
-        if now < self._said + _SECONDS_BETWEEN_REPORTS and self.engine.running:
+        """Return how the rank decoded since the last report, if another one is due."""
+        if now < self._reported + _SECONDS_BETWEEN_REPORTS and self.engine.running:
             return None
         tallies = self.engine.take_strategy_tallies()
         if not tallies or not self._spec.speculation.arms:
             return None
-        self._said = now
+        self._reported = now
         self._serial += 1
-        step, purpose = self._round
+        step, purpose = self._batch
         return DecodingReported(
             **self._job.reporter,
             rank=self._job.setup.rank,
@@ -78,29 +82,30 @@ class RolloutDuty:
             tallies=tallies,
         )
 
-    def overhear(self, answer: PeerAnswer) -> None:
+    def add_peer_answer(self, answer: PeerAnswer) -> None:
+        """Guess from another rank's answer, and let the drafter learn from it."""
         try:
             tokens = self._blobs.unpack(answer.tokens).tolist()
         except BlobError:
-            return  # its step is over, and with it what held the tokens
+            return  # its step is over, and the blob is deleted
         if answer.whole:
             self.engine.index_answer(answer.prompt_tokens, tokens)
-        if self._pool is not None:
+        if self._replay is not None:
             origin = "others" if answer.whole else "running"
-            self._pool.add(origin, self._key(answer), answer.prompt_tokens, tokens)
+            self._replay.add(origin, self._key(answer), answer.prompt_tokens, tokens)
 
-    def growing(self) -> PartialAnswers:
-        """What others, who are idle, may learn from: all that has grown by half since they saw it.
+    def partial_answers(self) -> PartialAnswers:
+        """Return the answers that have grown by half since they were last shared.
 
-        So all that is ever copied of an answer is three times what it comes to.
+        The growth by a factor bounds what is copied to three times the final answer.
         """
         answers: list[PeerAnswer] = []
         for id_, prompt in self._issued.items():
             tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
-            if tokens and len(tokens) >= max(_LEAST_GROWN, _GROWN * self._shared.get(id_, 0)):
+            if tokens and len(tokens) >= max(_LEAST_TOKENS, _GROWTH * self._shared.get(id_, 0)):
                 self._shared[id_] = len(tokens)
-                if self._pool is not None:
-                    self._pool.lend(self._key(prompt), self.engine.hidden_states(id_))
+                if self._replay is not None:
+                    self._replay.share_partial(self._key(prompt), self.engine.hidden_states(id_))
                 answers.append(
                     PeerAnswer(
                         job=prompt.job,
@@ -109,7 +114,7 @@ class RolloutDuty:
                         prompt=prompt.prompt,
                         member=prompt.member,
                         prompt_tokens=prompt.tokens,
-                        # a hint, which nobody would release
+                        # inline, because no one would release a blob
                         tokens=Tensor(
                             dtype="int32",
                             shape=(len(tokens),),
@@ -120,13 +125,14 @@ class RolloutDuty:
                 )
         return PartialAnswers(job=self._job.id, answers=tuple(answers))
 
-    def swap(self, policy: PolicyRef) -> None:
-        """Versions that are held already cost nothing."""
+    def use_policy(self, policy: PolicyRef) -> None:
+        """Decode with this policy; a version that is loaded already costs nothing."""
         if policy.version == self.version or policy.weights is None:
             return
-        self.adopt(policy.version, read_weights(self._blobs, policy.weights))
+        self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
 
-    def adopt(self, version: PolicyVersion, weights: "dict[str, torch.Tensor]") -> None:
+    def swap_weights(self, version: PolicyVersion, weights: "dict[str, torch.Tensor]") -> None:
+        """Decode with these weights."""
         self.engine.swap_weights(version, weights)
         self.version = version
 
@@ -155,8 +161,8 @@ class RolloutDuty:
         prompt = self._issued.pop(completion.id)
         self._shared.pop(completion.id, None)
         drawn = sampling(self._spec, prompt.purpose)
-        if self._pool is not None and completion.stop != "cancelled":
-            self._pool.add(
+        if self._replay is not None and completion.stop != "cancelled":
+            self._replay.add(
                 "own",
                 self._key(prompt),
                 prompt.tokens,
@@ -189,6 +195,7 @@ class RolloutDuty:
 
 
 def sampling(spec: JobSpec, purpose: Purpose) -> Sampling:
+    """Return how answers for this purpose are sampled."""
     rollout = spec.rollout
     return Sampling(
         temperature=rollout.temperature if purpose == "train" else rollout.eval_temperature,

@@ -1,0 +1,40 @@
+"""Micro-batches get the number of rows that takes about 60 ms."""
+
+import pytest
+
+from tlt.interrupt import Interrupted
+from tlt.ranks.micro_batch_size import MicroBatchSize
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def interrupt_after(seconds: float, size: MicroBatchSize, clock: _Clock) -> None:
+    with size.adapt():
+        clock.now += seconds
+        raise Interrupted
+
+
+def test_shrinks_after_a_micro_batch_that_was_too_long_to_be_finished() -> None:
+    clock = _Clock()
+    size, rows = MicroBatchSize(clock), list[int]()
+    for seconds in (0.01, 0.12, 5.0):
+        rows.append(size.rows)
+        with pytest.raises(Interrupted):
+            interrupt_after(seconds, size, clock)
+    assert rows == [256, 256, 128]
+    assert size.rows == 32
+
+
+def test_moves_half_of_the_way_after_each_micro_batch() -> None:
+    clock = _Clock()
+    size = MicroBatchSize(clock)
+    for seconds, rows in ((0.03, 384), (0.06, 384), (0.12, 288)):
+        with size.adapt():
+            clock.now += seconds
+        assert size.rows == rows

@@ -1,0 +1,52 @@
+"""Measure drafters by their accept length on answers of the current policy."""
+
+from collections.abc import Sequence
+
+from tlt.interrupt import CheckInterrupt
+from tlt.models.eagle_drafter import Drafter
+from tlt.policies.drafter.payoff_evidence import EVALUATION_DEPTH
+from tlt.protocol.records import DrafterEvaluation
+from tlt.ranks.drafter_samples import Text, rollout
+from tlt.ranks.replay_buffer import Answer
+from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
+from tlt.trainer.drafter.samples import EmbeddingAndHead
+
+
+class DrafterEvaluator:
+    """Compare the drafter that was trained with the one in use."""
+
+    def __init__(self, shared: EmbeddingAndHead) -> None:
+        self._shared = shared
+
+    def evaluate(
+        self,
+        trained: Drafter,
+        used: Drafter | None,
+        answers: Sequence[Answer],
+        rows: int,
+        check: CheckInterrupt,
+    ) -> DrafterEvaluation:
+        """Return both accept lengths, computed on so many rows at once.
+
+        Without answers the evaluation measures nothing, and the gate ignores it.
+        """
+        if not answers:
+            return DrafterEvaluation(used=None, trained=1.0, answers=0)
+        rollouts = [self._rollout(answer) for answer in answers]
+
+        def accept_length(drafter: Drafter) -> float:
+            lengths = accept_lengths(
+                drafter, self._shared, rollouts, (EVALUATION_DEPTH,), rows, check
+            )
+            return max(lengths.noise[EVALUATION_DEPTH], lengths.plain[EVALUATION_DEPTH])
+
+        return DrafterEvaluation(
+            used=None if used is None else accept_length(used),
+            trained=accept_length(trained),
+            answers=len(answers),
+        )
+
+    def _rollout(self, answer: Answer) -> PolicyRollout:
+        assert answer.states is not None
+        text = Text(id=0, tokens=answer.tokens, prompt=answer.prompt)
+        return rollout(text, answer.states, answer.key, len(self._shared.head))

@@ -1,0 +1,197 @@
+"""Take part in drafter training: a rank that trains is a member, and waits for no other member.
+
+A member trains on the current base, publishes what it learned as deltas, and may be the one that
+merges them. A command ends any piece of that at once.
+"""
+
+import time
+
+from tlt.engine.native import NativeEngine
+from tlt.errors import BlobError, ConfigError
+from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.models.eagle_drafter import Drafter
+from tlt.protocol.commands import MergeDrafter, TrainDrafter
+from tlt.protocol.events import (
+    DrafterDeltaReady,
+    DrafterDiverged,
+    DrafterMerged,
+    DrafterTrainingStopped,
+)
+from tlt.ranks.delta_publisher import DeltaPublisher
+from tlt.ranks.drafter_evaluator import DrafterEvaluator
+from tlt.ranks.drafter_factory import DrafterFactory
+from tlt.ranks.drafter_in_use import DrafterInUse
+from tlt.ranks.drafter_merger import DrafterMerger
+from tlt.ranks.drafter_trainer import DrafterTrainer
+from tlt.ranks.hidden_state_store import HiddenStateStore
+from tlt.ranks.rank_job import RankJob
+from tlt.ranks.replay_buffer import ReplayBuffer
+from tlt.ranks.shared_memory_budget import SharedMemoryBudget
+
+# a member without answers to learn from leaves after so long
+_PATIENCE_SECONDS = 3.0
+
+MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
+
+
+class DrafterMember:
+    """The rank's training sessions."""
+
+    def __init__(self, job: RankJob, engine: NativeEngine, named: Drafter | None) -> None:
+        """Train the drafter that the spec names (`named`), or a new one."""
+        factory = DrafterFactory(job.spec, engine, named)
+        budget = SharedMemoryBudget(engine, factory.delta_bytes)
+        blobs = job.blobs(budget.beside_drafters)
+        states = HiddenStateStore(
+            job.flight / "states", engine.token_state_example, budget.beside_states
+        )
+        self.replay = ReplayBuffer(states, job.spec.drafter.megabytes << 20)
+        self.in_use = DrafterInUse(engine, factory, blobs)
+        self.publisher = DeltaPublisher(job, blobs, factory.delta_bytes)
+        self.trainer = DrafterTrainer(job, engine, factory, self.replay, self.publisher)
+        # True if the last draw found no answers to learn from
+        self.lacks_answers = False
+        self._job = job
+        self._engine = engine
+        self._merger = DrafterMerger(job, factory, blobs)
+        self._evaluator = DrafterEvaluator(factory.shared)
+        self._session: TrainDrafter | None = None
+        # a merge that is not done yet
+        self._pending_merge: MergeDrafter | None = None
+        # the last training session that this rank has reported to be over
+        self._last_over = 0
+        # when the last draw found answers
+        self._last_found = 0.0
+
+    @property
+    def is_training(self) -> bool:
+        """Return True during a training session."""
+        return self._session is not None
+
+    def begin(self, command: TrainDrafter) -> None:
+        """Begin a training session, or go on from another base."""
+        if command.training_session <= self._last_over:
+            return
+        if self._session is None:
+            self._last_found = time.monotonic()
+        self._session = command
+        self.trainer.begin(command.base)
+        if self._pending_merge is not None and not self._can_merge(self._pending_merge):
+            self._pending_merge = None
+        self.replay.begin(command.step)
+        self.replay.hold_out(command.held_out)
+
+    def request_merge(self, command: MergeDrafter) -> None:
+        """Merge before the next micro-batch, unless the command is outdated."""
+        if self._can_merge(command):
+            self._pending_merge = command
+
+    def step(self, check: CheckInterrupt) -> list[MemberEvent]:
+        """Do one piece of work: a merge, a publication or a micro-batch.
+
+        An exception of `check` ends it; merges and publications are begun again after that.
+        """
+        session = self._session
+        assert session is not None
+        try:
+            if self._pending_merge is not None:
+                return [self._merge(session, self._pending_merge, check)]
+            if self.publisher.is_due:
+                return self._publish_late(session, check)
+            return self._train(session, check)
+        except (BlobError, ConfigError) as error:
+            return [self._give_up(session, str(error))]
+
+    def stop(self, training_session: int) -> list[MemberEvent]:
+        """End a training session: publish if that is quick, and report what was dropped."""
+        session, events = self._session, list[MemberEvent]()
+        if session is not None and session.training_session == training_session:
+            if self.publisher.updates and self.trainer.tracker and self.publisher.is_quick:
+                try:
+                    events.append(self._publish(session, never_interrupt))
+                except BlobError as error:
+                    events.append(self._give_up(session, str(error)))
+            self._session = self._pending_merge = None
+        self._last_over = max(self._last_over, training_session)
+        stopped = DrafterTrainingStopped(
+            **self._job.reporter,
+            training_session=training_session,
+            dropped_seconds=self.trainer.take_dropped_seconds(),
+            typical_seconds=self.trainer.typical_seconds,
+        )
+        return [*events, stopped]
+
+    def _train(self, session: TrainDrafter, check: CheckInterrupt) -> list[MemberEvent]:
+        now = time.monotonic()
+        answers = self.trainer.draw()
+        self.lacks_answers = not answers
+        if not answers:
+            # other workers' answers may be on their way
+            patient = now - self._last_found <= _PATIENCE_SECONDS
+            return [] if patient else self.stop(session.training_session)
+        self._last_found = now
+        complaint = self.trainer.train(session.base, answers, check)
+        if complaint is not None:
+            return [self._give_up(session, complaint)]
+        return [self._publish(session, check)] if self.publisher.is_due else []
+
+    def _publish_late(self, session: TrainDrafter, check: CheckInterrupt) -> list[MemberEvent]:
+        """Publish what an interrupt has put off, before other work."""
+        began = time.monotonic()
+        check = self.publisher.limit_interrupts(check)
+        try:
+            self.trainer.move_to(session.base, check)
+        except (BlobError, ConfigError):
+            raise
+        except Exception:
+            self.publisher.note_interrupt(time.monotonic() - began)
+            raise
+        # the move drops work that the new base can't take
+        return [self._publish(session, check)] if self.publisher.is_due else []
+
+    def _publish(self, session: TrainDrafter, check: CheckInterrupt) -> DrafterDeltaReady:
+        assert self.trainer.tracker is not None
+        return self.publisher.publish(
+            self.trainer.tracker,
+            session.training_session,
+            self._engine.version,
+            self.trainer.typical_seconds,
+            check,
+        )
+
+    def _merge(
+        self, session: TrainDrafter, command: MergeDrafter, check: CheckInterrupt
+    ) -> DrafterMerged:
+        began, trainer = time.monotonic(), self.trainer
+        answers = self.replay.evaluation_answers()
+        trainer.read(answers, check)
+        if trainer.tracker is None and answers:
+            trainer.move_to(session.base, check)
+        root = None if trainer.tracker is None else trainer.tracker.root
+        merged = self._merger.merge(command, root, check)
+        evaluation = self._evaluator.evaluate(
+            merged.drafter, self.in_use.drafter, answers, trainer.size.rows, check
+        )
+        event = self._merger.publish(merged, evaluation, self._engine.version, began, check)
+        self._pending_merge = None
+        return event
+
+    def _can_merge(self, command: MergeDrafter) -> bool:
+        """Return False if the command's session is over or its lineage given up."""
+        session = self._session
+        return (
+            session is not None
+            and session.training_session == command.training_session
+            and session.base.version == command.base.version
+        )
+
+    def _give_up(self, session: TrainDrafter, error: str) -> DrafterDiverged:
+        """End the training session, and forget a learner that no base can use."""
+        self._session = self._pending_merge = None
+        self.trainer.start_over()
+        return DrafterDiverged(
+            **self._job.reporter,
+            training_session=session.training_session,
+            base=session.base.version,
+            error=error,
+        )
