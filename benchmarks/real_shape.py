@@ -1,10 +1,10 @@
-"""Measure whole steps of a policy of the shape of Qwen2.5-0.5B, and the delay of a stop.
+"""Measure one worker with a policy of the shape of Qwen2.5-0.5B: whole steps, and its stops.
 
 `python -m benchmarks.real_shape --out F.json`
 
-One worker has random weights, the full vocabulary and a context of 2,048 tokens; rollouts are few
-and short, so that it ends. First it runs a job with all of TLT and measures its rank's memory. Then
-a rank by itself trains the drafter on long answers and receives commands to stop at random times.
+The policy has random weights, the full vocabulary and a context of 2,048 tokens; rollouts are few
+and short. First a whole job runs, with drafters trained and evaluated, and the memory of its rank
+is watched. Then a rank by itself trains the drafter on long answers and is stopped at random.
 """
 
 import argparse
@@ -67,11 +67,11 @@ _ALONE = [
     f"rollout.max_new_tokens={_LONG_TOKENS}",
 ]
 _FOUR_BYTES = 4
-# weights, mean and momentum; the start, the base and four marks, each with its mean; the drafter
-# in use
+# copies of a drafter: weights, mean and momentum; root, base and four snapshots, each with its
+# mean; the one in use
 _DRAFTERS = 3 + 2 * (1 + 1 + 4) + 1
 _SPECIALS = ("<pad>", "<bos>", "<eos>")
-# a slow reward, so that the worker is idle while it waits for the last score
+# a slow reward function: the worker idles while it waits for the last score
 _COIN = """
 import time
 
@@ -79,7 +79,7 @@ def coin(completion, **_):
     time.sleep(6)
     return float(len(completion) % 2)
 """
-# tolerance of the documented sum for what allocators keep
+# measured over stated memory: allocators keep something
 _ROOM = 1.1
 
 
@@ -91,13 +91,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as name:
         folder = Path(name)
         numbers = _write_policy(folder / "policy")
-        stated = _stated(numbers, _drafter_bytes(folder / "policy"))
+        stated = _stated_bytes(numbers, _drafter_bytes(folder / "policy"))
         spec = _write_spec(folder)
-        with session(workers=1), _watched() as seen:
+        with session(workers=1), _watch_memory() as seen:
             job = run(
                 "cold", 1, "drafter.train=always", f"drafter.merge_every={_MERGED}", spec=spec
             )
-        alone = asyncio.run(_obeyed(folder, load_job_spec(spec, _ALONE)))
+        alone = asyncio.run(_measure_stops(folder, load_job_spec(spec, _ALONE)))
     assert job.snapshot.drafting is not None
     p95 = quantiles(alone.waits, n=20)[-1]
     claims = [
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def _write_policy(folder: Path) -> int:
-    """Write a random policy and return its number of weights."""
+    """Write a random policy and its tokenizer; return the number of weights."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=_VOCABULARY,
@@ -175,7 +175,7 @@ def _write_policy(folder: Path) -> int:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with one token a byte, and a made-up word for each other token."""
+    """Write a tokenizer with a token for each byte, and words for the rest of the vocabulary."""
     known = [*_SPECIALS, *sorted(ByteLevel.alphabet())]
     words = [*known, *(f"w{number}" for number in range(len(known), _VOCABULARY))]
     tokenizer = Tokenizer(BPE({word: number for number, word in enumerate(words)}, []))
@@ -188,7 +188,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_spec(folder: Path) -> Path:
-    """Write a spec whose reward is the parity of an answer's length."""
+    """Write a spec whose reward is a coin: 1 for an odd number of characters, else 0."""
     (folder / "coin.py").write_text(_COIN)
     rows = [{"prompt": f"{i:02d}+" * 13, "answer": ""} for i in range(8)]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -213,8 +213,8 @@ def _write_spec(folder: Path) -> Path:
 
 
 @contextmanager
-def _watched() -> Generator[list[int]]:
-    """Run the job and return its rank's peak memory in bytes."""
+def _watch_memory() -> Generator[list[int]]:
+    """Yield a list that grows by the peak memory of the ranks, in bytes, each second."""
     seen, over = [0], threading.Event()
 
     def watch() -> None:
@@ -240,8 +240,8 @@ def _peak(pid: int) -> int:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def _stated(numbers: int, drafter: int) -> dict[str, int]:
-    """Return the documented memory of such a rank in bytes."""
+def _stated_bytes(numbers: int, drafter: int) -> dict[str, int]:
+    """Return the memory that a rank of this job needs, in bytes."""
     weights = numbers * _FOUR_BYTES
     return {
         "policy_to_decode_with": weights,
@@ -275,21 +275,21 @@ def _drafter(job: Job) -> dict[str, Any]:
     }
 
 
-# --- a rank by itself ---------------------------------------------------------------------------
+# --- a rank by itself
 
 
-class _Alone(NamedTuple):
-    # seconds from the command until it had stopped
+class _Stops(NamedTuple):
+    # seconds from each stop command until the rank had stopped
     waits: list[float]
-    # seconds of a micro-batch as reported by the rank
+    # duration of a micro-batch, as the rank reported it at each stop
     typical: list[float]
-    # micro-batches in its deltas
+    # micro-batches that it published
     kept: int
-    # bytes of captured hidden states per token
+    # bytes of captured states per token
     state_bytes: float
 
 
-async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
+async def _measure_stops(folder: Path, spec: JobSpec) -> _Stops:
     setup = RankSetup(
         worker=_WORKER,
         incarnation=_INCARNATION,
@@ -323,7 +323,7 @@ async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
     captured = sum(file.stat().st_size for file in states.iterdir())
     for number in range(1, _STOPS + 1):
         rank.send(_train(number))
-        # the first micro-batches are long, until their length has adapted
+        # the first micro-batches are long, until their size is adapted
         await asyncio.sleep(20.0 if number == 1 else dice.uniform(*_SESSION_SECONDS))
         sent = time.monotonic()
         rank.send(
@@ -340,7 +340,7 @@ async def _obeyed(folder: Path, spec: JobSpec) -> _Alone:
             typical.append(message.typical_seconds)
     rank.send(CloseJob(worker=_WORKER, incarnation=_INCARNATION, job=_JOB))
     rank.kill()
-    return _Alone(waits, typical, kept, captured / tokens)
+    return _Stops(waits, typical, kept, captured / tokens)
 
 
 def _prompt(member: int) -> PromptIssued:

@@ -1,4 +1,4 @@
-"""Answers and idlers are heard as they come; what cannot be read, or is gone, is passed over."""
+"""A worker follows answers and idle workers; it skips entries that can't be read."""
 
 import asyncio
 
@@ -13,37 +13,37 @@ from tlt.store.redis_keys import Keys
 from tlt.store.redis_stream import Stream
 
 
-async def test_answers_and_idlers_are_heard_and_nothing_else(
+async def test_follows_answers_and_idle_workers_and_nothing_else(
     connection: Connection, keys: Keys
 ) -> None:
     events = Stream(connection, keys.events, Codec[AnyEvent](AnyEvent))
-    heard: list[RolloutFinished | WorkerIdled] = []
+    found: list[RolloutFinished | WorkerIdled] = []
 
-    async def listen() -> None:
+    async def follow() -> None:
         async for event in follow_peers(events):
-            heard.append(event)
+            found.append(event)
 
-    listening = asyncio.create_task(listen())
+    following = asyncio.create_task(follow())
 
-    async def say(event: AnyEvent) -> None:
+    async def send(event: AnyEvent) -> None:
         async with connection.pipeline(transaction=True) as transaction:
             events.add(transaction, event)
             await transaction.execute()
 
-    async def is_heard() -> bool:
-        """It hears from the moment on that its first read has arrived."""
-        await say(answer(0))
-        return bool(heard)
+    async def is_followed() -> bool:
+        """Return True once the first read has arrived, from which on events are followed."""
+        await send(answer(0))
+        return bool(found)
 
-    await wait_until(is_heard)
-    heard.clear()
+    await wait_until(is_followed)
+    found.clear()
     idled = WorkerIdled(**ORIGIN, requeues=0)  # pyright: ignore
-    await say(idled)
-    await say(JobCancelRequested(job=JOB))
+    await send(idled)
+    await send(JobCancelRequested(job=JOB))
     await connection.xadd(keys.events, {b"not": b"an event"})
-    await say(answer(1))
-    await say(answer(2))
-    await wait_until(lambda: answer(2) in heard)
-    assert [event for event in heard if event != answer(0)] == [idled, answer(1), answer(2)]
-    await cancel_all([listening])
+    await send(answer(1))
+    await send(answer(2))
+    await wait_until(lambda: answer(2) in found)
+    assert [event for event in found if event != answer(0)] == [idled, answer(1), answer(2)]
+    await cancel_all([following])
     await connection.delete(keys.events)

@@ -1,4 +1,4 @@
-"""A worker leaves the others their parts for a moment; it idles when nothing is left."""
+"""A worker leaves the others their share for a moment; it idles when nothing is left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,19 +23,19 @@ from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Stream
 
 _WHO = {"worker": WorkerId("w0"), "incarnation": Incarnation(1)}
-# of the prompt that samples answer
+# the prompt that `tests.samples.answer` answers
 _PROMPT = 4
 
 
 class _Rank:
-    """Remembers what it was given."""
+    """A rank that records what it is given."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
 
-    def send(self, frame: Any) -> None:
-        assert isinstance(frame, DecodePrompts)
-        self.members += [given.member for given in frame.prompts]
+    def send(self, message: Any) -> None:
+        assert isinstance(message, DecodePrompts)
+        self.members += [given.member for given in message.prompts]
 
 
 async def _issue(connection: Connection, keys: Keys, members: int) -> None:
@@ -48,9 +48,9 @@ async def _issue(connection: Connection, keys: Keys, members: int) -> None:
 
 
 class _Worker:
-    """With two ranks of two slots each, in a round that began with so many prompts."""
+    """A worker with two ranks of two slots each."""
 
-    def __init__(self, connection: Connection, keys: Keys, polite_seconds: float) -> None:
+    def __init__(self, connection: Connection, keys: Keys, share_seconds: float) -> None:
         self.ranks = [_Rank(), _Rank()]
         self.idled: list[WorkerIdled] = []
         setup = IncarnationSetup(
@@ -59,7 +59,7 @@ class _Worker:
             **_WHO,  # pyright: ignore
             ranks=self.ranks,  # type: ignore[arg-type]
         )
-        self.intake = PromptIntake(setup, self, polite_seconds)  # type: ignore[arg-type]
+        self.intake = PromptIntake(setup, self, share_seconds)  # type: ignore[arg-type]
         rollout = msgspec.structs.replace(SPEC.rollout, slots=2)
         spec = msgspec.structs.replace(SPEC, rollout=rollout)
         self.intake.open(
@@ -76,10 +76,10 @@ class _Worker:
 
 @asynccontextmanager
 async def _worker(
-    connection: Connection, keys: Keys, *, prompts: int, polite_seconds: float
+    connection: Connection, keys: Keys, *, prompts: int, share_seconds: float
 ) -> AsyncIterator[_Worker]:
     await _issue(connection, keys, prompts)
-    worker = _Worker(connection, keys, polite_seconds)
+    worker = _Worker(connection, keys, share_seconds)
     running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
     try:
         yield worker
@@ -89,8 +89,8 @@ async def _worker(
         await connection.delete(keys.prompts(JOB))
 
 
-async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -> None:
-    async with _worker(connection, keys, prompts=8, polite_seconds=3600.0) as worker:
+async def test_leaves_the_others_their_share(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, share_seconds=3600.0) as worker:
         worker.intake.start(rolls(share=2))
         await wait_until(lambda: len(worker.given) >= 2)
         # neighbours are spread over the ranks
@@ -100,26 +100,26 @@ async def test_others_are_left_their_parts(connection: Connection, keys: Keys) -
         assert worker.intake.finish(answer(0)) is None
         await wait_until(lambda: len(worker.given) >= 3)
         assert worker.given == [0, 1, 2]
-        # another worker is lost: its part is ours, as far as there are slots
+        # another worker is lost, and its share goes to this one, as far as there are slots
         worker.intake.start(rolls(share=7))
         await wait_until(lambda: len(worker.given) >= 5)
         assert worker.given == [0, 1, 2, 3, 4]
 
 
-async def test_what_others_do_not_take_is_anybodys(connection: Connection, keys: Keys) -> None:
-    async with _worker(connection, keys, prompts=8, polite_seconds=0.05) as worker:
+async def test_takes_what_others_leave(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, share_seconds=0.05) as worker:
         worker.intake.start(rolls(share=1))
         await wait_until(lambda: len(worker.given) >= 4)
         assert worker.given == [0, 1, 2, 3]
 
 
-async def test_who_has_nothing_left_idles_once(connection: Connection, keys: Keys) -> None:
-    async with _worker(connection, keys, prompts=3, polite_seconds=3600.0) as worker:
+async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=3, share_seconds=3600.0) as worker:
         worker.intake.start(rolls(share=3))
         await wait_until(lambda: len(worker.given) == 3)
         for member in range(2):
             assert worker.intake.finish(answer(member)) is not None
-        # it reads again, finds nothing, and has one in hand
+        # the queue is drained, and one prompt is not answered yet
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await wait_until(lambda: worker.idled)

@@ -1,4 +1,4 @@
-"""What a member learns gets into the trunks once, whatever was merged between its deltas."""
+"""A member's work gets into the bases once, whatever is merged between its deltas."""
 
 from collections.abc import Callable
 from itertools import count
@@ -20,7 +20,7 @@ NAME = "1.0"
 BLOB = BlobRef(digest=Digest("any"), bytes=0)
 
 
-def member() -> DeltaTracker:
+def new_tracker() -> DeltaTracker:
     found = DeltaTracker(NAME, learner("eagle"))
     found.move_to(ref(0, found.root), found.root)
     return found
@@ -49,8 +49,8 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_delta_holds_all_that_no_trunk_has() -> None:
-    one = member()
+def test_a_delta_holds_all_that_no_base_has() -> None:
+    one = new_tracker()
     learn(one, 1)
     first = one.take_delta(0)
     learn(one, 2)
@@ -60,14 +60,14 @@ def test_a_delta_holds_all_that_no_trunk_has() -> None:
     same(merged.tensors, weights(one))
 
 
-def test_what_was_learned_during_a_merge_comes_with_the_next_delta() -> None:
-    one, alone = member(), member()
+def test_work_during_a_merge_comes_with_the_next_delta() -> None:
+    one, alone = new_tracker(), new_tracker()
     for seed in (1, 2, 3, 4):
         learn(alone, seed)
     learn(one, 1)
     asked = one.take_delta(0)
     learn(one, 2)
-    one.take_delta(1)  # which nobody merges
+    one.take_delta(1)  # never merged
     learn(one, 3)
     base = merge_deltas(one.root, [asked])
     one.move_to(ref(1, base, number=0), base)
@@ -77,9 +77,9 @@ def test_what_was_learned_during_a_merge_comes_with_the_next_delta() -> None:
     same(merge_deltas(base, [last]).tensors, weights(alone))
 
 
-def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
-    """Its delta may be merged only after it has moved on to a trunk without it."""
-    one, other = member(), member()
+def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
+    """Its delta may be merged after it has moved on to a base without it."""
+    one, other = new_tracker(), new_tracker()
     learn(one, 1)
     learn(other, 7)
     mine, theirs = one.take_delta(0), other.take_delta(0)
@@ -94,34 +94,34 @@ def test_a_merge_of_others_keeps_what_this_one_has_handed_in() -> None:
     same(left.tensors, rest)
 
 
-def disturbed(work: Callable[[CheckInterrupt], _Found]) -> _Found:
-    """Ended at its first look, begun again and ended at its second, and so on until it is done."""
+def interrupted(work: Callable[[CheckInterrupt], _Found]) -> _Found:
+    """Interrupt the work at its first check, then at its second, and so on until it is done."""
     for most in count():
-        looks = 0
+        checks = 0
 
         def check(most: int = most) -> None:
-            nonlocal looks
-            looks += 1
-            if looks > most:
+            nonlocal checks
+            checks += 1
+            if checks > most:
                 raise Interrupted
 
         try:
             found = work(check)
         except Interrupted:
             continue
-        assert looks > 5
+        assert checks > 5
         return found
     raise AssertionError
 
 
 @pytest.mark.parametrize("root", [0, 5])
-def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
-    one, undisturbed, other = member(), member(), member()
+def test_an_interrupt_leaves_everything_as_it_was(root: int) -> None:
+    one, undisturbed, other = new_tracker(), new_tracker(), new_tracker()
     learn(other, 7)
     theirs = other.take_delta(0)
     for found in (one, undisturbed):
         learn(found, 1)
-    mine = disturbed(lambda check: one.take_delta(0, check))
+    mine = interrupted(lambda check: one.take_delta(0, check))
     same(mine.tensors, undisturbed.take_delta(0).tensors)
     for found in (one, undisturbed):
         learn(found, 2)
@@ -129,32 +129,34 @@ def test_a_look_that_ends_it_leaves_all_as_it_was(root: int) -> None:
         learn(found, 3)
     base = merge_deltas(one.root, [mine, theirs])
     standing = ref(6, base, root=root, number=0)
-    known = disturbed(lambda check: one.move_to(standing, base, check))
+    known = interrupted(lambda check: one.move_to(standing, base, check))
     assert known == undisturbed.move_to(standing, base) == (root == 0)
     same(weights(one), weights(undisturbed))
     learn(one, 4)
     learn(undisturbed, 4)
-    ours, expected = disturbed(lambda check: one.take_delta(2, check)), undisturbed.take_delta(2)
+    ours, expected = interrupted(lambda check: one.take_delta(2, check)), undisturbed.take_delta(2)
     assert (ours.micro_batches, ours.known) == (expected.micro_batches, expected.known)
     same(ours.tensors, expected.tensors)
 
 
-def test_a_new_root_leaves_nothing_of_what_was_given_up() -> None:
-    one = member()
+def test_a_new_lineage_keeps_no_work_of_the_one_given_up() -> None:
+    one = new_tracker()
     learn(one, 1)
     one.take_delta(0)
     learn(one, 2)
-    fresh = member()
+    fresh = new_tracker()
     learn(fresh, 9)
-    mark = fresh.learner.snapshot()
-    used = BaseWeights(tensors=mark.tensors, updates=mark.updates, micro_batches=mark.updates)
+    snapshot = fresh.learner.snapshot()
+    used = BaseWeights(
+        tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=snapshot.updates
+    )
     one.move_to(ref(5, used, root=5), used)
     same(weights(one), used.tensors)
     assert one.take_delta(1).micro_batches == 0
 
 
-def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
-    one = member()
+def test_a_forgotten_snapshot_costs_the_work_since() -> None:
+    one = new_tracker()
     learn(one, 1)
     first = one.take_delta(0)
     for number in range(1, 20):
@@ -165,21 +167,21 @@ def test_a_mark_that_is_no_longer_known_costs_what_was_learned_since() -> None:
     same(weights(one), base.tensors)
 
 
-def test_of_large_drafters_fewer_marks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_fewer_snapshots_of_large_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tlt.ranks.delta_tracker._SNAPSHOT_BYTES", 1)
-    for handed_in, known in ((4, True), (5, False)):
-        one = member()
+    for published, known in ((4, True), (5, False)):
+        one = new_tracker()
         deltas: list[Delta] = []
-        for number in range(handed_in):
+        for number in range(published):
             learn(one, number)
             deltas.append(one.take_delta(number))
         base = merge_deltas(one.root, deltas[:1])
         one.move_to(ref(1, base, number=0), base)
-        assert one.take_delta(handed_in).micro_batches == (handed_in - 1 if known else 0)
+        assert one.take_delta(published).micro_batches == (published - 1 if known else 0)
 
 
-def test_who_begins_from_a_trunk_counts_from_it() -> None:
-    one, late = member(), member()
+def test_a_member_that_begins_from_a_base_counts_from_it() -> None:
+    one, late = new_tracker(), new_tracker()
     learn(one, 1)
     base = merge_deltas(one.root, [one.take_delta(0)])
     late.move_to(ref(1, base), base)

@@ -35,19 +35,14 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     CheckpointCommitted,
-    DecodingReported,
-    DrafterDeltaReady,
-    DrafterDiverged,
-    DrafterMerged,
-    DrafterRefused,
     DrafterTrainingStopped,
     PolicyPublished,
     PolicyUpdateFinished,
+    RankEvent,
     RolloutFinished,
     SpeculationStopped,
-    WorkerFailed,
 )
-from tlt.protocol.rank_messages import FromRank, PartialAnswers, PeerAnswer, RankReady
+from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.strategies import Ngram
@@ -58,7 +53,7 @@ _log = structlog.get_logger("worker")
 
 
 class MessageRouter:
-    """What each command, each rank's message and each peer's answer sets off."""
+    """The parts of a worker, and the messages that each of them gets."""
 
     def __init__(self, worker: WorkerSetup, setup: IncarnationSetup, outbox: Outbox) -> None:
         self.job: OpenJob | None = None
@@ -183,7 +178,7 @@ class MessageRouter:
             else:
                 self._pass_on(rank, message)
 
-    def _pass_on(self, rank: int, event: FromRank) -> None:
+    def _pass_on(self, rank: int, event: RankEvent) -> None:
         match event:
             case RolloutFinished():
                 taken = self._intake.finish(event) if event.stop != "cancelled" else None
@@ -199,19 +194,8 @@ class MessageRouter:
                 for found in self._update.collect(event):
                     self.productive = True
                     self._outbox.post(found)
-            case (
-                DecodingReported()
-                | DrafterRefused()
-                | DrafterDeltaReady()
-                | DrafterMerged()
-                | DrafterDiverged()
-                | WorkerFailed()
-            ):
-                self._outbox.post(event)
-            case RankReady() | PartialAnswers():
-                raise AssertionError(event)
             case _:
-                assert_never(event)
+                self._outbox.post(event)
 
     async def _follow_peers(self) -> None:
         async for event in follow_peers(self._outbox.events):

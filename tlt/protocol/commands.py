@@ -290,7 +290,8 @@ class RecordStatus(JobCommand, frozen=True, kw_only=True):
     error: str | None
 
 
-WorkerCommand: TypeAlias = (
+# what a rank receives, as its worker does
+RankCommand: TypeAlias = (
     OpenJob
     | CloseJob
     | StartRollout
@@ -300,8 +301,9 @@ WorkerCommand: TypeAlias = (
     | MergeDrafter
     | AdoptDrafter
     | UpdatePolicy
-    | ReplaceRanks
 )
+
+WorkerCommand: TypeAlias = RankCommand | ReplaceRanks
 
 RunCommand: TypeAlias = (
     WorkerCommand

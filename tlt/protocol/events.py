@@ -213,7 +213,7 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
-    """How a rank decoded since its last report; sent at most once a second."""
+    """A rank decodes, and did so like this since its last report: at most once a second."""
 
     rank: int
     # counts this rank's reports on the job
@@ -337,28 +337,33 @@ SessionEvent: TypeAlias = (
     | WorkerLost
 )
 
+# what a rank reports to its worker
+RankEvent: TypeAlias = (
+    WorkerFailed
+    | RolloutFinished
+    | DecodingReported
+    | DrafterRefused
+    | DrafterDeltaReady
+    | DrafterTrainingStopped
+    | DrafterMerged
+    | DrafterDiverged
+    | PolicyUpdateFinished
+    | PolicyPublished
+    | CheckpointCommitted
+)
+
 RunEvent: TypeAlias = (
     JobStarted
     | JobCancelRequested
     | SessionResumed
     | WorkerJoined
     | WorkerLost
-    | WorkerFailed
-    | RolloutFinished
+    | WorkerIdled
     | RolloutDropped
     | RolloutScored
-    | WorkerIdled
-    | DecodingReported
     | SpeculationStopped
-    | DrafterRefused
-    | DrafterDeltaReady
-    | DrafterTrainingStopped
-    | DrafterMerged
-    | DrafterDiverged
     | DrafterCommitFailed
-    | PolicyUpdateFinished
-    | PolicyPublished
-    | CheckpointCommitted
+    | RankEvent
 )
 
 AnyEvent: TypeAlias = SessionEvent | RunEvent

@@ -1,4 +1,4 @@
-"""What a worker and its ranks exchange beside commands and events: data, never acts.
+"""Data that a worker and its ranks exchange, beside commands and events.
 
 A rank receives the worker's commands as they are, and answers with events. Tensors are small or
 refer to blobs.
@@ -9,31 +9,8 @@ from typing import TypeAlias
 import msgspec
 
 from tlt.ids import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.protocol.commands import (
-    AdoptDrafter,
-    CloseJob,
-    MergeDrafter,
-    OpenJob,
-    PromptIssued,
-    StartRollout,
-    StopDrafterTraining,
-    StopSpeculation,
-    TrainDrafter,
-    UpdatePolicy,
-)
-from tlt.protocol.events import (
-    CheckpointCommitted,
-    DecodingReported,
-    DrafterDeltaReady,
-    DrafterDiverged,
-    DrafterMerged,
-    DrafterRefused,
-    DrafterTrainingStopped,
-    PolicyPublished,
-    PolicyUpdateFinished,
-    RolloutFinished,
-    WorkerFailed,
-)
+from tlt.protocol.commands import PromptIssued, RankCommand
+from tlt.protocol.events import RankEvent, RolloutFinished
 from tlt.protocol.refs import Tensor, Value
 
 
@@ -68,7 +45,7 @@ class DecodePrompts(RankMessage, frozen=True, kw_only=True):
 
 
 class PeerAnswer(RankMessage, frozen=True, kw_only=True):
-    """What another rank has answered to a prompt, whole or so far."""
+    """Another rank's answer to a prompt, whole or so far."""
 
     job: JobId
     step: Step
@@ -100,34 +77,5 @@ class UpdateSamples(RankMessage, frozen=True, kw_only=True):
     minibatches: tuple[tuple[RolloutFinished, ...], ...]
 
 
-ToRank: TypeAlias = (
-    OpenJob
-    | CloseJob
-    | StartRollout
-    | StopSpeculation
-    | TrainDrafter
-    | StopDrafterTraining
-    | MergeDrafter
-    | AdoptDrafter
-    | UpdatePolicy
-    | DecodePrompts
-    | PeerAnswer
-    | SharePartialAnswers
-    | UpdateSamples
-)
-
-FromRank: TypeAlias = (
-    RankReady
-    | PartialAnswers
-    | RolloutFinished
-    | DecodingReported
-    | DrafterRefused
-    | DrafterDeltaReady
-    | DrafterTrainingStopped
-    | DrafterMerged
-    | DrafterDiverged
-    | CheckpointCommitted
-    | PolicyPublished
-    | PolicyUpdateFinished
-    | WorkerFailed
-)
+ToRank: TypeAlias = RankCommand | DecodePrompts | PeerAnswer | SharePartialAnswers | UpdateSamples
+FromRank: TypeAlias = RankEvent | RankReady | PartialAnswers

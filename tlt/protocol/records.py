@@ -99,7 +99,7 @@ class Heartbeat(Value, frozen=True, kw_only=True):
 
 
 class JobRecord(Value, frozen=True, kw_only=True):
-    """What `tlt jobs` shows of a job."""
+    """A job as `tlt jobs` shows it."""
 
     job: JobId
     status: JobStatus

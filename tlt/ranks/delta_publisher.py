@@ -31,7 +31,7 @@ _MOST_INTERRUPTS = 8
 
 @dataclass
 class UnpublishedWork:
-    """What was learned since the last delta, and what its publication has cost so far."""
+    """Totals of the micro-batches since the last delta, and the cost of interrupts."""
 
     seconds: list[float] = field(default_factory=list[float])
     reading_seconds: float = 0.0

@@ -5,7 +5,7 @@ are kept. Other ranks' answers come as tokens; a prefill makes their states when
 drawn.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -144,7 +144,7 @@ class ReplayBuffer:
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
         """Draw answers of about so many tokens, none that evaluations need."""
-        held = self._held_out_answers()
+        held = _held_out_answers(self._answers.values(), self._held_out)
         spared = {answer.name for answer in held if answer.key.step == self._step}
         spared |= {answer.name for answer in _evaluated(held, self._step)}
         micro_batches = [answer for name, answer in self._answers.items() if name not in spared]
@@ -163,21 +163,13 @@ class ReplayBuffer:
 
     def evaluation_answers(self, most: int = _EVALUATION_ANSWERS) -> list[Answer]:
         """Return held-out answers of all lengths, from short to long."""
-        kept = _evaluated(self._held_out_answers(), self._step)
+        kept = _evaluated(_held_out_answers(self._answers.values(), self._held_out), self._step)
         # those that have states cost no prefill
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
         if len(kept) <= most:
             return kept
         return [kept[(2 * i + 1) * len(kept) // (2 * most)] for i in range(most)]
-
-    def _held_out_answers(self) -> list[Answer]:
-        prompts = self._held_out
-        return [
-            answer
-            for (step, prompt, member), answer in self._answers.items()
-            if is_held_out(prompts.get(step, ()), step, prompt, member)
-        ]
 
     def _make_room(self) -> None:
         answers = list(self._answers.values())
@@ -193,6 +185,12 @@ def _replaced(candidate: Candidate, **changes: object) -> Candidate:
 
 def _is_partial(answer: Answer) -> bool:
     return answer.candidate.origin == "running"
+
+
+def _held_out_answers(
+    answers: Iterable[Answer], prompts: Mapping[Step, tuple[PromptIndex, ...]]
+) -> list[Answer]:
+    return [a for a in answers if is_held_out(prompts.get(a.key.step, ()), *a.name)]
 
 
 def _evaluated(held_out: Sequence[Answer], step: Step) -> list[Answer]:
