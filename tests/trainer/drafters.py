@@ -61,16 +61,16 @@ def ends(dtype: torch.dtype = torch.float64) -> EmbeddingAndHead:
 def samples(
     layout: str, count: int, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> list[DrafterSample]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     kept = 1 if layout == "eagle" else 4
     made: list[DrafterSample] = []
     for _ in range(count):
-        length = dice.randint(3, 20)
+        length = rng.randint(3, 20)
         made.append(
             DrafterSample(
-                tokens=[dice.randrange(VOCABULARY) for _ in range(length)],
-                prompt=dice.randint(1, min(5, length - 1)),
+                tokens=[rng.randrange(VOCABULARY) for _ in range(length)],
+                prompt=rng.randint(1, min(5, length - 1)),
                 states=torch.randn(
                     length - 1, kept, HIDDEN, generator=generator, dtype=torch.float64
                 ).to(dtype),

@@ -100,17 +100,17 @@ def learner(folder: str, **changes: Any) -> PolicyLearner:
 
 
 def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[PolicySample]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     made: list[PolicySample] = []
     for _ in range(count):
-        length = dice.randint(1, 20)
+        length = rng.randint(1, 20)
         made.append(
             PolicySample(
-                prompt=tuple(dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 6))),
-                completion=tuple(dice.randrange(VOCABULARY) for _ in range(length)),
-                logprobs=tuple(-3.0 + dice.random() for _ in range(length)),
+                prompt=tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))),
+                completion=tuple(rng.randrange(VOCABULARY) for _ in range(length)),
+                logprobs=tuple(-3.0 + rng.random() for _ in range(length)),
                 temperature=temperature,
-                advantage=dice.choice([-1.5, -0.5, 0.7, 1.2]),
+                advantage=rng.choice([-1.5, -0.5, 0.7, 1.2]),
             )
         )
     return made

@@ -23,8 +23,8 @@ def complaints(covered: Iterable[float]) -> list[str | None]:
 
 def learned(count: int, high: float = 0.9) -> list[float]:
     """Return overlaps that rise steeply, then slowly, with noise."""
-    dice = random.Random(count)
-    return [high * (1 - 0.9 * 0.97**n) * dice.uniform(0.9, 1.1) for n in range(count)]
+    rng = random.Random(count)
+    return [high * (1 - 0.9 * 0.97**n) * rng.uniform(0.9, 1.1) for n in range(count)]
 
 
 def test_rising_overlap_is_sound():

@@ -46,25 +46,25 @@ CASES: dict[str, Callable[[], tuple[DrafterLearner, DrafterBatch]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_interrupted_micro_batch_leaves_no_trace(case: str):
-    steady, lesson = CASES[case]()
-    steady.learn(lesson)
+    steady, batch = CASES[case]()
+    steady.learn(batch)
     interrupted, _ = CASES[case]()
-    interrupted.learn(lesson)
+    interrupted.learn(batch)
     before = copies(steady.state())
-    expected = steady.learn(lesson)
-    given_up = 0
+    expected = steady.learn(batch)
+    interruptions = 0
     # one case is enough for all
     stride = 1 if case == "eagle" else 5
     for check in interrupting_checks(stride):
         try:
-            found = interrupted.learn(lesson, check)
+            found = interrupted.learn(batch, check)
             break
         except Interrupted:
-            given_up += 1
+            interruptions += 1
         for name, tensor in interrupted.state().items():
-            assert torch.equal(tensor, before[name]), (given_up, name)
+            assert torch.equal(tensor, before[name]), (interruptions, name)
     # in the forward pass, in the backward pass and in the step
-    assert given_up * stride > 100
+    assert interruptions * stride > 100
     assert found == expected
     after = interrupted.state()
     for name, tensor in steady.state().items():
@@ -72,27 +72,27 @@ def test_interrupted_micro_batch_leaves_no_trace(case: str):
 
 
 def test_does_not_check_after_a_micro_batch():
-    asked = 0
+    checks = 0
 
     def check() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal checks
+        checks += 1
 
-    learns, lesson = CASES["eagle"]()
-    learns.learn(lesson, check)
-    once = asked
-    learns.learn(lesson)
+    learns, batch = CASES["eagle"]()
+    learns.learn(batch, check)
+    once = checks
+    learns.learn(batch)
     learns.drafter()
-    assert asked == once
+    assert checks == once
 
 
 def test_matmul_in_parts_is_the_product():
     left, right = torch.randn(2, 30, 30, generator=torch.Generator().manual_seed(0))
-    asked = 0
+    checks = 0
 
     def check() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal checks
+        checks += 1
 
     torch.testing.assert_close(matmul(left, right.T, check), left @ right.T)
-    assert asked == 15
+    assert checks == 15
