@@ -1,4 +1,4 @@
-"""tlt bench: what this project claims about its speed, measured here; or what was measured last."""
+"""tlt bench: run benchmarks and show whether this project's claims hold."""
 
 import subprocess
 import sys
@@ -33,13 +33,14 @@ class _Result(msgspec.Struct):
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which to run; the last results if none is given.")
+        list[str] | None,
+        typer.Argument(help="Benchmarks to run; without names, show the last results of all."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Where the results lie, one JSON file a benchmark.")
+        Path, typer.Option(help="Folder of the results, one JSON file a benchmark.")
     ] = _FOLDER / "results",
 ) -> None:
-    """Run benchmarks, or show what they showed last."""
+    """Run benchmarks, or show their last results."""
     known = sorted(file.stem for file in _FOLDER.glob("*.py") if _runs(file))
     if not known:
         raise ConfigError("the benchmarks are part of a checkout of tlt, and not installed with it")
@@ -53,7 +54,7 @@ def bench(
 
 
 def _run(name: str, file: Path) -> None:
-    """What it says is in its file, and told afterwards; it fails where a claim does not hold."""
+    """Run a benchmark in silence; its exit code tells only that a claim does not hold."""
     before = file.stat().st_mtime_ns if file.exists() else None
     command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(file)]
     subprocess.run(command, cwd=_ROOT, check=False, stdout=subprocess.DEVNULL)
@@ -66,7 +67,7 @@ def _runs(file: Path) -> bool:
 
 
 def _show(names: list[str], out: Path) -> bool:
-    """Whether all that is claimed holds."""
+    """Print the claims, and return True if all of them hold."""
     lines: list[tuple[str, ...]] = []
     holds = True
     for name in names:

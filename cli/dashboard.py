@@ -1,4 +1,4 @@
-"""tlt dashboard: the live page of a session, or of one run's folder."""
+"""tlt dashboard: serve the live page of a session, or of one run's folder."""
 
 import contextlib
 import os
@@ -22,34 +22,38 @@ _START_SECONDS = 20.0
 _STOP_SECONDS = 5.0
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class RunningDashboard(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     address: str
 
 
 def dashboard(
     run: Annotated[
-        Path | None, typer.Option("--run", help="A run's folder, with or without a session.")
+        Path | None, typer.Option("--run", help="Show the run in this folder, without a session.")
     ] = None,
     session: Annotated[str, typer.Option("--session", help="Name of the session.")] = "default",
     host: Annotated[
-        str, typer.Option(help="Where to listen; any other address needs a --token.")
+        str, typer.Option(help="Address to listen on; one that is not local needs --token.")
     ] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="8420, or a free one after it.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; by default 8420 or the next free one.")
+    ] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="TLT_DASHBOARD_TOKEN", help="The session's own otherwise.")
+        str | None,
+        typer.Option(envvar="TLT_DASHBOARD_TOKEN", help="Access token; by default the session's."),
     ] = None,
     public_url: Annotated[
-        str | None, typer.Option(help="Of a proxy before it; then nobody looks without the token.")
+        str | None,
+        typer.Option(help="URL of a proxy in front; every visitor then needs the token."),
     ] = None,
 ) -> None:
-    """Serve the page until Ctrl-C; jobs do not notice whether it is there."""
-    # these take a moment that no other command has to spend
+    """Serve the live page until Ctrl-C; jobs run the same without it."""
+    # imported here because they would slow down all other commands
     from tlt.dashboard.access_guard import is_loopback
     from tlt.dashboard.data_sources import FolderSource, SessionSource, Source
     from tlt.dashboard.server import serve, session_token
 
-    # whoever ends it, what it announced goes with it
+    # unwind on SIGTERM, so that the announcement is removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def ready(address: str) -> None:
@@ -71,14 +75,16 @@ def dashboard(
         ready(address)
         if _running(session) is None:
             file.touch(mode=0o600)
-            file.write_bytes(msgspec.json.encode(Started(pid=os.getpid(), address=address)))
+            file.write_bytes(
+                msgspec.json.encode(RunningDashboard(pid=os.getpid(), address=address))
+            )
 
     try:
         serve(
             lambda: SessionSource(spec),
             host=host,
             port=port,
-            # another address takes a token that somebody chose
+            # an address that is not local needs a token that was chosen by the user
             token=token or (session_token(Path(spec.folder)) if is_loopback(host) else None),
             public=public_url,
             ready=announce,
@@ -90,7 +96,7 @@ def dashboard(
 
 
 def start_dashboard(session: str, *, ends_with_us: bool = False) -> str | None:
-    """Beside a session that is up; its address, or None: a session is good without."""
+    """Start the page of a session in the background; return its address, or None if that failed."""
     running = _running(session)
     if running is not None:
         return running.address
@@ -125,17 +131,17 @@ def stop_dashboard(session: str) -> None:
         time.sleep(0.02)
 
 
-def _running(session: str) -> Started | None:
+def _running(session: str) -> RunningDashboard | None:
     try:
         raw = (session_folder(session) / _FILE).read_bytes()
-        started = msgspec.json.decode(raw, type=Started)
+        started = msgspec.json.decode(raw, type=RunningDashboard)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return started if _is_dashboard(started.pid) else None
 
 
 def _is_dashboard(pid: int) -> bool:
-    """The number may be another process's by now."""
+    """Check the command line: the number may belong to another process by now."""
     try:
         return b"\0dashboard\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""tlt demo: a session of its own, the main job, a report, and everything gone but the run."""
+"""tlt demo: run a job in a session of its own, report on it, and leave only the run's folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +22,18 @@ _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml
 
 
 def demo(
-    spec: Annotated[Path, typer.Option("--spec", help="Another job.")] = _SPEC,
-    workers: Annotated[int | None, typer.Option(min=1, help="One per core if not given.")] = None,
-    engine: Annotated[str | None, typer.Option(help="native or sglang.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where the job gets its folder.")] = Path("runs"),
+    spec: Annotated[Path, typer.Option("--spec", help="Train this job instead.")] = _SPEC,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of workers; one per core by default.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine: native or sglang.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder in which the job gets its folder.")] = Path(
+        "runs"
+    ),
     changes: Set = None,
     dashboard: Annotated[bool, typer.Option(help="Serve the live page meanwhile.")] = True,
 ) -> None:
-    """Train a tiny reasoner with reinforcement learning, here and now."""
+    """Train a tiny reasoner with reinforcement learning on this machine."""
     chosen = [] if engine is None else [f"rollout.engine={engine}"]
     loaded = load_job(spec, [*(changes or []), *chosen])
     session = new_session(
@@ -41,7 +45,7 @@ def demo(
         device="cpu",
         lease_seconds=15.0,
     )
-    forget_session(session)  # a demo that was cut short is not gone on with
+    forget_session(session)  # do not resume a demo that was interrupted
     say(f"starting {session.workers} workers, a coordinator, a reward actor and Redis")
     start_session(session, ends_with_us=True)
     try:

@@ -1,4 +1,4 @@
-"""tlt drafter train: a drafter for a policy folder, before its reinforcement learning starts."""
+"""tlt drafter train: train a drafter for a policy folder, before any job."""
 
 import signal
 from collections.abc import Callable, Generator
@@ -13,53 +13,59 @@ from cli.arguments import Json
 from cli.output import complain, print_json, say
 from tlt.errors import ConfigError
 
-app = typer.Typer(help="The drafter: what speculative decoding guesses with.", no_args_is_help=True)
+app = typer.Typer(help="Train drafters for speculative decoding.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """So that `train` stays a command of its own while it is the only one."""
+    """Keep `train` a subcommand although it is the only one."""
 
 
 @app.command()
 def train(
-    policy: Annotated[Path, typer.Option(help="The model folder that it is to guess for.")],
-    out: Annotated[Path, typer.Option(help="Where to write the drafter; must not exist.")],
+    policy: Annotated[Path, typer.Option(help="Model folder of the policy.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.")],
     data: Annotated[
-        Path | None, typer.Option(help="JSONL of prompts and answers to learn from.")
+        Path | None, typer.Option(help="JSONL file of prompts and answers to train on.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSONL of prompts that the policy answers itself.")
+        Path | None, typer.Option(help="JSONL file of prompts; the policy generates the answers.")
     ] = None,
     layout: Annotated[
-        Literal["eagle", "eagle3"] | None, typer.Option(help="eagle if not given.")
+        Literal["eagle", "eagle3"] | None,
+        typer.Option(help="Layout of the drafter; eagle by default."),
     ] = None,
     start: Annotated[
-        Path | None, typer.Option(help="A drafter's folder to go on from, not random weights.")
+        Path | None,
+        typer.Option(help="Folder of a drafter to start from instead of random weights."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=1, help="How many to learn from, repetitions included.")
+        int, typer.Option(min=1, help="Tokens to train on, repetitions included.")
     ] = 1_000_000,
     samples: Annotated[
-        int, typer.Option(min=1, help="Answers to learn from; their states stay in memory.")
+        int, typer.Option(min=1, help="Answers to train on; their hidden states stay in memory.")
     ] = 1024,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Rows to measure by, which are not learned from.")
+        int, typer.Option(min=1, help="Rows held out to evaluate the drafter.")
     ] = 32,
-    max_context: Annotated[int, typer.Option(min=3, help="A prompt and its answer.")] = 2048,
-    slots: Annotated[int, typer.Option(min=1, help="Answers that are written at once.")] = 32,
-    prompt_key: str = "prompt",
-    answer_key: Annotated[str, typer.Option(help="With --data.")] = "answer",
+    max_context: Annotated[
+        int, typer.Option(min=3, help="Tokens of a prompt and its answer.")
+    ] = 2048,
+    slots: Annotated[int, typer.Option(min=1, help="Answers generated at once.")] = 32,
+    prompt_key: Annotated[str, typer.Option(help="Key of the prompt.")] = "prompt",
+    answer_key: Annotated[str, typer.Option(help="Key of the answer, with --data.")] = "answer",
     chat_template: Annotated[
-        bool, typer.Option("--chat-template", help="Prompts are for the policy's chat template.")
+        bool, typer.Option("--chat-template", help="Apply the policy's chat template.")
     ] = False,
-    system_prompt: str | None = None,
-    seed: int = 0,
+    system_prompt: Annotated[
+        str | None, typer.Option(help="System prompt for the chat template.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json: Json = False,
 ) -> None:
-    """Train a drafter that this policy, or a stock SGLang, can decode with.
+    """Train a drafter that TLT and a stock SGLang can decode with.
 
-    Interrupted, the same command goes on where it was.
+    If it is interrupted, the same command continues it.
     """
     if (data is None) == (prompts is None):
         raise ConfigError("give either --data (prompts and answers) or --prompts")
@@ -85,10 +91,10 @@ def train(
         system_prompt=system_prompt,
         seed=seed,
     )
-    with _interruption() as asked:
-        curve = train_drafter(plan, out, (lambda line: None) if json else say, asked)
+    with _interruption() as interrupted:
+        curve = train_drafter(plan, out, (lambda line: None) if json else say, interrupted)
     if curve is None:
-        complain("interrupted; the same command goes on from here")
+        complain("interrupted; the same command continues from here")
         raise typer.Exit(130)
     if json:
         print_json({"drafter": str(out), "curve": curve})
@@ -98,16 +104,16 @@ def train(
 
 @contextmanager
 def _interruption() -> Generator[Callable[[], bool]]:
-    """The first Ctrl-C asks for an end, the second one makes it."""
-    asked = False
+    """Yield a function that returns True after Ctrl-C; a second Ctrl-C raises KeyboardInterrupt."""
+    interrupted = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield lambda: asked
+        yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""A session seen from a command: its jobs and its workers, over Redis alone."""
+"""Read a session's jobs and workers, over Redis alone."""
 
 import asyncio
 import time
@@ -41,8 +41,8 @@ class Client:
         return await read_heartbeats(self._connection, self._keys)
 
 
-async def _answers(connection: Connection) -> None:
-    """A Redis that is just being started again reads its file first."""
+async def _await_answer(connection: Connection) -> None:
+    """Wait for a Redis that is being restarted, which reads its file first."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
@@ -55,13 +55,13 @@ async def _answers(connection: Connection) -> None:
 
 
 def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _Result:
-    """Run an asynchronous use of a session; StoreError where its Redis does not answer."""
+    """Run `use` with a client; raise StoreError if the session's Redis does not answer."""
     spec = find_session(session)
 
     async def run() -> _Result:
         connection = connect(spec.redis_url, seconds=_PATIENCE_SECONDS)
         try:
-            await _answers(connection)
+            await _await_answer(connection)
             return await use(Client(spec, connection))
         except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
             raise StoreError(
@@ -74,7 +74,7 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
 
 
 def run_folder(job: str, session: str) -> Path:
-    """Of a job of the session, or of a run whose folder is named."""
+    """Return the folder of a job of the session, or `job` itself if it is a run's folder."""
     if (Path(job) / FILE_NAME).exists():
         return Path(job).resolve()
     try:

@@ -1,4 +1,4 @@
-"""tlt up, tlt down, tlt status."""
+"""tlt up, down, status: start, end and show a session."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,19 +18,27 @@ from tlt.store.redis_connection import hide_password
 
 def up(
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many; one per core if not given.")
+        int | None, typer.Option(min=1, help="Number of workers; one per core by default.")
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Compute processes of each worker.")] = 1,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Ranks (compute processes) of each worker.")
+    ] = 1,
     redis_url: Annotated[
-        str | None, typer.Option(help="redis://, rediss:// or unix://; an own one if not given.")
+        str | None,
+        typer.Option(
+            help="redis://, rediss:// or unix:// URL; by default the session starts its own."
+        ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where each job gets its folder.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    runs: Annotated[Path, typer.Option(help="Folder in which each job gets its folder.")] = Path(
+        "runs"
+    ),
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     lease_seconds: Annotated[
-        float, typer.Option(min=1.0, help="A worker silent for longer loses what it holds.")
+        float,
+        typer.Option(min=1.0, help="Seconds of silence after which a worker is considered lost."),
     ] = 15.0,
     session: SessionName = "default",
-    dashboard: Annotated[bool, typer.Option(help="Serve the live page, too.")] = True,
+    dashboard: Annotated[bool, typer.Option(help="Also serve the live page.")] = True,
 ) -> None:
     """Start a session in the background."""
     spec = new_session(
@@ -57,7 +65,7 @@ def up(
 
 
 def down(session: SessionName = "default") -> None:
-    """End a session; jobs that have not ended go on when it is up again."""
+    """End a session; unfinished jobs resume when it is up again."""
     stop_session(session)
     stop_dashboard(session)
     say(f"session '{session}' is down")
@@ -67,13 +75,13 @@ def status(
     session: SessionName = "default",
     json: Json = False,
 ) -> None:
-    """Workers and jobs of a session."""
+    """Show the workers and jobs of a session."""
     spec = find_session(session)
 
-    async def look(client: Client) -> tuple[dict[WorkerId, Heartbeat], list[JobRecord]]:
+    async def fetch(client: Client) -> tuple[dict[WorkerId, Heartbeat], list[JobRecord]]:
         return await client.workers(), await client.jobs.all()
 
-    workers, records = with_client(session, look)
+    workers, records = with_client(session, fetch)
     if json:
         jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
         print_json(

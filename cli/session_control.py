@@ -1,4 +1,4 @@
-"""Starting a session in the background, finding one, ending one."""
+"""Start a session in the background, find one, end one."""
 
 import os
 import shutil
@@ -74,7 +74,7 @@ def new_session(
 
 
 def forget_session(spec: SessionSpec) -> None:
-    """Its jobs and its Redis; runs stay."""
+    """Remove the session's jobs and its Redis data; runs stay."""
     folder = Path(spec.folder)
     if is_up(folder):
         raise _already_up(spec.name)
@@ -136,7 +136,7 @@ def stop_session(name: str) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """A zombie that nobody has waited for yet has ended."""
+    """Return False for a zombie too, whose command line is empty."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

@@ -1,4 +1,4 @@
-"""What `tlt top` hears of the session that is at a job, beside what the journal says."""
+"""Poll the session that runs a job, for what `tlt top` shows beside the journal."""
 
 import asyncio
 import threading
@@ -12,12 +12,12 @@ from tlt.ids import JobId
 from tlt.session_files import is_up, load_session, session_folder
 from tlt.store.redis_connection import connect
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _REDIS_SECONDS = 5.0
 
 
 class SessionWatch(threading.Thread):
-    """In a thread of its own: a Redis that is slow keeps no screen waiting."""
+    """Poll in a thread, so that a slow Redis does not block the screen."""
 
     def __init__(self, spec: SessionSpec, job: JobId) -> None:
         super().__init__(daemon=True)
@@ -28,12 +28,12 @@ class SessionWatch(threading.Thread):
         self.followed = False
 
     def run(self) -> None:
-        asyncio.run(self._look(forever=True))
+        asyncio.run(self._poll(forever=True))
 
-    def look_once(self) -> None:
-        asyncio.run(self._look(forever=False))
+    def poll_once(self) -> None:
+        asyncio.run(self._poll(forever=False))
 
-    async def _look(self, *, forever: bool) -> None:
+    async def _poll(self, *, forever: bool) -> None:
         connection = connect(self._spec.redis_url, seconds=_REDIS_SECONDS)
         feed = SessionFeed(self._spec, connection)
         try:
@@ -43,13 +43,13 @@ class SessionWatch(threading.Thread):
                 self.followed = feed.attends(self._job)
                 if not forever:
                     return
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
         finally:
             await connection.aclose()
 
 
-def session_of(folder: Path, session: str) -> SessionWatch | None:
-    """None where the run is none of this session's, or the session is down."""
+def watch_session(folder: Path, session: str) -> SessionWatch | None:
+    """Return None if the run does not belong to the session, or the session is down."""
     try:
         spec = load_session(session_folder(session))
     except NoSession:

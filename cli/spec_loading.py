@@ -1,4 +1,4 @@
-"""A job's spec as the commands read it: what it names has to be there."""
+"""Load a job's spec and check that the files that it names exist."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tlt.spec_files import load_job_spec
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
-    """The rest is looked at when the job is prepared, which takes a tokenizer."""
+    """Check what takes no tokenizer; the rest is checked when the job is prepared."""
     spec = load_job_spec(path, changes)
     if not Path(spec.policy.path).is_dir():
         raise ConfigError(f"{path}: policy.path: {spec.policy.path}: no such folder")
@@ -20,7 +20,7 @@ def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
 
 
 def load_job(path: Path, changes: list[str] | None) -> JobSpec:
-    """To be submitted: what it names has to be installed, too."""
+    """Load a spec to submit; its loggers must be installed."""
     spec = load_runnable(path, changes)
     refuse_missing(spec.loggers, str(path))
     return spec

@@ -20,7 +20,7 @@ from cli.arguments import SessionName
 from cli.journal_lines import timed_lines
 from cli.output import console, say
 from cli.session_client import run_folder, with_client
-from cli.session_watch import SessionWatch, session_of
+from cli.session_watch import SessionWatch, watch_session
 from cli.top_screen import Screen, Shown
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_fold import Run
@@ -45,12 +45,12 @@ def top(
     if not console.is_terminal and not once:
         _follow(folder)
         return
-    run, watch = Run(folder, read_spec(folder)), session_of(folder, session)
+    run, watch = Run(folder, read_spec(folder)), watch_session(folder, session)
     if once:
         while run.catch_up(_SLICE_SECONDS):
             pass
         if watch is not None:
-            watch.look_once()
+            watch.poll_once()
         console.print(_screen(run, watch))
         return
     if watch is not None:

@@ -1,4 +1,4 @@
-"""Logs: JSON lines, a file per process in the session's folder, and in a run's while it lasts."""
+"""Write logs as JSON lines: a file per process in the session's folder, and in a run's."""
 
 import contextlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import structlog
 
 
 class _Files:
-    """What structlog writes to: the session's file, and the run's while there is one."""
+    """Write to the session's file, and to the run's while there is one."""
 
     def __init__(self, folder: Path, process: str) -> None:
         self.process = process
@@ -23,14 +23,14 @@ class _Files:
             self._run = None if run is None else _open(run / "logs", self.process)
 
     def write(self, line: str) -> None:
-        """A full disk costs log lines, never a service."""
+        """Write a line; on a full disk it is lost, and the process goes on."""
         for file in (self._session, self._run):
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.write(line)
 
     def flush(self) -> None:
-        """Both are line-buffered."""
+        """Do nothing: both files are line-buffered."""
 
 
 _files: _Files | None = None
@@ -52,7 +52,7 @@ def write_logs_to(folder: Path, process: str) -> None:
 
 
 def serve_run(run: Path | None) -> None:
-    """From now on this process works for a run, or for none."""
+    """Also write to the logs of this run from now on, or of none."""
     if _files is not None:
         _files.serve(run)
 

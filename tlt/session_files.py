@@ -1,4 +1,4 @@
-"""A session's folder: what it was started with, and whether it is up."""
+"""Read and write a session's folder: its spec, and whether it is up."""
 
 import fcntl
 import hashlib
@@ -29,7 +29,7 @@ def session_folder(name: str) -> Path:
 
 
 def short_folder(folder: Path) -> Path:
-    """For sockets, whose paths must be short."""
+    """Return a folder for sockets, whose paths must be short."""
     name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=5).hexdigest()
     return Path(tempfile.gettempdir()) / f"tlt-{os.getuid()}-{name}"
 

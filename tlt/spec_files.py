@@ -1,4 +1,4 @@
-"""Specs as people write them: YAML, changed by `--set`; an unknown key names its near miss."""
+"""Read specs from YAML, with `--set` overrides; an error names the key, and a similar one."""
 
 import difflib
 import re
@@ -17,14 +17,11 @@ _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No
 
 
 class _Yaml(yaml.SafeLoader):
-    """PyYAML reads `1e-4` as text; everybody who writes a learning rate means the number.
-
-    And `mode: off` as false; here it is a word.
-    """
+    """Read `1e-4` as a number, which PyYAML reads as text, and `mode: off` as a word."""
 
 
 class _YamlOut(yaml.SafeDumper):
-    """Quotes the text that _Yaml would read as a number."""
+    """Quote text that _Yaml would read as a number."""
 
 
 _Yaml.yaml_implicit_resolvers = {
@@ -40,7 +37,7 @@ for _side in (_Yaml, _YamlOut):
 
 
 def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
-    """Read a YAML spec; paths in it are relative to its folder."""
+    """Read a YAML file; paths in it are relative to its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -53,7 +50,7 @@ def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
 def read_job_spec(
     text: str, where: str, folder: Path, overrides: list[str] | None = None
 ) -> JobSpec:
-    """A YAML spec that may lie in no file; paths in it are relative to the folder."""
+    """Read YAML text; paths in it are relative to `folder`."""
     try:
         raw: Any = yaml.load(text, Loader=_Yaml)
     # a date that doesn't exist is a ValueError
@@ -90,7 +87,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     function = spec.reward.function
     if function is not None:
         module, _, name = function.rpartition(":")
-        # a module beside the spec is found there, wherever the reward's process runs
+        # name a module beside the spec by its file: the reward's process runs elsewhere
         file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
         if module.endswith(".py") or (folder / file).is_file():
             function = f"{absolute(file)}:{name}"
@@ -115,13 +112,13 @@ def _override(raw: dict[str, Any], override: str) -> None:
     if not separator:
         raise ConfigError(f"--set {override}: write --set section.key=value")
     *sections, last = key.strip().split(".")
-    place = raw
+    target = raw
     for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
             raise ConfigError(f"--set {override}: {section} is not a section")
     try:
-        place[last] = yaml.load(value, Loader=_Yaml)
+        target[last] = yaml.load(value, Loader=_Yaml)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {override}: {_one_line(error)}") from error
 
@@ -142,10 +139,10 @@ def _refuse_unknown_keys(
 
 
 def _readable(error: msgspec.ValidationError) -> str:
-    complaint, separator, place = str(error).rpartition(" - at `$")
+    complaint, separator, path = str(error).rpartition(" - at `$")
     if not separator:
         return str(error)
-    dotted = place.rstrip("`").lstrip(".")
+    dotted = path.rstrip("`").lstrip(".")
     return f"{dotted}: {complaint}" if dotted else complaint
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from playwright.sync_api import Page, expect
 
-from cli.dashboard import Started
+from cli.dashboard import RunningDashboard
 from tests.browser.conftest import Visit
 from tests.e2e.live import Live, kill, wait_until
 
@@ -33,9 +33,9 @@ _PIXELS = """([canvas, name]) => {
 }"""
 
 
-def dashboard(live: Live) -> Started:
+def dashboard(live: Live) -> RunningDashboard:
     file = live.home / "tlt" / "sessions" / "default" / "dashboard.json"
-    return msgspec.json.decode(file.read_bytes(), type=Started)
+    return msgspec.json.decode(file.read_bytes(), type=RunningDashboard)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def see_it_work(page: Page) -> None:
 
 
 @contextlib.contextmanager
-def dashboard_again(live: Live, was: Started) -> Iterator[None]:
+def dashboard_again(live: Live, was: RunningDashboard) -> Iterator[None]:
     """Start the dashboard again with the same port and token."""
     with live.start("dashboard", "--port", str(urlsplit(was.address).port)) as process:
         assert process.stdout is not None

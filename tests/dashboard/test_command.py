@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.dashboard import Started, stop_dashboard
+from cli.dashboard import RunningDashboard, stop_dashboard
 from tlt.config import SessionSpec
 from tlt.session_files import write_session
 
@@ -61,10 +61,10 @@ def start(home: Path) -> Iterator[Start]:
 def test_first_dashboard_is_announced_and_ends_with_the_session(start: Start, home: Path) -> None:
     file = home / "dashboard.json"
     first, second = start(), start()
-    assert msgspec.json.decode(file.read_bytes(), type=Started).pid == first.pid
+    assert msgspec.json.decode(file.read_bytes(), type=RunningDashboard).pid == first.pid
     os.kill(second.pid, signal.SIGTERM)
     assert second.wait(20) == 0
-    assert msgspec.json.decode(file.read_bytes(), type=Started).pid == first.pid
+    assert msgspec.json.decode(file.read_bytes(), type=RunningDashboard).pid == first.pid
     stop_dashboard("default")
     assert first.wait(20) == 0
     assert not file.exists()

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.session_watch import session_of
+from cli.session_watch import watch_session
 from cli.top import _is_behind, _reading, _screen
 from cli.top_screen import Screen, Shown
 from tlt.config import SessionSpec
@@ -197,12 +197,12 @@ def test_asks_only_the_session_that_the_run_belongs_to(
     folder = tmp_path / "home" / "sessions" / "default"
     folder.parent.mkdir(parents=True)
     folder.symlink_to(session.folder)
-    assert session_of(Path(session.runs) / "a-1", "default") is None  # never started
+    assert watch_session(Path(session.runs) / "a-1", "default") is None  # never started
     write_session(session)
-    assert session_of(tmp_path / "elsewhere" / "a-1", "default") is None
-    watch = session_of(Path(session.runs) / "a-1", "default")
+    assert watch_session(tmp_path / "elsewhere" / "a-1", "default") is None
+    watch = watch_session(Path(session.runs) / "a-1", "default")
     assert watch is not None
-    watch.look_once()
+    watch.poll_once()
     assert watch.followed
     assert watch.view is not None
     assert watch.view.health.error is None

@@ -1,4 +1,4 @@
-"""What a job leaves behind has the shape that its weights were trained for, whatever was named."""
+"""An exported drafter has the shape of its weights, whatever drafter the spec names."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def kept(run: Path, drafter: Drafter) -> DrafterRef:
     )
 
 
-def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -> None:
+def test_ignores_a_named_drafter_that_does_not_fit(tmp_path: Path, policy: Path) -> None:
     trained, run = made(policy), tmp_path / "run"
     used = kept(run, trained)
     turned = tmp_path / "turned"
@@ -72,7 +72,7 @@ def test_a_drafter_that_was_of_no_use_has_no_say(tmp_path: Path, policy: Path) -
     assert total_updates(spec(policy, folder), used) == 40
 
 
-def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
+def test_takes_the_shape_and_updates_of_the_named_drafter(tmp_path: Path, policy: Path) -> None:
     trained, run = made(policy, intermediate=24), tmp_path / "run"
     named = tmp_path / "named"
     save_drafter(trained, named, updates=500)
@@ -83,7 +83,7 @@ def test_a_job_goes_on_from_what_it_named(tmp_path: Path, policy: Path) -> None:
     assert total_updates(spec(policy, named), unknown) is None
 
 
-def test_weights_of_a_shape_that_nothing_says_are_not_written(tmp_path: Path, policy: Path) -> None:
+def test_refuses_weights_of_an_unknown_shape(tmp_path: Path, policy: Path) -> None:
     run = tmp_path / "run"
     used = kept(run, made(policy, intermediate=24))
     for named in (None, tmp_path / "gone"):

@@ -1,4 +1,4 @@
-"""Times as people read them, on the page as in the terminal."""
+"""Times are formatted for people, the same on the page and in the terminal."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tlt.human_format import seconds
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (3.14, "3.1 s"),
         (59.9, "59.9 s"),
@@ -19,5 +19,5 @@ from tlt.human_format import seconds
         (90000, "1 d 1 h"),
     ],
 )
-def test_seconds_are_said_in_units_that_fit(value: float, said: str) -> None:
-    assert seconds(value) == said
+def test_formats_seconds_in_units_that_fit(value: float, text: str) -> None:
+    assert seconds(value) == text

@@ -1,4 +1,4 @@
-"""How many reports each logger of a run has received, in a file per logger in the run's folder."""
+"""Store how many reports each logger of a run has received, in a file in the run's folder."""
 
 import contextlib
 import os

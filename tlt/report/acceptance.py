@@ -1,4 +1,4 @@
-"""How many proposed tokens were accepted: by proposer and batch size, and by position."""
+"""Accepted tokens: by proposer and batch size, and by position."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How often a run was started again: the attempts of its coordinators, the lives of its workers.
+"""The attempts of a run's coordinators, and the incarnations of its workers.
 
 An attempt is what one coordinator did of the run. The next one continues where the journal ends.
 """

@@ -31,7 +31,7 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """How the training answers of a step finished."""
+    """Summarise how the training answers of a step finished."""
 
     # seconds after the first prompt was issued at which 50, 90 and 99 % were done
     done_50: float

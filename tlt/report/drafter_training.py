@@ -1,4 +1,4 @@
-"""What drafter training cost and gave: device seconds, micro-batches, evaluations, decisions."""
+"""Costs and results of drafter training: device seconds, micro-batches, evaluations, decisions."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a person marks on a timeline: lost workers, new policies and drafters, decisions."""
+"""Happenings to mark on a timeline: lost workers, new policies and drafters, decisions."""
 
 from collections.abc import Iterator
 

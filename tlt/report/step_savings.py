@@ -1,4 +1,4 @@
-"""What speculation saved in each step, on all ranks together and of the wait for the last answer.
+"""Savings by speculation in each step, on all ranks and of the wait for the last answer.
 
 While every worker decodes, they share the work, and the wait gets shorter by the mean saving of all
 ranks. Once a worker has run out, only the last worker to finish counts: its rank that decodes

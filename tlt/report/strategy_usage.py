@@ -1,4 +1,4 @@
-"""Which strategies were used lately, and how their speed compares with what was predicted."""
+"""Strategies that were used lately, with their predicted and measured speed."""
 
 from collections import Counter
 

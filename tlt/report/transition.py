@@ -1,4 +1,4 @@
-"""What one journal entry changed: the ledger makes transitions, all other folds read them."""
+"""A transition is what one journal entry changed: the ledger makes them, other folds read them."""
 
 from collections.abc import Sequence
 
