@@ -18,11 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MARKDOWN = sorted(path for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))
 # the most files of a path
 PATHS = {"From a prompt to new weights": 38, "From an idle worker to an adopted drafter": 24}
-# the decider, the worker's shell, the rank's loop, and the channel between them
+# the decider, the worker's shell, the rank's loop with its part that trains the drafter, and the
+# channel between them
 ENTERED_AGAIN = {
     "tlt/policies/coordinator.py",
     "tlt/actors/message_router.py",
     "tlt/ranks/main.py",
+    "tlt/ranks/drafter_member.py",
     "tlt/ranks/worker_channel.py",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,7 +1,12 @@
 """Start a job's run, and resume it after its coordinator was replaced."""
 
 from tlt.policies.drafter import drafter_outcomes, training_sessions
-from tlt.policies.job import phase_transitions, policy_versions, worker_membership
+from tlt.policies.job import (
+    phase_transitions,
+    policy_versions,
+    rollout_assignment,
+    worker_membership,
+)
 from tlt.policies.job.run_state import Phase, Turn
 from tlt.protocol.events import JobStarted, SessionResumed
 
@@ -26,9 +31,9 @@ def start(turn: Turn, event: JobStarted) -> None:
     for info in event.workers:
         worker_membership.join(turn, info)
     if algorithm.eval_every > 0:
-        phase_transitions.open_evaluation(turn)
+        rollout_assignment.open_evaluation(turn)
     else:
-        phase_transitions.open_step(turn)
+        rollout_assignment.open_step(turn)
 
 
 def resume(turn: Turn, event: SessionResumed) -> None:

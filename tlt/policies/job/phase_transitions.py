@@ -4,27 +4,13 @@ A step is a rollout batch, reserved time for drafter training where that pays, t
 until the target version is published. Evaluations are rollout batches without an update.
 """
 
-from tlt.ids import JobStatus, PolicyVersion, PromptIndex, Step
+from tlt.ids import JobStatus, PolicyVersion, Step
 from tlt.policies.drafter import scheduler, training_sessions, version_changes
-from tlt.policies.job import policy_versions, rollout_assignment, rollout_batch
+from tlt.policies.job import policy_versions, rollout_assignment
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
 from tlt.policies.job.update_plan import plan_update
 from tlt.protocol.commands import CloseJob, FinishRun, RecordRolloutBatch
-
-
-def open_step(turn: Turn) -> None:
-    state = turn.state
-    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
-    turn.enter(Phase.ROLLOUT)
-    scheduler.open_step(turn, prompts)
-    rollout_assignment.open_batch(turn, "train", prompts, state.spec.algorithm.group_size)
-
-
-def open_evaluation(turn: Turn) -> None:
-    turn.enter(Phase.EVALUATING)
-    prompts = tuple(PromptIndex(i) for i in range(turn.state.eval_prompts))
-    rollout_assignment.open_batch(turn, "eval", prompts, 1)
 
 
 def close_batch(turn: Turn) -> None:
@@ -45,7 +31,7 @@ def close_batch(turn: Turn) -> None:
         if state.step >= state.spec.algorithm.steps:
             end_job(turn, "done", None)
         else:
-            open_step(turn)
+            rollout_assignment.open_step(turn)
         return
     turn.set(
         plans={**state.plans, state.version: plan_update(batch, state.spec)},
@@ -110,11 +96,11 @@ def _open_next_step(turn: Turn) -> None:
     turn.set(step=step)
     last = step >= algorithm.steps
     if algorithm.eval_every > 0 and (last or step % algorithm.eval_every == 0):
-        open_evaluation(turn)
+        rollout_assignment.open_evaluation(turn)
     elif last:
         end_job(turn, "done", None)
     else:
-        open_step(turn)
+        rollout_assignment.open_step(turn)
 
 
 def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.ids import Incarnation, PromptIndex, Purpose, WorkerId
-from tlt.policies.drafter import training_sessions
+from tlt.policies.drafter import scheduler, training_sessions
 from tlt.policies.drafter.adoption import retry_loading
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.rollout_batch import RolloutBatch
@@ -14,7 +14,21 @@ from tlt.protocol.records import WorkerInfo
 ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.EVALUATING)
 
 
-def open_batch(
+def open_step(turn: Turn) -> None:
+    state = turn.state
+    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
+    turn.enter(Phase.ROLLOUT)
+    scheduler.open_step(turn, prompts)
+    _open_batch(turn, "train", prompts, state.spec.algorithm.group_size)
+
+
+def open_evaluation(turn: Turn) -> None:
+    turn.enter(Phase.EVALUATING)
+    prompts = tuple(PromptIndex(i) for i in range(turn.state.eval_prompts))
+    _open_batch(turn, "eval", prompts, 1)
+
+
+def _open_batch(
     turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> None:
     state = turn.state
