@@ -375,7 +375,6 @@ class JobSpec(Section, frozen=True, kw_only=True):
 class SessionSpec(Section, frozen=True, kw_only=True):
     """Describe what `tlt up` starts; every process of the session receives it."""
 
-    # Name of the session.
     name: str
     # Folder of the session's Redis, logs and journal.
     folder: str
@@ -383,9 +382,7 @@ class SessionSpec(Section, frozen=True, kw_only=True):
     runs: str
     # Folder in shared memory; removed with the session.
     flight: str
-    # Redis of the session.
     redis_url: str
-    # Number of workers.
     workers: int = 2
     # Devices, and so processes, of a worker.
     ranks_per_worker: int = 1

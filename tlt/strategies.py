@@ -1,4 +1,4 @@
-"""How a decode step may guess ahead: every strategy gives the same tokens, at different speeds."""
+"""Strategies of a decode step: each gives the same tokens, at a different speed."""
 
 import msgspec
 
