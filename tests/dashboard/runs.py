@@ -5,7 +5,7 @@ from random import Random
 
 import msgspec
 
-from tests.simulation.walk import finish, some_world, step
+from tests.simulation.walk import finish, random_world, step
 from tests.simulation.world import JOB, World
 from tlt.store.journal import FILE_NAME
 
@@ -13,7 +13,7 @@ from tlt.store.journal import FILE_NAME
 def some_run(seed: int, steps: int = 200, *, ends: bool = True) -> World:
     """Simulate a job whose workers train the drafter and are lost now and then."""
     chooser = Random(seed)
-    world = some_world(chooser)
+    world = random_world(chooser)
     for _ in range(steps):
         if world.ended:
             break

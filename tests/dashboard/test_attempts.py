@@ -46,15 +46,21 @@ def test_attempts_follow_each_other(seed: int) -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_incarnations_of_a_worker_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
-    lives = attempts.incarnations()
+    incarnations = attempts.incarnations()
     reasons = {e.event.reason for e in entries if isinstance(e.event, WorkerLost)}
     for worker in ledger.state.newest_incarnations:
-        own = sorted((life for life in lives if life.worker == worker), key=lambda e: e.incarnation)
+        own = sorted(
+            (incarnation for incarnation in incarnations if incarnation.worker == worker),
+            key=lambda e: e.incarnation,
+        )
         for one, following in pairwise(own):
             assert one.ended is not None
             assert one.ended <= following.began
-        over = [life for life in own if life.ended is not None]
-        assert all(life.end in reasons or "took its place" in str(life.end) for life in over)
+        over = [incarnation for incarnation in own if incarnation.ended is not None]
+        assert all(
+            incarnation.end in reasons or "took its place" in str(incarnation.end)
+            for incarnation in over
+        )
         going = own[len(over) :]
         known = ledger.state.workers.get(worker)
         if known is not None and going:

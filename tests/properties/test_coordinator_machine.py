@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
-from tests.simulation.walk import MOST_DELIVERIES, finish, some_world, step, walk
-from tests.simulation.world import Move, World
+from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step, walk
+from tests.simulation.world import World
 from tlt.ids import Incarnation, WorkerId
 from tlt.policies.job.run_state import Duty, Phase
 from tlt.protocol.events import WorkerFailed, WorkerLost
@@ -36,7 +37,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
-        self.world = some_world(Random(seed))
+        self.world = random_world(Random(seed))
 
     def _one_of(self, moves: list[Move], pick: int) -> None:
         if moves:
@@ -101,12 +102,14 @@ def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> N
     train = "always" if duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING) else "off"
     world = World(small_spec(steps=3, eval_every=1, train=train, seed=seed % 7), [1, 2, 1])
     if duty is Duty.LEAVING and _until(world, Duty.POLICY_UPDATE, chooser):
-        world.do(Move("crash", (chooser.choice(list(world.lives.values())),)))
+        world.do(Move("crash", (chooser.choice(list(world.incarnations.values())),)))
     if _until(world, duty, chooser):
         having = [worker for worker, known in world.state.workers.items() if known.duty is duty]
-        lives = [world.lives[worker] for worker in having if worker in world.lives]
-        if lives:
-            world.do(Move(fault, (chooser.choice(lives),)))
+        incarnations = [
+            world.incarnations[worker] for worker in having if worker in world.incarnations
+        ]
+        if incarnations:
+            world.do(Move(fault, (chooser.choice(incarnations),)))
     finish(world)
 
 
@@ -164,9 +167,9 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
     world = World(small_spec(steps=4, max_restarts=limit), [1, 1])
     while world.state.losses <= limit:
         assert not world.ended
-        lives = list(world.lives.values())
-        if lives and chooser.random() < 0.1:
-            world.crash(chooser.choice(lives))
+        incarnations = list(world.incarnations.values())
+        if incarnations and chooser.random() < 0.1:
+            world.workers.crash(chooser.choice(incarnations))
         step(world, chooser, faults=0.0, overtaking=0.0)
         if world.ended:
             break
@@ -179,15 +182,19 @@ def test_speculation_that_costs_more_is_given_up(speedup: float) -> None:
     world = World(small_spec(steps=4), [1, 1], speedup=speedup)
     chooser = Random(1)
     while world.state.step < 2:
-        for life in world.lives.values():
-            if Move("tell", (life,)) in world.moves():
-                world.tell(life)
+        for incarnation in world.incarnations.values():
+            if Move("report_decoding", (incarnation,)) in world.moves():
+                world.workers.report_decoding(incarnation)
         step(world, chooser, faults=0.0, overtaking=0.0)
     assert world.state.speculation_allowed == (speedup > 1.0)
-    world.crash(world.lives[WorkerId("w0")])
+    world.workers.crash(world.incarnations[WorkerId("w0")])
     while not world.ended:
         step(world, chooser, faults=0.0, overtaking=0.0)
-        told = [life.speculates for life in world.lives.values() if life.assignment is not None]
+        told = [
+            incarnation.speculates
+            for incarnation in world.incarnations.values()
+            if incarnation.assignment is not None
+        ]
         assert told == [speedup > 1.0] * len(told)
 
 
@@ -218,10 +225,10 @@ def test_a_worker_that_fails_to_come_back_is_not_awaited() -> None:
     world = World(small_spec(steps=1), [1, 1])
     chooser = Random(0)
     assert _until(world, Phase.POLICY_UPDATE, chooser)
-    world.crash(world.lives[WorkerId("w0")])
+    world.workers.crash(world.incarnations[WorkerId("w0")])
     for turn in range(100):
         if turn % 10 == 0:
-            world.fail_to_start(WorkerId("w0"))
+            world.workers.fail_to_start(WorkerId("w0"))
         for move in world.moves():
             if move != Move("start", ("w0",)) and move in world.moves():
                 world.do(move)

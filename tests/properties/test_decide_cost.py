@@ -14,7 +14,7 @@ import pytest
 
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
-from tests.simulation.world import JOB, answer, reward
+from tests.simulation.worker_events import JOB, answer, reward
 from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.coordinator import decide, new_run
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
@@ -114,7 +114,7 @@ def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent)
 
 @pytest.mark.parametrize("marks", [0, 40])
 def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
-    """What canaries let expect is found when they are measured, not when somebody asks."""
+    """What evaluations let expect is found when they are measured, not when somebody asks."""
     spec = small_spec(steps=9, prompts=4, group=8, train="auto")
     state = _started(4, 8)
     evidence = state.drafter.evidence

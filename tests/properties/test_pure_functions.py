@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.simulation.incarnation import WorkerIncarnation
-from tests.simulation.world import JOB, answer
+from tests.simulation.worker_events import JOB, answer
 from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.advantages import group_advantages

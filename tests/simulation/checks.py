@@ -1,22 +1,19 @@
-"""What has to hold after every decision, from books that are kept apart from `decide`."""
+"""Invariants after every decision, from records kept apart from `decide`."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.simulation.drafter_training import Part, name_of
+from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
-from tlt.ids import NAMED, Digest, DrafterVersion, Incarnation
-from tlt.policies.drafter.learning_curve import MOST_EVALUATIONS
+from tlt.ids import NAMED, Incarnation
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
 from tlt.policies.job.update_plan import UpdatePlan
 from tlt.protocol.commands import (
-    AdoptDrafter,
     DiscardBlobs,
     GiveUpSpeculation,
     IssuePrompts,
     KeepRollout,
-    MergeDrafter,
     ReleaseBlobs,
     ReplaceRanks,
     RunCommand,
@@ -28,16 +25,13 @@ from tlt.protocol.commands import (
     UpdatePolicy,
 )
 from tlt.protocol.events import (
-    DrafterDeltaReady,
-    DrafterMerged,
     DrafterRefused,
-    DrafterTrainingStopped,
     RolloutDropped,
     RolloutFinished,
     RolloutScored,
     RunEvent,
 )
-from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
+from tlt.protocol.refs import BlobRef
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -62,35 +56,22 @@ def _place(event: RolloutFinished | RolloutScored | RolloutDropped) -> Place:
 class Checks:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._told: dict[Incarnation, Duty] = {}
-        # the members of every round, in the order in which the rounds were opened
+        self.duties: dict[Incarnation, Duty] = {}
+        self.drafter = DrafterChecks(world, self)
+        # the members of every rollout batch, in the order in which the batches were opened
         self.rounds: dict[tuple[int, str], set[Place]] = {}
         self.closed: set[tuple[int, str]] = set()
-        # what the run's folder had to hold at any time
+        # blobs that the run's folder had to hold at some time
         self.named: set[str] = set()
         self.finished: dict[Place, tuple[int, int]] = {}
         self.scores: dict[Place, dict[int, float]] = {}
         self.dropped: set[Place] = set()
         self.plans: dict[int, UpdatePlan] = {}
-        # what the weights of each version have to be, whoever learned them and how often
+        # the weights of each version, however often and by whichever workers it is made
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
         self._plain: set[Incarnation] = set()
         self._given_up = False
-        # the lesson of each incarnation that was told to train and has not said that it stopped
-        self.training: dict[Incarnation, int] = {}
-        self.shape: Digest | None = None
-        self.versions: list[DrafterVersion] = []
-        # deltas that were heard of; those in some trunk that counted; those that never will be
-        self.known: set[Part] = set()
-        self.merged: set[Part] = set()
-        self.void: set[Part] = set()
-        # how often drafters were adopted, and the one before again, and seconds bought
-        self.adopted = 0
-        self.returned = 0
-        self.bought = 0
-        # by version of a drafter, who has said that it could not load it
-        self.refused: dict[DrafterVersion, set[Incarnation]] = {}
 
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -104,8 +85,8 @@ class Checks:
         self._check_commands(after, commands)
         self._check_fence(before, event, after, commands)
         self._check_speculation(after, commands)
-        self._check_training(before, event, commands)
-        self._check_school(before, event, after, commands)
+        self.drafter.check_sessions(before, event, commands)
+        self.drafter.check_drafter(before, event, after, commands)
 
     def _write_down(
         self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
@@ -123,7 +104,7 @@ class Checks:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
             case DrafterRefused() if event.version is not None:
                 if event.version in (NAMED, before.drafter.adoption.version_in_use):
-                    self.refused.setdefault(event.version, set()).add(event.incarnation)
+                    self.drafter.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
         for command in commands:
@@ -134,7 +115,7 @@ class Checks:
                 self._issue(command)
 
     def _keep(self, command: KeepRollout, event: RolloutFinished) -> None:
-        """KeepRollout comes at most once per member, and never for a dropped one."""
+        """Assert that each answer is kept at most once, and no dropped one."""
         place = _place(event)
         assert place == (command.step, "train", command.prompt, command.member)
         assert place not in self.finished
@@ -142,7 +123,7 @@ class Checks:
         self.finished[place] = (event.attempt, event.length)
 
     def _issue(self, command: IssuePrompts) -> None:
-        """Every round is issued once, with different prompts."""
+        """Assert that every rollout batch is issued once, with different prompts."""
         key = (command.step, command.purpose)
         assert key not in self.rounds
         assert len(set(command.prompts)) == len(command.prompts)
@@ -161,7 +142,7 @@ class Checks:
             assert after.newest_incarnations[worker] >= incarnation
 
     def _check_duties(self, before: RunState, after: RunState) -> None:
-        """A life's duty goes the ways of the table; within one decision it may go two of them."""
+        """Assert that duties change as the table says; one decision may make two transitions."""
         for worker, now in after.workers.items():
             old = before.workers.get(worker)
             assert now.info.incarnation <= after.newest_incarnations[worker]
@@ -175,7 +156,7 @@ class Checks:
         self._check_abandoned(before, after)
 
     def _check_abandoned(self, before: RunState, after: RunState) -> None:
-        """A collective that lost a member before its version was out: nobody goes on with it."""
+        """Assert that all leave a collective that lost a member before it published."""
         learning = {
             k.info.incarnation for k in before.workers.values() if k.duty is Duty.POLICY_UPDATE
         }
@@ -185,25 +166,25 @@ class Checks:
             assert all(alive[i].duty is Duty.LEAVING for i in learning & alive.keys())
 
     def _check_commands(self, after: RunState, commands: Sequence[RunCommand]) -> None:
-        """At most one duty for a worker at a time; whoever has one has been told so."""
+        """Assert that each worker was told the duty it has, and at most one in a decision."""
         told = [c for c in commands if isinstance(c, DutyCommand)]
         assert all(count == 1 for count in Counter(c.worker for c in told).values())
         for command in commands:
             if isinstance(command, ToWorker) and type(command) in _TOLD:
-                self._told[command.incarnation] = _TOLD[type(command)]
+                self.duties[command.incarnation] = _TOLD[type(command)]
         for command in commands:
             if isinstance(command, ToWorker):
                 assert command.incarnation == after.newest_incarnations[command.worker]
         if after.phase is not Phase.ENDED:
             for known in after.workers.values():
                 if known.duty is not Duty.IDLE:
-                    assert self._told[known.info.incarnation] is known.duty
+                    assert self.duties[known.info.incarnation] is known.duty
         learns = [c for c in commands if isinstance(c, UpdatePolicy)]
         if learns:
             self._check_learn(after, learns)
 
     def _check_learn(self, after: RunState, learns: list[UpdatePolicy]) -> None:
-        """One attempt: the same world for all, every sample of the plan on exactly one rank."""
+        """Assert that an attempt has one world, and each sample of the plan on exactly one rank."""
         first = learns[0]
         assert not after.returning_workers
         assert meeting(first) not in self.meetings
@@ -231,7 +212,7 @@ class Checks:
         assert refs == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
 
     def _check_rounds(self, before: RunState, after: RunState) -> None:
-        """A round closes once all of its members are scored or dropped, none of them both."""
+        """Assert that a batch closes once each answer is scored or dropped, and none both."""
         old, new = before.batch, after.batch
         if old is None or (after.phase is Phase.ENDED and new is not None):
             return
@@ -244,7 +225,7 @@ class Checks:
             assert (self._score(place) is not None) != (place in self.dropped), place
 
     def _score(self, place: Place) -> float | None:
-        """The score of the answer that counts."""
+        """Return the score of the answer that counts."""
         if place not in self.finished:
             return None
         return self.scores.get(place, {}).get(self.finished[place][0])
@@ -257,7 +238,7 @@ class Checks:
             assert self.plans[version] is plan or self.plans[version] == plan
 
     def _check_plan(self, plan: UpdatePlan) -> None:
-        """Exactly the scored members of groups that don't all agree."""
+        """Assert that a plan has exactly the scored answers of groups with different scores."""
         groups: dict[int, dict[int, float]] = {}
         for place in self.rounds[plan.step, "train"]:
             score = self._score(place)
@@ -276,7 +257,7 @@ class Checks:
     def _check_fence(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
-        """What an incarnation says that is over changes nothing."""
+        """Assert that events of an old incarnation change nothing."""
         worker, incarnation = getattr(event, "worker", None), getattr(event, "incarnation", None)
         if worker is None or incarnation is None:
             return
@@ -285,7 +266,7 @@ class Checks:
             assert not commands
 
     def _check_speculation(self, after: RunState, commands: Sequence[RunCommand]) -> None:
-        """It is given up once, where it is slower; nobody goes on with it, whenever they joined."""
+        """Assert that all workers give up speculation once, and only if it is slower."""
         self._plain |= {c.incarnation for c in commands if isinstance(c, StopSpeculation)}
         given_up = [c for c in commands if isinstance(c, GiveUpSpeculation)]
         if given_up:
@@ -299,133 +280,10 @@ class Checks:
         if after.speculation_allowed and self._world.speedup < 1.0:
             assert sum(spent.runs for spent in after.decode_costs.values()) < 12
 
-    def _check_training(
-        self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
-    ) -> None:
-        """Who is told to decode or to learn has said that it trains no more."""
-        if isinstance(event, DrafterTrainingStopped):
-            told = self.training.pop(event.incarnation, event.training_session)
-            if told != event.training_session:
-                self.training[event.incarnation] = told
-        for command in commands:
-            if isinstance(command, StartRollout | UpdatePolicy):
-                assert command.incarnation not in self.training, command
-            elif isinstance(command, TrainDrafter):
-                assert before.spec.drafter.train != "off"
-                training_session = self.training.setdefault(
-                    command.incarnation, command.training_session
-                )
-                assert training_session == command.training_session
-            elif isinstance(command, StopDrafterTraining):
-                assert self.training[command.incarnation] == command.training_session
-
-    def _check_school(
-        self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
-    ) -> None:
-        self._check_lineage(before, event, after)
-        if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
-            # the card of what the job leaves behind tells of it
-            assert after.drafter.adoption.used == before.drafter.adoption.used
-            assert after.drafter.adoption.live == before.drafter.adoption.live
-        self._check_refused(before, event, after, commands)
-        for command in commands:
-            match command:
-                case AdoptDrafter():
-                    assert command.drafter == after.drafter.adoption.used
-                    self._check_adopted(before, command.drafter)
-                case MergeDrafter():
-                    assert command.base == after.drafter.lineage.base
-                    assert command.deltas == after.drafter.lineage.deltas
-                    assert not self.versions or command.version > self.versions[-1]
-                    self.versions.append(command.version)
-                    assert self._told[command.incarnation] is Duty.DRAFTER_TRAINING
-                case ReleaseBlobs() | DiscardBlobs():
-                    self.lets_go(command)
-                case _:
-                    pass
-        self.bought += before.phase is not after.phase and after.phase is Phase.RESERVED_TRAINING
-        alive = {
-            f"{known.info.incarnation}.{rank}"
-            for known in after.workers.values()
-            for rank in range(known.info.ranks)
-        }
-        assert after.drafter.lineage.newest_delta.keys() <= alive
-        assert len(after.drafter.evidence.evaluations) <= MOST_EVALUATIONS
-        if after.phase is Phase.RESERVED_TRAINING:
-            assert any(
-                known.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
-                for known in after.workers.values()
-            )
-
-    def _check_refused(
-        self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
-    ) -> None:
-        """Who could not load what is in use measures nothing against it, and teaches nobody."""
-        used = after.drafter.adoption.version_in_use
-        for command in commands:
-            if isinstance(command, StartRollout) and command.drafter is not None:
-                # it tries again
-                self.refused.get(command.drafter.version, set()).discard(command.incarnation)
-        without = self.refused.get(used, set())
-        everybody = {known.info.incarnation for known in after.workers.values()}
-        if used == NAMED and everybody <= without:
-            return
-        trains = {
-            known.info.incarnation
-            for known in after.workers.values()
-            if known.duty is Duty.DRAFTER_TRAINING
-        }
-        assert not trains & without
-        for command in commands:
-            if isinstance(command, TrainDrafter | MergeDrafter):
-                assert command.incarnation not in without
-        if isinstance(event, DrafterRefused) and event.version == used:
-            known = before.workers.get(event.worker)
-            if known is not None and known.info.incarnation == event.incarnation:
-                # somebody has it
-                assert everybody - without
-
-    def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
-        last = before.drafter.adoption.used
-        if last is not None and (drafter is None or drafter.version < last.version):
-            assert drafter in (before.drafter.adoption.fallback, before.drafter.adoption.previous)
-            self.returned += 1
-            return
-        assert drafter is not None
-        self.shape = self.shape or drafter.architecture
-        assert drafter.architecture == self.shape
-        self.adopted += 1
-
-    def _check_lineage(self, before: RunState, event: RunEvent, after: RunState) -> None:
-        """A delta goes into one trunk at most, and into none that it did not grow on."""
-        parts, contents = self._world.school.parts, self._world.school.contents
-        old, new = before.drafter.lineage, after.drafter.lineage
-        if before.phase is Phase.ENDED or after.phase is Phase.ENDED:
-            return
-        if isinstance(event, DrafterDeltaReady):
-            self.known |= contents[name_of(event.delta)]
-        if isinstance(event, DrafterMerged) and old.merge is not None and new.merge is None:
-            fresh = {part for delta in old.merge.deltas for part in contents[name_of(delta)]}
-            assert parts[event.base.version] == parts.get(old.base.version, frozenset()) | fresh
-            assert not fresh & self.merged
-            assert not fresh & self.void
-            self.merged |= fresh
-            assert not fresh & {part for d in new.deltas for part in contents[name_of(d)]}
-        used = after.drafter.adoption.used
-        if new.base.root != old.base.root:
-            begun = frozenset[Part]() if used is None else parts[used.version]
-            parts[new.base.root] = begun
-            learned = 0 if used is None else self._world.school.learned[used.version]
-            assert (new.base.updates, new.base.micro_batches) == (learned // 2, learned)
-            self.void |= self.known - begun
-            assert not new.deltas
-        for delta in new.deltas:
-            assert self._world.school.grew_on[name_of(delta)] >= new.base.root
-
-    # --- what the world finds out
+    # --- called by the world
 
     def collected(self, learn: UpdatePolicy, content: str) -> None:
-        """An update of a version gives the same weights every time: no sample twice, none left."""
+        """Assert that a repeated update of a version gives the same weights."""
         version = learn.version + 1
         assert self.contents.setdefault(version, content) == content, f"version {version}"
 
@@ -442,7 +300,7 @@ class Checks:
             assert not _in_the_folder(self._world.state) & set(command.blobs), command
 
     def unreadable(self, command: StartRollout) -> None:
-        """Only what is out of date, or lost with the shared memory, cannot be read."""
+        """Assert that unreadable weights are out of date, or lost with the shared memory."""
         state = self._world.state
         known = state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
@@ -450,50 +308,25 @@ class Checks:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
 
     def samples_gone(self, command: UpdatePolicy) -> None:
-        """Rollouts that an update needs are kept."""
+        """Assert that rollouts which an update needs are kept."""
         known = self._world.state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
         assert not current or known.duty is not Duty.POLICY_UPDATE or self._world.ended
 
-    def trunk_gone(self, life: WorkerIncarnation, base: DrafterBase) -> None:
-        """Only a trunk that is out of date, or lost, cannot be read."""
-        state, world = self._world.state, self._world
-        assert base.weights is not None
-        if self._is_current(life) and base == state.drafter.lineage.base:
-            missed = world.school.is_missed(base.weights)
-            assert world.blobs_were_lost or missed, f"{base} is gone"
-
-    def drafter_gone(self, life: WorkerIncarnation, drafter: DrafterRef) -> None:
-        """Whoever is late finds none; what is in use was committed."""
-        state, world = self._world.state, self._world
-        if self._is_current(life) and drafter == state.drafter.adoption.used:
-            missed = world.school.is_missed(drafter.weights)
-            assert world.blobs_were_lost or missed, f"{drafter} is gone"
-
-    def _is_current(self, life: WorkerIncarnation) -> bool:
-        known = self._world.state.workers.get(life.worker)
+    def is_current(self, incarnation: WorkerIncarnation) -> bool:
+        known = self._world.state.workers.get(incarnation.worker)
         ended = self._world.state.phase is Phase.ENDED
-        return known is not None and known.info.incarnation == life.incarnation and not ended
-
-    def rebased(
-        self, life: WorkerIncarnation, rank: int, unmerged: set[int], base: DrafterBase
-    ) -> None:
-        """What a member adds to a trunk is not in it already, and was not given up."""
-        if not self._is_current(life) or base != self._world.state.drafter.lineage.base:
-            return
-        own = {(int(life.incarnation), rank, number) for number in unmerged}
-        assert not own & self._world.school.parts.get(base.version, frozenset())
-        assert not own & self.void
+        return known is not None and known.info.incarnation == incarnation.number and not ended
 
     def at_the_end(self) -> None:
-        """All rounds were closed, every step took the policy on by one version."""
+        """Assert that all batches were closed, and each step made one policy version."""
         state = self._world.state
-        left = self._world.school.heard_of & self._world.flight
+        left = self._world.drafter_blobs.announced & self._world.flight
         assert not left, f"never released: {left}"
         kept = {blob.digest for blob in _in_the_folder(state)}
-        # what could not be kept, and ended with the job before anybody heard of it
-        assert kept <= self._world.committed | set(self._world.school.not_kept.values())
-        # what was written for an attempt that was given up lies there, too
+        # a drafter may fail to be committed just before the job ends
+        assert kept <= self._world.committed | set(self._world.drafter_blobs.uncommitted.values())
+        # files of an abandoned attempt lie there, too
         assert not (self._world.committed - kept) & self.named
         algorithm = state.spec.algorithm
         assert state.version == algorithm.steps

@@ -1,19 +1,19 @@
-"""What workers of the simulated world do for the drafter, as ranks and their worker really do it.
+"""Drafter training on the simulated workers, as real ranks and workers do it.
 
-Deltas, trunks and drafters are blobs in flight, each with a name of its own; what a trunk was made
+Deltas, bases and drafters are blobs in flight, each with a name of its own; what a base was made
 of is written down, so that the checks can tell whether anything went into it twice.
 """
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.incarnation import Pupil, WorkerIncarnation, blob
+from tests.simulation.drafter_blobs import DrafterBlobs
+from tests.simulation.incarnation import TrainingRank, WorkerIncarnation
 from tlt.ids import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import MergeDrafter, StopDrafterTraining, TrainDrafter
 from tlt.protocol.events import (
-    DrafterCommitFailed,
     DrafterDeltaReady,
     DrafterDiverged,
     DrafterMerged,
@@ -22,22 +22,22 @@ from tlt.protocol.events import (
     RunEvent,
 )
 from tlt.protocol.records import DrafterEvaluation, TokensByOrigin
-from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta, DrafterRef
+from tlt.protocol.refs import DrafterBase, DrafterDelta, DrafterRef
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SHAPE = Digest("shape")
 OTHER_SHAPE = Digest("other shape")
-# of a micro-batch
+# seconds of a micro-batch
 _SECONDS = 0.1
-# that a micro-batch reads
+# tokens that a micro-batch reads
 _ROWS = 1024
 _BATCHES = 6
-# the next drafter's accept length, as a multiple of what is in use
+# the next drafter's accept length, as a multiple of that of the drafter in use
 _BETTER, _SAME, _WORSE = 1.3, 0.97, 0.5
 
-# what a rank learned between two deltas, and a delta: incarnation, rank, number
+# work between two deltas, and the delta that ends it: incarnation, rank, number
 Part = tuple[int, int, int]
 
 
@@ -46,207 +46,199 @@ def name_of(delta: DrafterDelta) -> Part:
 
 
 @dataclass(eq=False)
-class School:
+class DrafterTraining:
     world: "World"
-    # what is in a delta, and in a trunk, by its version
+    blobs: DrafterBlobs
+    # the work in each delta, and in each base by its version
     contents: dict[Part, frozenset[Part]] = field(default_factory=dict)
     parts: dict[DrafterVersion, frozenset[Part]] = field(default_factory=dict)
     strengths: dict[DrafterVersion, float] = field(default_factory=dict)
-    # blobs that an event which was delivered spoke of
-    heard_of: set[Digest] = field(default_factory=set)
-    # gone, and nobody was told
-    vanished: set[Digest] = field(default_factory=set)
-    # micro-batches in each trunk
+    # micro-batches in each base
     learned: dict[DrafterVersion, int] = field(default_factory=dict)
-    # the trunk that each delta's member really stood on
+    # the base that each delta's member trained from
     grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
     merges: int = 0
-    # the run's folder takes no drafter any more
-    disk_is_full: bool = False
-    # by its version, what was not kept, and the coordinator does not know
-    not_kept: dict[DrafterVersion, Digest] = field(default_factory=dict)
-    # what all canaries come to, if not what chance gives
+    # the outcome of all evaluations, if not drawn at random
     quality: float | None = None
 
-    # --- what can happen
+    # --- moves and faults
 
-    def moves(self, life: WorkerIncarnation) -> list[tuple[str, tuple[object, ...]]]:
-        if life.training_session is None:
+    def moves(self, incarnation: WorkerIncarnation) -> list[tuple[str, tuple[object, ...]]]:
+        if incarnation.training_session is None:
             return []
-        if life.told_to_stop:
-            if life.deaf:
-                return [("overdue", (life,))]
-            ranks = [i for i in range(life.ranks) if i not in life.dismissed]
-            return [("dismiss", (life, i)) for i in ranks]
+        if incarnation.stopping:
+            if incarnation.hangs:
+                return [("replace_hanging", (incarnation,))]
+            ranks = [i for i in range(incarnation.ranks) if i not in incarnation.stopped_ranks]
+            return [("stop_rank", (incarnation, i)) for i in ranks]
         found: list[tuple[str, tuple[object, ...]]] = []
-        for index, pupil in enumerate(life.pupils):
-            if index == 0 and life.merge is not None:
-                found.append(("merge", (life,)))
-            elif pupil.school is not None:
-                found.append(("study" if pupil.opened < _BATCHES else "hand_in", (life, index)))
-                if 0 < pupil.opened < _BATCHES:
-                    found.append(("hand_in", (life, index)))
+        for index, rank_state in enumerate(incarnation.training_ranks):
+            if index == 0 and incarnation.merge is not None:
+                found.append(("merge", (incarnation,)))
+            elif rank_state.session is not None:
+                found.append(
+                    (
+                        "train" if rank_state.opened < _BATCHES else "send_delta",
+                        (incarnation, index),
+                    )
+                )
+                if 0 < rank_state.opened < _BATCHES:
+                    found.append(("send_delta", (incarnation, index)))
         return found
 
-    def faults(self, life: WorkerIncarnation) -> list[tuple[str, tuple[object, ...]]]:
-        if life.stopped or life.training_session is None:
+    def faults(self, incarnation: WorkerIncarnation) -> list[tuple[str, tuple[object, ...]]]:
+        if incarnation.stopped or incarnation.training_session is None:
             return []
-        found: list[tuple[str, tuple[object, ...]]] = [("deafen", (life,))]
-        found += [("spoil", (life, i)) for i, p in enumerate(life.pupils) if p.school is not None]
-        if life.merge is not None:
-            found += [("forget_merge", (life,)), ("merge_other", (life,))]
+        found: list[tuple[str, tuple[object, ...]]] = [("hang", (incarnation,))]
+        found += [
+            ("diverge", (incarnation, i))
+            for i, p in enumerate(incarnation.training_ranks)
+            if p.session is not None
+        ]
+        if incarnation.merge is not None:
+            found += [("forget_merge", (incarnation,)), ("merge_other", (incarnation,))]
         return found
 
-    def losses(self) -> list[tuple[str, tuple[object, ...]]]:
-        """Blobs of drafters that could vanish, or that nothing could be written for."""
-        there = self.heard_of & self.world.flight
-        disk = "clear_disk" if self.disk_is_full else "fill_disk"
-        return [(disk, ()), *(("vanish", (digest,)) for digest in sorted(there)[:4])]
+    def hang(self, incarnation: WorkerIncarnation) -> None:
+        """Let the ranks hang in a call that no command ends."""
+        incarnation.hangs = True
 
-    def fill_disk(self) -> None:
-        self.disk_is_full = True
+    def replace_hanging(self, incarnation: WorkerIncarnation) -> None:
+        self.world.workers.crash(incarnation)
 
-    def clear_disk(self) -> None:
-        self.disk_is_full = False
-
-    def vanish(self, digest: Digest) -> None:
-        self.world.flight.discard(digest)
-        self.vanished.add(digest)
-
-    def deafen(self, life: WorkerIncarnation) -> None:
-        """Its ranks hang in something that no command ends."""
-        life.deaf = True
-
-    def overdue(self, life: WorkerIncarnation) -> None:
-        self.world.crash(life)
-
-    def forget_merge(self, life: WorkerIncarnation) -> None:
-        """Its ranks go on with something else."""
-        life.merge = None
+    def forget_merge(self, incarnation: WorkerIncarnation) -> None:
+        """Let the ranks go on training instead of merging."""
+        incarnation.merge = None
 
     # --- commands
 
-    def train(self, life: WorkerIncarnation, command: TrainDrafter) -> None:
-        assert not life.held, "it decodes"
-        life.assignment = None
-        if command.training_session <= life.over:
-            return  # it has said that this one is over
+    def start_session(self, incarnation: WorkerIncarnation, command: TrainDrafter) -> None:
+        assert not incarnation.held, "it decodes"
+        incarnation.assignment = None
+        if command.training_session <= incarnation.last_session:
+            return  # it has reported the end of this session
         if (
-            life.training_session is None
-            or life.training_session.training_session != command.training_session
+            incarnation.training_session is None
+            or incarnation.training_session.training_session != command.training_session
         ):
-            life.dismissed.clear()
-            life.told_to_stop = False
-        if life.merge is not None and life.merge.base.version != command.base.version:
-            life.merge = None  # it grew on what was given up
-        life.training_session = command
-        for index, pupil in enumerate(life.pupils):
-            if index not in life.dismissed:
-                pupil.school = command
+            incarnation.stopped_ranks.clear()
+            incarnation.stopping = False
+        if incarnation.merge is not None and incarnation.merge.base.version != command.base.version:
+            incarnation.merge = None  # its base was given up
+        incarnation.training_session = command
+        for index, rank_state in enumerate(incarnation.training_ranks):
+            if index not in incarnation.stopped_ranks:
+                rank_state.session = command
 
-    def preempt(self, life: WorkerIncarnation, command: StopDrafterTraining) -> None:
+    def stop_session(self, incarnation: WorkerIncarnation, command: StopDrafterTraining) -> None:
         if (
-            life.training_session is not None
-            and life.training_session.training_session == command.training_session
+            incarnation.training_session is not None
+            and incarnation.training_session.training_session == command.training_session
         ):
-            life.told_to_stop, life.merge = True, None
+            incarnation.stopping, incarnation.merge = True, None
 
-    def ask(self, life: WorkerIncarnation, command: MergeDrafter) -> None:
-        school = life.pupils[0].school
-        if school is not None and school.training_session == command.training_session:
-            life.merge = command
+    def start_merge(self, incarnation: WorkerIncarnation, command: MergeDrafter) -> None:
+        session = incarnation.training_ranks[0].session
+        if session is not None and session.training_session == command.training_session:
+            incarnation.merge = command
 
-    def adopt(self, life: WorkerIncarnation, drafter: DrafterRef | None) -> None:
-        if drafter is None or life.drafter == drafter:
-            life.drafter = drafter
+    def adopt(self, incarnation: WorkerIncarnation, drafter: DrafterRef | None) -> None:
+        if drafter is None or incarnation.drafter == drafter:
+            incarnation.drafter = drafter
             return
-        if self.is_readable(drafter.weights):
-            life.drafter = drafter
+        if self.blobs.is_readable(drafter.weights):
+            incarnation.drafter = drafter
             return
-        self.world.checks.drafter_gone(life, drafter)
+        self.world.checks.drafter.drafter_gone(incarnation, drafter)
         self._say(
-            life,
+            incarnation,
             DrafterRefused(
                 job=self.world.state.job,
-                worker=life.worker,
-                incarnation=life.incarnation,
+                worker=incarnation.worker,
+                incarnation=incarnation.number,
                 error="gone",
                 version=drafter.version,
             ),
         )
 
-    def close(self, life: WorkerIncarnation) -> None:
-        life.training_session = life.merge = None
-        life.told_to_stop = False
-        for pupil in life.pupils:
-            pupil.school = None
+    def close(self, incarnation: WorkerIncarnation) -> None:
+        incarnation.training_session = incarnation.merge = None
+        incarnation.stopping = False
+        for rank_state in incarnation.training_ranks:
+            rank_state.session = None
 
-    # --- a rank's work
+    # --- work of a rank
 
-    def study(self, life: WorkerIncarnation, rank: int) -> None:
-        pupil = life.pupils[rank]
-        school = pupil.school
-        assert school is not None
-        assert not life.held
-        if not self._knows_something(life, school):
-            self.dismiss(life, rank)
+    def train(self, incarnation: WorkerIncarnation, rank: int) -> None:
+        rank_state = incarnation.training_ranks[rank]
+        session = rank_state.session
+        assert session is not None
+        assert not incarnation.held
+        if not self._has_trainable_answer(incarnation, session):
+            self.stop_rank(incarnation, rank)
             return
-        if school.base != pupil.base and not self._take(life, pupil, rank, school.base):
+        if session.base != rank_state.base and not self._take(
+            incarnation, rank_state, rank, session.base
+        ):
             return
-        pupil.opened += 1 + mix(life.incarnation, rank, pupil.number, pupil.opened) % _BATCHES
+        rank_state.opened += (
+            1 + mix(incarnation.number, rank, rank_state.number, rank_state.opened) % _BATCHES
+        )
 
-    def _knows_something(self, life: WorkerIncarnation, school: TrainDrafter) -> bool:
-        def is_lesson(step: int, prompt: int, member: int) -> bool:
-            held_out = school.held_out.get(Step(step), ())
-            place = Step(step), PromptIndex(prompt), Member(member)
-            return step >= school.step - 1 and not is_held_out(held_out, *place)
+    def _has_trainable_answer(self, incarnation: WorkerIncarnation, session: TrainDrafter) -> bool:
+        def is_trainable(step: int, prompt: int, member: int) -> bool:
+            held_out = session.held_out.get(Step(step), ())
+            answer = Step(step), PromptIndex(prompt), Member(member)
+            return step >= session.step - 1 and not is_held_out(held_out, *answer)
 
-        return any(is_lesson(*key) for key in life.overheard)
+        return any(is_trainable(*key) for key in incarnation.known_answers)
 
-    def _take(self, life: WorkerIncarnation, pupil: Pupil, rank: int, base: DrafterBase) -> bool:
-        if base.weights is not None and not self.is_readable(base.weights):
-            self.world.checks.trunk_gone(life, base)
-            self._spoil(life, rank)
+    def _take(
+        self, incarnation: WorkerIncarnation, rank_state: TrainingRank, rank: int, base: DrafterBase
+    ) -> bool:
+        if base.weights is not None and not self.blobs.is_readable(base.weights):
+            self.world.checks.drafter.base_gone(incarnation, base)
+            self._diverge(incarnation, rank)
             return False
-        number, _ = base.merged.get(f"{life.incarnation}.{rank}", (-1, 0))
-        if pupil.base is not None and pupil.base.root != base.root:
-            pupil.unmerged, pupil.opened = set(), 0
-            pupil.marks.clear()
-        elif number in pupil.marks:
-            pupil.unmerged -= pupil.marks[number]
-            pupil.marks.clear()
-        self.world.checks.rebased(life, rank, pupil.unmerged, base)
-        pupil.base = base
+        number, _ = base.merged.get(f"{incarnation.number}.{rank}", (-1, 0))
+        if rank_state.base is not None and rank_state.base.root != base.root:
+            rank_state.unmerged, rank_state.opened = set(), 0
+            rank_state.sent.clear()
+        elif number in rank_state.sent:
+            rank_state.unmerged -= rank_state.sent[number]
+            rank_state.sent.clear()
+        self.world.checks.drafter.rebased(incarnation, rank, rank_state.unmerged, base)
+        rank_state.base = base
         return True
 
-    def hand_in(self, life: WorkerIncarnation, rank: int) -> None:
-        pupil = life.pupils[rank]
-        school, base = pupil.school, pupil.base
-        assert school is not None
+    def send_delta(self, incarnation: WorkerIncarnation, rank: int) -> None:
+        rank_state = incarnation.training_ranks[rank]
+        session, base = rank_state.session, rank_state.base
+        assert session is not None
         assert base is not None
-        pupil.unmerged.add(pupil.number)
-        pupil.marks[pupil.number] = frozenset(pupil.unmerged)
+        rank_state.unmerged.add(rank_state.number)
+        rank_state.sent[rank_state.number] = frozenset(rank_state.unmerged)
         delta = DrafterDelta(
-            worker=life.worker,
-            incarnation=life.incarnation,
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
             rank=rank,
-            number=pupil.number,
+            number=rank_state.number,
             base=base.version,
-            blob=self._put(f"delta {life.incarnation}.{rank}.{pupil.number}"),
-            micro_batches=_BATCHES * (len(pupil.unmerged) - 1) + pupil.opened,
+            blob=self.blobs.put(f"delta {incarnation.number}.{rank}.{rank_state.number}"),
+            micro_batches=_BATCHES * (len(rank_state.unmerged) - 1) + rank_state.opened,
             known=0,
         )
         self.grew_on[name_of(delta)] = base.version
         self.contents[name_of(delta)] = frozenset(
-            (int(life.incarnation), rank, number) for number in pupil.unmerged
+            (int(incarnation.number), rank, number) for number in rank_state.unmerged
         )
-        updates, seconds = pupil.opened, _SECONDS * pupil.opened
-        pupil.number += 1
-        pupil.opened = 0
+        updates, seconds = rank_state.opened, _SECONDS * rank_state.opened
+        rank_state.number += 1
+        rank_state.opened = 0
         learned = DrafterDeltaReady(
             job=self.world.state.job,
-            training_session=school.training_session,
-            policy=PolicyVersion(life.version),
+            training_session=session.training_session,
+            policy=PolicyVersion(incarnation.version),
             delta=delta,
             updates=updates,
             tokens=TokensByOrigin(own=_ROWS * updates),
@@ -257,75 +249,78 @@ class School:
             longest_seconds=_SECONDS,
             loss=1.0,
         )
-        self._say(life, learned)
+        self._say(incarnation, learned)
 
-    def dismiss(self, life: WorkerIncarnation, rank: int) -> None:
-        training_session, pupil = life.training_session, life.pupils[rank]
+    def stop_rank(self, incarnation: WorkerIncarnation, rank: int) -> None:
+        training_session, rank_state = (
+            incarnation.training_session,
+            incarnation.training_ranks[rank],
+        )
         assert training_session is not None
-        if pupil.school is not None and pupil.opened and pupil.base is not None:
-            self.hand_in(life, rank)
-        pupil.school = None
-        life.dismissed.add(rank)
-        if len(life.dismissed) < life.ranks or life.gone:
+        if rank_state.session is not None and rank_state.opened and rank_state.base is not None:
+            self.send_delta(incarnation, rank)
+        rank_state.session = None
+        incarnation.stopped_ranks.add(rank)
+        if len(incarnation.stopped_ranks) < incarnation.ranks or incarnation.gone:
             return
-        life.training_session, life.told_to_stop, life.over = (
+        incarnation.training_session, incarnation.stopping, incarnation.last_session = (
             None,
             False,
             training_session.training_session,
         )
         preempted = DrafterTrainingStopped(
             job=self.world.state.job,
-            worker=life.worker,
-            incarnation=life.incarnation,
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
             training_session=training_session.training_session,
             seconds=0.01,
             dropped_seconds=0.0,
             typical_seconds=_SECONDS,
         )
-        self._say(life, preempted)
+        self._say(incarnation, preempted)
 
-    def spoil(self, life: WorkerIncarnation, rank: int) -> None:
-        """It diverged."""
-        self._spoil(life, rank)
+    def diverge(self, incarnation: WorkerIncarnation, rank: int) -> None:
+        """Let the weights diverge."""
+        self._diverge(incarnation, rank)
 
-    def _spoil(self, life: WorkerIncarnation, rank: int) -> None:
-        pupil = life.pupils[rank]
-        school = pupil.school
-        assert school is not None
+    def _diverge(self, incarnation: WorkerIncarnation, rank: int) -> None:
+        rank_state = incarnation.training_ranks[rank]
+        session = rank_state.session
+        assert session is not None
         if rank == 0:
-            life.merge = None
-        pupil.school = pupil.base = None
-        pupil.unmerged, pupil.opened = set(), 0
-        pupil.marks.clear()
+            incarnation.merge = None
+        rank_state.session = rank_state.base = None
+        rank_state.unmerged, rank_state.opened = set(), 0
+        rank_state.sent.clear()
         spoiled = DrafterDiverged(
             job=self.world.state.job,
-            worker=life.worker,
-            incarnation=life.incarnation,
-            training_session=school.training_session,
-            base=school.base.version,
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
+            training_session=session.training_session,
+            base=session.base.version,
             error="test",
         )
-        self._say(life, spoiled)
+        self._say(incarnation, spoiled)
 
-    def merge_other(self, life: WorkerIncarnation) -> None:
-        """By a rank that could not load the drafter which the spec names."""
-        self.merge(life, OTHER_SHAPE)
+    def merge_other(self, incarnation: WorkerIncarnation) -> None:
+        """Merge on a rank that couldn't load the drafter that the spec names."""
+        self.merge(incarnation, OTHER_SHAPE)
 
-    def merge(self, life: WorkerIncarnation, shape: Digest = SHAPE) -> None:
-        merge = life.merge
+    def merge(self, incarnation: WorkerIncarnation, shape: Digest = SHAPE) -> None:
+        merge = incarnation.merge
         assert merge is not None
-        life.merge = None
+        incarnation.merge = None
         wanted = [delta.blob for delta in merge.deltas]
         if merge.base.weights is not None:
             wanted.append(merge.base.weights)
-        if not all(map(self.is_readable, wanted)):
-            self._spoil(life, 0)
+        if not all(map(self.blobs.is_readable, wanted)):
+            self._diverge(incarnation, 0)
             return
         self.merges += 1
         version = merge.version
         before = self.parts.get(merge.base.version, frozenset())
         self.parts[version] = before.union(*(self.contents[name_of(d)] for d in merge.deltas))
-        used = None if life.drafter is None else self.strengths[life.drafter.version]
+        used = None if incarnation.drafter is None else self.strengths[incarnation.drafter.version]
         strength = min(6.0, (used or 1.0) * self._quality(version))
         self.strengths[version] = strength
         micro_batches = merge.base.micro_batches + sum(
@@ -335,11 +330,11 @@ class School:
         newest = {f"{d.incarnation}.{d.rank}": (d.number, micro_batches) for d in merge.deltas}
         trained = DrafterMerged(
             job=self.world.state.job,
-            worker=life.worker,
-            incarnation=life.incarnation,
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
             base=DrafterBase(
                 version=version,
-                weights=self._put(f"trunk {version} {self.merges}"),
+                weights=self.blobs.put(f"training base {version} {self.merges}"),
                 root=merge.base.root,
                 updates=micro_batches // 2,
                 micro_batches=micro_batches,
@@ -347,8 +342,8 @@ class School:
             ),
             drafter=DrafterRef(
                 version=version,
-                weights=self._put(f"drafter {version} {self.merges}"),
-                policy=PolicyVersion(life.version),
+                weights=self.blobs.put(f"drafter {version} {self.merges}"),
+                policy=PolicyVersion(incarnation.version),
                 architecture=shape,
                 updates=micro_batches // 2,
                 micro_batches=micro_batches,
@@ -356,7 +351,7 @@ class School:
             evaluation=DrafterEvaluation(used=used, trained=strength, answers=2),
             seconds=0.5,
         )
-        self._say(life, trained)
+        self._say(incarnation, trained)
 
     def _quality(self, version: DrafterVersion) -> float:
         if self.quality is not None:
@@ -366,40 +361,6 @@ class School:
 
     # --- blobs
 
-    def _put(self, name: str) -> BlobRef:
-        made = blob(name)
-        self.world.flight.add(made.digest)
-        return made
-
-    def is_readable(self, ref: BlobRef) -> bool:
-        return ref.digest in self.world.flight | self.world.committed
-
-    def is_missed(self, ref: BlobRef) -> bool:
-        """Nobody was told that it is gone, or nobody has heard of it yet."""
-        return ref.digest in self.vanished or ref.digest in self.not_kept.values()
-
-    def heard(self, event: RunEvent) -> None:
-        match event:
-            case DrafterDeltaReady():
-                self.heard_of.add(event.delta.blob.digest)
-            case DrafterMerged():
-                assert event.base.weights is not None
-                self.heard_of |= {event.base.weights.digest, event.drafter.weights.digest}
-            case DrafterCommitFailed():
-                self.not_kept.pop(event.version, None)
-            case _:
-                pass
-
-    def kept(self, drafter: DrafterRef) -> None:
-        there = self.is_readable(drafter.weights)
-        assert there or drafter.weights.digest in self.vanished or self.world.blobs_were_lost
-        if there and not self.disk_is_full:
-            self.world.committed.add(drafter.weights.digest)
-            return
-        self.not_kept[drafter.version] = drafter.weights.digest
-        lost = DrafterCommitFailed(job=self.world.state.job, version=drafter.version, error="test")
-        self.world.post("coordinator", lost)
-
-    def _say(self, life: WorkerIncarnation, event: RunEvent) -> None:
-        if not self.world.say(life, event):
-            life.gone = True
+    def _say(self, incarnation: WorkerIncarnation, event: RunEvent) -> None:
+        if not self.world.workers.report(incarnation, event):
+            incarnation.gone = True

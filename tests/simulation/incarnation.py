@@ -1,4 +1,4 @@
-"""One incarnation of a simulated worker: what it was told, what it holds."""
+"""The state of one incarnation of a simulated worker."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,21 +22,21 @@ def blob(content: str) -> BlobRef:
 
 
 def meeting(learn: UpdatePolicy) -> str:
-    """Which ranks find each other: a name may come again, but not in the same store."""
+    """Name a collective: group names may repeat, but not in the same rendezvous store."""
     return f"{learn.rendezvous}/{learn.group}"
 
 
 @dataclass(eq=False)
-class Pupil:
-    """A rank, as far as it trains the drafter."""
+class TrainingRank:
+    """The drafter training state of a rank."""
 
-    school: TrainDrafter | None = None
-    # where it stands: a trunk, and what it learned that is not in it yet, part by part
+    session: TrainDrafter | None = None
+    # the base it trains from, and its work that isn't in that yet
     base: DrafterBase | None = None
     unmerged: set[int] = field(default_factory=set)
-    # the same when it handed in a delta that is in no trunk yet, by number
-    marks: dict[int, frozenset[int]] = field(default_factory=dict)
-    # micro-batches since it last handed something in, and the number of the next delta
+    # by delta that isn't merged yet: the unmerged work at that time
+    sent: dict[int, frozenset[int]] = field(default_factory=dict)
+    # micro-batches since the last delta, and the number of the next one
     opened: int = 0
     number: int = 0
 
@@ -44,39 +44,39 @@ class Pupil:
 @dataclass(eq=False)
 class WorkerIncarnation:
     worker: WorkerId
-    incarnation: Incarnation
+    number: Incarnation
     ranks: int
-    # SIGSTOP: neither reads nor writes, and knows nothing of it
+    # SIGSTOP: the process neither reads nor writes
     stopped: bool = False
     commands: deque[WorkerCommand] = field(default_factory=deque)
     assignment: StartRollout | None = None
     # entries of the prompts stream that were pulled and not acknowledged
     held: dict[int, PromptIssued] = field(default_factory=dict)
     learning: UpdatePolicy | None = None
-    # the collective is through, the report is not out
+    # True between the collective and the report of it
     trained: bool = False
-    # whether its engine may guess, and how often its rank told how it decodes
+    # False after StopSpeculation; and the decoding reports so far
     speculates: bool = True
-    told: int = 0
-    # what the trainer's weights are, as a name for their content
+    reports: int = 0
+    # the content of the trainer's weights
     content: str = INITIAL
     # the policy version that the engine decodes with
     version: int = 0
-    # it has found out that it was shut out
+    # True once it knows that it is fenced off
     gone: bool = False
     # --- the drafter
     drafter: DrafterRef | None = None
-    pupils: list[Pupil] = field(default_factory=list)
+    training_ranks: list[TrainingRank] = field(default_factory=list)
     training_session: TrainDrafter | None = None
-    # the last lesson that it has said to be over
-    over: int = 0
-    dismissed: set[int] = field(default_factory=set)
-    told_to_stop: bool = False
+    # the last session whose end it has reported
+    last_session: int = 0
+    stopped_ranks: set[int] = field(default_factory=set)
+    stopping: bool = False
     # never stops training by itself
-    deaf: bool = False
+    hangs: bool = False
     merge: MergeDrafter | None = None
-    # answers that it wrote or overheard: step, prompt, member
-    overheard: set[tuple[int, int, int]] = field(default_factory=set)
+    # answers of all workers: step, prompt, member
+    known_answers: set[tuple[int, int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.pupils = [Pupil() for _ in range(self.ranks)]
+        self.training_ranks = [TrainingRank() for _ in range(self.ranks)]

@@ -1,4 +1,4 @@
-"""A walk through the world: whoever chooses is given what could happen next."""
+"""Random walks through the simulated world, with and without faults."""
 
 from random import Random
 
@@ -6,12 +6,12 @@ from tests.simulation.specs import small_spec
 from tests.simulation.world import Decide, World
 from tlt.policies import coordinator
 
-# far more than any of these jobs needs once nothing goes wrong
+# far more than any of these jobs needs without faults
 MOST_DELIVERIES = 3000
-LESSONS = ("study", "hand_in", "merge", "dismiss")
+TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
 
-def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
+def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
     spec = small_spec(
         steps=chooser.randint(1, 4),
         prompts=chooser.randint(1, 2),
@@ -29,8 +29,8 @@ def some_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
 
 
 def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
-    """Faults, repetitions and overtaking for a while; then none, and the job has to end."""
-    world = some_world(chooser, decide)
+    """Inject faults, repetitions and overtaking for a while; then the job has to end without."""
+    world = random_world(chooser, decide)
     faults = chooser.choice([0.0, 0.02, 0.05, 0.15])
     overtaking = chooser.choice([0.0, 0.3])
     for _ in range(chooser.randint(20, 400)):
@@ -43,7 +43,7 @@ def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
 
 def step(world: World, chooser: Random, faults: float, overtaking: float) -> None:
     moves = world.moves()
-    micro_batches = [move for move in moves if move.kind in LESSONS]
+    micro_batches = [move for move in moves if move.kind in TRAINING_MOVES]
     if micro_batches and chooser.random() < 0.5:
         moves = micro_batches  # answers take long enough to learn something meanwhile
     failing = not moves or chooser.random() < faults

@@ -1,0 +1,10 @@
+"""What may happen next in the simulated world."""
+
+from typing import Any, NamedTuple
+
+
+class Move(NamedTuple):
+    """A method of a part of the world, and its arguments."""
+
+    kind: str
+    args: tuple[Any, ...] = ()

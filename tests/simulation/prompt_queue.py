@@ -1,0 +1,61 @@
+"""The stream of prompts in the simulated world: at-least-once, with a limit of attempts."""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tests.simulation.worker_events import JOB
+from tlt.ids import Attempt, Incarnation, Member
+from tlt.protocol.commands import IssuePrompts, PromptIssued, RequeuePrompts
+from tlt.protocol.events import RolloutDropped
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class PromptQueue:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.queue: deque[tuple[int, PromptIssued]] = deque()
+        # pulled and not acknowledged
+        self.pending: dict[Incarnation, dict[int, PromptIssued]] = {}
+        self._entries = 0
+
+    def issue(self, command: IssuePrompts) -> None:
+        for prompt in command.prompts:
+            for member in range(command.members):
+                self._enqueue(
+                    PromptIssued(
+                        job=JOB,
+                        epoch=command.epoch,
+                        step=command.step,
+                        attempt=Attempt(0),
+                        purpose=command.purpose,
+                        prompt=prompt,
+                        member=Member(member),
+                        tokens=(1,),
+                    )
+                )
+
+    def _enqueue(self, prompt: PromptIssued) -> None:
+        self._entries += 1
+        self.queue.append((self._entries, prompt))
+
+    def requeue(self, command: RequeuePrompts) -> None:
+        for held in self.pending.pop(command.incarnation, {}).values():
+            again = msgspec.structs.replace(held, attempt=Attempt(held.attempt + 1))
+            if again.attempt < self.world.spec.rollout.max_tries:
+                self._enqueue(again)
+                continue
+            dropped = RolloutDropped(
+                job=JOB,
+                epoch=held.epoch,
+                step=held.step,
+                attempt=held.attempt,
+                purpose=held.purpose,
+                prompt=held.prompt,
+                member=held.member,
+                reason="lost too often",
+            )
+            self.world.post("requeue", dropped)

@@ -1,0 +1,89 @@
+"""Answers, tallies and rewards of simulated workers, as functions of what they are for."""
+
+from typing import Any
+
+from tests.simulation.incarnation import WorkerIncarnation
+from tlt.config import JobSpec
+from tlt.ids import NAMED, JobId
+from tlt.policies.keyed_random import mix
+from tlt.protocol.commands import PromptIssued
+from tlt.protocol.events import RolloutFinished
+from tlt.protocol.records import ControlRuns, StrategyTally
+from tlt.protocol.refs import DrafterRef, Tensor
+from tlt.strategies import Draft, Off
+
+JOB = JobId("job")
+
+
+def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinished:
+    # long enough that reserved time may pay
+    length = 4000 * (1 + mix(prompt.step, prompt.prompt, prompt.member) % 5)
+    return RolloutFinished(
+        job=JOB,
+        epoch=prompt.epoch,
+        step=prompt.step,
+        attempt=prompt.attempt,
+        worker=incarnation.worker,
+        incarnation=incarnation.number,
+        purpose=prompt.purpose,
+        prompt=prompt.prompt,
+        member=prompt.member,
+        prompt_tokens=prompt.tokens,
+        tokens=Tensor(dtype="int32", shape=(length,), data=b""),
+        logprobs=Tensor(dtype="float32", shape=(length,), data=b""),
+        text="",
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        policies=(),
+        drafters=(),
+        origins=(),
+        batches=(),
+        decode_seconds=1.0,
+        stop="stop",
+    )
+
+
+def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[StrategyTally, ...]:
+    """Tally control runs of 32 tokens a second, and faster or slower decoding with speculation.
+
+    One drafter in four does worse in rollouts than its evaluation said.
+    """
+    version = NAMED if drafter is None else drafter.version
+    length = 1 if version % 4 == 3 else 2
+    runs = [1.0 + 0.1 * (-1) ** (number + i) for i in range(3)]
+    common: dict[str, Any] = {"bucket": 1 << number % 3, "explored": 0, "expected": 0.0}
+    control = ControlRuns(
+        count=len(runs),
+        tokens_squared=len(runs) * 32.0**2,
+        seconds_squared=sum(seconds**2 for seconds in runs),
+        product=32.0 * sum(runs),
+    )
+    return (
+        StrategyTally(
+            strategy=Draft(depth=2),
+            drafter=version,
+            control=None,
+            steps=3200 // length,
+            rows=3200 // length,
+            tokens=3200,
+            seconds=100.0 / speedup,
+            **common,
+        ),
+        StrategyTally(
+            strategy=Off(),
+            drafter=None,
+            control=control,
+            steps=32 * len(runs),
+            rows=32 * len(runs),
+            tokens=32 * len(runs),
+            seconds=sum(runs),
+            **common,
+        ),
+    )
+
+
+def reward(spec: JobSpec, done: RolloutFinished) -> float:
+    """Return 0 or 1, depending on the attempt too, so that a score of the wrong answer shows."""
+    return float(mix(spec.seed, done.step, done.prompt, done.member, done.attempt) % 2)

@@ -1,0 +1,235 @@
+"""Worker processes of the simulated world: they start, obey, report and die as real ones do."""
+
+from typing import TYPE_CHECKING, assert_never
+
+from tests.simulation.incarnation import WorkerIncarnation, meeting
+from tests.simulation.moves import Move
+from tests.simulation.worker_events import JOB, answer, tallies
+from tlt.ids import Attempt, Incarnation, WorkerId
+from tlt.protocol.commands import (
+    AdoptDrafter,
+    CloseJob,
+    MergeDrafter,
+    OpenJob,
+    ReplaceRanks,
+    StartRollout,
+    StopDrafterTraining,
+    StopSpeculation,
+    TrainDrafter,
+    UpdatePolicy,
+)
+from tlt.protocol.events import DecodingReported, RunEvent, WorkerIdled, WorkerJoined, WorkerLost
+from tlt.protocol.records import WorkerInfo
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_MOST_REPORTS = 6
+
+
+class Workers:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    def moves(self, incarnation: WorkerIncarnation) -> list[Move]:
+        if incarnation.stopped:
+            return []
+        found = [Move("obey", (incarnation,))] if incarnation.commands else []
+        if incarnation.number < self.world.fence[incarnation.worker]:
+            found.append(Move("find_out", (incarnation,)))
+        if incarnation.learning is not None:  # its ranks do nothing else meanwhile
+            if incarnation.trained:
+                found.append(Move("finish_update", (incarnation,)))
+            elif self.world.updates.is_broken(meeting(incarnation.learning)):
+                found.append(Move("crash", (incarnation,)))
+            return found
+        found += [Move(*move) for move in self.world.drafter_training.moves(incarnation)]
+        found += [Move("finish", (incarnation, entry)) for entry in list(incarnation.held)[:2]]
+        if incarnation.held and incarnation.reports < _MOST_REPORTS:
+            found.append(Move("report_decoding", (incarnation,)))
+        if (
+            incarnation.assignment is not None
+            and len(incarnation.held) < self.world.spec.rollout.slots * incarnation.ranks
+        ):
+            if self.world.prompts.queue:
+                found.append(Move("pull", (incarnation,)))
+            elif not incarnation.held:
+                found.append(Move("idle", (incarnation,)))
+        return found
+
+    def start(self, worker: WorkerId, *, post: bool = True) -> None:
+        self.world.starting.discard(worker)
+        incarnation = WorkerIncarnation(worker, self._number(worker), self.world.ranks[worker])
+        self.world.incarnations[worker] = incarnation
+        self.world.fence[worker] = incarnation.number
+        if post:
+            self.world.post(worker, WorkerJoined(info=self.info(incarnation)))
+
+    def _number(self, worker: WorkerId) -> Incarnation:
+        self.world._incarnations += 1
+        self.world.numbers[worker] = Incarnation(self.world._incarnations)
+        return self.world.numbers[worker]
+
+    def info(self, incarnation: WorkerIncarnation) -> WorkerInfo:
+        return WorkerInfo(
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
+            ranks=incarnation.ranks,
+            host="host",
+            rendezvous=f"host:{incarnation.number}",
+        )
+
+    def fail_to_start(self, worker: WorkerId) -> None:
+        """End an incarnation that never joined, because its ranks don't start."""
+        incarnation = self._number(worker)
+        if incarnation >= self.world.fence.get(worker, 0):
+            self.post_loss(worker, incarnation, returning=True)
+
+    def post_loss(self, worker: WorkerId, incarnation: Incarnation, *, returning: bool) -> None:
+        lost = WorkerLost(
+            worker=worker, incarnation=incarnation, reason="test", returning=returning
+        )
+        self.world.post(worker, lost)
+
+    def report(self, incarnation: WorkerIncarnation, *events: RunEvent) -> bool:
+        """Post events in one transaction, which the fence refuses after the lease ended."""
+        if incarnation.number < self.world.fence[incarnation.worker]:
+            for event in events:
+                self._expect_no_ghost(incarnation, event)
+            del self.world.incarnations[incarnation.worker]
+            self.world.starting.add(incarnation.worker)
+            return False
+        for event in events:
+            self.world.post(incarnation.worker, event)
+        return True
+
+    def _expect_no_ghost(self, incarnation: WorkerIncarnation, event: RunEvent) -> None:
+        """Assert that an event of an old incarnation would change nothing behind the fence."""
+        known = self.world.state.workers.get(incarnation.worker)
+        if known is None or known.info.incarnation != incarnation.number:
+            self.world.expect_nothing(event)
+
+    def crash(self, incarnation: WorkerIncarnation) -> None:
+        """Report the ranks lost, and start fresh ones."""
+        lost = WorkerLost(
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
+            reason="crash",
+            returning=True,
+        )
+        if self.report(incarnation, lost):
+            del self.world.incarnations[incarnation.worker]
+            self.world.starting.add(incarnation.worker)
+
+    def kill(self, incarnation: WorkerIncarnation) -> None:
+        """Kill the whole process, which reports nothing."""
+        del self.world.incarnations[incarnation.worker]
+        self.world.gone.add(incarnation.worker)
+
+    def come_back(self, worker: WorkerId) -> None:
+        self.world.gone.discard(worker)
+        self.world.starting.add(worker)
+
+    def stop(self, incarnation: WorkerIncarnation) -> None:
+        incarnation.stopped = True
+
+    def continue_(self, incarnation: WorkerIncarnation) -> None:
+        incarnation.stopped = False
+
+    def end_lease(self, worker: WorkerId) -> None:
+        """Fence off a worker without heartbeats, then report it lost."""
+        incarnation = self.world.numbers[worker]
+        self.world.fence[worker] = max(self.world.fence.get(worker, 0), incarnation + 1)
+        self.post_loss(worker, incarnation, returning=False)
+
+    def find_out(self, incarnation: WorkerIncarnation) -> None:
+        """Check the fence, as workers do that have nothing to report."""
+        self.report(incarnation)
+
+    def obey(self, incarnation: WorkerIncarnation) -> None:
+        command = incarnation.commands.popleft()
+        match command:
+            case OpenJob():
+                pass
+            case CloseJob():
+                incarnation.assignment = None
+                incarnation.held.clear()
+                self.world.drafter_training.close(incarnation)
+                if incarnation.learning is not None:
+                    self.crash(incarnation)
+            case TrainDrafter():
+                self.world.drafter_training.start_session(incarnation, command)
+            case StopDrafterTraining():
+                self.world.drafter_training.stop_session(incarnation, command)
+            case MergeDrafter():
+                self.world.drafter_training.start_merge(incarnation, command)
+            case AdoptDrafter():
+                self.world.drafter_training.adopt(incarnation, command.drafter)
+            case StartRollout():
+                self._start_rollout(incarnation, command)
+            case StopSpeculation():
+                incarnation.speculates = False
+            case UpdatePolicy():
+                self.world.updates.start(incarnation, command)
+            case ReplaceRanks():
+                self.crash(incarnation)
+            case _:
+                assert_never(command)
+
+    def _start_rollout(self, incarnation: WorkerIncarnation, command: StartRollout) -> None:
+        if command.policy.version != incarnation.version and command.policy.weights is not None:
+            if not self.world.is_readable(command.policy):
+                # a late command may name weights that are gone by now
+                self.world.checks.unreadable(command)
+                self.crash(incarnation)
+                return
+            incarnation.version = command.policy.version
+        assert incarnation.training_session is None, "it trains"
+        if command.drafter is not None:
+            self.world.drafter_training.adopt(incarnation, command.drafter)
+        if not incarnation.gone:
+            incarnation.assignment = command
+
+    def pull(self, incarnation: WorkerIncarnation) -> None:
+        entry, prompt = self.world.prompts.queue.popleft()
+        incarnation.held[entry] = prompt
+        self.world.prompts.pending.setdefault(incarnation.number, {})[entry] = prompt
+
+    def finish(self, incarnation: WorkerIncarnation, entry: int) -> None:
+        prompt = incarnation.held.pop(entry)
+        if self.report(incarnation, answer(incarnation, prompt)):
+            self.world.prompts.pending.get(incarnation.number, {}).pop(entry, None)
+
+    def report_decoding(self, incarnation: WorkerIncarnation) -> None:
+        """Report how the first rank has decoded."""
+        incarnation.reports += 1
+        (held, *_) = incarnation.held.values()
+        chosen = DecodingReported(
+            job=JOB,
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
+            rank=0,
+            serial=incarnation.reports,
+            step=held.step,
+            purpose=held.purpose,
+            tallies=tallies(self.world.speedup, incarnation.reports, incarnation.drafter)
+            if incarnation.speculates
+            else (),
+        )
+        self.report(incarnation, chosen)
+
+    def idle(self, incarnation: WorkerIncarnation) -> None:
+        assignment = incarnation.assignment
+        assert assignment is not None
+        incarnation.assignment = None
+        idled = WorkerIdled(
+            job=JOB,
+            epoch=assignment.epoch,
+            step=assignment.step,
+            attempt=Attempt(0),
+            worker=incarnation.worker,
+            incarnation=incarnation.number,
+            purpose=assignment.purpose,
+            requeues=assignment.requeues,
+        )
+        self.report(incarnation, idled)
