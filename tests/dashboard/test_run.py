@@ -180,7 +180,7 @@ def test_no_forecast_for_a_job_that_ended_within_a_rollout_batch(tmp_path: Path)
 
 def test_keeps_the_row_of_ngrams_beside_many_drafters() -> None:
     rows = [
-        Positions(drafter=d, rounds=1, shares=()) for d in (None, *map(DrafterVersion, range(20)))
+        Positions(drafter=d, steps=1, shares=()) for d in (None, *map(DrafterVersion, range(20)))
     ]
     listed = [row.drafter for row in page_sections.newest_drafters(rows)]
     assert listed == [None, *range(8, 20)]

@@ -17,7 +17,7 @@ def export_policy(run: Path, spec: JobSpec, stored: StoredPolicy, folder: Path) 
             if file.is_file() and not _holds_weights(file):
                 shutil.copyfile(file, unfinished / file.name)
         blobs = Blobs(run / "blobs", run / "blobs")
-        shutil.copyfile(blobs.verified(stored.weights), unfinished / "model.safetensors")
+        shutil.copyfile(blobs.verify(stored.weights), unfinished / "model.safetensors")
         _set_dtype(unfinished / "config.json")
 
 
