@@ -23,6 +23,8 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --project pyproject.toml
 	@$(BIN)/lint-imports
+	@$(BIN)/python docs/check_structure.py
+	@$(BIN)/python docs/generate.py --check
 
 bench: setup
 	@for name in $$($(BIN)/python -m benchmarks.catalogue); do \

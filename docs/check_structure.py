@@ -25,8 +25,8 @@ def source_files(paths: list[Path]) -> Iterator[Path]:
 
 
 def attributes_of(cls: ast.ClassDef) -> set[str]:
-    """Name a class's fields, and what its methods assign on `self`."""
-    assigned = {
+    """Name what a class's methods assign on `self`."""
+    return {
         node.attr
         for node in ast.walk(cls)
         if isinstance(node, ast.Attribute)
@@ -34,12 +34,6 @@ def attributes_of(cls: ast.ClassDef) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
-    fields = {
-        node.target.id
-        for node in cls.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    return assigned | fields
 
 
 def class_complaints(path: Path) -> Iterator[str]:
