@@ -1,4 +1,4 @@
-"""Whatever dies, repeats or overtakes, one job's `decide` keeps its books and comes to its end.
+"""Whatever dies, repeats or overtakes, `decide` keeps a run consistent, and the job ends.
 
 What has to hold after every decision is in `tests.simulation.checks`; the world asserts besides
 that a decision repeated at once, or an old event delivered again, changes nothing.
@@ -31,7 +31,7 @@ def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
 
 
 class Coordinator(RuleBasedStateMachine):
-    """The same world, with every choice in Hypothesis's hands: it finds short histories."""
+    """Let Hypothesis make every choice: it finds short histories."""
 
     world: World
 
@@ -78,11 +78,11 @@ Coordinator.TestCase.settings = settings(max_examples=_EXAMPLES // 2, stateful_s
 TestCoordinator = Coordinator.TestCase
 
 
-# --- named histories: the walk meets them by chance, these always ---------------------------------
+# --- named histories, which random walks meet only by chance --------------------------------------
 
 
 def _until(world: World, reached: Phase | Duty, chooser: Random) -> bool:
-    """Without faults, to where a phase is entered or a worker has a duty."""
+    """Step without faults until a phase is entered or a worker has a duty."""
     for _ in range(MOST_DELIVERIES):
         duties = {known.duty for known in world.state.workers.values()}
         if world.state.phase is reached or (reached in duties and world.state.step > 0):
@@ -128,7 +128,7 @@ _FAULTS = {
 def test_a_new_coordinator_goes_on(
     phase: Phase, fault: str, seed: int, checkpoint_every: int, further: int
 ) -> None:
-    """Updates since the checkpoint run again, and give what they gave before."""
+    """Updates since the checkpoint run again, with the same results."""
     chooser = Random(seed)
     spec = small_spec(steps=4, eval_every=2, checkpoint_every=checkpoint_every, seed=seed % 7)
     world = World(spec, [1, 2])
@@ -146,7 +146,7 @@ def test_a_new_coordinator_goes_on(
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 5))
 def test_order_and_repetition_do_not_change_the_weights(seed: int) -> None:
-    """Without losses, overtaking and repeated events lead to the same rounds and weights."""
+    """Without losses, overtaking and repeated events lead to the same batches and weights."""
     spec = small_spec(steps=3, eval_every=1, seed=seed % 7)
     plain, shuffled = World(spec, [1, 1]), World(spec, [1, 1])
     finish(plain)
@@ -178,7 +178,7 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
 
 @pytest.mark.parametrize("speedup", [0.5, 2.0])
 def test_speculation_that_costs_more_is_given_up(speedup: float) -> None:
-    """And whoever joins afterwards is told so."""
+    """Workers that join afterwards are told so."""
     world = World(small_spec(steps=4), [1, 1], speedup=speedup)
     chooser = Random(1)
     while world.state.step < 2:
@@ -210,7 +210,7 @@ def test_a_refusal_counts_only_from_a_living_incarnation() -> None:
 
 
 def test_a_later_incarnation_that_never_joined_ends_the_one_before() -> None:
-    """Its actor was restarted and lost again: nobody else says that the first one is over."""
+    """The actor was restarted and lost again: no other event ends the first incarnation."""
     world = World(small_spec(), [1, 1])
     lost = WorkerLost(
         worker=WorkerId("w0"), incarnation=Incarnation(9), reason="test", returning=False
@@ -221,7 +221,7 @@ def test_a_later_incarnation_that_never_joined_ends_the_one_before() -> None:
 
 
 def test_a_worker_that_fails_to_come_back_is_not_awaited() -> None:
-    """It was lost on its way to an update; the others go on without it."""
+    """The worker is lost before an update, and the others update without it."""
     world = World(small_spec(steps=1), [1, 1])
     chooser = Random(0)
     assert _until(world, Phase.POLICY_UPDATE, chooser)

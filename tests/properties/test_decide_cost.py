@@ -85,7 +85,7 @@ def _idled() -> WorkerIdled:
 
 
 def _instructions(work: Callable[[], Any]) -> int:
-    """How many bytecodes it takes."""
+    """Count the bytecodes that `work` executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -113,8 +113,8 @@ def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent)
 
 
 @pytest.mark.parametrize("marks", [0, 40])
-def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
-    """What evaluations let expect is found when they are measured, not when somebody asks."""
+def test_a_training_decision_takes_few_instructions(marks: int) -> None:
+    """The learning curve is fitted at evaluations, not at each decision."""
     spec = small_spec(steps=9, prompts=4, group=8, train="auto")
     state = _started(4, 8)
     evidence = state.drafter.evidence
@@ -130,8 +130,8 @@ def test_whether_to_train_takes_so_many_instructions(marks: int) -> None:
     assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3000
 
 
-def test_a_large_round_takes_so_many_instructions() -> None:
-    """All of 2048 rollouts, finished and scored, up to the last but one."""
+def test_a_large_rollout_batch_takes_few_instructions() -> None:
+    """Finish and score all of 2048 rollouts but the last."""
     state = _started(256, 8)
     answers = [_finished(prompt, member) for prompt in range(256) for member in range(8)]
     events: list[RunEvent] = []
@@ -151,7 +151,7 @@ def test_a_large_round_takes_so_many_instructions() -> None:
 
 
 def test_an_event_copies_one_group_and_the_table_of_groups() -> None:
-    """Whatever else is in the state is the same object before and after."""
+    """All other parts of the state stay the same objects."""
     before = _started(256, 8)
     after, _ = decide(before, _finished(3, 1), 0.0)
     assert before.batch is not None

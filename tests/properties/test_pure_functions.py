@@ -1,4 +1,4 @@
-"""The small pure parts that `decide` is made of."""
+"""Small pure functions that `decide` uses keep their invariants."""
 
 import math
 from collections import Counter
@@ -74,7 +74,7 @@ def test_every_sample_is_on_one_rank_of_one_minibatch(
 def test_ranks_and_minibatches_are_balanced(
     lengths: list[int], ranks: int, minibatches: int
 ) -> None:
-    """No rank has more than another by more than one sample, no minibatch by more than one."""
+    """Assert that loads of ranks and sizes of minibatches differ by at most one sample."""
     samples = _samples(lengths)
     (part,) = share_samples(samples, [ranks], minibatches, 1)
     by_name = {(s.prompt, s.member): s.length for s in samples}
@@ -117,9 +117,9 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normali
         assert square == pytest.approx(1, rel=0.02)
 
 
-# --- rounds -------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------
 
-RoundEvent = RolloutFinished | RolloutScored | RolloutDropped
+AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
 _MEMBERS = [(PromptIndex(p), Member(m)) for p in range(2) for m in range(2)]
 
 
@@ -165,9 +165,9 @@ def _dropped(prompt: PromptIndex, member: Member) -> RolloutDropped:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[RoundEvent]:
-    """Of each member: an answer that counts and scores of several attempts, or that it is lost."""
-    events: list[RoundEvent] = []
+def histories(draw: st.DrawFn) -> list[AnswerEvent]:
+    """Draw for each member an answer with scores of several attempts, or its loss."""
+    events: list[AnswerEvent] = []
     for prompt, member in _MEMBERS:
         if draw(st.booleans()):
             events.append(_dropped(prompt, member))
@@ -179,7 +179,7 @@ def histories(draw: st.DrawFn) -> list[RoundEvent]:
     return events
 
 
-def _fold(events: list[RoundEvent]) -> RolloutBatch:
+def _fold(events: list[AnswerEvent]) -> RolloutBatch:
     state = rollout_batch.new_batch(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
     for event in events:
         assert rollout_batch.contains(state, event)
@@ -194,9 +194,9 @@ def _fold(events: list[RoundEvent]) -> RolloutBatch:
 
 @given(events=histories(), data=st.data())
 def test_a_round_ends_the_same_in_every_order(
-    events: list[RoundEvent], data: st.DataObject
+    events: list[AnswerEvent], data: st.DataObject
 ) -> None:
-    """And however often an event is repeated."""
+    """Repeated events change nothing either."""
     repeated = data.draw(st.lists(st.sampled_from(events), max_size=6))
     shuffled = data.draw(st.permutations(events + repeated))
     plain, other = _fold(events), _fold(shuffled)
@@ -207,7 +207,7 @@ def test_a_round_ends_the_same_in_every_order(
 
 @given(events=histories(), data=st.data())
 def test_a_round_is_settled_only_with_everything(
-    events: list[RoundEvent], data: st.DataObject
+    events: list[AnswerEvent], data: st.DataObject
 ) -> None:
     missing = data.draw(st.sampled_from(events))
     needed = not isinstance(missing, RolloutScored) or any(
@@ -233,5 +233,5 @@ def test_what_was_dropped_is_not_answered_any_more() -> None:
     assert _settled(state, _scored(late, 1.0)).rewards() == []
 
 
-def _settled(state: RolloutBatch, event: RoundEvent) -> RolloutBatch:
+def _settled(state: RolloutBatch, event: AnswerEvent) -> RolloutBatch:
     return rollout_batch.settle(state, event)

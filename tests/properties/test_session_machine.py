@@ -36,7 +36,7 @@ class Session(RuleBasedStateMachine):
         self.statuses: dict[JobId, JobStatus] = {}
         self.prepared: list[JobId] = []
         self.started: list[JobId] = []
-        # what the shell has in hand
+        # jobs that the coordinator actor prepares and runs
         self.preparing: deque[JobId] = deque()
         self.running: JobId | None = None
         self.cancelling: set[JobId] = set()
@@ -57,7 +57,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.submitted)
     @rule(pick=picks)
     def cancel(self, pick: int) -> None:
-        """In whichever state it is; what has ended stays as it is."""
+        """Cancel a job in any state; an ended one keeps its status."""
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
         self._hear(JobCancelRequested(job=job))
@@ -85,7 +85,7 @@ class Session(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
-        """A new coordinator: what the old one was preparing nobody prepares any more."""
+        """Start a new coordinator, which prepares again what the old one was preparing."""
         self.preparing.clear()
         self.epoch += 1
         self._hear(SessionResumed(epoch=Epoch(self.epoch), blobs_kept=True))
@@ -170,12 +170,12 @@ class Session(RuleBasedStateMachine):
         assert started == sorted(started)
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def queued_jobs_wait_for_a_current_one(self) -> None:
         if "queued" in self.statuses.values():
             assert self.state.current is not None
 
     @invariant()
-    def the_books_agree(self) -> None:
+    def records_agree(self) -> None:
         open_ = {j: s for j, s in self.statuses.items() if s not in _ENDS}
         assert {j: entry.status for j, entry in self.state.jobs.items()} == open_
         assert {w: i.incarnation for w, i in self.state.workers.items()} == self.workers

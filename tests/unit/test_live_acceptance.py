@@ -1,4 +1,4 @@
-"""A drafter is held against the one before it, as far as that still fits the policy."""
+"""A drafter is compared with the one before it, under the current policy."""
 
 import pytest
 
@@ -16,23 +16,23 @@ from tlt.strategies import Draft
 OLD = {"4 noisy": ChainTally(3000, 15_000), "8 plain": ChainTally(2500, 20_000)}
 
 
-def test_what_does_much_worse_has_fallen() -> None:
+def test_finds_a_drafter_that_does_much_worse() -> None:
     assert find_regression({"4 noisy": ChainTally(2500, 11_000)}, OLD) is None
     assert find_regression({"4 noisy": ChainTally(2500, 7_500)}, OLD) == pytest.approx((3.0, 5.0))
-    # the same words, but another question
+    # other chains say nothing about these
     assert find_regression({"6 plain": ChainTally(2500, 2_500)}, OLD) is None
 
 
-def test_it_is_not_held_against_what_an_earlier_policy_let_the_last_one_do() -> None:
+def test_scales_the_fallback_to_the_current_policy() -> None:
     now = {"4 noisy": ChainTally(2500, 9_000)}
     assert find_regression(now, OLD) is not None
-    # the one before has come down from 5.8 to 4.2 on answers of today
+    # the drafter before has shrunk from 5.8 to 4.2 under the current policy
     assert find_regression(now, scale_to_current_policy(OLD, measured=5.8, now=4.2)) is None
     assert scale_to_current_policy(OLD, measured=4.0, now=4.4) == OLD
 
 
 @pytest.mark.parametrize("likely", [0.0, 0.3, 0.9, 1.0])
-def test_chains_of_any_length_tell_how_likely_a_guess_is(likely: float) -> None:
+def test_estimates_accept_length_from_chains_of_any_length(likely: float) -> None:
     def asked(depth: int, rows: int = 10_000) -> ChainTally:
         return ChainTally(rows, round(rows * sum(likely**guess for guess in range(depth + 1))))
 
@@ -45,7 +45,7 @@ def test_chains_of_any_length_tell_how_likely_a_guess_is(likely: float) -> None:
     assert estimate_accept_length({"4 plain": asked(4, rows=1999)}, 6) is None
 
 
-def test_what_it_came_to_long_ago_is_forgotten() -> None:
+def test_forgets_old_tallies() -> None:
     drafter = DrafterVersion(0)
     then, now = (tally(rows * 3000, 1.0, rows=3000) for rows in (3, 1))
     told = add_recent_tallies({}, [then] * 6, drafter)
@@ -57,7 +57,7 @@ def test_what_it_came_to_long_ago_is_forgotten() -> None:
     assert add_recent_tallies(told, [now], DrafterVersion(7)) == told
 
 
-def test_what_is_asked_no_more_in_some_way_is_not_told_worse_for_that() -> None:
+def test_chains_that_are_no_longer_used_keep_their_estimate() -> None:
     drafter, told = DrafterVersion(0), dict[str, ChainTally]()
     for depth in (8, 4):
         length = sum(0.75**guess for guess in range(depth + 1))

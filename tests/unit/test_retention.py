@@ -1,4 +1,4 @@
-"""Nothing that the state names is discarded, and nothing else stays."""
+"""Blobs that the state names are kept, and all others are discarded."""
 
 from typing import Any
 
@@ -55,14 +55,14 @@ def _turn(**changes: Any) -> Turn:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_is_named_stays(name: str) -> None:
+def test_keeps_blobs_that_the_state_names(name: str) -> None:
     turn = _turn()
     blob_retention.discard(turn, _blob(name), None)
     blob_retention.discard_drafters(turn, _drafter(name), None)
     assert turn.commands == []
 
 
-def test_the_rest_goes() -> None:
+def test_discards_all_other_blobs() -> None:
     turn = _turn()
     blob_retention.discard(turn, _blob("old"), _blob("policy"), _blob("old"))
     blob_retention.discard_drafters(turn, _drafter("older"))
@@ -72,7 +72,7 @@ def test_the_rest_goes() -> None:
     ]
 
 
-def test_all_stays_if_somebody_wants_it() -> None:
+def test_keep_all_keeps_all_blobs() -> None:
     turn = _turn(
         algorithm=msgspec.structs.replace(SPEC.algorithm, keep_all=True),
         drafter=msgspec.structs.replace(SPEC.drafter, keep_all=True),

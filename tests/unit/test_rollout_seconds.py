@@ -1,4 +1,4 @@
-"""How long a round's answers take, for what a drafter may save of those to come."""
+"""Measure how long rollout batches decode, to predict what a drafter saves."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ _WORKERS = (W0, WorkerId("w1"))
 
 
 def _rolling() -> RunState:
-    """Its ranks start for a minute before they decode."""
+    """Return a run whose ranks start for a minute before they decode."""
     algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
     begun = started(spec, dict.fromkeys(_WORKERS, 2))
@@ -23,7 +23,7 @@ def _rolling() -> RunState:
 def _told(
     state: RunState, worker: int, rank: int, serial: int, step: int = 0, purpose: Purpose = "train"
 ) -> RunState:
-    """Three seconds of decoding."""
+    """Report three seconds of decoding."""
     chosen = DecodingReported(
         job=JOB,
         worker=_WORKERS[worker],
@@ -38,7 +38,7 @@ def _told(
 
 
 def _closed(state: RunState) -> RunState:
-    """Its answers are all dropped, eight seconds later."""
+    """Drop all answers, eight seconds later."""
     opened = state.batch
     assert opened is not None
     for prompt, group in opened.groups.items():
@@ -62,7 +62,7 @@ def _longest(state: RunState) -> float | None:
     return state.batch.longest_decode_seconds
 
 
-def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:
+def test_measures_the_rank_that_decodes_longest() -> None:
     state = _rolling()
     assert _longest(state) is None
     for worker, rank, serial in ((0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2)):
@@ -71,11 +71,11 @@ def test_it_is_what_the_rank_decodes_that_decodes_longest() -> None:
     assert _closed(state).rollout_seconds == 6.0
 
 
-def test_where_nobody_tells_it_is_the_time_that_passed() -> None:
+def test_without_reports_uses_the_time_that_passed() -> None:
     assert _closed(_rolling()).rollout_seconds == 68.0
 
 
-def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
+def test_ignores_repeated_reports_and_other_batches() -> None:
     state = _told(_rolling(), 0, 0, 1)
     state = _told(state, 0, 0, 1)
     state = _told(state, 0, 0, 2, purpose="eval")
@@ -83,13 +83,13 @@ def test_what_is_told_again_or_of_another_round_is_not_counted() -> None:
     assert _longest(state) == 3.0
 
 
-def test_a_round_of_short_answers_is_not_taken_for_the_usual() -> None:
+def test_averages_over_rollout_batches() -> None:
     before = msgspec.structs.replace(_rolling(), rollout_seconds=9.0)
     assert _closed(_told(before, 0, 0, 1)).rollout_seconds == 6.0
     assert _closed(before).rollout_seconds == 9.0
 
 
-def test_a_worker_that_comes_back_goes_on_with_the_round() -> None:
+def test_adds_to_the_seconds_of_a_worker_that_came_back() -> None:
     state = _told(_rolling(), 0, 0, 1)
     lost = WorkerLost(worker=W0, incarnation=Incarnation(1), reason="gone", returning=True)
     state, _ = decide(state, lost, 161.0)

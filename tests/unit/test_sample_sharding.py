@@ -1,4 +1,4 @@
-"""Each worker's part of a round, by its ranks; who is gone leaves its part to the others."""
+"""Workers share a rollout batch by their ranks, and take over the share of a lost worker."""
 
 import msgspec
 import pytest
@@ -26,13 +26,13 @@ def _spec(spread: bool) -> JobSpec:
     )
 
 
-def test_parts_are_even_by_rank_and_make_up_the_round() -> None:
+def test_shares_a_rollout_batch_evenly_by_ranks() -> None:
     _, commands = decide(new_run(JOB, _spec(spread=True)), started(_spec(spread=True), _RANKS), 0.0)
     assert _told(commands) == {"w0": _ANSWERS // 4, "w1": _ANSWERS // 2, "w2": _ANSWERS // 4}
 
 
 @pytest.mark.parametrize("spread", [True, False])
-def test_who_is_gone_leaves_its_part_to_the_others(spread: bool) -> None:
+def test_reassigns_the_share_of_a_lost_worker(spread: bool) -> None:
     spec = _spec(spread)
     state, commands = decide(new_run(JOB, spec), started(spec, _RANKS), 0.0)
     prompts = next(c.prompts for c in commands if isinstance(c, IssuePrompts))
@@ -59,7 +59,7 @@ def test_who_is_gone_leaves_its_part_to_the_others(spread: bool) -> None:
         assert _told(commands) == {"w0": left, "w1": left}
 
 
-def test_everybody_has_a_part_of_a_round_of_few() -> None:
+def test_gives_each_worker_a_share_of_a_small_batch() -> None:
     algorithm = msgspec.structs.replace(
         SPEC.algorithm, prompts_per_step=1, group_size=2, eval_every=0
     )
