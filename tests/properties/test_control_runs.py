@@ -16,7 +16,7 @@ ARM = Draft(depth=4)
 
 
 class Listening:
-    """What the policy under control is asked and told."""
+    """Records the calls that the policy under control receives."""
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
@@ -41,7 +41,7 @@ class Listening:
 def decode(
     control: ControlRunPolicy, batches: list[int], seconds: dict[int, float], seed: int
 ) -> list[bool]:
-    """Which of the rounds were plain."""
+    """Return True for each decode step that was plain."""
     dice, plain = Random(seed), list[bool]()
     for batch in batches:
         choice = control.choose(batch, 100 * batch, dice.random())
@@ -54,7 +54,7 @@ def decode(
 
 
 def runs(plain: list[bool]) -> list[tuple[int, int]]:
-    """Where each begins, and its rounds."""
+    """Return the first step and the number of steps of each control run."""
     found: list[tuple[int, int]] = []
     for at, is_plain in enumerate(plain):
         if is_plain and at and plain[at - 1]:

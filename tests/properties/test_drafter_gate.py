@@ -88,7 +88,7 @@ def test_trains_and_reserves_time_at_a_cold_start_with_many_steps_left() -> None
 
 
 def test_counts_only_gains_over_ngrams() -> None:
-    """Where n-grams are right as often as a drafter would be, a drafter is worth nothing."""
+    """A drafter is worth nothing if n-grams are right as often as it would be."""
     spec, saved = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
         costs = add_tallies({}, [_with_ngrams(1000, 1.0 / faster), _control_runs(20, 1000, 1.0)])

@@ -38,7 +38,7 @@ def test_adopts_a_better_drafter_on_all_workers() -> None:
 
 
 def test_reverts_a_drafter_that_does_worse_in_rollouts() -> None:
-    """In this world the third drafter does."""
+    """The third drafter of this world does worse."""
     world = TrainingWorld().start_training()
     second, used = world.incarnations[DECODING], list[DrafterRef | None]()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is said to be saved is what was, as surely as is said; a loss is found, no gain lost.
+"""Estimated savings are true within their interval; a loss is found, and no gain is lost.
 
 The worlds are the benchmark's; the truth is what their machine takes for as many tokens alone.
 """
@@ -31,7 +31,7 @@ MACHINE = Machine(outliers=0.0)
 
 
 class Telling(ControlRunPolicy):
-    """And what it truly saved."""
+    """A control run policy that also knows the true savings."""
 
     def __init__(self, strategy: Strategy, share: float) -> None:
         super().__init__(FixedPolicy(strategy), share)
@@ -56,7 +56,7 @@ class Telling(ControlRunPolicy):
 
 
 def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, float, float]:
-    """And the truth, in shares of the time."""
+    """Return the estimate, the true savings, and the seconds."""
     policy = Telling(strategy, 0.15)
     text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
     run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)

@@ -124,7 +124,7 @@ class _WithoutProbes(AdaptivePolicy):
 
 
 def test_it_notices_that_ngrams_begin_to_pay_though_others_decode() -> None:
-    """As a rollout drains, those that are left go on as those that ended did."""
+    """The answers that are left when a rollout drains repeat those that ended."""
     text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
 
     def lost(make: Callable[[], StrategyPolicy], rows: int) -> float:

@@ -1,4 +1,4 @@
-"""What may happen next in the simulated world."""
+"""The moves that may come next in the simulated world."""
 
 from typing import Any, NamedTuple
 

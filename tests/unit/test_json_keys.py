@@ -1,4 +1,4 @@
-"""What programs read keeps its keys: summary.json and the output of `--json`."""
+"""Programs can rely on the keys of summary.json and of the output of `--json`."""
 
 import json
 from pathlib import Path

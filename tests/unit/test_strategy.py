@@ -1,4 +1,4 @@
-"""What both policies promise whoever runs them, and what the adaptive one knows of acceptance."""
+"""Both strategy policies keep their promises, and the adaptive one learns acceptance."""
 
 import pytest
 

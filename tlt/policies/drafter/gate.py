@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Enum):
-    """What becomes of a drafter that was evaluated."""
+    """The fate of a drafter that was evaluated."""
 
     UNMEASURED = auto()
     ADOPT = auto()

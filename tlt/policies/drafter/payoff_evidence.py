@@ -1,4 +1,4 @@
-"""What evaluations and rollouts have shown about how good the drafter is and may become."""
+"""Evidence from evaluations and rollouts about how good the drafter is and may become."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How many times as fast as plain decoding rollouts go, with a drafter and without one.
+"""Estimate how much faster than plain decoding rollouts go, with a drafter and without one.
 
 The speedup by n-grams depends on the answers: a job's control runs measure it, and until there are
 many of them, other jobs' usual value counts.

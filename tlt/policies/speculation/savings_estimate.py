@@ -74,7 +74,7 @@ class _PlainRate(msgspec.Struct, frozen=True):
 
 
 class PlainRates:
-    """What a token takes without speculation, as far as control runs show it."""
+    """The seconds that a token takes without speculation, as far as control runs show."""
 
     def __init__(self, costs: CostsByBucket) -> None:
         known = {bucket: cost for bucket, cost in costs.items() if cost.plain_tokens > 0}

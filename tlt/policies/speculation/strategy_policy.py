@@ -18,7 +18,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class StepObservation(NamedTuple):
-    """What one decode step cost and how many drafts it accepted.
+    """One decode step: its cost, and how many drafts it accepted.
 
     `reached[j]` counts the rows whose first j drafts were all accepted, `accepted[j]` those of them
     that accepted the next draft too. A row without a draft counts as one that rejected it.

@@ -1,4 +1,4 @@
-"""What is known of every strategy: what its steps cost and how many drafts they accept.
+"""Statistics of every strategy: the cost of its steps, and how many drafts they accept.
 
 Costs and acceptance are learnt apart, and strategies share them: one step teaches something about
 all strategies, and a batch size that was never seen has a prediction.
