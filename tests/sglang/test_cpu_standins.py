@@ -86,10 +86,10 @@ def test_a_killed_scheduler_is_reported_and_takes_nobody_along(
     folder: Path, tmp_path: Path
 ) -> None:
     launched = sglang_launcher.start(_options(folder), tmp_path / "log")
-    assert launched.died() is None
+    assert launched.failure() is None
     os.kill(launched.scheduler, signal.SIGSEGV)
     os.waitid(os.P_PID, launched.scheduler, os.WEXITED | os.WNOWAIT)
-    died = launched.died()
+    died = launched.failure()
     launched.close()
     assert died is not None
     assert died.startswith("was ended by SIGSEGV: ")
@@ -133,7 +133,7 @@ def test_a_standin_never_hides_a_real_package(tmp_path: Path) -> None:
     script = f"""
 from importlib.util import find_spec
 import sys
-from tlt.engine.sglang.cpu import mode
+from tlt.engine.sglang.cpu import cpu_mode as mode
 from tlt.errors import ConfigError
 
 assert find_spec("sgl_kernel") is None

@@ -1,1 +1,1 @@
-"""C for CPUs: how it is built, and vectors as wide as the machine's registers."""
+"""Build C kernels for CPUs; `lanes.h` has vectors as wide as the machine's registers."""

@@ -1,7 +1,6 @@
-"""C is built where there is a compiler, and the result kept for the life of the process.
+"""Build C kernels with the machine's compiler, once per process, and check them against torch.
 
-That takes a second or so, and nothing is cached: a cache would have to know the machine. What was
-built is used only after it agreed with torch.
+A build takes about a second and isn't cached, because a cache would have to know the machine.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ import structlog
 
 _log = structlog.get_logger("kernels")
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", f"-I{Path(__file__).parent}")
-# A compiler that takes longer hangs.
+# seconds after which the compiler is taken to hang
 _PATIENCE = 60.0
 
 _Built = TypeVar("_Built")
@@ -27,25 +26,25 @@ _Built = TypeVar("_Built")
 
 def build_kernels(
     sources: Sequence[Path],
-    wrapped: Callable[[ctypes.CDLL], _Built],
+    wrap: Callable[[ctypes.CDLL], _Built],
     agrees: Callable[[_Built], bool],
 ) -> _Built | None:
-    """None, and one line in the log, where it cannot be had."""
+    """Return the wrapped library, or log why there is none and return None."""
     try:
-        found = wrapped(_build(sources))
+        found = wrap(_build(sources))
     except subprocess.CalledProcessError as error:
         return _without(sources, str(error.stderr))
     except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired) as error:
         return _without(sources, str(error))
-    # A thread of its own, because the caller may be inside an operator or without gradients.
+    # in another thread, because the caller may be inside an operator or have gradients disabled
     with ThreadPoolExecutor(1) as thread:
-        right = thread.submit(agrees, found).result()
-    return found if right else _without(sources, "what they compute is wrong")
+        correct = thread.submit(agrees, found).result()
+    return found if correct else _without(sources, "what they compute is wrong")
 
 
 def _build(sources: Sequence[Path]) -> ctypes.CDLL:
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or "gcc"]
-    # Some file systems keep a library's file as long as it is mapped.
+    # some file systems keep a library's file as long as it is mapped
     with tempfile.TemporaryDirectory(prefix="tlt-", ignore_cleanup_errors=True) as folder:
         library = f"{folder}/kernels.so"
         subprocess.run(

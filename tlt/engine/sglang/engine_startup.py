@@ -1,4 +1,4 @@
-"""From a model folder to an engine: the tap first, then SGLang with the plugin that fills it."""
+"""Start an SGLang engine for a model folder: the tap first, then SGLang with its plugin."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ from tlt.ids import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import weight_names
 
-# requests that SGLang holds for each that it decodes, so that it never waits for us
-_AHEAD = 2
+# tap slots per decoding request, so that SGLang always has requests waiting
+_SLOTS_PER_REQUEST = 2
 
 
 def start_client(
@@ -33,22 +33,22 @@ def start_client(
     seed: int = 0,
     proposals: Path | None = None,
 ) -> tuple[SglangClient, Tap]:
-    """`folder` takes the log, and should be in memory: the tap lies there until it is mapped.
+    """Launch SGLang; `folder`, best in memory, holds the log and until it is mapped the tap.
 
-    What is captured with a drafter is what that drafter reads, and the last state.
+    With a drafter, `captured` must be the layers that it reads, and the last state.
     """
     config = read_config(model)
     if config.mlp_bias:
         raise UnsupportedModel(f"{model}: SGLang has no biases in the feed-forward part")
     shape = TapShape(
-        slots=_AHEAD * slots,
+        slots=_SLOTS_PER_REQUEST * slots,
         positions=max_context,
         layers=len(captured),
         hidden=config.hidden,
         dtype=str(dtype).removeprefix("torch."),
     )
     path = folder / "tap"
-    told = scheduler_plugin.Options(
+    options = scheduler_plugin.Options(
         tap=str(path), shape=shape, proposals=None if proposals is None else str(proposals)
     )
     tap = Tap.create(path, shape)
@@ -65,7 +65,7 @@ def start_client(
                 drafts=drafts,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
-                environment=told.environment(),
+                environment=options.environment(),
             ),
             folder / "sglang.log",
         )
@@ -87,7 +87,7 @@ def start_engine(
     seed: int,
     stuck_seconds: float,
 ) -> SglangEngine:
-    server, tap = start_client(
+    client, tap = start_client(
         model, slots, max_context, device, dtype, version, folder, stuck_seconds, seed=seed
     )
-    return SglangEngine(server, read_config(model), tap, decode_text, slots, max_context, version)
+    return SglangEngine(client, read_config(model), tap, decode_text, slots, max_context, version)

@@ -1,7 +1,7 @@
-"""SGLang's `Engine` around a scheduler that already runs. Import it only from `launch`.
+"""SGLang's `Engine` over a scheduler process that we started. Import it only from the launcher.
 
-What upstream starts besides is left out: tokens go in and out, so nothing has to be detokenised;
-and no thread watches the scheduler in order to kill this process when it ends.
+Upstream's other processes are left out: tokens go in and out, so nothing is detokenised, and no
+thread kills this process when the scheduler ends.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 
 from tlt.engine.sglang.scheduler_process import SchedulerProcess
 
-# files that upstream makes and leaves behind
+# files that upstream creates and doesn't remove
 _SOCKETS = (
     "tokenizer_ipc_name",
     "scheduler_input_ipc_name",
@@ -28,24 +28,24 @@ _SOCKETS = (
 
 
 class Manager(TokenizerManager):
-    """Speaks with the scheduler, and leaves the signals of this process alone."""
+    """Upstream's client of the scheduler, without signal handlers."""
 
-    listening: "asyncio.Task[None] | None" = None
+    reader: "asyncio.Task[None] | None" = None
 
     def auto_create_handle_loop(self) -> None:
-        if self.listening is None:
+        if self.reader is None:
             self.event_loop = asyncio.get_running_loop()
-            self.listening = self.event_loop.create_task(self.handle_loop())
+            self.reader = self.event_loop.create_task(self.handle_loop())
 
     def _calculate_spec_decoding_metrics(self, meta_info: Any, recv_obj: Any, i: int) -> None:
-        """Upstream asks the settings of whichever engine this process started last."""
+        """Do nothing: upstream reads the settings of the engine that was started last."""
 
 
 class ExternalSchedulerEngine(Engine):
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, scheduler: SchedulerProcess, **arguments: Any) -> None:
-        # upstream hands these two on to its class methods
+        # upstream passes these two to its class methods
         self.run_scheduler_process_func: Any = scheduler
         self.init_tokenizer_manager_func = self._open
         self._manager: Any = None
@@ -56,7 +56,7 @@ class ExternalSchedulerEngine(Engine):
             raise
 
     def _open(self, arguments: ServerArgs, ports: PortArgs) -> tuple[Manager, None]:
-        """Without the templates of a chat."""
+        """Create the client, without upstream's chat templates."""
         self.port_args = ports
         self._manager = Manager(arguments, ports)
         return self._manager, None
@@ -66,7 +66,7 @@ class ExternalSchedulerEngine(Engine):
         cls, server_args: Any, port_args: PortArgs, run_scheduler_process_func: Any, **_: Any
     ) -> tuple[SchedulerInitResult, None]:
         process: SchedulerProcess = run_scheduler_process_func
-        process.tell(server_args, port_args, server_args.base_gpu_id)
+        process.send_setup(server_args, port_args, server_args.base_gpu_id)
         infos: list[dict[str, Any]] = []
         result = SchedulerInitResult(
             scheduler_infos=infos,
@@ -83,17 +83,17 @@ class ExternalSchedulerEngine(Engine):
     def _ensure_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
 
-    def deaf(self) -> str | None:
-        """Why nothing that the scheduler says is heard any more."""
-        listening: asyncio.Task[None] | None = self._manager.listening
-        if listening is None or not listening.done():
+    def reader_failure(self) -> str | None:
+        """Say why the scheduler's messages aren't read any more, or return None if they are."""
+        reader: asyncio.Task[None] | None = self._manager.reader
+        if reader is None or not reader.done():
             return None
-        error = listening.exception()
+        error = reader.exception()
         where = traceback.extract_tb(error.__traceback__)[-1] if error is not None else None
-        return f"is not listened to: {error!r} at {where}"
+        return f"is not read from: {error!r} at {where}"
 
     def close(self) -> None:
-        """Once the scheduler has ended."""
+        """Free everything, after the scheduler has ended."""
         self.loop.run_until_complete(_cancel(asyncio.all_tasks(self.loop)))
         self.loop.close()
         rpc: Any = self.send_to_rpc
@@ -101,7 +101,7 @@ class ExternalSchedulerEngine(Engine):
         self._release()
 
     def shutdown(self) -> None:
-        """Upstream kills all children of this process here, and at its exit."""
+        """Do nothing: upstream would kill all children of this process."""
 
     def _release(self) -> None:
         if self._manager is None:

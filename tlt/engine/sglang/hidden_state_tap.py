@@ -1,8 +1,8 @@
-"""Shared memory in which the scheduler's process leaves what a request's tokens passed through.
+"""The tap: shared memory in which SGLang's scheduler leaves the hidden states of requests.
 
-The rank gives each request a slot, whose number is part of the request's name; the scheduler fills
-the slot in the order of positions and then says how far it came. What lies below that is final:
-rejected draft tokens are never written.
+The rank gives each request a slot, whose number is part of the request's name. The scheduler fills
+the slot in the order of positions and then updates the count of filled ones. Filled positions are
+final: rejected drafts are never written.
 """
 
 import math
@@ -22,7 +22,7 @@ _Number = TypeVar("_Number", np.int32, np.int64)
 class TapShape(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     positions: int
-    # states per position; none if nothing is captured
+    # states per position; 0 if nothing is captured
     layers: int
     hidden: int
     dtype: str
@@ -39,14 +39,14 @@ class TapShape(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tap:
     def __init__(self, path: Path, shape: TapShape) -> None:
-        """`path` is a file of at least `shape.bytes`; whoever maps it shares it."""
+        """Map a file of at least `shape.bytes`; all processes that map it share it."""
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), shape.bytes)
         slots, positions = shape.slots, shape.positions
-        # how many positions of a slot are filled, and the serial number of whose they are
+        # by slot: how many positions are filled, and the serial number of the request
         self.filled = self._array(np.int64, (slots,), 0)
         self.holders = self._array(np.int64, (slots,), slots * 8)
-        # of the pass that each position was fed to: how many requests ran, on whose weights
+        # by position: how many requests ran in its pass, and the policy version
         self.sizes = self._array(np.int32, (slots, positions), slots * 16)
         self.versions = self._array(np.int32, (slots, positions), slots * (16 + 4 * positions))
         self.states = self._states(shape)
@@ -76,16 +76,16 @@ class Tap:
 
 
 class RequestName(NamedTuple):
-    """What SGLang calls a request."""
+    """The name of a request in SGLang."""
 
     slot: int
-    # prefixes are shared among requests of equal salts alone
+    # only requests of equal salts share prefixes
     salt: str
-    # no two requests of an engine have the same
+    # unique in an engine
     serial: int
 
     def write(self) -> str:
-        """No name begins with another one: SGLang aborts by beginnings."""
+        """Return a name that begins no other name, since SGLang aborts by prefix."""
         return f"tlt-{self.slot}-{self.salt}-{self.serial}."
 
     @classmethod
@@ -95,7 +95,7 @@ class RequestName(NamedTuple):
 
 
 class TapWriter:
-    """The scheduler's side."""
+    """Fill the tap's slots, in the scheduler's process."""
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
@@ -112,7 +112,7 @@ class TapWriter:
         running: int,
         version: int,
     ) -> None:
-        """`count` tokens of the request were fed, the first at `position`."""
+        """Record that `count` tokens of a request were fed, the first at `position`."""
         named, tap = RequestName.read(name), self._tap
         slot = named.slot
         if self._names.get(slot) != named:
@@ -125,9 +125,9 @@ class TapWriter:
         tap.filled[slot] = end
 
     def _begin(self, name: RequestName, prompt: Sequence[int], position: int) -> None:
-        """What comes before `position` was computed for another request, and is copied."""
+        """Begin a slot; states before `position` are copied from the request that computed them."""
         tap, slot = self._tap, name.slot
-        source = self._twin(name.salt, prompt, position) if position else None
+        source = self._find_prefix(name.salt, prompt, position) if position else None
         tap.filled[slot] = 0
         tap.holders[slot] = name.serial
         tap.sizes[slot, :position] = 0
@@ -135,7 +135,7 @@ class TapWriter:
             tap.states[slot, :position] = tap.states[source, :position]
         self._names[slot], self._prompts[slot] = name, prompt
 
-    def _twin(self, salt: str, prompt: Sequence[int], positions: int) -> int:
+    def _find_prefix(self, salt: str, prompt: Sequence[int], positions: int) -> int:
         for slot, held in self._prompts.items():
             shares = self._names[slot].salt == salt and self._tap.filled[slot] >= positions
             if shares and held[:positions] == prompt[:positions]:

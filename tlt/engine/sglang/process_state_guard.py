@@ -1,8 +1,8 @@
-"""SGLang takes the process that imports and starts it for its own; this gives it back as it was.
+"""Restore the process state that importing and starting SGLang changes.
 
-It replaces the event loop policy, the root logger's handlers, signal handlers and the way in which
-multiprocessing starts children, and sets variables that other libraries read (NCCL's among them).
-Garbage is not collected meanwhile: that would take a third of the time.
+SGLang replaces the event loop policy, the root logger's handlers, signal handlers and the start
+method of multiprocessing, and sets variables that other libraries read (NCCL's among them).
+Garbage collection is off meanwhile: it would take a third of the time.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 @contextmanager
 def restore_process_state(environment: Mapping[str, str]) -> Generator[None]:
-    """Inside, `environment` is added to the process's own."""
+    """Add `environment` inside the context, and restore all process state after it."""
     variables = dict(os.environ)
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -31,7 +31,7 @@ def restore_process_state(environment: Mapping[str, str]) -> Generator[None]:
     gc.disable()
     os.environ.update(environment)
     try:
-        # what goes wrong is raised; the rest would be said twice, by the scheduler too
+        # errors are raised; other messages also come from the scheduler
         logging.disable()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

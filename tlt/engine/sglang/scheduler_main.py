@@ -1,7 +1,7 @@
 """The process of SGLang's scheduler: `python -m tlt.engine.sglang.scheduler_main FD DEVICE`.
 
-It imports SGLang while its rank does the same, then waits to be told what to run. It ends with its
-rank. Whatever goes wrong is said on standard error, which is a file that the rank reads from.
+It imports SGLang while its rank does the same, then waits for its setup. It ends with its rank, and
+reports errors on standard error, a file that the rank reads.
 """
 
 import gc
@@ -14,8 +14,7 @@ from tlt.engine.sglang.cpu import cpu_mode
 
 
 def main() -> None:
-    # a third of the time of these imports goes into looking for garbage; nor is there any to be
-    # found in them while it decodes
+    # garbage collection takes a third of the imports' time, and they leave none
     gc.disable()
     channel = Connection(int(sys.argv[1]))
     on_cpu = sys.argv[2] == "cpu"
@@ -38,7 +37,7 @@ def main() -> None:
         return
     multiprocessing.current_process().authkey = authkey
     run_scheduler_process(arguments, ports, gpu, 0, 0, None, channel)
-    # it returns only after a failure, which it has logged
+    # this call returns only after a failure, which it has logged
     os._exit(1)
 
 

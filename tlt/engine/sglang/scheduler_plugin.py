@@ -1,7 +1,7 @@
-"""What runs inside SGLang's scheduler process: the tap.
+"""Hooks in SGLang's scheduler process that copy hidden states into the tap.
 
-It reads along and changes nothing that SGLang computes. It is told what to do by one environment
-variable; an answer that left no trace in the tap is an error, so a lost plugin would be noticed.
+They change nothing that SGLang computes. One environment variable configures them; an answer that
+left no trace in the tap is an error, so a plugin that didn't load is noticed.
 """
 
 import os
@@ -19,7 +19,7 @@ _VARIABLE = "TLT_SGLANG_PLUGIN"
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     tap: str
     shape: TapShape
-    # a file that takes every proposal of the drafter, for whoever wants to check one
+    # a file to which every proposal of the drafter is written, for tests and benchmarks
     proposals: str | None = None
 
     def environment(self) -> dict[str, str]:
@@ -27,7 +27,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install() -> None:
-    """Called in the scheduler's process before its scheduler exists."""
+    """Register the hooks; call this in the scheduler's process before its scheduler exists."""
     if (text := os.environ.get(_VARIABLE)) is None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -35,16 +35,16 @@ def install() -> None:
     options = msgspec.json.decode(text, type=Options)
     hooks = _Hooks(options)
     for target, hook in (
-        ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.forwarded),
-        ("speculative.eagle_worker_common.run_eagle_verify", hooks.verified),
-        ("configs.model_config.ModelConfig.__init__", hooks.end_where_told),
+        ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.record_forward),
+        ("speculative.eagle_worker_common.run_eagle_verify", hooks.record_verify),
+        ("configs.model_config.ModelConfig.__init__", hooks.drop_model_stop_tokens),
         ("layers.logits_processor.LogitsProcessor.__init__", hooks.keep_last_state),
     ):
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AFTER)
     if options.proposals is not None:
         HookRegistry.register(
             "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
-            _Proposals(Path(options.proposals)).drafted,
+            _ProposalWriter(Path(options.proposals)).record,
             HookType.AFTER,
         )
     HookRegistry.apply_hooks()
@@ -52,17 +52,17 @@ def install() -> None:
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    # tokens that the policy has seen
+    # tokens that the policy has processed
     seen: int
-    # the one that it drew then, and what the drafter thinks will follow
+    # the token that it sampled then, and the drafter's proposal after it
     tokens: list[int]
 
 
-class _Proposals:
+class _ProposalWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def drafted(self, verify: Any, worker: Any, batch: Any, *_: Any, **__: Any) -> None:
+    def record(self, verify: Any, worker: Any, batch: Any, *_: Any, **__: Any) -> None:
         rows = verify.draft_token.view(len(batch.reqs), -1).tolist()
         for request, seen, tokens in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
             proposal = Proposal(name=request.rid, seen=seen, tokens=tokens)
@@ -70,7 +70,7 @@ class _Proposals:
 
 
 class _Hooks:
-    """Each gets what the function returned, then its arguments."""
+    """Hooks that are called with a function's result, then its arguments."""
 
     def __init__(self, options: Options) -> None:
         self._shape = options.shape
@@ -78,14 +78,14 @@ class _Hooks:
         self._writer = TapWriter(self._tap)
 
     def keep_last_state(self, _: None, processor: Any, *arguments: Any, **options: Any) -> None:
-        """Otherwise the captured layers take the place of the last state."""
+        """Keep the last state beside the captured layers, which replace it otherwise."""
         processor.keep_last_hidden_states = self._shape.layers > 1
 
-    def end_where_told(self, _: None, config: Any, *arguments: Any, **options: Any) -> None:
-        """A request says itself which tokens end it; the model's are not added to them."""
+    def drop_model_stop_tokens(self, _: None, config: Any, *arguments: Any, **options: Any) -> None:
+        """Remove the model's stop tokens: only a request's own ones end it."""
         config.hf_eos_token_id = set()
 
-    def forwarded(
+    def record_forward(
         self,
         result: Any,
         worker: Any,
@@ -107,7 +107,7 @@ class _Hooks:
             self._write(request, start, count, own, len(batch.reqs))
             offset += count
 
-    def verified(self, result: Any, batch: Any, *arguments: Any, **options: Any) -> None:
+    def record_verify(self, result: Any, batch: Any, *arguments: Any, **options: Any) -> None:
         if not batch.reqs:
             return
         states = self._states(result.logits_output)
@@ -128,7 +128,7 @@ class _Hooks:
         self._writer.write(request.rid, prompt, start, count, states, running, version)
 
     def _states(self, output: Any) -> torch.Tensor | None:
-        """[tokens, layers, hidden]: the captured layers, then the last state."""
+        """Return [tokens, layers, hidden]: the captured layers, then the last state."""
         if self._shape.layers == 0:
             return None
         states = output.hidden_states

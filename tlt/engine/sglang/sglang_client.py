@@ -1,6 +1,6 @@
-"""SGLang as we use it: prompts and tokens are ids, every call ends or says why it cannot.
+"""A client of SGLang with token ids in and out, in which every call ends or raises RankError.
 
-Its own event loop runs only inside `run`; what the scheduler sends meanwhile waits in its socket.
+The event loop runs only inside `run`; at other times the scheduler's messages wait in its socket.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ _Runner = Literal["target", "draft"]
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """All of an answer so far."""
+    """All tokens of an answer so far."""
 
     tokens: list[int]
     logprobs: list[float]
-    # none while it goes on
+    # None while the request runs
     stop: StopReason | None
-    # why SGLang gave it up, if it did
+    # why SGLang gave the request up, if it did
     complaint: str = ""
 
 
@@ -42,10 +42,10 @@ class SglangClient:
         drafter_weights: Collection[str],
         stuck_seconds: float,
     ) -> None:
-        """What takes longer than `stuck_seconds` without a sign of life hangs."""
+        """Treat a call without progress for `stuck_seconds` as stuck."""
         self._dtype = dtype
         self._drafter_weights = frozenset(drafter_weights)
-        # how many have been adopted since the start
+        # drafters adopted since the start
         self.drafters = 0
         self.stuck_seconds = stuck_seconds
         self._launched = launched
@@ -54,7 +54,7 @@ class SglangClient:
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Until it is done, or the scheduler has died."""
+        """Run a coroutine until it is done, or raise if the scheduler dies."""
         task = self._loop.create_task(work)
         try:
             return self._loop.run_until_complete(self._while_alive(task))
@@ -62,16 +62,16 @@ class SglangClient:
             task.cancel()
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-        """It goes on whenever something runs."""
+        """Start a task that makes progress whenever `run` is called."""
         return self._loop.create_task(work)
 
     async def generate(
         self, request: Request, name: RequestName, most: int, streamed: bool
     ) -> AsyncIterator[PartialAnswer]:
-        """At most `most` tokens fit behind the prompt."""
+        """Yield the answer so far, of at most `most` tokens: repeatedly if `streamed`, or once."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        asked = GenerateReqInput(
+        generation = GenerateReqInput(
             rid=name.write(),
             input_ids=list(request.prompt),
             sampling_params=_sampling_params(request, most),
@@ -79,7 +79,7 @@ class SglangClient:
             stream=streamed,
             cache_salt=name.salt,
         )
-        async for output in self._manager.generate_request(asked, None):
+        async for output in self._manager.generate_request(generation, None):
             yield _part(output)
 
     async def abort(self, *names: RequestName) -> None:
@@ -89,14 +89,14 @@ class SglangClient:
     async def update_policy(
         self, weights: Mapping[str, torch.Tensor], version: PolicyVersion
     ) -> None:
-        """Requests that run go on with the new weights over their old cache."""
+        """Update weights; running requests continue with their old cache."""
         sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
         async with self._paused():
             await self._update(sent, "target", str(version))
             await self._verify(sent, version)
 
     async def update_drafter(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Its own weights alone: SGLang would write anything else into the policy."""
+        """Update the drafter's own weights; SGLang would write any others into the policy."""
         if foreign := weights.keys() - self._drafter_weights:
             raise ConfigError(f"{min(foreign)} is no weight of the drafter's own")
         if missing := self._drafter_weights - weights.keys():
@@ -108,7 +108,7 @@ class SglangClient:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncGenerator[None]:
-        """Requests stay where they are. After a failure weights may be mixed: nothing goes on."""
+        """Pause all requests; after a failure, which may leave mixed weights, kill SGLang."""
         from sglang.srt.managers.io_struct import (
             ContinueGenerationReqInput,
             PauseGenerationReqInput,
@@ -171,15 +171,15 @@ class SglangClient:
         deadline = monotonic() + self.stuck_seconds
         while not task.done():
             await asyncio.wait([task], timeout=min(1.0, self.stuck_seconds))
-            if (how := self._launched.died()) is not None:
-                raise RankError(f"SGLang's scheduler {how}")
+            if (failure := self._launched.failure()) is not None:
+                raise RankError(f"SGLang's scheduler {failure}")
             if not task.done() and monotonic() > deadline:
                 raise self.stuck_error()
         return task.result()
 
     def stuck_error(self) -> RankError:
-        said = self._launched.last_lines()
-        return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {said}")
+        lines = self._launched.last_lines()
+        return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {lines}")
 
 
 def _sampling_params(request: Request, most: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _sampling_params(request: Request, most: int) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "max_new_tokens": min(request.max_new_tokens, most),
-        # `ignore_eos` makes it ignore all stop tokens
+        # `ignore_eos` means that SGLang ignores all stop tokens
         "ignore_eos": not request.stop_tokens,
         "stop_token_ids": sorted(request.stop_tokens),
     }

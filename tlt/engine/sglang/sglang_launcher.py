@@ -1,6 +1,6 @@
-"""Starts SGLang for a rank: its scheduler in a child, its front in this process.
+"""Launch SGLang for a rank: the scheduler in a child process, its client in this one.
 
-Both import SGLang at the same time, which is most of what a start takes. Nothing else imports it.
+Both import SGLang at the same time, which is most of a start. Nothing else imports it.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ _VARIABLES = {
 
 
 class DrafterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculation with a drafter that proposes one chain of `steps` tokens."""
+    """Speculate with a drafter that proposes one chain of `steps` tokens."""
 
     algorithm: Literal["EAGLE", "EAGLE3"]
     drafter: Path
@@ -37,23 +37,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     device: torch.device
     dtype: torch.dtype
-    # requests that decode at once, and the tokens that each may grow to
+    # requests that decode at once, and the most tokens of each
     slots: int
     max_context: int
-    # what answers say that their tokens come from, until the weights are updated
+    # the policy version of the model's weights
     version: int = 0
     seed: int = 0
     drafts: DrafterOptions | None = None
-    # states are kept for whoever reads along in the scheduler: the last one of each token, and
-    # without a drafter, which says it itself, those at these layers' entrances
+    # the scheduler returns each token's last state, and without a drafter, which names its own
+    # layers, the states at the entrances of `captured` layers
     states: bool = False
     captured: tuple[int, ...] = ()
-    # for the scheduler's process alone
+    # of the scheduler's process only
     environment: Mapping[str, str] = {}
 
 
 class Launched:
-    """A running engine. `engine.loop` drives it, and only while somebody runs that loop."""
+    """A running SGLang; it makes progress here only while `engine.loop` runs."""
 
     def __init__(self, engine: Any, scheduler: SchedulerProcess) -> None:
         self.engine = engine
@@ -61,19 +61,19 @@ class Launched:
 
     @property
     def scheduler(self) -> int:
-        """Its process id."""
+        """Return the scheduler's process id."""
         return self._scheduler.pid
 
-    def died(self) -> str | None:
-        """How the scheduler ended, with its last lines; None while it lives and is listened to."""
-        return self._scheduler.died() or self.engine.deaf()
+    def failure(self) -> str | None:
+        """Say how the scheduler ended, with its last lines, or return None while it works."""
+        return self._scheduler.failure() or self.engine.reader_failure()
 
     def last_lines(self) -> str:
-        """Of what the scheduler said."""
+        """Return the last lines of the scheduler's log."""
         return self._scheduler.last_lines()
 
     def kill(self) -> None:
-        """From now on it is dead for everybody."""
+        """Kill the scheduler; all later calls fail."""
         self._scheduler.kill()
 
     def close(self) -> None:
@@ -82,9 +82,9 @@ class Launched:
 
 
 def start(options: Options, log: Path) -> Launched:
-    """What the scheduler says goes to the end of `log`.
+    """Start SGLang from the main thread; the scheduler appends its output to `log`.
 
-    To be called by the main thread. From now on it ignores SIGQUIT: a failing scheduler sends it.
+    This process ignores SIGQUIT from now on, because a failing scheduler sends it.
     """
     check_version()
     on_cpu = options.device.type == "cpu"
@@ -134,7 +134,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "random_seed": options.seed,
         "weight_version": str(options.version),
         "skip_tokenizer_init": True,
-        # it would spin otherwise, on a core that the rank may learn on
+        # otherwise it spins on a core that the rank may train on
         "sleep_on_idle": True,
         "enable_return_hidden_states": options.states,
         "log_level": "error",
@@ -142,7 +142,7 @@ def _arguments(options: Options) -> dict[str, Any]:
     if options.captured and options.drafts is None:
         arguments |= {
             "enable_return_aux_hidden_states": True,
-            # it only names the convention for the layers here
+            # without a drafter this only selects how layers are numbered
             "speculative_algorithm": "EAGLE3",
             "return_aux_hidden_state_layer_ids": [layer - 1 for layer in options.captured],
         }
@@ -160,6 +160,6 @@ def _arguments(options: Options) -> dict[str, Any]:
 
 
 def _positions(options: Options) -> int:
-    """Of one request in the cache: its own, and those of the drafts that it is ahead of."""
+    """Return the cache positions of one request, including those of its drafts."""
     ahead = 0 if options.drafts is None else 2 * (options.drafts.steps + 1)
     return options.max_context + ahead

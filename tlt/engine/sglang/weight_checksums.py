@@ -1,7 +1,7 @@
-"""A weight update counts only when SGLang's own checksums say that it holds what was sent.
+"""Compare the weights that were sent with the checksums of those that SGLang holds.
 
-SGLang keeps projections that read the same input as one tensor, and fills some up with zeros; the
-names here are its.
+SGLang fuses projections that read the same input, and pads some tensors with zeros; the names here
+are SGLang's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ _FUSED = {
 _PARTS = {part: whole for whole, parts in _FUSED.items() for part in parts}
 _BY_VOCABULARY = {"model.embed_tokens", "lm_head"}
 _VOCABULARY = 64
-# on a CPU, the width between a feed-forward part's two halves is a multiple of this
+# on a CPU, the feed-forward part's intermediate width is padded to a multiple of this
 _INTERMEDIATE = 32
 
 
@@ -26,7 +26,7 @@ def find_mismatch(
     checksum: Callable[[torch.Tensor], str],
     on_cpu: bool,
 ) -> str | None:
-    """The first tensor whose checksum isn't that of what was sent; None if all are."""
+    """Return the first tensor whose checksum differs from that of what was sent, or None."""
     for name, tensor in _as_held(weights, _INTERMEDIATE if on_cpu else 1):
         # a tied head is held under the embedding's name alone
         if name not in held and name == "lm_head.weight":
@@ -41,29 +41,29 @@ def _as_held(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in weights.items():
         stem, _, kind = name.rpartition(".")
-        layer, part = _place(stem)
+        layer, part = _split_name(stem)
         whole = _PARTS.get(part)
         if part in _BY_VOCABULARY:
-            yield name, _filled(tensor, 0, _VOCABULARY)
+            yield name, _padded(tensor, 0, _VOCABULARY)
         elif part == "mlp.down_proj" and kind == "weight":
-            yield name, _filled(tensor, 1, intermediate)
+            yield name, _padded(tensor, 1, intermediate)
         elif whole is None:
             yield name, tensor
         elif part == _FUSED[whole][0]:
             parts = [weights[f"{layer}{other}.{kind}"] for other in _FUSED[whole]]
             if whole == "mlp.gate_up_proj":
-                parts = [_filled(tensor, 0, intermediate) for tensor in parts]
+                parts = [_padded(tensor, 0, intermediate) for tensor in parts]
             yield f"{layer}{whole}.{kind}", torch.cat(parts)
 
 
-def _filled(tensor: torch.Tensor, dimension: int, multiple: int) -> torch.Tensor:
+def _padded(tensor: torch.Tensor, dimension: int, multiple: int) -> torch.Tensor:
     missing = -tensor.shape[dimension] % multiple
     behind = 2 * (tensor.dim() - 1 - dimension)
     return F.pad(tensor, [0] * behind + [0, missing])
 
 
-def _place(stem: str) -> tuple[str, str]:
-    """model.layers.3.mlp.up_proj -> model.layers.3., mlp.up_proj"""
+def _split_name(stem: str) -> tuple[str, str]:
+    """Split model.layers.3.mlp.up_proj into model.layers.3. and mlp.up_proj."""
     pieces = stem.split(".")
     if pieces[:2] != ["model", "layers"]:
         return "", stem

@@ -1,4 +1,4 @@
-"""SGLang on a CPU: what its GPU packages would do, in torch, for dense models and draft chains.
+"""SGLang on a CPU: its GPU kernels in torch, for dense models and draft chains.
 
-Nothing in here is reachable unless `mode.enter` was called, which refuses where a GPU build exists.
+SGLang can import nothing here before `cpu_mode.enter`, which refuses where a GPU build exists.
 """

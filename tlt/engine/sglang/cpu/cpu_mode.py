@@ -1,7 +1,7 @@
-"""Whether SGLang runs on this machine's CPU, and what the process needs before it imports SGLang.
+"""Prepare a process to import and run SGLang on a CPU, with stand-ins for its GPU packages.
 
-A stand-in never hides a real package: their folder comes last in the path, and a machine that has
-a GPU, or SGLang's own kernels, is refused.
+A stand-in never hides a real package: their folder comes last in the path, and a machine with a
+GPU, or with SGLang's own kernels, is refused.
 """
 
 import sys
@@ -24,7 +24,7 @@ def enter() -> None:
     kernels = find_spec("sgl_kernel")
     if kernels is not None and not str(kernels.origin).startswith(str(_STANDINS)):
         raise ConfigError("SGLang's compiled kernels are installed here: its CPU mode is for none")
-    # asked before there is a torchvision, Transformers goes on without it
+    # Transformers caches that there is no torchvision, before the stand-in can be found
     from transformers.utils.import_utils import is_torchvision_available
 
     is_torchvision_available()
@@ -32,13 +32,13 @@ def enter() -> None:
 
 
 def leave() -> None:
-    """What was imported stays; this process's own children find no stand-ins."""
+    """Hide the stand-ins from later imports and from this process's children."""
     if str(_STANDINS) in sys.path:
         sys.path.remove(str(_STANDINS))
 
 
 def environment() -> dict[str, str]:
-    """What SGLang and torch read while the one is imported and started."""
+    """Return the variables that SGLang and torch need while SGLang is imported and started."""
     return {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 

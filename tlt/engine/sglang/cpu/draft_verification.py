@@ -1,8 +1,8 @@
-"""Drafts that form one chain per request: its layout, and how much of it the target accepts.
+"""Lay out one chain of drafts per request, and verify how much of it the target accepts.
 
-Row i of a batch holds the token drawn last and then its drafts. As many drafts are accepted as come
-before the first rejected one; in its place, or behind them all, stands one token of the target's.
-The names of keyword arguments are SGLang's.
+Row i of a batch holds the last sampled token and then its drafts. All drafts before the first
+rejected one are accepted; one token of the target's follows them. The names of keyword arguments
+are SGLang's.
 """
 
 import torch
@@ -44,7 +44,7 @@ def verify_tree_greedy(
     target_predict: torch.Tensor,
     **links: torch.Tensor,
 ) -> None:
-    """A draft is accepted if it is what the target predicts."""
+    """Accept a draft if it is the target's most likely token."""
     agree = candidates[:, 1:] == target_predict[:, :-1]
     _commit(agree, target_predict, predicts, accept_index, accept_token_num)
 
@@ -62,13 +62,13 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float,
     **others: torch.Tensor | bool,
 ) -> None:
-    """A draft is accepted with the probability that the target gives it, and a rejected one is
-    followed by one of the target's other tokens: so all follow the target's distribution."""
+    """Accept a draft with the probability that the target gives it, and replace a rejected one by
+    another token of the target's, so that all tokens follow its distribution."""
     if threshold_single != 1.0 or threshold_acc != 1.0:
         raise NotImplementedError("lossy acceptance (speculative thresholds) has no CPU stand-in")
     drafts = candidates[:, 1:].long()
     chances = target_probs[:, :-1].gather(2, drafts[:, :, None])[:, :, 0]
-    # not `<=`: a coin may be zero, and so may a chance
+    # not `<=`: both numbers may be zero
     agree = uniform_samples[:, : drafts.shape[1]] < chances
     ended = agree.long().cumprod(1).sum(1)
     requests = torch.arange(len(candidates))
@@ -86,7 +86,7 @@ def tree_speculative_sampling_target_only(
 def fill_bonus_tokens(
     accepted: torch.Tensor, lengths: torch.Tensor, bonus: torch.Tensor, stride: int
 ) -> None:
-    """The last token of each request's."""
+    """Write the last accepted token of each request."""
     last = torch.arange(len(lengths)) * stride + lengths.long() - 1
     bonus.copy_(accepted.flatten()[last])
 
@@ -98,7 +98,7 @@ def _commit(
     accept_index: torch.Tensor,
     accept_count: torch.Tensor,
 ) -> None:
-    """`chosen` up to and including the first place at which draft and target don't agree."""
+    """Commit `chosen` up to and including the first position where draft and target differ."""
     requests, count = chosen.shape
     accepted = agree.long().cumprod(1).sum(1)
     taken = torch.arange(count) <= accepted[:, None]

@@ -1,13 +1,13 @@
-"""Attention over a pool of keys and values, in which every request's tokens lie scattered.
+"""Attention over a pool of keys and values that holds every request's tokens scattered.
 
-`table[row, i]` is where token i of the request in that row lies. The order of the arguments is that
-of the kernels in `sgl_kernel`; those that only other models need must be absent.
+`table[row, i]` is the pool index of token i of the request in that row. The order of the arguments
+is that of the kernels in `sgl_kernel`; arguments that only other models need must be absent.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-# extends as short as a chain of drafts are computed as one batch if they are equally long
+# extends of at most this many tokens are computed as one batch if they are equally long
 _SHORT = 32
 
 
@@ -20,7 +20,7 @@ def decode_attention(
     output: torch.Tensor,
     keys: torch.Tensor | None,
     values: torch.Tensor | None,
-    places: torch.Tensor,
+    indices: torch.Tensor,
     scratch: torch.Tensor,
     table: torch.Tensor,
     rows: torch.Tensor,
@@ -32,11 +32,11 @@ def decode_attention(
     encoder_lengths: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """One query a request. Its own key and value are stored first."""
+    """Attend with one query per request, whose own key and value are stored first."""
     _refuse(cap, cross, window, sinks)
     if keys is not None and values is not None:
-        key_pool[places] = keys.view(-1, *key_pool.shape[1:])
-        value_pool[places] = values.view(-1, *value_pool.shape[1:])
+        key_pool[indices] = keys.view(-1, *key_pool.shape[1:])
+        value_pool[indices] = values.view(-1, *value_pool.shape[1:])
     _batched(queries, 1, key_pool, value_pool, output, table, rows, lengths, scaling)
 
 
@@ -64,7 +64,7 @@ def extend_attention(
     tree_mask: torch.Tensor | None,
     causal: bool,
 ) -> None:
-    """The last `extends[i]` tokens of each request, whose keys and values are in the pool."""
+    """Attend with the last `extends[i]` tokens of each request, which are in the pool."""
     _refuse(cap, cross, window, sinks)
     if tree_mask is not None or not causal:
         raise NotImplementedError("attention over draft trees has no CPU stand-in")
@@ -75,12 +75,12 @@ def extend_attention(
     for row, length, count, start in zip(
         rows.tolist(), lengths.tolist(), counts, starts.tolist(), strict=True
     ):
-        places = table[row, :length]
+        indices = table[row, :length]
         own = slice(start, start + count)
         result = scaled_dot_product_attention(
             queries[own].transpose(0, 1),
-            key_pool[places].transpose(0, 1),
-            value_pool[places].transpose(0, 1),
+            key_pool[indices].transpose(0, 1),
+            value_pool[indices].transpose(0, 1),
             attn_mask=torch.ones(count, length, dtype=torch.bool).tril(length - count),
             scale=scaling,
             enable_gqa=True,
@@ -99,26 +99,26 @@ def _batched(
     lengths: torch.Tensor,
     scaling: float,
 ) -> None:
-    """The last `count` tokens of every request; shorter ones are padded.
+    """Attend with the last `count` tokens of every request; shorter requests are padded.
 
-    Query heads that share a key head become rows of one query: this spares copies of the keys.
+    Query heads that share a key head become rows of one query, which saves copies of the keys.
     """
     requests, longest = len(lengths), int(lengths.max())
     heads, width = key_pool.shape[1], queries.shape[2]
     share = queries.shape[1] // heads
     last = lengths[:, None] - count + torch.arange(count)
     visible = torch.arange(longest) <= last[:, :, None]
-    places = table[:, :longest].index_select(0, rows)
-    # what lies behind a request's end in the table may be anything
-    places = places.masked_fill(~visible[:, -1], 0).flatten()
+    indices = table[:, :longest].index_select(0, rows)
+    # the table is undefined beyond a request's end
+    indices = indices.masked_fill(~visible[:, -1], 0).flatten()
     shape = requests, longest, heads, -1
     mask = visible[:, None].expand(requests, share, count, longest)
     result = scaled_dot_product_attention(
         queries.view(requests, count, heads, share, width)
         .permute(0, 2, 3, 1, 4)
         .reshape(requests, heads, share * count, width),
-        key_pool.index_select(0, places).view(shape).transpose(1, 2),
-        value_pool.index_select(0, places).view(shape).transpose(1, 2),
+        key_pool.index_select(0, indices).view(shape).transpose(1, 2),
+        value_pool.index_select(0, indices).view(shape).transpose(1, 2),
         attn_mask=mask.reshape(requests, 1, share * count, longest),
         scale=scaling,
     )

@@ -1,7 +1,7 @@
-"""Where tokens lie in the pool: spans of the table's rows, read and written.
+"""Read and write spans of the table that holds the pool index of every token.
 
 A span is the tokens from `starts[i]` up to `ends[i]` of the request in row `rows[i]`; the spans of
-a batch stand one behind the other in a flat tensor.
+a batch are concatenated in a flat tensor.
 """
 
 import torch
@@ -12,11 +12,11 @@ def assign_req_to_token_pool(
     table: torch.Tensor,
     starts: torch.Tensor,
     ends: torch.Tensor,
-    places: torch.Tensor,
+    indices: torch.Tensor,
     width: int,
 ) -> None:
     row, column = _spans(rows, starts, ends)
-    table[row, column] = places[: len(row)].to(table.dtype)
+    table[row, column] = indices[: len(row)].to(table.dtype)
 
 
 def assign_extend_cache_locs(
@@ -24,23 +24,23 @@ def assign_extend_cache_locs(
     table: torch.Tensor,
     starts: torch.Tensor,
     ends: torch.Tensor,
-    places: torch.Tensor,
+    indices: torch.Tensor,
     width: int,
 ) -> None:
     row, column = _spans(rows, starts, ends)
-    places[: len(row)] = table[row, column].to(places.dtype)
+    indices[: len(row)] = table[row, column].to(indices.dtype)
 
 
 def assign_draft_cache_locs_contiguous(
     rows: torch.Tensor,
     table: torch.Tensor,
     lengths: torch.Tensor,
-    places: torch.Tensor,
+    indices: torch.Tensor,
     width: int,
     topk: int,
     steps: int,
 ) -> None:
-    assign_extend_cache_locs(rows, table, lengths, lengths + topk * steps, places, width)
+    assign_extend_cache_locs(rows, table, lengths, lengths + topk * steps, indices, width)
 
 
 def build_draft_decode_metadata(
@@ -51,7 +51,7 @@ def build_draft_decode_metadata(
     steps: int,
     width: int,
 ) -> torch.Tensor:
-    """The table as the drafter sees it. In a chain a draft's places follow the request's own."""
+    """Return the rows of the table; in a chain, drafts follow the request's own tokens."""
     if topk != 1:
         raise NotImplementedError("draft trees (topk above 1) have no CPU stand-in")
     return table[rows]
@@ -60,7 +60,7 @@ def build_draft_decode_metadata(
 def copy_all_layer_kv_cache(
     pointers: torch.Tensor, strides: torch.Tensor, targets: torch.Tensor, sources: torch.Tensor
 ) -> None:
-    """The accepted part of a chain lies where it should; SGLang tries this out as it starts."""
+    """Do nothing: the accepted part of a chain needs no move. SGLang calls this as it starts."""
     if not torch.equal(targets, sources):
         raise NotImplementedError("draft trees (topk above 1) have no CPU stand-in")
 

@@ -1,11 +1,11 @@
-"""What has no stand-in can be imported, and names itself when it is used."""
+"""Placeholders for kernels without a stand-in: importable, and an error when they are called."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 
 class MissingOp(NotImplementedError, AttributeError):
-    """Also an AttributeError: SGLang asks with `hasattr` what a build of its kernels can do."""
+    """A call of a missing kernel; an AttributeError too, as SGLang probes kernels by `hasattr`."""
 
 
 def missing(name: str) -> Callable[..., Any]:
@@ -16,7 +16,7 @@ def missing(name: str) -> Callable[..., Any]:
 
 
 class MissingKernel:
-    """A Triton kernel: SGLang defines hundreds as it is imported and starts none on a CPU."""
+    """A Triton kernel: importing SGLang defines hundreds, and none is launched on a CPU."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.fn = function

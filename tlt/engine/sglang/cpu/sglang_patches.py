@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 lacks on a CPU. To be applied in the scheduler's process, before it starts."""
+"""Patches of SGLang 0.5.23 for CPUs, applied in the scheduler's process before it starts."""
 
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.speculative import eagle_utils as upstream
@@ -7,9 +7,9 @@ from tlt.engine.sglang.cpu import draft_verification, top_k_top_p_filters
 
 
 def apply() -> None:
-    # without AMX it falls back to a backend that cannot verify drafts; this one can, given kernels
+    # without AMX SGLang falls back to a backend that cannot verify drafts
     ATTENTION_BACKENDS["torch_native"] = ATTENTION_BACKENDS["intel_amx"]
-    # on a CPU it would take the target's best token at every temperature
+    # on a CPU SGLang would verify greedily at every temperature
     upstream._verify_uses_greedy = _uses_greedy  # pyright: ignore[reportPrivateUsage]
     upstream.tree_speculative_sampling_target_only = (
         draft_verification.tree_speculative_sampling_target_only

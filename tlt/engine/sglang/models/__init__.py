@@ -1,1 +1,1 @@
-"""The models that SGLang's registry loads first; it would import two hundred others otherwise."""
+"""The models that SGLang's registry loads; it would import two hundred others otherwise."""

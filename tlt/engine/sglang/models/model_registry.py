@@ -1,4 +1,4 @@
-"""Looked for by SGLang (`SGLANG_EXTERNAL_MODEL_PACKAGE`), in its scheduler's process only."""
+"""The model classes that SGLang's scheduler loads (`SGLANG_EXTERNAL_MODEL_PACKAGE`)."""
 
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle

@@ -1,4 +1,4 @@
-"""SGLang's compiled kernels, under their own names, in torch."""
+"""A stand-in for SGLang's compiled kernels: the same names, in torch."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,1 +1,1 @@
-"""torchvision in name only: SGLang imports it for models that see, whichever model it runs."""
+"""A stand-in for torchvision, which SGLang imports for vision models whichever model it runs."""

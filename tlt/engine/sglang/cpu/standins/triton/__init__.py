@@ -1,6 +1,6 @@
-"""Triton in name only: SGLang's kernels are defined as it is imported, and never started.
+"""A stand-in for Triton: SGLang's kernels are defined on import and never launched.
 
-Every submodule exists, every name in it too: one in capitals is a class, another a decorator.
+Every submodule and every name in it exist: a capitalised name is a class, another a decorator.
 """
 
 import importlib
@@ -42,7 +42,7 @@ def next_power_of_2(number: int) -> int:
 
 class _Submodule(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        return _name(self.__name__, name)
+        return _resolve(self.__name__, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else _decorator()
@@ -66,7 +66,7 @@ class _Submodules(MetaPathFinder, Loader):
 sys.meta_path.append(_Submodules())
 
 
-def _name(module: str, name: str) -> Any:
+def _resolve(module: str, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     full = f"{module}.{name}"
@@ -79,4 +79,4 @@ def _name(module: str, name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    return _name(__name__, name)
+    return _resolve(__name__, name)

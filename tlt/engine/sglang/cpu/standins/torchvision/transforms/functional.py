@@ -1,2 +1,2 @@
 class InterpolationMode:
-    """Named in signatures."""
+    """A name that appears in signatures."""

@@ -1,3 +1,3 @@
-"""torch.compile looks here for the devices that Triton compiles for: none."""
+"""Triton's devices, which torch.compile reads: there are none."""
 
 backends: dict[str, object] = {}
