@@ -4,9 +4,9 @@ import torch
 
 
 def p_value(counts: torch.Tensor, distribution: torch.Tensor, at_least: int = 10) -> float:
-    """How likely draws are at least this far off by chance; rare tokens are taken together.
+    """Return how likely draws are at least this far off by chance, rare tokens taken together.
 
-    `at_least` so many others there must be, or the test says little.
+    At least `at_least` other tokens must remain, or the test says little.
     """
     expected = distribution.double() * counts.sum()
     common = expected >= 5

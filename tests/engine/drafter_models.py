@@ -21,7 +21,7 @@ STEPS = 250
 
 
 def predictable_policy(folder: Path) -> Path:
-    """What follows depends on the last token above all, and is drawn from a few candidates."""
+    """Save a policy whose next token depends mostly on the last one, and has few candidates."""
     save_model(folder, seed=11, tie_word_embeddings=False)
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -35,7 +35,7 @@ def predictable_policy(folder: Path) -> Path:
 
 
 def captured(layout: Layout) -> tuple[int, ...]:
-    """What a drafter reads, and the last state."""
+    """Return the layers that a drafter reads, and the last one."""
     return (*CAPTURED, LAYERS) if layout == "eagle3" else (LAYERS,)
 
 

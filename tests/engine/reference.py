@@ -1,4 +1,4 @@
-"""What Transformers says about a model, and a few words to drive an engine with."""
+"""References from Transformers, and helpers that drive an engine."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

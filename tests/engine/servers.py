@@ -31,7 +31,7 @@ class Servers:
         dtype: torch.dtype,
         decode_text: Callable[[Sequence[int]], str],
     ) -> SglangEngine:
-        """With the weights of the model's folder, whatever an earlier test swapped in."""
+        """Return an engine with the weights of the model's folder, whatever was loaded before."""
         dtype = torch.float32 if dtype == torch.float64 else dtype
         policy = load_decoder(model, dtype)
         server, tap = self._started.get((model, dtype)) or self._start(model, dtype, policy.config)

@@ -1,4 +1,4 @@
-"""Which tokens filters leave does not depend on how the threshold is found."""
+"""Filters leave the same tokens however their threshold is found."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
-    """Of one row: which are at least as likely as the last that a filter keeps."""
+    """Mark the tokens of a row that are at least as likely as the last one that a filter keeps."""
     ordered = logits.sort(descending=True).values
     threshold = ordered[min(one.top_k or VOCABULARY, VOCABULARY) - 1]
     chances = ordered[ordered >= threshold].softmax(0)

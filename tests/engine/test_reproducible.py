@@ -41,7 +41,7 @@ def test_in_float32_rollouts_differ_by_ties_alone(make_engine: MakeEngine, folde
 
 
 def test_ties_are_rare(folder: Path) -> None:
-    """So a difference that isn't one would be seen."""
+    """A real difference isn't taken for a tie."""
     gaps = [gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
     assert torch.tensor(gaps).median() > 100 * TIE
 

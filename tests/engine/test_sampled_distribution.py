@@ -23,7 +23,7 @@ PROMPT = (3, 14, 15, 92, 65)
 
 
 def drawn(engine: Engine, sampling: Sampling, members: int) -> torch.Tensor:
-    """How often each token came first."""
+    """Count how often each token came first."""
     requests = [ask(i, PROMPT, sampling, max_new_tokens=1) for i in range(members)]
     tokens = [c.tokens[0] for c in answers(engine, requests).values()]
     return torch.tensor(tokens).bincount(minlength=97)
@@ -34,7 +34,7 @@ def first_token(folder: Path, temperature: float) -> torch.Tensor:
 
 
 class Trial(NamedTuple):
-    """So many draws show this total variation with a power of 0.95."""
+    """The number of draws that show this total variation with a power of 0.95."""
 
     draws: int
     variation: float

@@ -1,4 +1,4 @@
-"""Why a request ends, and that each comes out exactly once."""
+"""Every request comes out exactly once, with the reason why it ended."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ from tlt.errors import UnsupportedModel
 
 
 def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> None:
-    """And the log-probs of what is drawn are those of a pass over it."""
+    """Log-probs of sampled tokens are those of a pass over them, too."""
     prompts = random_prompts(11)
     requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
     drawn = [ask(20 + i, p, Sampling()) for i, p in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""From the swap on, tokens come from the new weights over the old cache."""
+"""Tokens after a swap come from the new weights over the old cache."""
 
 from pathlib import Path
 

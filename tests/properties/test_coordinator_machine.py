@@ -146,7 +146,7 @@ def test_a_new_coordinator_goes_on(
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 5))
 def test_order_and_repetition_do_not_change_the_weights(seed: int) -> None:
-    """Without losses, overtaking and repeated events lead to the same batches and weights."""
+    """Overtaking and repeated events lead to the same batches and weights if none is lost."""
     spec = small_spec(steps=3, eval_every=1, seed=seed % 7)
     plain, shuffled = World(spec, [1, 1]), World(spec, [1, 1])
     finish(plain)

@@ -126,7 +126,7 @@ def test_a_machine_with_a_gpu_has_no_cpu_mode(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_standin_never_hides_a_real_package(tmp_path: Path) -> None:
-    """In a process of its own, since nothing takes the stand-ins out of one again."""
+    """Use a process of its own, since stand-ins can't be removed from one."""
     (tmp_path / "triton.py").write_text("")
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "sgl_kernel.py").write_text("")

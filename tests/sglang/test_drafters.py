@@ -90,7 +90,7 @@ def taught(started: Speculating) -> Drafter:
 
 @pytest.fixture
 def fitted(started: Speculating, taught: Drafter) -> Iterator[Speculating]:
-    """With a drafter that is mostly right; it began with another one."""
+    """Give the server a drafter that is mostly right, in place of the one it began with."""
     started.server.run(started.server.update_drafter(dict(taught.state_dict())))
     yield started._replace(drafter=taught)
     started.server.run(started.server.update_drafter(dict(started.drafter.state_dict())))

@@ -26,7 +26,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a token is sampled: temperature first (0 is greedy), then the filters, then the draw."""
+    """Settings of a draw: temperature first (0 is greedy), then the filters, then the draw."""
 
     temperature: float = 1.0
     top_k: int = 0

@@ -44,7 +44,7 @@ class Row:
 
 
 class StepOutcome(NamedTuple):
-    """What a step gave each row."""
+    """The tokens that a step gave each row."""
 
     # tokens that it gets
     kept: list[int]

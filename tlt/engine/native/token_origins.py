@@ -1,4 +1,4 @@
-"""Where each token of a row came from: policy version, batch size, drafter, and how it was made.
+"""Origins of each token of a row: policy version, batch size, drafter, and how it was made.
 
 What holds for a whole step is recorded once for all rows; a row knows which steps gave it several
 tokens.
