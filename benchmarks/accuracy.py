@@ -98,8 +98,8 @@ def _pair(seed: int, reverse: bool) -> Pair:
 def _guesses(job: Job) -> dict[str, float]:
     rows, tokens = Counter[str](), Counter[str]()
     for found in job.snapshot.acceptance:
-        rows[found.by] += found.rows
-        tokens[found.by] += found.tokens
+        rows[found.proposer] += found.rows
+        tokens[found.proposer] += found.tokens
     return {by: round(tokens[by] / rows[by], 3) for by in rows}
 
 

@@ -132,7 +132,7 @@ def test_a_new_coordinator_goes_on(
     chooser = Random(seed)
     spec = small_spec(steps=4, eval_every=2, checkpoint_every=checkpoint_every, seed=seed % 7)
     world = World(spec, [1, 2])
-    while world.state.version < 1 + seed % 3:
+    while world.state.policy.version < 1 + seed % 3:
         step(world, chooser, faults=0.0, overtaking=0.0)
     if _until(world, phase, chooser):
         for _ in range(further):

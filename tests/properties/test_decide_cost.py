@@ -159,4 +159,4 @@ def test_an_event_copies_one_group_and_the_table_of_groups() -> None:
     changed = [p for p, g in after.batch.groups.items() if g is not before.batch.groups[p]]
     assert changed == [3]
     assert after.workers is before.workers
-    assert after.plans is before.plans
+    assert after.policy.plans is before.policy.plans

@@ -134,10 +134,10 @@ class Checks:
         }
 
     def _check_growth(self, before: RunState, after: RunState) -> None:
-        assert after.version >= before.version
+        assert after.policy.version >= before.policy.version
         assert after.step >= before.step
         assert after.epoch >= before.epoch
-        assert after.target >= after.version
+        assert after.policy.target_version >= after.policy.version
         for worker, incarnation in before.newest_incarnations.items():
             assert after.newest_incarnations[worker] >= incarnation
 
@@ -161,7 +161,7 @@ class Checks:
             k.info.incarnation for k in before.workers.values() if k.duty is Duty.POLICY_UPDATE
         }
         alive = {k.info.incarnation: k for k in after.workers.values()}
-        published = after.policy.version == after.target
+        published = after.policy.current.version == after.policy.target_version
         if after.phase is Phase.POLICY_UPDATE and not published and not learning <= alive.keys():
             assert all(alive[i].duty is Duty.LEAVING for i in learning & alive.keys())
 
@@ -231,7 +231,7 @@ class Checks:
         return self.scores.get(place, {}).get(self.finished[place][0])
 
     def _check_plans(self, after: RunState) -> None:
-        for version, plan in after.plans.items():
+        for version, plan in after.policy.plans.items():
             if version not in self.plans:
                 self.plans[version] = plan
                 self._check_plan(plan)
@@ -291,7 +291,10 @@ class Checks:
         state = self._world.state
         if state.phase is Phase.ENDED:
             return False
-        used = [state.policy, *([] if state.previous_policy is None else [state.previous_policy])]
+        used = [
+            state.policy.current,
+            *([] if state.policy.previous is None else [state.policy.previous]),
+        ]
         return any(p.weights == weights for p in used) or weights in _blobs_of_the_drafter(state)
 
     def lets_go(self, command: ReleaseBlobs | DiscardBlobs) -> None:
@@ -304,7 +307,7 @@ class Checks:
         state = self._world.state
         known = state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
-        if current and state.policy == command.policy and state.phase is not Phase.ENDED:
+        if current and state.policy.current == command.policy and state.phase is not Phase.ENDED:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
 
     def samples_gone(self, command: UpdatePolicy) -> None:
@@ -329,14 +332,14 @@ class Checks:
         # files of an abandoned attempt lie there, too
         assert not (self._world.committed - kept) & self.named
         algorithm = state.spec.algorithm
-        assert state.version == algorithm.steps
-        assert state.policy.version == state.version
+        assert state.policy.version == algorithm.steps
+        assert state.policy.current.version == state.policy.version
         last = (int(state.step), "eval" if algorithm.eval_every else "train")
         assert set(self.rounds) - self.closed <= {last}
         assert sorted(self.plans) == list(range(algorithm.steps))
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
-        assert state.policy.weights is not None
-        assert state.policy.weights.digest == self.contents[algorithm.steps]
+        assert state.policy.current.weights is not None
+        assert state.policy.current.weights.digest == self.contents[algorithm.steps]
 
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:
@@ -344,10 +347,10 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
     adoption = state.drafter.adoption
     drafters = (adoption.used, adoption.previous, adoption.fallback)
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
-    if state.checkpoint is not None:
-        blobs |= {state.checkpoint.weights, state.checkpoint.optimiser}
-    if state.best is not None and state.best.weights is not None:
-        blobs.add(state.best.weights)
+    if state.policy.checkpoint is not None:
+        blobs |= {state.policy.checkpoint.weights, state.policy.checkpoint.optimiser}
+    if state.policy.best is not None and state.policy.best.weights is not None:
+        blobs.add(state.policy.best.weights)
     return blobs
 
 

@@ -371,9 +371,11 @@ class World:
         duties = {w: (k.duty.value, k.trainer_version) for w, k in state.workers.items()}
         unsettled = None if state.batch is None else state.batch.unsettled
         kinds = Counter(type(event).__name__ for event in self.delivered[-30:])
+        policy, returning = state.policy, set(state.returning_workers)
         return (
-            f"{state.phase}, step {state.step}, version {state.version} of {state.target}, "
-            f"policy {state.policy.version}, attempt {state.update_attempt}, plans "
-            f"{list(state.plans)}, workers {duties}, returning {set(state.returning_workers)}, "
-            f"unsettled {unsettled}, pending {self.prompts.pending}, lately {dict(kinds)}"
+            f"{state.phase}, step {state.step}, version {policy.version} of "
+            f"{policy.target_version}, policy {policy.current.version}, attempt "
+            f"{policy.update_attempt}, plans {list(policy.plans)}, workers {duties}, returning "
+            f"{returning}, unsettled {unsettled}, pending {self.prompts.pending}, "
+            f"lately {dict(kinds)}"
         )

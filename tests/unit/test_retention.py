@@ -10,7 +10,7 @@ from tlt.ids import Digest, DrafterVersion, Epoch, PolicyVersion
 from tlt.policies.drafter.adoption import Adoption
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job import blob_retention
-from tlt.policies.job.run_state import BestPolicy, RunState, Turn
+from tlt.policies.job.run_state import BestPolicy, PolicyState, RunState, Turn
 from tlt.protocol.commands import DiscardBlobs
 from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PolicyRef
 
@@ -43,11 +43,13 @@ def _turn(**changes: Any) -> Turn:
         spec=spec,
         train_prompts=8,
         eval_prompts=0,
-        policy=_policy("policy"),
-        previous_policy=_policy("previous"),
-        best=BestPolicy(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
-        checkpoint=Checkpoint(
-            version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")
+        policy=PolicyState(
+            current=_policy("policy"),
+            previous=_policy("previous"),
+            best=BestPolicy(version=PolicyVersion(1), mean=0.5, weights=_blob("best")),
+            checkpoint=Checkpoint(
+                version=PolicyVersion(2), weights=_blob("checkpoint"), optimiser=_blob("optimiser")
+            ),
         ),
         drafter=DrafterState(adoption=Adoption(used=_drafter("used"), fallback=_drafter("before"))),
     )

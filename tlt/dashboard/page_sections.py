@@ -127,7 +127,7 @@ def head(run: Run, followed: bool) -> Head:
         phase=state.phase.value,
         step=state.step,
         steps=run.spec.algorithm.steps,
-        version=state.version,
+        version=state.policy.version,
         settled=0 if state.batch is None else expected - state.batch.unsettled,
         expected=expected,
         seconds=0.0 if run.began is None else round(run.last_entry - run.began, 2),

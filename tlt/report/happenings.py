@@ -51,7 +51,7 @@ class Happenings:
             case WorkerFailed():
                 yield Happening("failed", f"cannot run it: {event.error}", event.worker)
             case PolicyPublished():
-                yield Happening("policy", f"policy {transition.after.version}")
+                yield Happening("policy", f"policy {transition.after.policy.version}")
             case CheckpointCommitted():
                 yield Happening("checkpoint", f"checkpoint {event.checkpoint.version}")
             case SessionResumed():

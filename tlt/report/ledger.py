@@ -117,7 +117,7 @@ class Ledger:
         if state.batch is not None:
             expected = sum(len(group.members) for group in state.batch.groups.values())
             unsettled = state.batch.unsettled
-        last = state.checkpoint
+        last = state.policy.checkpoint
         return Snapshot(
             job=state.job,
             status=self._status,
@@ -125,7 +125,7 @@ class Ledger:
             phase=state.phase,
             step=state.step,
             steps_planned=state.spec.algorithm.steps,
-            version=state.version,
+            version=state.policy.version,
             settled=expected - unsettled,
             expected=expected,
             seconds=0.0 if self.began is None else self._now - self.began,
@@ -232,7 +232,7 @@ class Ledger:
         )
 
     def _finish_batch(self, record: RecordRolloutBatch) -> None:
-        batch, plan = self.batch, self._state.plans.get(record.version)
+        batch, plan = self.batch, self._state.policy.plans.get(record.version)
         samples = () if plan is None else plan.samples
         trained_tokens, tokens = sum(sample.length for sample in samples), sum(batch.lengths)
         rollout = batch.rollout(trained_tokens)

@@ -84,7 +84,7 @@ class TraceSpans:
         if new_step:
             yield from self._close_step()
             self._step = self._begin(STEP, self._job)
-            self._step.attributes = {"step": after.step, "policy": after.version}
+            self._step.attributes = {"step": after.step, "policy": after.policy.version}
         elif transition.enters_phase:
             yield from self._close_phase()
         if new_step or transition.enters_phase:
@@ -130,7 +130,7 @@ class TraceSpans:
         self._publishing = None
         if state.phase is Phase.POLICY_UPDATE:
             self._publishing = self._begin(PUBLISHING, self._phase)
-            self._publishing.attributes = {"policy": state.version}
+            self._publishing.attributes = {"policy": state.policy.version}
 
     def _end(self, commands: Sequence[Command]) -> Iterator[Span]:
         yield from self._close_step()

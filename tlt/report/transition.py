@@ -45,7 +45,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
             case WorkerJoined():
                 return after.newest_incarnations is not before.newest_incarnations
             case PolicyPublished():
-                return after.version > before.version
+                return after.policy.version > before.policy.version
             case _:
                 return True
 

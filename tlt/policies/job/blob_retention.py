@@ -9,17 +9,17 @@ def needed_blobs(state: RunState) -> set[BlobRef]:
     """Return the blobs that must stay: equal bytes are one blob, named once or more often."""
     adoption = state.drafter.adoption
     refs = (
-        state.policy,
-        state.previous_policy,
-        state.best,
+        state.policy.current,
+        state.policy.previous,
+        state.policy.best,
         adoption.used,
         adoption.previous,
         adoption.fallback,
         state.drafter.lineage.base,
     )
     found = {ref.weights for ref in refs if ref is not None}
-    if state.checkpoint is not None:
-        found |= {state.checkpoint.weights, state.checkpoint.optimiser}
+    if state.policy.checkpoint is not None:
+        found |= {state.policy.checkpoint.weights, state.policy.checkpoint.optimiser}
     return {blob for blob in found if blob is not None}
 
 

@@ -22,7 +22,7 @@ def close_batch(turn: Turn) -> None:
             job=state.job,
             step=batch.step,
             purpose=batch.purpose,
-            version=state.version,
+            version=state.policy.version,
             rewards=tuple(batch.rewards()),
         )
     )
@@ -33,11 +33,12 @@ def close_batch(turn: Turn) -> None:
         else:
             rollout_assignment.open_step(turn)
         return
-    turn.set(
-        plans={**state.plans, state.version: plan_update(batch, state.spec)},
-        target=PolicyVersion(state.version + 1),
-        rollout_seconds=_mean_rollout_seconds(state, batch, turn.now),
+    version = state.policy.version
+    turn.set_policy(
+        plans={**state.policy.plans, version: plan_update(batch, state.spec)},
+        target_version=PolicyVersion(version + 1),
     )
+    turn.set(rollout_seconds=_mean_rollout_seconds(state, batch, turn.now))
     scheduler.count_answers(turn, batch)
     reservation = scheduler.plan_reservation(turn)
     if reservation is None:

@@ -38,18 +38,18 @@ def is_waiting(state: RunState) -> bool:
 
 
 def is_published(state: RunState) -> bool:
-    return state.policy.version == state.target
+    return state.policy.current.version == state.policy.target_version
 
 
 def start_update(turn: Turn) -> None:
     """Start the next update towards the target on all workers, unless it only isn't published."""
     state = turn.state
     newest = max(worker.trainer_version for worker in state.workers.values())
-    if newest >= state.target:
+    if newest >= state.policy.target_version:
         return
     restore = None
-    if newest not in state.plans:
-        restore, newest = state.checkpoint, _restart_version(state)
+    if newest not in state.policy.plans:
+        restore, newest = state.policy.checkpoint, _restart_version(state)
     for command in _update_commands(state, newest, restore):
         turn.assign(command.worker, Duty.POLICY_UPDATE)
         turn.emit(command)
@@ -60,7 +60,7 @@ def _update_commands(
 ) -> list[UpdatePolicy]:
     workers, plan, algorithm = (
         list(state.workers.values()),
-        state.plans[version],
+        state.policy.plans[version],
         state.spec.algorithm,
     )
     sizes = [worker.info.ranks for worker in workers]
@@ -80,10 +80,10 @@ def _update_commands(
             job=state.job,
             epoch=state.epoch,
             step=plan.step,
-            attempt=Attempt(state.update_attempt),
+            attempt=Attempt(state.policy.update_attempt),
             version=version,
             rendezvous=workers[0].info.rendezvous,
-            group=f"{state.job}/{state.epoch}/{state.update_attempt}/{version}",
+            group=f"{state.job}/{state.epoch}/{state.policy.update_attempt}/{version}",
             world=sum(sizes),
             first_rank=first_ranks[i],
             restore=restore,
@@ -100,7 +100,7 @@ def is_new_report(state: RunState, event: PolicyUpdateFinished) -> bool:
     worker = current_worker(state, event.worker, event.incarnation)
     return (
         worker is not None
-        and event.attempt == state.update_attempt
+        and event.attempt == state.policy.update_attempt
         and worker.duty is Duty.POLICY_UPDATE
         and event.version > worker.trainer_version
     )
@@ -116,8 +116,8 @@ def abandon_update(turn: Turn, reason: str) -> None:
     Once the version is committed the update has happened: a worker that lacks it gets it in the
     next update.
     """
-    state, saved = turn.state, turn.state.checkpoint
-    if saved is not None and saved.version == state.target:
+    state, saved = turn.state, turn.state.policy.checkpoint
+    if saved is not None and saved.version == state.policy.target_version:
         adopt_policy(turn, PolicyRef(version=saved.version, weights=saved.weights))
     if is_published(turn.state):
         return
@@ -127,7 +127,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
             turn.emit(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
             )
-    turn.set(update_attempt=state.update_attempt + 1)
+    turn.set_policy(update_attempt=state.policy.update_attempt + 1)
 
 
 def _is_ahead(state: RunState, worker: WorkerState) -> bool:
@@ -137,7 +137,7 @@ def _is_ahead(state: RunState, worker: WorkerState) -> bool:
 
 def _restart_version(state: RunState) -> PolicyVersion:
     """Return the version where trainers without the newest weights start again."""
-    return PolicyVersion(0) if state.checkpoint is None else state.checkpoint.version
+    return PolicyVersion(0) if state.policy.checkpoint is None else state.policy.checkpoint.version
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def _restart_version(state: RunState) -> PolicyVersion:
 def is_awaited(state: RunState, event: PolicyPublished) -> bool:
     return (
         _awaits_version(state)
-        and event.attempt == state.update_attempt
-        and event.policy.version == state.target
+        and event.attempt == state.policy.update_attempt
+        and event.policy.version == state.policy.target_version
     )
 
 
@@ -160,20 +160,20 @@ def release_passed(turn: Turn, event: PolicyPublished) -> None:
 
     A version followed by an update without samples stays: the next version has the same bytes.
     """
-    following = turn.state.plans.get(event.policy.version)
+    following = turn.state.policy.plans.get(event.policy.version)
     if not _awaits_version(turn.state) or following is None or following.samples:
         _release(turn, event.policy)
 
 
 def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     state = turn.state
-    if policy.version > state.version:
-        turn.set(previous_policy=state.policy)
-    turn.set(policy=policy, version=policy.version)
-    if policy.version > state.version and state.previous_policy is not None:
-        _release(turn, state.previous_policy)
+    if policy.version > state.policy.version:
+        turn.set_policy(previous=state.policy.current)
+    turn.set_policy(current=policy, version=policy.version)
+    if policy.version > state.policy.version and state.policy.previous is not None:
+        _release(turn, state.policy.previous)
         # it was in a checkpoint, and there is a newer one
-        blob_retention.discard(turn, state.previous_policy.weights)
+        blob_retention.discard(turn, state.policy.previous.weights)
 
 
 def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
@@ -182,25 +182,27 @@ def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
     if not rewards:
         return
     mean = sum(rewards) / len(rewards)
-    if state.best is not None and mean <= state.best.mean:
+    if state.policy.best is not None and mean <= state.policy.best.mean:
         return
-    weights = state.policy.weights if state.spec.algorithm.keep_best else None
-    turn.set(best=BestPolicy(version=state.version, mean=mean, weights=weights))
+    weights = state.policy.current.weights if state.spec.algorithm.keep_best else None
+    turn.set_policy(best=BestPolicy(version=state.policy.version, mean=mean, weights=weights))
     if weights is not None:
-        turn.emit(CommitBestPolicy(job=state.job, policy=state.policy, mean=mean))
-    if state.best is not None:
-        blob_retention.discard(turn, state.best.weights)
+        turn.emit(CommitBestPolicy(job=state.job, policy=state.policy.current, mean=mean))
+    if state.policy.best is not None:
+        blob_retention.discard(turn, state.policy.best.weights)
 
 
 def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
-    state, saved, before = turn.state, event.checkpoint, turn.state.checkpoint
-    if event.attempt != state.update_attempt:
+    state, saved, before = turn.state, event.checkpoint, turn.state.policy.checkpoint
+    if event.attempt != state.policy.update_attempt:
         return
     if before is not None and saved.version <= before.version:
         return
-    past = [version for version in state.plans if version < saved.version]
-    turn.set(checkpoint=saved, plans={v: plan for v, plan in state.plans.items() if v not in past})
-    turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.plans[v].step for v in past)))
+    past = [version for version in state.policy.plans if version < saved.version]
+    turn.set_policy(
+        checkpoint=saved, plans={v: plan for v, plan in state.policy.plans.items() if v not in past}
+    )
+    turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.policy.plans[v].step for v in past)))
     if before is not None:
         blob_retention.discard(turn, before.weights, before.optimiser)
 
@@ -210,15 +212,15 @@ def return_to_checkpoint(turn: Turn) -> None:
 
     The weights are gone, but their plans aren't: updates can be made again.
     """
-    state, saved = turn.state, turn.state.checkpoint
-    if state.policy.weights is None:
+    state, saved = turn.state, turn.state.policy.checkpoint
+    if state.policy.current.weights is None:
         return
     kept = PolicyRef(version=PolicyVersion(0), weights=None)
     if saved is not None:
         kept = PolicyRef(version=saved.version, weights=saved.weights)
     # the checkpoint's event may have come before the one that publishes its policy
-    turn.set(policy=kept, previous_policy=None, version=max(state.version, kept.version))
-    for policy in (state.policy, state.previous_policy):
+    turn.set_policy(current=kept, previous=None, version=max(state.policy.version, kept.version))
+    for policy in (state.policy.current, state.policy.previous):
         if policy is not None and policy.weights is not None:
             blob_retention.discard(turn, policy.weights)  # of an older checkpoint
 
@@ -226,11 +228,11 @@ def return_to_checkpoint(turn: Turn) -> None:
 def end(turn: Turn) -> None:
     """Free the weights in flight of a job that has ended."""
     state = turn.state
-    for policy in (state.policy, state.previous_policy):
+    for policy in (state.policy.current, state.policy.previous):
         _release(turn, policy)
-    if state.previous_policy is not None:
-        turn.set(previous_policy=None)
-        blob_retention.discard(turn, state.previous_policy.weights)
+    if state.policy.previous is not None:
+        turn.set_policy(previous=None)
+        blob_retention.discard(turn, state.policy.previous.weights)
 
 
 def _release(turn: Turn, policy: PolicyRef | None) -> None:
@@ -238,11 +240,13 @@ def _release(turn: Turn, policy: PolicyRef | None) -> None:
 
     An update without samples leaves the weights as they were, so versions may share them.
     """
-    state, saved = turn.state, turn.state.checkpoint
+    state, saved = turn.state, turn.state.policy.checkpoint
     if policy is None or policy.weights is None:
         return
     used = [] if saved is None else [saved.weights]
     if state.phase is not Phase.ENDED:
-        used += [ref.weights for ref in (state.policy, state.previous_policy) if ref is not None]
+        used += [
+            ref.weights for ref in (state.policy.current, state.policy.previous) if ref is not None
+        ]
     if policy.weights not in used:
         turn.emit(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))

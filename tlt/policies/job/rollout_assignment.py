@@ -71,7 +71,7 @@ def assign(turn: Turn, worker: WorkerId) -> None:
             epoch=state.epoch,
             step=state.batch.step,
             purpose=state.batch.purpose,
-            policy=state.policy,
+            policy=state.policy.current,
             drafter=adoption.used,
             requeues=state.batch.requeues,
             share=_share(state, state.batch, current.info),

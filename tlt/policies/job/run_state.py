@@ -91,7 +91,24 @@ class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
     weights: BlobRef | None = None
 
 
+class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy's versions: which one rollouts use, and which one the updates are to reach."""
+
+    version: PolicyVersion = PolicyVersion(0)
+    target_version: PolicyVersion = PolicyVersion(0)
+    current: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
+    # a slow worker may still read it
+    previous: PolicyRef | None = None
+    # by the version that they start from, kept until a checkpoint is past them
+    plans: dict[PolicyVersion, UpdatePlan] = {}
+    update_attempt: int = 0
+    checkpoint: Checkpoint | None = None
+    best: BestPolicy | None = None
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's run. `decide` alone makes the next state of it."""
+
     job: JobId
     epoch: Epoch
     spec: JobSpec
@@ -100,12 +117,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     eval_prompts: int
     phase: Phase = Phase.STARTING
     step: Step = Step(0)
-    # the version that rollouts use, and the one that policy updates are to reach
-    version: PolicyVersion = PolicyVersion(0)
-    target: PolicyVersion = PolicyVersion(0)
-    policy: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
-    # a slow worker may still read it
-    previous_policy: PolicyRef | None = None
     workers: dict[WorkerId, WorkerState] = {}
     # of workers alive or not: messages of older incarnations change nothing
     newest_incarnations: dict[WorkerId, Incarnation] = {}
@@ -113,11 +124,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     returning_workers: frozenset[WorkerId] = frozenset()
     losses: int = 0
     batch: RolloutBatch | None = None
-    # by the version that they start from, kept until a checkpoint is past them
-    plans: dict[PolicyVersion, UpdatePlan] = {}
-    update_attempt: int = 0
-    checkpoint: Checkpoint | None = None
-    best: BestPolicy | None = None
+    policy: PolicyState = PolicyState()
     drafter: DrafterState = DrafterState()
     batch_opened_at: float = 0.0
     # mean decoding time of recent rollout batches
@@ -146,6 +153,9 @@ class Turn:
 
     def set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
+
+    def set_policy(self, **changes: object) -> None:
+        self.set(policy=msgspec.structs.replace(self.state.policy, **changes))
 
     def set_drafter(self, **changes: object) -> None:
         """Keep the drafter state's identity where nothing changes: reports compare identities."""
