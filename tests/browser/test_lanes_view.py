@@ -103,7 +103,7 @@ _TRUNCATED = """async () => {
 }"""
 
 
-def test_hatches_what_is_not_kept_of_a_lane(visit: Visit, served: str) -> None:
+def test_hatches_the_dropped_part_of_a_lane(visit: Visit, served: str) -> None:
     """The time before a worker came stays blank."""
     page = visit.open(served)
     await_run(page)

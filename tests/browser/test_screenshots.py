@@ -20,7 +20,9 @@ _EMPTY = 1.5
 _ALIKE = 0.4
 
 
-def test_pictures_look_like_the_page(browser: Browser, recorded: str, tmp_path: Path) -> None:
+def test_documented_pictures_match_the_page(
+    browser: Browser, recorded: str, tmp_path: Path
+) -> None:
     """Fonts differ between machines, so cells are compared by their ink."""
     take(browser, recorded, tmp_path)
     kept = sorted(_PICTURES.glob("dashboard-*.png"))

@@ -96,7 +96,7 @@ def test_most_urgent_advice_comes_first() -> None:
     assert all(one.do for one in advice)
 
 
-def test_errors_of_an_hour_ago_are_no_warning_any_more() -> None:
+def test_does_not_warn_of_errors_an_hour_ago() -> None:
     world = walk(Random(2))
     errors, ledger, last = RecentErrors(), Ledger(JOB, world.spec), 0.0
     for line in world.journal:

@@ -53,7 +53,7 @@ def attended(
 @pytest.mark.parametrize(
     ("members", "kv_heads", "window"), [(1, 2, 1), (2, 1, 4), (3, 2, 3), (7, 2, 8)]
 )
-def test_it_is_what_each_query_by_itself_gives(
+def test_batched_queries_equal_queries_alone(
     kernel: AttentionKernel, width: int, members: int, kv_heads: int, window: int
 ) -> None:
     lasts = [0, 7, 8, 99]
@@ -69,7 +69,7 @@ def test_it_is_what_each_query_by_itself_gives(
 
 
 @pytest.mark.parametrize("width", [12, 32])
-def test_a_query_comes_out_the_same_whatever_is_beside_it(
+def test_output_of_a_query_does_not_depend_on_the_batch(
     kernel: AttentionKernel, width: int
 ) -> None:
     rows, window = 5, 9
@@ -84,7 +84,7 @@ def test_a_query_comes_out_the_same_whatever_is_beside_it(
             assert torch.equal(alone, together[row, :count])
 
 
-def test_what_lies_beyond_a_position_is_not_seen(kernel: AttentionKernel) -> None:
+def test_ignores_keys_beyond_the_position(kernel: AttentionKernel) -> None:
     positions = torch.tensor([[40, 41, 42]])
     entries, queries = drawn(1, 2, _CAPACITY, 32), drawn(3, 2, 32)
     before = attended(kernel, queries, entries, positions)
@@ -97,7 +97,7 @@ def test_what_lies_beyond_a_position_is_not_seen(kernel: AttentionKernel) -> Non
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e4])
-def test_scores_may_be_large_or_vanish(kernel: AttentionKernel, size: float) -> None:
+def test_handles_very_large_and_vanishing_scores(kernel: AttentionKernel, size: float) -> None:
     positions = torch.tensor([[99], [50]])
     entries, queries = drawn(2, 2, _CAPACITY, 16), size * drawn(2, 2, 16)
     found = attended(kernel, queries, entries, positions)
@@ -105,7 +105,7 @@ def test_scores_may_be_large_or_vanish(kernel: AttentionKernel, size: float) -> 
     assert (found - right).abs().max() < 1e-4
 
 
-def test_no_number_stays_none(kernel: AttentionKernel) -> None:
+def test_keeps_nan(kernel: AttentionKernel) -> None:
     positions = torch.tensor([[9], [9]])
     entries, queries = drawn(2, 2, _CAPACITY, 16), drawn(2, 1, 16)
     queries[0, 0, 3] = math.nan
@@ -114,7 +114,7 @@ def test_no_number_stays_none(kernel: AttentionKernel) -> None:
     assert found[1].isfinite().all()
 
 
-def test_torch_does_what_it_is_not_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_torch_for_unsupported_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = decode_attention_kernels.kernel()
     if found is None:
         pytest.skip("no C compiler")
@@ -128,7 +128,7 @@ def test_torch_does_what_it_is_not_made_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert find_kernel(32, 8, torch.float32, _CPU) is None
 
 
-def test_answers_are_the_same_without_a_compiler(
+def test_decodes_the_same_tokens_without_a_compiler(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def written() -> Sequence[Sequence[int]]:

@@ -48,7 +48,7 @@ def requests() -> list[Request]:
     ]
 
 
-def test_reading_a_text_gives_the_states_of_writing_it(policy: Decoder):
+def test_prefill_gives_the_states_of_decoding(policy: Decoder):
     written = {text.id: (text, states) for text, states in answered(engine(policy), requests())}
     texts = [text for text, _ in written.values()]
     found = {text.id: (text, states) for text, states in read(engine(policy), texts)}
@@ -59,7 +59,7 @@ def test_reading_a_text_gives_the_states_of_writing_it(policy: Decoder):
         torch.testing.assert_close(found[id][1], states)
 
 
-def test_noise_and_last_states_give_the_tokens_that_were_drawn(policy: Decoder):
+def test_noise_and_last_states_reproduce_the_drawn_tokens(policy: Decoder):
     keys = {request.id: request.key for request in requests()}
     ends = EmbeddingAndHead.of(policy, torch.float64, torch.device("cpu"))
     for text, states in answered(engine(policy), requests()):
@@ -70,7 +70,7 @@ def test_noise_and_last_states_give_the_tokens_that_were_drawn(policy: Decoder):
         assert tuple(tokens.tolist()) == text.tokens[text.prompt :]
 
 
-def test_a_policy_with_its_own_head_lends_that_head(tmp_path: Path):
+def test_uses_the_untied_head_of_the_policy(tmp_path: Path):
     folder = save_model(tmp_path / "untied", seed=6, tie_word_embeddings=False)
     untied = load_decoder(folder)
     ends = EmbeddingAndHead.of(untied, torch.float32, torch.device("cpu"))

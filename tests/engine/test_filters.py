@@ -34,7 +34,7 @@ def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("narrow", [1, 8, VOCABULARY])
-def test_each_row_is_left_what_its_filters_leave(
+def test_filters_each_row_by_its_own_settings(
     settings: list[Sampling], narrow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_sampler, "_NARROW", narrow)

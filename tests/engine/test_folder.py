@@ -27,13 +27,13 @@ def test_shards_read_like_one_file(folder: Path, tmp_path: Path) -> None:
     assert all(torch.equal(w, sharded.weights[name]) for name, w in whole.weights.items())
 
 
-def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:
+def test_loads_weights_in_the_requested_dtype(folder: Path) -> None:
     assert {w.dtype for w in load_decoder(folder).weights.values()} == {torch.float32}
     halves = load_decoder(folder, torch.bfloat16).weights
     assert {w.dtype for w in halves.values()} == {torch.bfloat16}
 
 
-def test_rope_is_read_as_either_version_of_transformers_writes_it(tmp_path: Path) -> None:
+def test_reads_rope_as_written_by_both_transformers_versions(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 77.0}
     save_model(tmp_path, seed=1, rope_parameters=rope)
     new = load_decoder(tmp_path).config
@@ -133,7 +133,7 @@ BIAS = "model.layers.0.self_attn.q_proj.bias"
         (point_to_a_lost_shard, ConfigError, r"names lost\.safetensors, which is missing"),
     ],
 )
-def test_what_we_would_compute_wrongly_is_refused(
+def test_refuses_unsupported_features(
     tmp_path: Path, edit: Edit, kind: type[ConfigError], complaint: str
 ) -> None:
     save_model(tmp_path, seed=1)
@@ -144,7 +144,7 @@ def test_what_we_would_compute_wrongly_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
+def test_refuses_another_family_by_name(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20)).save_pretrained(
         tmp_path
     )
@@ -152,6 +152,6 @@ def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
         load_decoder(tmp_path)
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_refuses_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such model folder"):
         load_decoder(tmp_path / "nowhere")

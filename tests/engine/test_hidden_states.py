@@ -63,7 +63,7 @@ def test_states_follow_a_request_through_every_slot(make_engine: MakeEngine, fol
     assert partial > 50
 
 
-def test_states_are_gone_with_the_next_step(make_engine: MakeEngine, folder: Path) -> None:
+def test_states_are_valid_until_the_next_step(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder)
     engine.submit([ask(0, [5, 6, 7], max_new_tokens=1)])
     while not engine.step():
@@ -75,7 +75,7 @@ def test_states_are_gone_with_the_next_step(make_engine: MakeEngine, folder: Pat
 
 
 @pytest.mark.needs("token_identical")
-def test_a_cancelled_request_has_none(make_engine: MakeEngine, folder: Path) -> None:
+def test_cancelled_request_has_no_states(make_engine: MakeEngine, folder: Path) -> None:
     """Whoever follows it has its slot already."""
     engine = make_engine(folder, slots=1)
     engine.submit([ask(0, [5, 6, 7]), ask(1, [8, 9])])
@@ -88,7 +88,7 @@ def test_a_cancelled_request_has_none(make_engine: MakeEngine, folder: Path) -> 
         engine.hidden_states(0)
 
 
-def test_a_long_prompt_is_cached_in_chunks(make_engine: MakeEngine, long_folder: Path) -> None:
+def test_prefills_a_long_prompt_in_chunks(make_engine: MakeEngine, long_folder: Path) -> None:
     engine = make_engine(long_folder, slots=2, max_context=2048)
     engine.submit([ask(0, LONG, max_new_tokens=6)])
     while not (done := engine.step()):
@@ -99,7 +99,9 @@ def test_a_long_prompt_is_cached_in_chunks(make_engine: MakeEngine, long_folder:
 
 
 @pytest.mark.needs("token_identical")
-def test_others_decode_beside_a_long_prompt(make_engine: MakeEngine, long_folder: Path) -> None:
+def test_decodes_other_requests_between_chunks_of_a_long_prompt(
+    make_engine: MakeEngine, long_folder: Path
+) -> None:
     engine = make_engine(long_folder, slots=2, max_context=2048)
     engine.submit([ask(0, (5, 6, 7), max_new_tokens=30)])
     engine.step()

@@ -69,7 +69,9 @@ print(engine.memory_bytes, resident() - before)
 
 
 @pytest.mark.parametrize("arms", [(), ("ngram", "draft")], ids=["plain", "speculative"])
-def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path, arms: Sequence[str]) -> None:
+def test_64_slots_of_1024_tokens_take_the_announced_bytes(
+    tmp_path: Path, arms: Sequence[str]
+) -> None:
     folder = save_model(tmp_path, seed=1, max_position_embeddings=2048, num_hidden_layers=3)
     command = [sys.executable, "-c", _FILL, str(folder), *arms]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
@@ -83,7 +85,7 @@ def test_64_slots_of_1024_tokens_take_what_was_said(tmp_path: Path, arms: Sequen
 @pytest.mark.parametrize(
     ("layout", "own_head"), [("eagle", None), ("eagle3", None), ("eagle3", 50)]
 )
-def test_what_a_drafter_adds_is_known_before(
+def test_announces_the_bytes_that_a_drafter_adds(
     folder: Path, layout: drafter_models.Layout, own_head: int | None
 ) -> None:
     engine = NativeEngine(
@@ -95,7 +97,7 @@ def test_what_a_drafter_adds_is_known_before(
     assert engine.memory_bytes == said
 
 
-def test_the_index_is_kept_within_its_budget(folder: Path) -> None:
+def test_index_stays_within_its_budget(folder: Path) -> None:
     budget = 1 << 18
     engine = NativeEngine(
         load_decoder(folder),
@@ -127,7 +129,7 @@ def allocated_by_index() -> int:
     return sum(statistic.size for statistic in trace.statistics("filename"))
 
 
-def test_out_of_slots_means_waiting(make_engine: MakeEngine, folder: Path) -> None:
+def test_requests_without_a_slot_wait(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder, slots=2)
     engine.submit([ask(i, (i % 90, 5), max_new_tokens=3) for i in range(300)])
     done = finish(engine)

@@ -26,7 +26,7 @@ def word(seed: int = 1, step: int = 0, eval: bool = False, prompt: int = 0, memb
     )
 
 
-def test_every_part_of_a_key_counts() -> None:
+def test_every_part_of_a_key_changes_the_noise() -> None:
     words = {
         word(seed, step, eval, prompt, member)
         for seed in (0, 1, 2**63, -5)
@@ -38,7 +38,7 @@ def test_every_part_of_a_key_counts() -> None:
     assert len(words) == 4 * 3 * 2 * 4 * 4
 
 
-def test_noise_is_gumbel_out_to_the_tail() -> None:
+def test_noise_follows_the_gumbel_distribution_into_the_tail() -> None:
     keys = torch.tensor([word(member=m) for m in range(32)])
     draws = [
         GumbelNoise(4096, torch.device("cpu")).gumbel(keys, torch.full((32,), p)) for p in range(32)
@@ -66,7 +66,7 @@ def test_noise_is_independent_between_neighbours() -> None:
         assert abs(torch.corrcoef(pairs)[0, 1]) < 0.02
 
 
-def test_a_stop_string_is_found_exactly_when_it_first_appears() -> None:
+def test_finds_a_stop_string_when_it_first_appears() -> None:
     pieces = ["", "a", "b", "ab", "ba", "aab", ""]
     dice = random.Random(3)
 
@@ -84,7 +84,7 @@ def test_a_stop_string_is_found_exactly_when_it_first_appears() -> None:
                 break
 
 
-def test_a_stop_string_behind_a_character_that_the_window_cuts() -> None:
+def test_finds_a_stop_string_behind_a_character_cut_by_the_window() -> None:
     pieces = [bytes([byte]) for byte in "😀".encode()] + [b"ab", b"c"]
 
     def decode(tokens: Sequence[int]) -> str:
@@ -93,7 +93,7 @@ def test_a_stop_string_behind_a_character_that_the_window_cuts() -> None:
     assert completes_stop_string(range(6), ["😀abc"], decode)
 
 
-def test_a_timeline_tells_any_stretch() -> None:
+def test_timeline_returns_any_interval() -> None:
     values = [1, 1, 2, 2, 2, 1, 3, 3]
     timeline = RunLengthSeries[int]()
     for step, value in enumerate(values):
@@ -107,7 +107,7 @@ def test_a_timeline_tells_any_stretch() -> None:
                 assert all(a != b for (a, _), (b, _) in pairwise(spans))
 
 
-def test_segments_cover_the_batch_and_set_a_long_row_apart() -> None:
+def test_segments_cover_the_batch_and_separate_a_long_row() -> None:
     lengths = [30, 41, 35, 2900, 38, 38, 38, 900, 905]
     segments = cheapest_segments(lengths)
     assert [i for s in segments for i in range(s.first, s.last)] == list(range(len(lengths)))

@@ -61,7 +61,7 @@ def majority(voices: list[list[int]]) -> list[int]:
     st.lists(st.tuples(st.sampled_from(["extend", "end", "add"]), st.integers(0, 3), TOKENS)),
     st.integers(1, 9),
 )
-def test_proposals_are_what_a_search_finds(
+def test_proposals_equal_those_of_a_full_search(
     events: list[tuple[str, int, list[int]]], count: int
 ) -> None:
     index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
@@ -85,7 +85,7 @@ def test_proposals_are_what_a_search_finds(
                 assert index.propose(running, count) == oracle.propose(answer, count)
 
 
-def test_long_histories_find_the_same() -> None:
+def test_proposals_in_long_histories_equal_those_of_a_full_search() -> None:
     dice = random.Random(0)
     index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
     rows = [oracle.begin() for _ in range(5)]
@@ -101,9 +101,7 @@ def test_long_histories_find_the_same() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=60), max_size=4), st.integers(1, 7))
-def test_tokens_that_came_one_by_one_are_found_like_whole_answers(
-    answers: list[list[int]], size: int
-) -> None:
+def test_finds_streamed_tokens_like_whole_answers(answers: list[list[int]], size: int) -> None:
     whole, pieces = NgramIndex(PLENTY), NgramIndex(PLENTY)
     for row, answer in enumerate(answers):
         whole.add("group", PROMPT, answer)
@@ -120,7 +118,7 @@ def test_tokens_that_came_one_by_one_are_found_like_whole_answers(
         assert whole.propose(99, 5) == pieces.propose(99, 5)
 
 
-def test_siblings_are_seen_while_they_run_and_after() -> None:
+def test_proposes_from_running_and_finished_siblings() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.begin(1, PROMPT, "group")
@@ -132,7 +130,7 @@ def test_siblings_are_seen_while_they_run_and_after() -> None:
     assert index.propose(1, 4) == ([10, 11, 12, 13], 8)
 
 
-def test_answers_from_elsewhere_and_from_before_are_seen() -> None:
+def test_proposes_from_answers_of_other_workers_and_earlier_steps() -> None:
     index = NgramIndex(PLENTY)
     index.add("group", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
@@ -141,21 +139,21 @@ def test_answers_from_elsewhere_and_from_before_are_seen() -> None:
     assert index.propose(0, 9).tokens == [12, 13]
 
 
-def test_what_the_prompt_says_is_said_again() -> None:
+def test_proposes_from_the_prompt() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, [1, 2, 3, 4, 5, 6], "group")
     index.extend(0, [2, 3])
     assert index.propose(0, 3) == ([4, 5, 6], 2)
 
 
-def test_other_groups_are_not_seen() -> None:
+def test_does_not_propose_from_other_groups() -> None:
     index = NgramIndex(PLENTY)
     index.add("other", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
     assert index.propose(0, 4) == ([], 0)
 
 
-def test_most_voices_win_and_the_newest_of_equals() -> None:
+def test_proposes_the_most_frequent_then_the_newest_continuation() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     for answer in ([10, 20], [10, 20], [10, 30, 40], [10, 30, 50]):
@@ -165,7 +163,7 @@ def test_most_voices_win_and_the_newest_of_equals() -> None:
     assert index.propose(0, 3).tokens == [10, 20, 60]
 
 
-def test_a_row_that_begins_again_is_another() -> None:
+def test_reused_row_forgets_its_previous_answer() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.extend(0, [1, 2, 3, 1, 2])
@@ -193,7 +191,7 @@ def test_rows_of_a_dropped_group_continue_without_proposals() -> None:
     assert index.bytes == 0
 
 
-def test_the_group_that_was_longest_not_written_to_goes_first() -> None:
+def test_drops_the_least_recently_written_group_first() -> None:
     one = NgramIndex(PLENTY)
     one.add("only", PROMPT, range(500))
     index = NgramIndex(2 * one.bytes + 4000)
@@ -210,7 +208,7 @@ def test_the_group_that_was_longest_not_written_to_goes_first() -> None:
     assert proposed["second"] == []
 
 
-def test_within_the_last_group_the_oldest_answers_go_and_running_rows_stay() -> None:
+def test_drops_the_oldest_answers_of_the_last_group_but_keeps_running_rows() -> None:
     index = NgramIndex(40_000)
     index.begin(0, PROMPT, "group")
     for answer in range(40):
@@ -225,7 +223,7 @@ def test_within_the_last_group_the_oldest_answers_go_and_running_rows_stay() -> 
     assert index.propose(1, 2).tokens == [39_006, 39_007]
 
 
-def test_a_budget_for_nothing_holds_nothing() -> None:
+def test_keeps_nothing_with_a_tiny_budget() -> None:
     index = NgramIndex(0)
     index.add("group", PROMPT, [1, 2, 3])
     index.begin(0, PROMPT, "group")
@@ -261,7 +259,7 @@ def traced(budget: int, groups: int, answers: int, length: int) -> tuple[int, in
         tracemalloc.stop()
 
 
-def test_bytes_are_what_is_allocated() -> None:
+def test_counted_bytes_equal_allocated_bytes() -> None:
     for groups, answers, length in ((1, 4, 5000), (1, 100, 40), (200, 1, 30), (10, 10, 300)):
         allocated, counted = traced(PLENTY, groups, answers, length)
         assert 0.85 * allocated < counted < 1.15 * allocated, (groups, answers, length)

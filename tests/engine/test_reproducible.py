@@ -21,14 +21,14 @@ def rollouts(count: int, tokens: int) -> list[Request]:
     return [ask(i, prompts[i // 8], Sampling(), 2 + i % (tokens - 1)) for i in range(count)]
 
 
-def test_in_float64_all_rollouts_are_identical(make_engine: MakeEngine, folder: Path) -> None:
+def test_rollouts_are_identical_in_float64(make_engine: MakeEngine, folder: Path) -> None:
     requests = rollouts(240, tokens=24)
     first, *others = [answers(make_engine(folder, slots=n), requests) for n in SLOTS]
     for other in others:
         assert all(other[r.id].tokens == first[r.id].tokens for r in requests)
 
 
-def test_in_float32_rollouts_differ_by_ties_alone(make_engine: MakeEngine, folder: Path) -> None:
+def test_rollouts_differ_only_at_ties_in_float32(make_engine: MakeEngine, folder: Path) -> None:
     requests = rollouts(1000, tokens=12)
     first, *others = [
         answers(make_engine(folder, slots=n, dtype=torch.float32), requests) for n in SLOTS

@@ -49,7 +49,7 @@ TRIALS = {
 
 
 @pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
-def test_the_draws_are_enough(trial: Trial) -> None:
+def test_draws_suffice_to_find_a_small_bias(trial: Trial) -> None:
     assert power(trial.draws, trial.variation, 97, trial.significance) >= 0.95
 
 
@@ -66,7 +66,7 @@ def test_frequencies_match_the_softmax(
 
 
 @pytest.mark.needs("token_identical")
-def test_a_small_bias_is_seen(
+def test_detects_a_small_bias(
     make_engine: MakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws, variation, significance = TRIALS["native"]
@@ -98,7 +98,7 @@ def test_a_small_bias_is_seen(
         ),
     ],
 )
-def test_filters_leave_what_transformers_leaves(
+def test_filters_keep_the_tokens_that_transformers_keeps(
     make_engine: MakeEngine, folder: Path, sampling: Sampling
 ) -> None:
     warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])

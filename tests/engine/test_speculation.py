@@ -180,7 +180,7 @@ def test_any_policy_decodes_the_same(policy_folder: Path) -> None:
         assert same(switching(engine(policy_folder, drafters[1]), asked, drafters), plain)
 
 
-def test_in_float32_answers_differ_by_ties_alone(policy: Path, eagle: Drafter) -> None:
+def test_answers_differ_only_at_ties_in_float32(policy: Path, eagle: Drafter) -> None:
     asked = requests(1000, tokens=12)
     plain = answers(engine(policy, eagle, slots=32, dtype=torch.float32), asked)
     done = switching(engine(policy, eagle, slots=32, dtype=torch.float32), asked, [eagle])
@@ -203,7 +203,7 @@ def test_second_tokens_follow_the_policy(
     assert p_value(counts, second_tokens(policy, prompt, sampling), at_least=3) > 0.01
 
 
-def test_enough_tokens_are_drawn_to_see_a_difference() -> None:
+def test_second_tokens_suffice_to_find_a_difference() -> None:
     assert power(DRAWS, 0.05, 97, 0.01) >= 0.95
 
 

@@ -88,7 +88,7 @@ def test_cancelled_requests_come_out_of_the_next_step(
     assert answers(engine, [alone])[0].tokens == greedy_answer(folder, prompts[0], 5)
 
 
-def test_more_slots_than_positions(make_engine: MakeEngine, folder: Path) -> None:
+def test_accepts_more_slots_than_positions(make_engine: MakeEngine, folder: Path) -> None:
     requests = [ask(i, PROMPT[:3], max_new_tokens=3) for i in range(12)]
     done = answers(make_engine(folder, slots=12, max_context=6), requests)
     assert {tuple(c.tokens) for c in done.values()} == {tuple(greedy_answer(folder, PROMPT[:3], 3))}
@@ -110,7 +110,7 @@ def test_an_idle_engine_returns_nothing(make_engine: MakeEngine, folder: Path) -
         (ask(0, [1]), "two requests of the same id"),
     ],
 )
-def test_what_cannot_run_is_refused_at_once(
+def test_refuses_impossible_requests_at_once(
     make_engine: MakeEngine, folder: Path, bad: Request, complaint: str
 ) -> None:
     engine = make_engine(folder, max_context=16)
@@ -120,7 +120,7 @@ def test_what_cannot_run_is_refused_at_once(
     assert len(answers(engine, [ask(0, [1, 2], max_new_tokens=3)])[0].tokens) == 3
 
 
-def test_the_spans_add_up(make_engine: MakeEngine, folder: Path) -> None:
+def test_spans_add_up_to_the_answer(make_engine: MakeEngine, folder: Path) -> None:
     requests = [ask(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))]
     done = answers(make_engine(folder, slots=3), requests)
     for c in done.values():
@@ -131,7 +131,7 @@ def test_the_spans_add_up(make_engine: MakeEngine, folder: Path) -> None:
 
 
 @pytest.mark.needs("token_identical")
-def test_spans_tell_how_many_ran_beside(make_engine: MakeEngine, folder: Path) -> None:
+def test_spans_record_the_batch_size(make_engine: MakeEngine, folder: Path) -> None:
     requests = [ask(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))]
     done = answers(make_engine(folder, slots=3), requests)
     # 3 and 4 take the slots of 0 (after 3 steps) and 1 (after 7)

@@ -19,7 +19,9 @@ from tlt.engine.base import Sampling
 from tlt.errors import UnsupportedModel
 
 
-def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> None:
+def test_greedy_tokens_equal_those_of_transformers(
+    make_engine: MakeEngine, policy_folder: Path
+) -> None:
     """Log-probs of sampled tokens are those of a pass over them, too."""
     prompts = random_prompts(11)
     requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
@@ -35,7 +37,7 @@ def test_greedy_is_generate(make_engine: MakeEngine, policy_folder: Path) -> Non
         assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_biases_everywhere(make_engine: MakeEngine, tmp_path: Path) -> None:
+def test_supports_biases_in_every_projection(make_engine: MakeEngine, tmp_path: Path) -> None:
     folder = save_model(tmp_path, seed=3, attention_bias=True, mlp_bias=True)
     prompt = random_prompts(1, shortest=9)[0]
     try:
@@ -61,7 +63,7 @@ def test_logprobs_are_those_of_a_forced_pass(
         assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_half_precision_is_near(make_engine: MakeEngine, folder: Path) -> None:
+def test_half_precision_is_close_to_transformers(make_engine: MakeEngine, folder: Path) -> None:
     requests = [ask(i, p, Sampling()) for i, p in enumerate(random_prompts(7))]
     done = answers(make_engine(folder, dtype=torch.bfloat16), requests)
     errors = torch.cat(
@@ -75,7 +77,7 @@ def test_half_precision_is_near(make_engine: MakeEngine, folder: Path) -> None:
 
 
 @pytest.mark.needs("token_identical")
-def test_a_crowd_changes_nothing(make_engine: MakeEngine, folder: Path) -> None:
+def test_batch_size_does_not_change_tokens(make_engine: MakeEngine, folder: Path) -> None:
     kinds = [
         Sampling(),
         GREEDY,
@@ -97,7 +99,9 @@ def test_a_crowd_changes_nothing(make_engine: MakeEngine, folder: Path) -> None:
 
 
 @pytest.mark.needs("token_identical")
-def test_a_retry_repeats_and_another_member_does_not(make_engine: MakeEngine, folder: Path) -> None:
+def test_a_retry_repeats_its_tokens_and_another_member_differs(
+    make_engine: MakeEngine, folder: Path
+) -> None:
     engine = make_engine(folder)
     prompt = random_prompts(1, shortest=5)[0]
     first = answers(engine, [ask(1, prompt, Sampling())])[1].tokens
@@ -119,7 +123,7 @@ def test_long_rows_among_short_ones(make_engine: MakeEngine, folder: Path) -> No
         assert done[r.id].tokens == greedy_answer(folder, r.prompt, 6)
 
 
-def test_siblings_share_a_prefill_and_still_answer_right(
+def test_siblings_share_a_prefill_and_keep_their_tokens(
     make_engine: MakeEngine, folder: Path
 ) -> None:
     prompt = random_prompts(1, shortest=12)[0]

@@ -70,7 +70,7 @@ def runs(plain: list[bool]) -> list[tuple[int, int]]:
     data=st.data(),
     seed=st.integers(0, 2**32),
 )
-def test_no_more_than_the_share_and_a_run_for_each_bucket(
+def test_control_runs_take_their_share_and_reach_each_bucket(
     share: float, stays: list[tuple[int, int]], data: st.DataObject, seed: int
 ) -> None:
     batches = [batch for batch, rounds in stays for _ in range(rounds)]
@@ -88,7 +88,7 @@ def test_no_more_than_the_share_and_a_run_for_each_bucket(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_buckets_are_met_in_proportion_to_their_time(seed: int) -> None:
+def test_buckets_get_control_runs_in_proportion_to_their_time(seed: int) -> None:
     """Draining over and over: few rounds of long ones, many of short ones."""
     stays = {64: 40, 32: 60, 12: 100, 6: 200, 3: 400, 1: 800}
     seconds = {batch: 0.001 * (2 + batch) for batch in stays}
@@ -102,7 +102,7 @@ def test_buckets_are_met_in_proportion_to_their_time(seed: int) -> None:
         assert begun[batch] == pytest.approx(expected, abs=2 + 0.12 * expected), batch
 
 
-def test_no_place_in_a_bucket_is_more_likely_than_another() -> None:
+def test_every_step_of_a_bucket_is_equally_likely_to_be_a_control_step() -> None:
     """Whatever the rounds there last."""
     rollout = [batch for batch in range(16, 8, -1) for _ in range(50)]
     seconds = {batch: 0.01 if batch % 2 else 0.1 for batch in rollout}
@@ -115,7 +115,7 @@ def test_no_place_in_a_bucket_is_more_likely_than_another() -> None:
     assert all(count == pytest.approx(mean, rel=0.2) for count in met.values()), met
 
 
-def test_what_the_policy_is_given_is_as_random_as_ever() -> None:
+def test_random_numbers_passed_to_the_policy_stay_uniform() -> None:
     policy = Listening()
     decode(ControlRunPolicy(policy, 0.3), [4] * 20_000, {4: 0.01}, 0)
     tenths = Counter(int(10 * number) for number in policy.numbers)
@@ -124,7 +124,7 @@ def test_what_the_policy_is_given_is_as_random_as_ever() -> None:
     )
 
 
-def test_a_run_ends_with_its_rollout() -> None:
+def test_control_run_ends_with_its_rollout() -> None:
     control = ControlRunPolicy(Listening(), 0.4)
     while control.choose(2, 100, 0.0).why != "control":
         pass
@@ -133,6 +133,6 @@ def test_a_run_ends_with_its_rollout() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, -0.1])
-def test_shares_that_leave_nothing_to_compare_are_refused(share: float) -> None:
+def test_refuses_shares_that_leave_nothing_to_compare(share: float) -> None:
     with pytest.raises(ValueError, match="below a half"):
         ControlRunPolicy(Listening(), share)

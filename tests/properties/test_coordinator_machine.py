@@ -97,7 +97,7 @@ def _until(world: World, reached: Phase | Duty, chooser: Random) -> bool:
 @pytest.mark.parametrize("duty", list(Duty))
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 20))
-def test_a_death_on_any_duty_is_survived(duty: Duty, fault: str, seed: int) -> None:
+def test_survives_a_death_on_any_duty(duty: Duty, fault: str, seed: int) -> None:
     chooser = Random(seed)
     train = "always" if duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING) else "off"
     world = World(small_spec(steps=3, eval_every=1, train=train, seed=seed % 7), [1, 2, 1])
@@ -125,7 +125,7 @@ _FAULTS = {
 @pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.EVALUATING, Phase.POLICY_UPDATE])
 @given(seed=seeds, checkpoint_every=st.integers(1, 4), further=st.integers(0, 12))
 @settings(max_examples=max(5, _EXAMPLES // 20))
-def test_a_new_coordinator_goes_on(
+def test_a_new_coordinator_continues_the_job(
     phase: Phase, fault: str, seed: int, checkpoint_every: int, further: int
 ) -> None:
     """Updates since the checkpoint run again, with the same results."""
@@ -177,7 +177,7 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize("speedup", [0.5, 2.0])
-def test_speculation_that_costs_more_is_given_up(speedup: float) -> None:
+def test_gives_up_speculation_that_costs_more(speedup: float) -> None:
     """Workers that join afterwards are told so."""
     world = World(small_spec(steps=4), [1, 1], speedup=speedup)
     chooser = Random(1)

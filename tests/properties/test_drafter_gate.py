@@ -126,7 +126,7 @@ def test_reserves_no_time_to_read_answers_too_often() -> None:
     assert not reserved(15_000, 210).worth
 
 
-def test_reserves_no_time_for_what_idle_seconds_soon_teach() -> None:
+def test_reserves_no_time_if_idle_seconds_suffice_soon() -> None:
     spec = small_spec(steps=30, train="auto")
     verdicts = [
         gate.judge_reserved_time(
@@ -326,7 +326,7 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
         (2.0, math.inf, Judgement.UNMEASURED),
     ],
 )
-def test_adopts_what_is_better_and_restarts_what_is_much_worse(
+def test_adopts_better_drafters_and_restarts_much_worse_ones(
     used: float | None, trained: float, judgement: Judgement
 ) -> None:
     evaluation = DrafterEvaluation(used=used, trained=trained, answers=4)

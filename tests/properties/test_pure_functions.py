@@ -193,7 +193,7 @@ def _fold(events: list[AnswerEvent]) -> RolloutBatch:
 
 
 @given(events=histories(), data=st.data())
-def test_a_round_ends_the_same_in_every_order(
+def test_a_rollout_batch_ends_the_same_in_every_order(
     events: list[AnswerEvent], data: st.DataObject
 ) -> None:
     """Repeated events change nothing either."""
@@ -206,7 +206,7 @@ def test_a_round_ends_the_same_in_every_order(
 
 
 @given(events=histories(), data=st.data())
-def test_a_round_is_settled_only_with_everything(
+def test_a_rollout_batch_closes_only_when_complete(
     events: list[AnswerEvent], data: st.DataObject
 ) -> None:
     missing = data.draw(st.sampled_from(events))
@@ -219,13 +219,13 @@ def test_a_round_is_settled_only_with_everything(
     assert not _fold([event for event in events if event is not missing]).settled
 
 
-def test_what_was_answered_is_not_dropped_any_more() -> None:
+def test_does_not_drop_a_scored_answer() -> None:
     done = _finished(PromptIndex(0), Member(0), 0)
     late = _dropped(PromptIndex(0), Member(0))
     assert _fold([done]) == _settled(_settled(_fold([]), done), late)
 
 
-def test_what_was_dropped_is_not_answered_any_more() -> None:
+def test_does_not_score_a_dropped_answer() -> None:
     late = _finished(PromptIndex(0), Member(0), 2)
     lost = _dropped(PromptIndex(0), Member(0))
     state = _settled(_fold([lost]), late)

@@ -66,7 +66,7 @@ def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, 
 
 
 @pytest.mark.parametrize(("strategy", "acceptance"), [(Draft(depth=4), 0.8), (Draft(depth=8), 0.1)])
-def test_the_saving_is_the_truth_on_average_and_within_its_interval(
+def test_estimate_is_unbiased_and_its_interval_covers_the_truth(
     strategy: Strategy, acceptance: float
 ) -> None:
     errors: list[float] = []
@@ -114,7 +114,7 @@ def _tally(bucket: int, tokens: int, seconds: float, runs: ControlRuns | None) -
 
 @settings(max_examples=60)
 @given(speedup=st.floats(0.3, 3.0), seed=st.integers(0, 1000), runs=st.integers(1, 40))
-def test_it_is_given_up_where_it_is_slower_beyond_doubt(
+def test_gives_up_speculation_that_is_certainly_slower(
     speedup: float, seed: int, runs: int
 ) -> None:
     dice = Random(seed)
@@ -130,7 +130,7 @@ def test_it_is_given_up_where_it_is_slower_beyond_doubt(
         assert lost.seconds < lost.high < 0
 
 
-def test_a_bucket_without_runs_borrows_and_is_less_sure() -> None:
+def test_bucket_without_control_runs_borrows_and_widens_its_interval() -> None:
     spending = add_tallies(
         {}, [control(4, [1.0, 1.1, 0.9]), speculated(4, 320, 5.0), speculated(1, 320, 5.0)]
     )
@@ -146,7 +146,7 @@ def test_a_bucket_without_runs_borrows_and_is_less_sure() -> None:
     assert one.saved.seconds - one.saved.low > 3 * (four.saved.seconds - four.saved.low)
 
 
-def test_one_run_says_nothing_of_how_sure_it_is() -> None:
+def test_a_single_control_run_gives_no_interval() -> None:
     found = estimate_savings(add_tallies({}, [control(2, [1.0]), speculated(2, 64, 1.0)]))
     assert found is not None
     assert found.total.seconds == pytest.approx(1.0)
@@ -157,7 +157,7 @@ def test_one_run_says_nothing_of_how_sure_it_is() -> None:
 
 
 @given(parts=st.lists(st.tuples(st.sampled_from([1, 4]), st.floats(0.1, 2.0)), max_size=12))
-def test_sums_do_not_depend_on_who_told_what_when(parts: list[tuple[int, float]]) -> None:
+def test_sums_do_not_depend_on_the_order_of_reports(parts: list[tuple[int, float]]) -> None:
     tallies = [control(bucket, [seconds]) for bucket, seconds in parts]
     at_once, one_by_one = add_tallies({}, tallies), dict[int, DecodeCost]()
     for told in reversed(tallies):

@@ -36,7 +36,7 @@ def _late_loss(outcome: Outcome, after: float) -> float:
 @_MAKERS
 @settings(max_examples=40)
 @given(data=st.data())
-def test_predictions_are_of_use_whatever_was_seen(
+def test_predictions_are_finite_after_any_observations(
     make: Callable[[], StrategyPolicy], data: st.DataObject
 ) -> None:
     policy = make()
@@ -80,7 +80,7 @@ def test_predictions_are_of_use_whatever_was_seen(
     dear=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_it_converges_to_nearly_the_best(
+def test_converges_to_nearly_the_best_strategy(
     batch: int, drafter: float, ngram: float, dear: bool, seed: int
 ) -> None:
     machine = Machine(token_at_1=0.1, token_at_64=0.6, draft_step=0.1) if dear else Machine()
@@ -91,7 +91,7 @@ def test_it_converges_to_nearly_the_best(
 
 @settings(max_examples=8)
 @given(batch=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
-def test_it_returns_to_off_when_nothing_pays_any_more(batch: int, seed: int) -> None:
+def test_returns_to_off_when_nothing_pays(batch: int, seed: int) -> None:
     def fails(done: float) -> float:
         return 0.85 if done < 0.4 else 0.02
 
@@ -103,7 +103,7 @@ def test_it_returns_to_off_when_nothing_pays_any_more(batch: int, seed: int) -> 
 
 @settings(max_examples=8)
 @given(rows=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
-def test_it_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
+def test_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
     def improves(done: float) -> float:
         return 0.05 if done < 0.5 else 0.9
 
@@ -123,7 +123,7 @@ class _WithoutProbes(AdaptivePolicy):
         pass
 
 
-def test_it_notices_that_ngrams_begin_to_pay_though_others_decode() -> None:
+def test_notices_ngrams_that_begin_to_pay_while_others_decode() -> None:
     """The answers that are left when a rollout drains repeat those that ended."""
     text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
 

@@ -92,7 +92,7 @@ def test_releases_what_a_cancelled_merge_made() -> None:
     assert not set(made) & world.flight
 
 
-def test_adds_no_void_work_after_a_restart() -> None:
+def test_adds_no_discarded_work_after_a_restart() -> None:
     world = TrainingWorld(merge_every=4).start_training()
     world.train_delta()
     world.merge(quality=2.0)

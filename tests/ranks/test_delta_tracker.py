@@ -49,7 +49,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_delta_holds_all_that_no_base_has() -> None:
+def test_delta_holds_all_work_that_no_base_has() -> None:
     one = new_tracker()
     learn(one, 1)
     first = one.take_delta(0)
@@ -60,7 +60,7 @@ def test_a_delta_holds_all_that_no_base_has() -> None:
     same(merged.tensors, weights(one))
 
 
-def test_work_during_a_merge_comes_with_the_next_delta() -> None:
+def test_next_delta_holds_the_work_done_during_a_merge() -> None:
     one, alone = new_tracker(), new_tracker()
     for seed in (1, 2, 3, 4):
         learn(alone, seed)
@@ -115,7 +115,7 @@ def interrupted(work: Callable[[CheckInterrupt], _Found]) -> _Found:
 
 
 @pytest.mark.parametrize("root", [0, 5])
-def test_an_interrupt_leaves_everything_as_it_was(root: int) -> None:
+def test_interrupt_changes_nothing(root: int) -> None:
     one, undisturbed, other = new_tracker(), new_tracker(), new_tracker()
     learn(other, 7)
     theirs = other.take_delta(0)
@@ -139,7 +139,7 @@ def test_an_interrupt_leaves_everything_as_it_was(root: int) -> None:
     same(ours.tensors, expected.tensors)
 
 
-def test_a_new_lineage_keeps_no_work_of_the_one_given_up() -> None:
+def test_new_lineage_keeps_no_work_of_the_old_one() -> None:
     one = new_tracker()
     learn(one, 1)
     one.take_delta(0)
@@ -155,7 +155,7 @@ def test_a_new_lineage_keeps_no_work_of_the_one_given_up() -> None:
     assert one.take_delta(1).micro_batches == 0
 
 
-def test_a_forgotten_snapshot_costs_the_work_since() -> None:
+def test_loses_work_since_a_forgotten_snapshot() -> None:
     one = new_tracker()
     learn(one, 1)
     first = one.take_delta(0)

@@ -58,7 +58,7 @@ def test_counts_a_delta_that_is_merged_late_once(
     assert learner.updates == third.updates
 
 
-def test_publishes_next_what_an_interrupt_has_put_off(
+def test_publishes_a_delta_that_an_interrupt_delayed(
     member: DrafterMember,
     files: Callable[[], list[Path]],
     tmp_path: Path,
@@ -124,7 +124,9 @@ def test_merges_after_an_interrupt(member: DrafterMember) -> None:
 
 
 @pytest.mark.parametrize("over", ["session", "lineage"])
-def test_ignores_merges_of_an_earlier(member: DrafterMember, over: str) -> None:
+def test_ignores_merge_requests_of_an_earlier_session_or_lineage(
+    member: DrafterMember, over: str
+) -> None:
     published = publish(member, NEW)
     member.request_merge(merge(NEW, 1, published))
     if over == "session":
@@ -180,7 +182,7 @@ def test_reads_its_base_before_a_prefill_that_outlasts_it(
     assert member.publisher.updates == 1
 
 
-def test_drops_work_of_which_a_base_has_an_unknown_part(
+def test_drops_work_if_the_part_in_a_base_is_unknown(
     member: DrafterMember, peer: DrafterMember
 ) -> None:
     own, others = publish(member, NEW), publish(peer, NEW)

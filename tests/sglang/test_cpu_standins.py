@@ -61,7 +61,7 @@ def _options(folder: Path, **changes: Any) -> Options:
     )
 
 
-def test_what_has_no_standin_can_be_imported_and_names_itself(engine: Launched) -> None:
+def test_modules_without_a_standin_import_and_name_themselves_when_used(engine: Launched) -> None:
     import sgl_kernel
     from sglang.kernels.ops.speculative.eagle import fill_bonus_tokens
 
@@ -74,7 +74,7 @@ def test_what_has_no_standin_can_be_imported_and_names_itself(engine: Launched) 
         fill_bonus_tokens[(1,)](torch.zeros(1))
 
 
-def test_the_learner_may_compile_beside_it(engine: Launched) -> None:
+def test_learner_can_compile_in_the_same_process(engine: Launched) -> None:
     from torch.utils._triton import has_triton
 
     assert not has_triton()
@@ -82,9 +82,7 @@ def test_the_learner_may_compile_beside_it(engine: Launched) -> None:
     assert doubled(torch.ones(1)).item() == 2
 
 
-def test_a_killed_scheduler_is_reported_and_takes_nobody_along(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_reports_a_killed_scheduler_and_survives_it(folder: Path, tmp_path: Path) -> None:
     launched = sglang_launcher.start(_options(folder), tmp_path / "log")
     assert launched.failure() is None
     os.kill(launched.scheduler, signal.SIGSEGV)
@@ -95,20 +93,20 @@ def test_a_killed_scheduler_is_reported_and_takes_nobody_along(
     assert died.startswith("was ended by SIGSEGV: ")
 
 
-def test_a_scheduler_that_fails_to_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+def test_reports_a_scheduler_that_fails_to_start_with_its_last_lines(tmp_path: Path) -> None:
     broken = save_model(tmp_path / "broken", seed=1)
     (broken / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(RankError, match=r"scheduler ended with 1: .*SafetensorError"):
         sglang_launcher.start(_options(broken), tmp_path / "log")
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_refuses_another_version_of_sglang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.5.24")
     with pytest.raises(ConfigError, match=r"SGLang is 0\.5\.24, and only 0\.5\.23 is supported"):
         sglang_launcher.start(_options(tmp_path), tmp_path / "log")
 
 
-def test_none_is_refused_with_the_way_to_install_it(
+def test_names_the_install_command_if_sglang_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def missing(name: str) -> str:
@@ -153,7 +151,7 @@ assert find_spec("triton").origin == {str(tmp_path / "triton.py")!r}
 
 
 @pytest.mark.parametrize("heads", [2, 6])
-def test_decode_attention_is_that_of_each_request(heads: int) -> None:
+def test_decode_attention_equals_attention_by_request(heads: int) -> None:
     pool = _Pool(lengths=[1, 9, 30, 4], extends=[1, 1, 1, 1], heads=heads)
     output = torch.empty_like(pool.queries)
     new = torch.stack([pool.place(request, -1) for request in range(4)])
@@ -168,7 +166,7 @@ def test_decode_attention_is_that_of_each_request(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("extends", [[4, 4, 4, 4], [1, 9, 13, 2], [40, 40, 40, 40]])
-def test_extend_attention_is_that_of_each_request(heads: int, extends: list[int]) -> None:
+def test_extend_attention_equals_attention_by_request(heads: int, extends: list[int]) -> None:
     pool = _Pool(lengths=[40, 50, 60, 41], extends=extends, heads=heads)
     output = torch.empty_like(pool.queries)
     starts = pool.extends.cumsum(0) - pool.extends

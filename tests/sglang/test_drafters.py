@@ -119,11 +119,11 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
     return len(made)
 
 
-def test_a_random_drafter_proposes_what_our_module_does(started: Speculating) -> None:
+def test_random_drafter_proposes_the_same_as_our_module(started: Speculating) -> None:
     assert check_proposals(started, requests(GREEDY)[:8]) > 100
 
 
-def test_a_fitted_one_does_too_and_is_often_right(fitted: Speculating) -> None:
+def test_fitted_drafter_proposes_the_same_and_is_mostly_accepted(fitted: Speculating) -> None:
     asked = requests(GREEDY)
     passes = check_proposals(fitted, asked)
     # its first token comes from the prompt's pass
@@ -131,7 +131,7 @@ def test_a_fitted_one_does_too_and_is_often_right(fitted: Speculating) -> None:
     assert gained / passes >= 2
 
 
-def test_greedy_answers_are_the_policys(fitted: Speculating) -> None:
+def test_greedy_answers_equal_those_of_the_policy(fitted: Speculating) -> None:
     asked = requests(GREEDY)
     done = answers(fitted.engine(), asked)
     for r in asked:
@@ -155,7 +155,7 @@ def test_logprobs_are_those_of_a_forced_pass(fitted: Speculating, temperature: f
         assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_states_are_the_policys_at_every_position(fitted: Speculating) -> None:
+def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating) -> None:
     asked = {r.id: r for r in requests(Sampling())}
     engine = fitted.engine()
     engine.submit(list(asked.values()))
@@ -188,7 +188,7 @@ def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
     assert p_value(counts, first @ second) > TRIALS["sglang"].significance
 
 
-def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> None:
+def test_pushes_only_the_weights_of_the_drafter(fitted: Speculating) -> None:
     foreign = {"embed_tokens.weight": torch.zeros(97, 64)}
     with pytest.raises(ConfigError, match="no weight of the drafter's own"):
         fitted.server.run(fitted.server.update_drafter(foreign))
@@ -197,7 +197,7 @@ def test_nothing_but_the_drafters_own_weights_is_pushed(fitted: Speculating) -> 
     assert done[0].tokens == greedy_answer(fitted.policy, prompt, 20)
 
 
-def test_a_saved_drafter_is_the_same_again(started: Speculating, tmp_path: Path) -> None:
+def test_loads_a_saved_drafter_unchanged(started: Speculating, tmp_path: Path) -> None:
     save_drafter(started.drafter, tmp_path)
     again = load_drafter(tmp_path, policy_layers=drafter_models.LAYERS)
     assert again.config == started.drafter.config

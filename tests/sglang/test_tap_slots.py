@@ -61,7 +61,7 @@ def right(engine: SglangEngine, policy: Path, request: Request, done: Completion
     return bool((error < 1e-5).all())
 
 
-def test_states_are_ones_own_in_a_slot_that_others_had(engine: SglangEngine, policy: Path) -> None:
+def test_reused_slot_holds_only_its_requests_states(engine: SglangEngine, policy: Path) -> None:
     prompts = random_prompts(10, shortest=2)
     requests = {i: ask(i, prompts[i // 3], Sampling(), 3 + (7 * i) % 30) for i in range(30)}
     engine.submit(list(requests.values()))
@@ -82,7 +82,7 @@ def test_states_are_ones_own_in_a_slot_that_others_had(engine: SglangEngine, pol
     assert ended == 30
 
 
-def test_states_after_a_swap_are_the_new_policys(
+def test_states_after_a_swap_come_from_the_new_policy(
     engine: SglangEngine, policy: Path, tmp_path: Path
 ) -> None:
     other = save_model(tmp_path, seed=2)
@@ -99,7 +99,7 @@ def test_states_after_a_swap_are_the_new_policys(
     assert seen == 6
 
 
-def test_who_waits_at_a_swap_begins_with_the_new_policy(
+def test_queued_requests_start_with_the_new_policy_after_a_swap(
     engine: SglangEngine, policy: Path, tmp_path: Path
 ) -> None:
     other = save_model(tmp_path, seed=2)
@@ -115,7 +115,7 @@ def test_who_waits_at_a_swap_begins_with_the_new_policy(
         assert done[i].tokens == greedy_answer(other, second, 8)
 
 
-def test_cancelling_the_queued_and_the_running_together(engine: SglangEngine, policy: Path) -> None:
+def test_cancels_queued_and_running_requests_together(engine: SglangEngine, policy: Path) -> None:
     engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(random_prompts(9))])
     engine.step()
     engine.cancel([0, 8])
@@ -126,7 +126,7 @@ def test_cancelling_the_queued_and_the_running_together(engine: SglangEngine, po
     assert engine.running == 0
 
 
-def test_only_what_a_request_names_ends_it(engine: SglangEngine, policy: Path) -> None:
+def test_request_ends_only_at_its_own_stop_conditions(engine: SglangEngine, policy: Path) -> None:
     prompts = random_prompts(6)
     done = answers(
         engine, [ask(i, p, stop_tokens=[96], max_new_tokens=30) for i, p in enumerate(prompts)]
@@ -146,7 +146,9 @@ def greedy_answer_of(policy: Path, prompt: tuple[int, ...]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_idle_time_is_no_stall(engine: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_is_not_counted_as_a_stall(
+    engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers(engine, [ask(0, [5, 6], max_new_tokens=2)])
     late = monotonic() + 2 * STUCK_SECONDS
     monkeypatch.setattr("tlt.engine.sglang.engine.monotonic", lambda: late)

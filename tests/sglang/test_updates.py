@@ -13,7 +13,9 @@ from tlt.ids import PolicyVersion
 from tlt.models.model_folder import load_decoder
 
 
-def test_what_it_refuses_midway_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_that_fails_midway_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = save_model(tmp_path / "policy", seed=1)
     engine = start_engine(
         policy,

@@ -11,7 +11,7 @@ from tlt.strategies import Draft, Ngram, Off
 
 
 @pytest.mark.parametrize("policy", [AdaptivePolicy(), BucketBandit()], ids=["adaptive", "bandit"])
-def test_one_arm_is_the_only_choice(policy: AdaptivePolicy | BucketBandit) -> None:
+def test_chooses_the_only_strategy_on_offer(policy: AdaptivePolicy | BucketBandit) -> None:
     policy.set_strategies([Off()])
     choice = policy.choose(4, 400, 0.0)
     assert (choice.strategy, choice.why) == (Off(), "only")
@@ -19,7 +19,7 @@ def test_one_arm_is_the_only_choice(policy: AdaptivePolicy | BucketBandit) -> No
         policy.set_strategies([])
 
 
-def test_deeper_drafts_take_after_the_shallower() -> None:
+def test_infers_deeper_drafts_from_shallower_ones() -> None:
     acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000, 800], [800, 640])
     gains = acceptance.expected_accepts(4)
@@ -28,7 +28,7 @@ def test_deeper_drafts_take_after_the_shallower() -> None:
     assert acceptance.uncertainty(4) > acceptance.uncertainty(2) > 0
 
 
-def test_what_faded_is_doubted_and_soon_corrected() -> None:
+def test_explores_old_estimates_again_and_corrects_them() -> None:
     acceptance = AcceptanceModel(0.5)
     acceptance.observe([1000], [100])
     before, sure = acceptance.expected_accepts(1)[1], acceptance.uncertainty(1)
@@ -39,7 +39,7 @@ def test_what_faded_is_doubted_and_soon_corrected() -> None:
     assert acceptance.expected_accepts(1)[1] > 0.7
 
 
-def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
+def test_remembers_a_strategy_that_is_offered_again() -> None:
     policy = AdaptivePolicy()
     policy.set_strategies([Off(), Ngram(tokens=4)])
     for _ in range(50):
@@ -54,7 +54,7 @@ def test_what_is_known_of_an_arm_outlives_its_offer() -> None:
     assert known[Ngram(tokens=4)] == pytest.approx(1600, rel=0.1)
 
 
-def test_what_was_not_seen_takes_after_what_was() -> None:
+def test_infers_unseen_strategies_from_seen_ones() -> None:
     one, other = AcceptanceModel(0.6), AcceptanceModel(0.6)
     one.link(other)
     before = other.expected_accepts(2)[2]
@@ -67,7 +67,7 @@ def test_what_was_not_seen_takes_after_what_was() -> None:
     assert one.expected_accepts(2)[2] == pytest.approx(0.9 + 0.81, abs=0.02)
 
 
-def test_batches_that_were_not_seen_take_after_the_next_larger_that_were() -> None:
+def test_infers_unseen_batch_sizes_from_the_next_larger_seen() -> None:
     acceptances = AcceptanceByBatchSize(0.6, memory=100.0)
 
     def first(batch: int) -> float:

@@ -17,7 +17,7 @@ def controlled(tallies: tuple[StrategyTally, ...]) -> dict[int, ControlRuns]:
     return {tally.bucket: tally.control for tally in tallies if tally.control is not None}
 
 
-def test_a_run_is_told_once_it_is_over() -> None:
+def test_reports_a_control_run_once_it_is_over() -> None:
     tallies = TallyCollector()
     tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25)
     for _ in range(3):
@@ -29,7 +29,7 @@ def test_a_run_is_told_once_it_is_over() -> None:
     assert runs == ControlRuns(count=1, tokens_squared=256, seconds_squared=0.25, product=8)
 
 
-def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
+def test_splits_a_control_run_between_buckets_and_cuts_it_at_the_end() -> None:
     tallies = TallyCollector()
     for rows in (6, 5, 4, 4, 3):
         tallies.add(CONTROL, None, rows, rows, 1.0, 1.0)
@@ -42,7 +42,7 @@ def test_a_run_is_split_between_buckets_and_cut_by_the_end() -> None:
     assert tallies.take(idle=True) == ()
 
 
-def test_nothing_is_lost_or_told_twice() -> None:
+def test_reports_every_decode_step_once() -> None:
     dice, tallies = Random(0), TallyCollector()
     told: list[StrategyTally] = []
     rounds = rows = tokens = 0

@@ -32,7 +32,7 @@ def test_lists_predicted_and_measured_speed_by_strategy() -> None:
     )
 
 
-def test_forgets_what_is_half_a_minute_old() -> None:
+def test_forgets_steps_older_than_half_a_minute() -> None:
     usage = StrategyUsage()
     usage.add(report(tally(30, 1.0)), 1.0)
     usage.add(report(tally(30, 1.0, strategy=Draft(depth=8))), 40.0)
