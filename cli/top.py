@@ -30,7 +30,7 @@ from tlt.run_folder import follow_journal, open_ledger, read_spec
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2
 # unread bytes of a journal that count as caught up
-_FEW_BYTES = 1 << 16
+FEW_BYTES = 1 << 16
 
 
 def top(
@@ -51,7 +51,7 @@ def top(
             pass
         if watch is not None:
             watch.poll_once()
-        console.print(_screen(run, watch))
+        console.print(render_screen(run, watch))
         return
     if watch is not None:
         watch.start()
@@ -60,8 +60,8 @@ def top(
         while True:
             run.catch_up(_SLICE_SECONDS)
             run.discard_pending()
-            reading = _is_behind(run, reading)
-            live.update(_reading(run) if reading else _screen(run, watch), refresh=True)
+            reading = is_behind(run, reading)
+            live.update(render_reading(run) if reading else render_screen(run, watch), refresh=True)
             if pressed(0.0 if reading else _REDRAW_SECONDS) in ("q", "Q", "\x03"):
                 return
 
@@ -75,16 +75,16 @@ def _newest(session: str) -> str:
     return (running or records)[-1].job
 
 
-def _is_behind(run: Run, was: bool) -> bool:
+def is_behind(run: Run, was: bool) -> bool:
     """Return True while much is unread; `was` keeps it True until hardly anything is."""
-    return run.unread > _FEW_BYTES if was else run.has_large_backlog
+    return run.unread > FEW_BYTES if was else run.has_large_backlog
 
 
-def _reading(run: Run) -> RenderableType:
+def render_reading(run: Run) -> RenderableType:
     return Text(f"{run.folder.name}  reading the journal: {100 * run.share_read:.0f} %")
 
 
-def _screen(run: Run, watch: SessionWatch | None) -> RenderableType:
+def render_screen(run: Run, watch: SessionWatch | None) -> RenderableType:
     followed = watch is not None and watch.followed
     holding = watch.holding if watch is not None and followed else None
     now = page_sections.now(run, followed)

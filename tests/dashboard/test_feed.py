@@ -84,9 +84,9 @@ def world() -> World:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_feed, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(run_feed, "_SECTIONS_SECONDS", 0.0)
-    monkeypatch.setattr(run_feed, "_CORE_SHARE", 0)
+    monkeypatch.setattr(run_feed, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(run_feed, "SECTIONS_SECONDS", 0.0)
+    monkeypatch.setattr(run_feed, "CORE_SHARE", 0)
 
 
 def feed_of(folder: Path) -> RunFeed:
@@ -204,7 +204,7 @@ async def test_shows_reading_progress_after_a_large_unread_backlog(
 ) -> None:
     folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
-    monkeypatch.setattr("tlt.dashboard.run_fold._LARGE_BACKLOG", 1)
+    monkeypatch.setattr("tlt.dashboard.run_fold.LARGE_BACKLOG", 1)
     back = Listener(feed, leaves.last_id)
     await back.receive()
     await back.receive()
@@ -239,7 +239,7 @@ async def test_reports_a_failure_and_recovers(
 async def test_slow_listener_receives_the_full_state_and_others_only_updates(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "_HISTORY", 3)
+    monkeypatch.setattr(broadcast, "HISTORY", 3)
     count = len(world.journal)
     folder = write_run(world, tmp_path, count // 4)
     feed = feed_of(folder)

@@ -234,8 +234,8 @@ async def test_keys_of_a_wrong_type_do_not_hide_the_rest(
 async def test_feed_survives_an_unexpected_error(
     session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_feed, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(session_feed, "_CORE_SHARE", 0)
+    monkeypatch.setattr(session_feed, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(session_feed, "CORE_SHARE", 0)
     feed = SessionFeed(session, connection)
     results = iter([AssertionError("a surprise"), Health(load=7.0)])
 
@@ -260,7 +260,7 @@ async def test_feed_survives_an_unexpected_error(
 async def test_new_listener_does_not_receive_an_outdated_message(
     session: SessionSpec, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_feed, "_CORE_SHARE", 0)
+    monkeypatch.setattr(session_feed, "CORE_SHARE", 0)
     feed, wakeup = SessionFeed(session, connection), asyncio.Event()
     for _ in range(2):
         feed.add_listener(wakeup)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from cli.session_watch import watch_session
-from cli.top import _is_behind, _reading, _screen
+from cli.top import is_behind, render_reading, render_screen
 from cli.top_screen import Screen, Shown
 from tlt.config import SessionSpec
 from tlt.dashboard import page_sections
@@ -166,8 +166,8 @@ def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
 def test_shows_figures_once_the_journal_is_read(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlt.dashboard.run_fold._LARGE_BACKLOG", 5000)
-    monkeypatch.setattr("cli.top._LITTLE", 0)
+    monkeypatch.setattr("tlt.dashboard.run_fold.LARGE_BACKLOG", 5000)
+    monkeypatch.setattr("cli.top.FEW_BYTES", 0)
     run = Run(run_folder, read_spec(run_folder))
     assert run.has_large_backlog
     assert run.share_read == 0.0
@@ -175,18 +175,18 @@ def test_shows_figures_once_the_journal_is_read(
     assert run.has_large_backlog
     assert 0.0 < run.share_read < 1.0
     console = Console(width=80, file=StringIO(), record=True)
-    assert _is_behind(run, was=False)
-    console.print(_reading(run))
+    assert is_behind(run, was=False)
+    console.print(render_reading(run))
     assert "reading the journal" in console.export_text()
     while run.unread >= 5000:
         run.catch_up(0.0)
     assert run.unread
-    assert _is_behind(run, was=True)
-    assert not _is_behind(run, was=False)
+    assert is_behind(run, was=True)
+    assert not is_behind(run, was=False)
     while run.catch_up(1.0):
         pass
-    assert not _is_behind(run, was=True)
-    console.print(_screen(run, None))
+    assert not is_behind(run, was=True)
+    console.print(render_screen(run, None))
     assert "q quits" in console.export_text()
 
 

@@ -37,7 +37,7 @@ def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
 def test_filters_each_row_by_its_own_settings(
     settings: list[Sampling], narrow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_sampler, "_NARROW", narrow)
+    monkeypatch.setattr(token_sampler, "FIRST_SORTED", narrow)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(settings), 3, VOCABULARY, generator=generator, dtype=torch.float64)
     logits = logits.mul_(2).round(decimals=1)  # so that some tie

@@ -67,7 +67,7 @@ def test_proposals_equal_those_of_a_full_search(
     index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
     answers: dict[int, int] = {}
     # strangers in a bucket end a search early only where it is to be quick
-    with patch.object(group_token_index, "_STEPS", 10**9):
+    with patch.object(group_token_index, "MAX_CHAIN_LINKS", 10**9):
         for event, row, tokens in events:
             if event == "add":
                 index.add("group", PROMPT, tokens)
@@ -91,7 +91,7 @@ def test_proposals_in_long_histories_equal_those_of_a_full_search() -> None:
     rows = [oracle.begin() for _ in range(5)]
     for row in rows:
         index.begin(row, PROMPT, "group")
-    with patch.object(group_token_index, "_STEPS", 10**9):
+    with patch.object(group_token_index, "MAX_CHAIN_LINKS", 10**9):
         for _ in range(400):
             row = dice.choice(rows)
             tokens = dice.choices(range(6), k=dice.randrange(8))

@@ -168,7 +168,7 @@ def test_loses_work_since_a_forgotten_snapshot() -> None:
 
 
 def test_keeps_fewer_snapshots_of_large_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt.ranks.delta_tracker._SNAPSHOT_BYTES", 1)
+    monkeypatch.setattr("tlt.ranks.delta_tracker.SNAPSHOT_BYTES", 1)
     for published, known in ((4, True), (5, False)):
         one = new_tracker()
         deltas: list[Delta] = []

@@ -66,8 +66,8 @@ class Workers:
             self.world.post(worker, WorkerJoined(info=self.info(incarnation)))
 
     def _number(self, worker: WorkerId) -> Incarnation:
-        self.world._incarnations += 1
-        self.world.numbers[worker] = Incarnation(self.world._incarnations)
+        self.world.incarnation_count += 1
+        self.world.numbers[worker] = Incarnation(self.world.incarnation_count)
         return self.world.numbers[worker]
 
     def info(self, incarnation: WorkerIncarnation) -> WorkerInfo:

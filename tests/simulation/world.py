@@ -112,7 +112,7 @@ class World:
         self.numbers: dict[WorkerId, Incarnation] = {}
         self.epoch = Epoch(1)
         self.status: JobStatus = "running"
-        self._incarnations = 0
+        self.incarnation_count = 0
         for worker in self.ranks:
             self.workers.start(worker, post=False)
         infos = tuple(self.workers.info(incarnation) for incarnation in self.incarnations.values())

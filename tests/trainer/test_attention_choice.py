@@ -87,7 +87,7 @@ def test_runs_without_a_working_compiler(
 ):
     monkeypatch.setenv("CC", compiler)
     if "sleep" in compiler:
-        monkeypatch.setattr("tlt.kernels.c_build._PATIENCE", 0.2)
+        monkeypatch.setattr("tlt.kernels.c_build.TIMEOUT_SECONDS", 0.2)
     with capture_logs() as logs:
         assert _build() is None
     assert len(logs) == 1

@@ -174,7 +174,7 @@ async def test_prepares_jobs_in_isolation(
     )
     good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
     await preparer.warm_up()
-    process = preparer._process
+    process = preparer.process
     assert process is not None
 
     folder = tmp_path / "run"
@@ -183,11 +183,11 @@ async def test_prepares_jobs_in_isolation(
     refused = JobRefused(job=JOB, error="preparing ended with 3: last")
     assert await preparer.prepare(JOB, with_code("ends", ends), folder) == refused
     assert await preparer.prepare(JOB, spec, folder) == good
-    assert preparer._process is process
+    assert preparer.process is process
 
     hangs = asyncio.create_task(preparer.prepare(JOB, with_code("never", never), folder))
     await wait_until(lambda: started.exists() and started.read_text().endswith("."))
     hangs.cancel()
     await wait_until(lambda: not Path(f"/proc/{started.read_text()[:-1]}").exists())
     assert await preparer.prepare(JOB, spec, folder) == good
-    assert preparer._process is not process
+    assert preparer.process is not process

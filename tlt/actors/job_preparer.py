@@ -25,7 +25,7 @@ class Preparer:
     """Prepare one job at a time in a long-lived `tlt.job_preparation` process."""
 
     def __init__(self) -> None:
-        self._process: Process | None = None
+        self.process: Process | None = None
         self._turn = asyncio.Lock()
 
     async def warm_up(self) -> None:
@@ -77,8 +77,8 @@ class Preparer:
             raise
 
     async def _running(self) -> Process:
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
+        if self.process is None or self.process.returncode is not None:
+            self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tlt.job_preparation"),
                 stdin=PIPE,
                 stdout=PIPE,
@@ -86,11 +86,11 @@ class Preparer:
                 limit=_LONGEST_REPLY,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
-        return self._process
+        return self.process
 
     async def close(self) -> None:
         """End the process, and the preparation that it is at."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()

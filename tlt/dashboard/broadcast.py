@@ -8,8 +8,8 @@ import asyncio
 import secrets
 from collections import deque
 
-_HISTORY = 600
-_HISTORY_BYTES = 8 << 20
+HISTORY = 600
+HISTORY_BYTES = 8 << 20
 
 
 class Broadcast:
@@ -19,7 +19,7 @@ class Broadcast:
         # mean nothing here, so each one has its own name.
         self.name = secrets.token_hex(4)
         self.number = 0
-        self._limit = _HISTORY if history is None else history
+        self._limit = HISTORY if history is None else history
         self._history: deque[bytes] = deque()
         self._history_bytes = 0
         self._wakeups: set[asyncio.Event] = set()
@@ -32,7 +32,7 @@ class Broadcast:
         self.number += 1
         self._history.append(message)
         self._history_bytes += len(message)
-        while len(self._history) > self._limit or self._history_bytes > _HISTORY_BYTES:
+        while len(self._history) > self._limit or self._history_bytes > HISTORY_BYTES:
             self._history_bytes -= len(self._history.popleft())
         self._wake()
 

@@ -23,14 +23,14 @@ from tlt.errors import JournalError
 from tlt.report.worker_lanes import LaneUpdate
 from tlt.store.journal import Position
 
-_TICK_SECONDS = 0.5
+TICK_SECONDS = 0.5
 _LONGEST_PAUSE = 60.0
 # folding may block the event loop for so long
 _SLICE_SECONDS = 0.02
 _CLOCK_SECONDS = 1.0
-_SECTIONS_SECONDS = 1.0
+SECTIONS_SECONDS = 1.0
 # sections may take one part in so many of a core's time
-_CORE_SHARE = 500
+CORE_SHARE = 500
 _LONGEST_WAIT = 30.0
 # the state of loggers is not in the journal, so sections are renewed without new entries
 _RENEWAL_SECONDS = 60.0
@@ -127,7 +127,7 @@ class RunFeed(Feed):
         )
 
     async def _follow(self) -> None:
-        pause = _TICK_SECONDS
+        pause = TICK_SECONDS
         while self.broadcast.listeners:
             try:
                 await self._catch_up()
@@ -141,7 +141,7 @@ class RunFeed(Feed):
             else:
                 self._broken = None
             # reading a broken journal all the time would take a core
-            pause = min(2 * pause, _LONGEST_PAUSE) if self._broken else _TICK_SECONDS
+            pause = min(2 * pause, _LONGEST_PAUSE) if self._broken else TICK_SECONDS
             await asyncio.sleep(pause)
 
     async def _catch_up(self) -> None:
@@ -209,8 +209,8 @@ class RunFeed(Feed):
                 self._sent_rows[name] = section
                 deltas[name] = _encode(delta)
         self._renewal = time.monotonic() + _RENEWAL_SECONDS
-        wait = min(_LONGEST_WAIT, (time.thread_time() - begun) * _CORE_SHARE)
-        self._next_sections = time.monotonic() + max(_SECTIONS_SECONDS, wait)
+        wait = min(_LONGEST_WAIT, (time.thread_time() - begun) * CORE_SHARE)
+        self._next_sections = time.monotonic() + max(SECTIONS_SECONDS, wait)
         return deltas
 
 

@@ -30,7 +30,7 @@ from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 _LOG_LINES = 2000
 _LOSSES = 2000
 # unread bytes that take a noticeable time to fold
-_LARGE_BACKLOG = 4 << 20
+LARGE_BACKLOG = 4 << 20
 # entries between two checks of the time budget
 _STRIDE = 16
 
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def has_large_backlog(self) -> bool:
-        return self.unread >= _LARGE_BACKLOG
+        return self.unread >= LARGE_BACKLOG
 
     def advance(self, budget: float) -> bool:
         """Fold new entries for at most `budget` seconds; return True if there were any."""

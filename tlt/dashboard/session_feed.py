@@ -22,11 +22,11 @@ from tlt.session_files import is_up
 from tlt.store.job_records import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password
 
-_TICK_SECONDS = 1.0
+TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
 _LISTED_JOBS = 200
 # reading may take one part in so many of a core's time
-_CORE_SHARE = 500
+CORE_SHARE = 500
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
 
@@ -109,7 +109,7 @@ class SessionFeed(Feed):
             if message != self._message:
                 self._message = message
                 self.broadcast.publish(message)
-            await asyncio.sleep(min(_LONGEST_PAUSE, max(_TICK_SECONDS, _CORE_SHARE * spent)))
+            await asyncio.sleep(min(_LONGEST_PAUSE, max(TICK_SECONDS, CORE_SHARE * spent)))
 
     async def _read(self) -> Health:
         # while Redis does not answer, the last records are the best that is known

@@ -19,7 +19,7 @@ import structlog
 _log = structlog.get_logger("kernels")
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", f"-I{Path(__file__).parent}")
 # seconds after which the compiler is taken to hang
-_PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 _Built = TypeVar("_Built")
 
@@ -53,7 +53,7 @@ def _build(sources: Sequence[Path]) -> ctypes.CDLL:
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=_PATIENCE,
+            timeout=TIMEOUT_SECONDS,
         )
         return ctypes.CDLL(library)
 

@@ -19,7 +19,7 @@ from tlt.trainer.drafter.drafter_learner import DrafterLearner
 # take as long as it takes to publish so many. Publishing takes so small a share of the time that
 # four large deltas come in eighty times what one of them takes.
 _LEAST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 16
-_SNAPSHOT_BYTES = 64 << 20
+SNAPSHOT_BYTES = 64 << 20
 
 
 class DeltaTracker:
@@ -40,7 +40,7 @@ class DeltaTracker:
         # the newest delta that is merged
         self._merged = -1
         size = sum(tensor.nbytes for tensor in snapshot.tensors.values())
-        self._kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // size), _MOST_SNAPSHOTS)
+        self._kept = min(max(_LEAST_SNAPSHOTS, SNAPSHOT_BYTES // size), _MOST_SNAPSHOTS)
 
     def move_to(
         self, base: DrafterBase, weights: BaseWeights, check: CheckInterrupt = never_interrupt

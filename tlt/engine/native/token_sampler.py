@@ -71,7 +71,7 @@ def filtered(sampling: Sampling) -> bool:
 
 
 # logits that are sorted first; the whole vocabulary only if they don't suffice
-_NARROW = 1024
+FIRST_SORTED = 1024
 
 
 class Filters:
@@ -111,7 +111,7 @@ class Filters:
     def _top_p_threshold(self, scaled: torch.Tensor, rows: slice) -> torch.Tensor:
         """Compute the threshold with top-p, sorting as few of the logits as suffice."""
         vocabulary = scaled.shape[-1]
-        threshold = self._nucleus(scaled, rows, min(_NARROW, vocabulary))
+        threshold = self._nucleus(scaled, rows, min(FIRST_SORTED, vocabulary))
         if threshold is None:
             threshold = self._nucleus(scaled, rows, vocabulary)
             assert threshold is not None

@@ -18,7 +18,7 @@ LONGEST = CONTEXTS[0]
 # occurrences that vote on a proposal
 _VOTERS = 8
 # links of a chain that are followed, those of other contexts in the bucket included
-_STEPS = 24
+MAX_CHAIN_LINKS = 24
 # buckets of a new table
 _BUCKETS = 64
 _TOKENS_PER_BUCKET = 2
@@ -113,7 +113,7 @@ class GroupTokenIndex:
     def _find(self, context: "array[int]", order: int, count: int) -> "list[array[int]]":
         found: list[array[int]] = []
         location = self._tables[order][crc32(context) & self._mask]
-        for _ in range(_STEPS):
+        for _ in range(MAX_CHAIN_LINKS):
             sequence = self._sequences.get(location >> _OFFSET_BITS)
             if sequence is None:
                 break
