@@ -48,7 +48,7 @@ class Always(AdaptivePolicy):
         super().__init__()
         self._strategies = strategies
         self._why: ChoiceReason = why
-        self._steps = 0
+        self._turn = 0
         self.probes, self.steps = Sums(), Sums()
         # batch sizes of the probes
         self.batches: set[int] = set()
@@ -56,8 +56,8 @@ class Always(AdaptivePolicy):
         self.kept: list[int] = []
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        self._steps += 1
-        return Choice(self._strategies[self._steps % len(self._strategies)], 1.0, self._why)
+        self._turn += 1
+        return Choice(self._strategies[self._turn % len(self._strategies)], 1.0, self._why)
 
     def observe(self, step: StepObservation) -> None:
         self.kept.append(1 + sum(step.accepted))
@@ -170,7 +170,7 @@ class Compared(Always):
 
     @property
     def comparing(self) -> bool:
-        return self._steps // 8 % 2 == 1
+        return self._turn // 8 % 2 == 1
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         choice = super().choose(batch, context, random)
