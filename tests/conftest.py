@@ -1,4 +1,4 @@
-"""Fixtures of two real Redis servers, so that code that uses one is tested against both."""
+"""Fixtures of two real Redis servers, since code must work with either of them."""
 
 import shutil
 import socket
@@ -19,7 +19,7 @@ from tlt.store.redis_keys import Keys
 
 pytest_plugins = ["tests.session"]
 
-# As in a rank: two threads would wait for each other whenever another process has a core.
+# Ranks do the same: two threads would wait for each other while another process has a core.
 torch.set_num_threads(1)
 
 settings.register_profile("tlt", deadline=None, max_examples=30)
@@ -28,7 +28,7 @@ settings.load_profile("tlt")
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Return a folder whose path is short enough for a socket; that of tmp_path may not be."""
+    """Return a folder whose path is short enough for a socket, unlike some of tmp_path."""
     folder = Path(tempfile.mkdtemp(prefix="tlt-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Describe the JSON that a type is encoded to: its keys, nesting and kinds of values."""
+"""Describe the JSON encoding of a type: its keys, nesting and kinds of values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sample messages are generated from type annotations, so that a new field needs no edit here."""
+"""Generate sample messages from type annotations, so that a new field needs no edit here."""
 
 import typing
 from collections.abc import Mapping
@@ -162,7 +162,7 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
 
 
 def started(spec: JobSpec, ranks: Mapping[WorkerId, int]) -> JobStarted:
-    """Return the start of a job whose workers have these ranks, with the prompts of one step."""
+    """Return the start of a job with one step of prompts; its workers have these ranks."""
     return JobStarted(
         job=JOB,
         epoch=Epoch(1),

@@ -1,4 +1,4 @@
-"""Read back the figures that were written to TensorBoard's files."""
+"""Read figures from TensorBoard's files."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 
 def points(run: Path) -> Counter[tuple[str, int]]:
-    """Count how often each figure of each step was written."""
+    """Return how often each figure of each step was written."""
     found: Counter[tuple[str, int]] = Counter()
     for file in (run / "tensorboard").glob("*"):
         for event in EventFileLoader(str(file)).Load():

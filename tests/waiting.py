@@ -1,4 +1,4 @@
-"""Tests wait for conditions with a deadline, and never sleep for a guessed time."""
+"""Wait for conditions with a deadline instead of sleeping for a guessed time."""
 
 import asyncio
 import inspect

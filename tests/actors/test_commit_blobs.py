@@ -1,4 +1,4 @@
-"""Blobs that commands name are committed to the run's folder; a lost drafter ends no job."""
+"""Blobs in commands are committed to the run's folder, and a lost drafter ends no job."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A worker follows answers and idle workers; it skips entries that can't be read."""
+"""A worker follows events about answers and idle workers, and skips unreadable entries."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def test_follows_answers_and_idle_workers_and_nothing_else(
             await transaction.execute()
 
     async def is_followed() -> bool:
-        """Return True once the first read has arrived, from which on events are followed."""
+        """Return True once the first read has reached the server, which starts the following."""
         await send(answer(0))
         return bool(found)
 

@@ -1,4 +1,4 @@
-"""A worker leaves the others their share for a moment; it idles when nothing is left."""
+"""A worker leaves other workers time to take their share, and idles when nothing is left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ _PROMPT = 4
 
 
 class _Rank:
-    """A rank that records what it is given."""
+    """A rank that records its commands."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
@@ -93,14 +93,14 @@ async def test_leaves_the_others_their_share(connection: Connection, keys: Keys)
     async with _worker(connection, keys, prompts=8, share_seconds=3600.0) as worker:
         worker.intake.start(rolls(share=2))
         await wait_until(lambda: len(worker.given) >= 2)
-        # neighbours are spread over the ranks
+        # consecutive prompts go to different ranks
         assert [len(rank.members) for rank in worker.ranks] == [1, 1]
         assert worker.intake.busy_ranks == {0, 1}
         assert worker.intake.finish(answer(0)) is not None
         assert worker.intake.finish(answer(0)) is None
         await wait_until(lambda: len(worker.given) >= 3)
         assert worker.given == [0, 1, 2]
-        # another worker is lost, and its share goes to this one, as far as there are slots
+        # another worker is lost, and this one takes its share into the free slots
         worker.intake.start(rolls(share=7))
         await wait_until(lambda: len(worker.given) >= 5)
         assert worker.given == [0, 1, 2, 3, 4]
@@ -119,7 +119,7 @@ async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Key
         await wait_until(lambda: len(worker.given) == 3)
         for member in range(2):
             assert worker.intake.finish(answer(member)) is not None
-        # the queue is drained, and one prompt is not answered yet
+        # the queue is empty, and one prompt is unanswered
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await wait_until(lambda: worker.idled)

@@ -1,4 +1,4 @@
-"""A session that ends takes its workers along, but no answer that they have written."""
+"""The end of a session ends its workers but loses none of their answers."""
 
 import shutil
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _idled(rollout: RolloutFinished) -> WorkerIdled:
 
 
 class _Session:
-    """The files of a session that has one coordinator after the other."""
+    """The files of a session with successive coordinators."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.spec = SessionSpec(
@@ -98,7 +98,7 @@ class _Session:
 
     def coordinator(self) -> Coordinator:
         made = Coordinator(self.spec)
-        made.committer.preparations.begin = lambda command, folder: None  # prompts are there
+        made.committer.preparations.begin = lambda command, folder: None  # prompts were issued
         return made
 
     def begin(self) -> list[AnyEvent]:
@@ -142,7 +142,7 @@ def _unfinished(state: RunState) -> set[int]:
 async def test_counts_unread_answers_of_lost_workers(
     redis_url: str, tmp_path: Path, memory: str
 ) -> None:
-    """Their prompts were acknowledged with them, so no other worker is given those."""
+    """Their prompts were acknowledged with the answers, so no other worker receives them."""
     session = _Session(tmp_path, redis_url)
     first = session.coordinator()
     await first.recover()
@@ -152,7 +152,7 @@ async def test_counts_unread_answers_of_lost_workers(
     await _post(first, [counted])
     await _consume(first)
     last = _evaluated(4, W1, 2)
-    # joined and lost between two coordinators
+    # joined and was lost between two coordinators
     later = WorkerJoined(info=_info(W1, 3))
     await _post(first, [*unread, last, _idled(last), later])
     await _end(first)

@@ -1,4 +1,4 @@
-"""Starts the system's Chromium, headless and without background traffic."""
+"""Start the system's Chromium, headless and without background traffic."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""A browser in which a console error or a request to another host fails the test."""
+"""Provide a browser in which a console error or a request to another host fails the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +25,12 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A page, and the errors and hosts that it has caused."""
+    """A page with its console errors and requested hosts."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.errors: list[str] = []
-        # console errors are expected, of a server that is gone for example
+        # True if console errors are expected, for example of a server that is gone
         self.lenient = False
         self.hosts: set[str] = set()
         page.on("console", self._console)

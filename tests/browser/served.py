@@ -1,4 +1,4 @@
-"""Starts `tlt dashboard --run` as a process."""
+"""Start `tlt dashboard --run` as a process."""
 
 import contextlib
 import subprocess

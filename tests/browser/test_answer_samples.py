@@ -1,4 +1,4 @@
-"""The samples of a run, hostile ones included."""
+"""The page shows the samples of a run, hostile ones included."""
 
 import re
 from collections.abc import Iterator

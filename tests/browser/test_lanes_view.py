@@ -1,4 +1,4 @@
-"""The worker lanes: keyboard, pointer, and what is drawn of truncated lanes."""
+"""The worker lanes follow keyboard and pointer and show where they are truncated."""
 
 from playwright.sync_api import expect
 

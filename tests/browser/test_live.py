@@ -1,4 +1,4 @@
-"""A real job on its page: lanes move, duties change, a worker is killed, the job is cancelled."""
+"""The page of a real job follows it from submission over a worker's death to cancellation."""
 
 import contextlib
 import os
@@ -58,7 +58,7 @@ def pixels(page: Page, colour: str) -> int:
 
 
 def newest_change(page: Page) -> str:
-    """Return the time of the first worker's last change of duty, which only updates move."""
+    """Return the time of the first worker's last change of duty, which only updates advance."""
     page.locator(".lanes").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")

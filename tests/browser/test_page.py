@@ -1,4 +1,4 @@
-"""The page of a finished run: layout, keyboard, themes, dialogs, updates."""
+"""The page of a finished run handles layout, keyboard, themes, dialogs and updates."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_paints_soon_and_after_a_reload(visit: Visit, served: str) -> None:
     page.reload()
     await_run(page)
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    # in milliseconds; a benchmark on an idle machine measures it
+    # milliseconds; a benchmark on an idle machine measures this precisely
     assert 0 < paint < 20_000
 
 

@@ -1,4 +1,4 @@
-"""The pictures in the documentation show the page as it is."""
+"""The pictures in the documentation match the page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +12,11 @@ from docs.screenshots import take
 pytestmark = pytest.mark.timeout(120)
 
 _PICTURES = Path("docs/images")
-# pixels of a cell's side: a chart covers several cells
+# side of a cell in pixels; a chart covers several cells
 _CELL = 96
-# mean difference from the background, of 255; a cell with less is empty
+# mean difference from the background (of 255) below which a cell is empty
 _EMPTY = 1.5
-# share of ink that two pictures have in common at least; another font has four fifths
+# smallest share of ink that matching pictures have in common; another font shares four fifths
 _ALIKE = 0.4
 
 
@@ -43,7 +43,7 @@ def test_notices_a_missing_chart() -> None:
 
 
 def unlike(was: Image.Image, now: Image.Image) -> list[tuple[int, int]]:
-    """Return the cells that have far more ink in one picture than in the other."""
+    """Return the cells with far more ink in one picture than in the other."""
     return [
         position
         for (position, one), (_, other) in zip(cells(was), cells(now), strict=True)

@@ -1,4 +1,4 @@
-"""Run folders as a session leaves them, made by the simulation."""
+"""Make run folders as a session leaves them, from simulations."""
 
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from tlt.store.journal import FILE_NAME
 
 
 def some_run(seed: int, steps: int = 200, *, ends: bool = True) -> World:
-    """Simulate a job whose workers train the drafter and are lost now and then."""
+    """Simulate a job whose workers train the drafter and are sometimes lost."""
     chooser = Random(seed)
     world = random_world(chooser)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Attempts follow each other, and the incarnations of a worker don't overlap."""
+"""Neither the attempts of a job nor the incarnations of a worker overlap."""
 
 from itertools import pairwise
 from random import Random

@@ -1,4 +1,4 @@
-"""Every listener ends up with the full state, however slowly it reads and whenever it returns."""
+"""Every listener reaches the full state, even if it reads slowly or returns late."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -26,7 +26,7 @@ from tlt.store.journal import JournalEntry
 
 
 class Listener:
-    """Folds the updates that it receives, as the page does."""
+    """Fold received updates as the page does."""
 
     def __init__(self, feed: RunFeed, last_id: str | None = None) -> None:
         self._stream: AsyncGenerator[bytes] = events({"run": feed}, last_id)
@@ -169,7 +169,7 @@ async def left_after(world: World, tmp_path: Path, lines: int) -> tuple[Path, Ru
 async def test_sends_the_full_state_for_an_id_of_a_feed_that_was_closed(
     world: World, tmp_path: Path
 ) -> None:
-    """Message numbers start again, so equal numbers mean nothing."""
+    """Message numbers start again, so an equal number is no evidence."""
     folder, feed, leaves = await left_after(world, tmp_path, 10)
     write_journal(world, folder)
     again = feed_of(folder)

@@ -1,4 +1,4 @@
-"""Forecasts of the last answer against cases whose truth is known."""
+"""Forecasts of the last answer agree with cases whose truth is known."""
 
 from heapq import heapify, heapreplace
 from random import Random
@@ -50,7 +50,7 @@ _SECONDS_PER_TOKEN = 0.02
 
 
 def length(chooser: Random) -> int:
-    """Draw a length: a few are far longer than the others, and some hit the limit of 4096."""
+    """Draw a length; a few are far longer than the others, and some reach the limit of 4096."""
     return min(4096, int(chooser.lognormvariate(6, 0.8)) + 1)
 
 

@@ -1,4 +1,4 @@
-"""WorkerLanes agree with the ledger, send every change once, and bound what they keep."""
+"""Lanes agree with the ledger, send every change once and bound their history."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -46,7 +46,7 @@ def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
             spent[worker, change.duty] += following.at - change.at
     for worker, duties in ledger.snapshot().workers.items():
         for duty, seconds in duties.items():
-            if duty != AWAY:  # the ledger counts a late worker as away from the step's beginning
+            if duty != AWAY:  # the ledger counts a late worker as away since the start of the step
                 assert spent[worker, duty] == pytest.approx(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Attempts and losses of jobs are counted from the session's journal, at once or bit by bit."""
+"""Attempts and losses of jobs are counted from the session's journal, read at once or in parts."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ EVENTS: list[AnyEvent] = [
     joined(1),
     submitted(ONE),
     submitted(TWO),
-    resumed(2),  # no attempt: the job is still being prepared
+    resumed(2),  # the job is still in preparation, which is no attempt
     prepared(ONE),
     prepared(ONE),
     lost(1),

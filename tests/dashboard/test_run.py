@@ -1,4 +1,4 @@
-"""Requests to the dashboard of a run's folder: metrics, samples, damaged and missing data."""
+"""The dashboard of a run's folder serves metrics and samples, and reports damaged data."""
 
 import asyncio
 import contextlib
@@ -161,7 +161,7 @@ def test_silent_run_is_live_while_its_session_is_up(tmp_path: Path) -> None:
     run = crashed(tmp_path, time.time() - 1200)
     head = page_sections.head(run, followed=True)
     assert head.status == "running"
-    assert head.tokens_per_second == 0.0  # the last tokens are long ago
+    assert head.tokens_per_second == 0.0  # the last tokens came long ago
     assert page_sections.now(run, followed=True) == pytest.approx(head.seconds + 1200, abs=60)
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of a session: submitting, cancelling, streams, running answers."""
+"""The dashboard of a session submits and cancels jobs, and shows streams and answers."""
 
 import asyncio
 import time
@@ -100,7 +100,7 @@ async def test_reads_streams_leases_and_running_answers(
     health, answers = await HealthReader(connection, session).read(JOB)
     assert health.error is None
     assert [(w.worker, w.ranks, w.running) for w in health.workers] == [("w0", 1, 3), ("w1", 0, 3)]
-    # memory is from the heartbeat: a worker's pids mean nothing on another host
+    # memory comes from the heartbeat, because a worker's pids mean nothing on another host
     assert [w.memory_bytes for w in health.workers] == [3 << 30, 0]
     [waiting] = [stream for stream in health.streams if stream.name == "prompts"]
     assert (waiting.depth, waiting.pending, waiting.unread) == (5, 3, True)

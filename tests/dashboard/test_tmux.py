@@ -1,4 +1,4 @@
-"""`tlt top` in a real terminal (tmux), before and after it is resized."""
+"""`tlt top` fits a real terminal (tmux) before and after it is resized."""
 
 import shutil
 import subprocess
@@ -46,7 +46,7 @@ def tmux(short_folder: Path) -> Iterator[Tmux]:
 
 
 def fits(screen: list[str], columns: int) -> bool:
-    """Return True if a lane has the full width and the last line is there."""
+    """Return True if a lane has the full width and the last line is shown."""
     lanes = [line for line in screen if line.strip().startswith("w0 ") and "█" in line]
     lines = [line for line in screen if line.strip()]
     return (

@@ -1,4 +1,4 @@
-"""`tlt top` in terminals of several sizes, and in a pipe."""
+"""`tlt top` works in terminals of several sizes and in a pipe."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Specs of jobs for the session: a short one, one with long answers, one with long updates."""
+"""Fixtures of job specs: a short one, one with long answers and one with long updates."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def spec(home: Path, raw_spec: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def long_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
-    """Return a job whose rollouts take seconds, so that a fault can hit the middle of one."""
+    """Return a job whose rollouts take seconds, so that a fault can hit one."""
     longer = {
         **raw_spec,
         "name": "long",

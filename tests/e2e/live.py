@@ -1,4 +1,4 @@
-"""A live session as users run it: the command line in processes of its own, and its files."""
+"""Drive a live session as users do: by commands in processes of their own, and by its files."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class Live:
         wait_until(reached, f"{job} to be {phase} at step {step}")
 
     def workers(self) -> dict[str, Heartbeat]:
-        """Read heartbeats directly: by the time a command has started, they are out of date."""
+        """Read heartbeats directly, because they would be out of date once a command started."""
         session = load_session(self.home / "tlt" / "sessions" / "default")
         with redis.Redis.from_url(session.redis_url) as connection:
             heartbeats = cast(
@@ -114,7 +114,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0)
 
 
 def counted_rollouts(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int, int]]:
-    """Return the rollouts that were counted, each as often as it was."""
+    """Return the counted rollouts, repeated as often as they were counted."""
     found: list[tuple[int, int, int]] = []
     for entry in journal:
         for command in ledger.add(entry.event, entry.at).commands:

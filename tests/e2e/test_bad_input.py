@@ -1,4 +1,4 @@
-"""Bad input gives one line that names it; exit code 2 or 3, or a failed job; no traceback."""
+"""Bad input gives one line that names it, no traceback, and exit code 2 or 3 or a failed job."""
 
 import json
 import socket
@@ -63,7 +63,7 @@ def test_names_an_unknown_job(live: Live) -> None:
 
 def test_up_names_a_url_where_no_redis_answers(alone: Live) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))  # bound but not listening
         url = f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
         complaint = one_line(alone.tlt("up", "--redis-url", url, code=2))
     assert f"no Redis answers at {url}" in complaint
@@ -107,7 +107,7 @@ def _with(path: str, value: Any) -> Change:
 def refusals(
     live: Live, raw_spec: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """Return the errors of jobs that fail; submitted together, as preparing each takes seconds."""
+    """Return the errors of failing jobs, which are submitted together to prepare them in a row."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "gpt2").mkdir()
     (folder / "gpt2" / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))

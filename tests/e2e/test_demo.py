@@ -1,4 +1,4 @@
-"""`tlt demo` with a job of seconds reports and leaves nothing but the run's folder."""
+"""`tlt demo` with a short job reports and leaves only the run's folder."""
 
 import json
 from pathlib import Path

@@ -24,8 +24,8 @@ from tlt.protocol.events import (
 from tlt.store.journal import JournalEntry
 
 pytestmark = pytest.mark.timeout(300)
-# One worker has slots for all answers, so the other is idle for far longer than it takes to train,
-# merge and adopt a drafter.
+# One worker has slots for all answers, so the other one is idle long enough to train, merge and
+# adopt a drafter.
 UNEVEN = (
     "algorithm.steps=3",
     "algorithm.prompts_per_step=8",
@@ -62,7 +62,7 @@ def test_trains_on_running_and_previous_answers(live: Live, trained: str) -> Non
     assert [event.base.version for event in merged] == sorted(
         {event.base.version for event in merged}
     )
-    # in the first step no whole answer may exist yet to evaluate a drafter on
+    # the first step may have no whole answer yet on which to evaluate a drafter
     measured = [event.evaluation for event in merged if event.evaluation.answers]
     assert measured
     assert all(evaluation.trained >= 1.0 for evaluation in measured)
@@ -98,7 +98,7 @@ def test_shows_drafter_training_in_the_ledger(live: Live, trained: str) -> None:
 def test_undoes_and_reports_a_drafter_that_diverged(
     live: Live, long_spec: Path, policy: Path, tmp_path: Path
 ) -> None:
-    """The weights of the drafter are finite, but nothing computed with them is."""
+    """The weights of the drafter are finite, but all its results are not."""
     file = write_drafter(policy, tmp_path) / "model.safetensors"
     save_file({name: 1e30 * tensor for name, tensor in load_file(file).items()}, file)
     settings = (*UNEVEN, *SPECULATING, *TRAINING, "algorithm.steps=2", f"drafter.path={tmp_path}")
@@ -116,7 +116,7 @@ def test_undoes_and_reports_a_drafter_that_diverged(
 
 
 def test_replaces_ranks_that_do_not_stop_training(live: Live, long_spec: Path) -> None:
-    """A rank is frozen; if it wasn't training just then, try again with another."""
+    """The test freezes a rank, and tries another one if that was not training."""
     job = live.submit(
         long_spec,
         *UNEVEN,
@@ -141,7 +141,7 @@ def test_replaces_ranks_that_do_not_stop_training(live: Live, long_spec: Path) -
 
 
 def _freeze_a_training_rank(live: Live, job: str) -> None:
-    """Try until it works: the process ids in a heartbeat may be out of date."""
+    """Freeze a rank; retry, because the process ids in a heartbeat may be out of date."""
 
     def frozen() -> bool:
         worker = _training_worker(live, job)
@@ -158,7 +158,7 @@ def _freeze_a_training_rank(live: Live, job: str) -> None:
 
 
 def _training_worker(live: Live, job: str) -> str | None:
-    """Return the one worker that is idle, and therefore trains."""
+    """Return the worker that is idle and therefore trains."""
     idle: list[str] = []
     if (live.runs / job / "journal.jsonl").exists():
         for entry in live.journal(job):

@@ -111,7 +111,7 @@ def stopping_at(calls: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("calls", [5, 17])
 def test_resumes_a_training_that_was_stopped(policy: Path, data: Path, tmp_path: Path, calls: int):
-    """It stops once while answers are made, once between updates."""
+    """It is stopped once while it generates answers and once between updates."""
     chosen = plan(policy, data)
     lines: list[str] = []
     train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False)
@@ -121,7 +121,7 @@ def test_resumes_a_training_that_was_stopped(policy: Path, data: Path, tmp_path:
     assert train_drafter(chosen, stopped, lines.append, lambda: False) is not None
     steady = load_file(tmp_path / "steady" / "model.safetensors")
     for name, tensor in load_file(stopped / "model.safetensors").items():
-        # hidden states read back differ from those written in the last digits
+        # hidden states that were read back differ in the last digits
         torch.testing.assert_close(tensor, steady[name], rtol=1e-2, atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""A job survives the death of any process: it ends, no answer is lost, none counts twice."""
+"""A job survives the death of any process, and no answer is lost or counted twice."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_survives_a_rank_that_dies_while_decoding(live: Live, long_spec: Path) -
 
 
 def test_survives_a_rank_that_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
-    """The collective fails on all ranks; fresh ones repeat the update from the checkpoint."""
+    """The collective fails on all ranks, and fresh ones repeat the update from the checkpoint."""
     rank = _rank_pid(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1")
     live.await_phase(job, "learning", step=1)
@@ -87,7 +87,7 @@ def test_survives_the_death_of_a_worker_process(live: Live, long_spec: Path) -> 
 
 
 def test_refuses_a_worker_that_slept_through_its_lease(live: Live, long_spec: Path) -> None:
-    # read before the job starts: on a busy machine the job could be over by the time of the answer
+    # read before the job starts, because on a busy machine the job could end before the reply
     sleeper = live.workers()["w0"]
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")

@@ -1,4 +1,4 @@
-"""A session that ends in the middle of a job resumes the job when it is up again."""
+"""A session that ends during a job resumes the job when it is up again."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ STEPS = 4
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Live]:
-    """Start a session that the test itself may end."""
+    """Start a session that the test may end."""
     session = Live(tmp_path)
     _up(session, workers=2)
     yield session

@@ -1,4 +1,4 @@
-"""Commands from another shell do what their help says."""
+"""Commands from another shell do what their help describes."""
 
 import json
 import signal
@@ -84,7 +84,7 @@ def test_scores_a_policy_folder_with_the_spec(
     assert 0.0 <= scored["mean"] <= 1.0
     assert scored == live.json(
         "eval", str(spec), "--policy", str(folder)
-    )  # random draws are keyed, so repeatable
+    )  # keyed random draws repeat
 
 
 def test_runs_queued_jobs_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:

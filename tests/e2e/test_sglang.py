@@ -1,4 +1,4 @@
-"""A job on SGLang ends like any other, even if SGLang dies or hangs in it."""
+"""A job on SGLang succeeds even if SGLang dies or hangs."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Start a session with one worker of one rank, so that it alone can repeat lost work."""
+    """Start a session with one worker of one rank, which must repeat lost work itself."""
     session = Live(tmp_path_factory.mktemp("alone"))
     session.tlt("up", "--workers", "1", "--runs", str(session.runs))
     yield session

@@ -1,4 +1,4 @@
-"""A job draws the same answers with speculation as without, and reports how."""
+"""A job draws the same answers with and without speculation, and reports its strategies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_draws_the_same_answers_as_without_speculation(
 ) -> None:
     drafter = write_drafter(policy, tmp_path)
     plain = live.submit(spec)
-    # control runs begin at random
+    # control runs start at random
     always = (*PROPOSING, "speculation.control_share=0")
     speculating = live.submit(spec, *always, f"drafter.path={drafter}")
     for job in (plain, speculating):
@@ -120,7 +120,7 @@ def test_goes_without_a_drafter_that_cannot_be_used(
 def test_gives_up_speculation_that_costs_more_than_it_saves(
     live: Live, long_spec: Path, policy: Path, tmp_path: Path
 ) -> None:
-    """The drafter guesses at random; nearly half of the decode steps are control runs."""
+    """A random drafter proposes, and nearly half of the decode steps are control runs."""
     drafter = write_drafter(policy, tmp_path)
     costly = (
         "speculation.mode=static",

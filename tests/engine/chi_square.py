@@ -1,12 +1,12 @@
-"""Pearson's test of drawn tokens against a distribution, and what it is able to see."""
+"""Compare drawn tokens with a distribution by Pearson's test, and compute the test's power."""
 
 import torch
 
 
 def p_value(counts: torch.Tensor, distribution: torch.Tensor, at_least: int = 10) -> float:
-    """Return how likely draws are at least this far off by chance, rare tokens taken together.
+    """Return the probability that correct draws deviate at least this much.
 
-    At least `at_least` other tokens must remain, or the test says little.
+    Rare tokens share a bin; more than `at_least` bins must remain for the test to be meaningful.
     """
     expected = distribution.double() * counts.sum()
     common = expected >= 5
@@ -19,10 +19,10 @@ def p_value(counts: torch.Tensor, distribution: torch.Tensor, at_least: int = 10
 
 
 def power(draws: int, variation: float, bins: int, significance: float) -> float:
-    """The chance of a p-value below `significance` when the distribution is off by `variation`.
+    """Return the chance of a p-value below `significance` at this total `variation`.
 
-    Of all ways to be off by that total variation, this is for the one that is hardest to see:
-    every probability changed by the same factor, up or down.
+    Assume the deviation that is hardest to detect: every probability is changed by the same
+    factor, up or down.
     """
     freedom = torch.tensor(bins - 1.0).double()
     low, high = torch.zeros_like(freedom), 100 * freedom
@@ -37,7 +37,7 @@ def power(draws: int, variation: float, bins: int, significance: float) -> float
 
 
 def hardest_to_see(distribution: torch.Tensor, variation: float) -> torch.Tensor:
-    """A distribution that is off by so much, in the way that `power` speaks of."""
+    """Return the distribution with the deviation that `power` assumes."""
     order = distribution.argsort(descending=True)
     signs = torch.zeros_like(distribution)
     balance = 0.0

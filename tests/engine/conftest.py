@@ -1,4 +1,4 @@
-"""Random models on disk, and every engine that must pass this suite."""
+"""Fixtures of random models on disk and of every engine that must pass this suite."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    # wide enough for logits that differ
+    # wide enough for clearly different logits
     "initializer_range": 0.15,
     "tie_word_embeddings": True,
     "bos_token_id": None,
@@ -46,7 +46,7 @@ _CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
-# Wherever these models may differ from one another, some of them do.
+# Together these models cover every supported architecture variant.
 POLICIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama the other way": {
@@ -106,13 +106,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def next_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same shape, other weights."""
+    """Return a model of the same shape with other weights."""
     return save_model(tmp_path_factory.mktemp("next"), seed=2)
 
 
 @pytest.fixture(scope="session", params=POLICIES)
 def policy_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of each kind that we run."""
+    """Yield one model of each supported kind."""
     return save_model(tmp_path_factory.mktemp("kind"), seed=3, **POLICIES[request.param])
 
 
@@ -125,7 +125,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(params=["native", "sglang"])
 def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
-    """A test that `needs` what an engine doesn't declare is skipped for it."""
+    """Return a factory of engines; skip engines that lack a capability the test `needs`."""
     engines: list[Engine] = []
     needs = [need for mark in request.node.iter_markers("needs") for need in mark.args]
 

@@ -1,4 +1,4 @@
-"""A policy that a small drafter can follow, such a drafter, and what it should propose."""
+"""Make a predictable policy, a drafter fitted to it, and the drafter's expected proposals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from tlt.models.rope import PlainRope
 
 Layout = Literal["eagle", "eagle3"]
 LAYERS = SHAPE["num_hidden_layers"]
-# EAGLE-3's default for three layers would be 2, 1 and 0, and SGLang cannot take the first's
+# EAGLE-3's defaults for three layers are 2, 1 and 0, but SGLang cannot capture layer 0's input
 CAPTURED = (1, 2)
 STEPS = 250
 
@@ -35,7 +35,7 @@ def predictable_policy(folder: Path) -> Path:
 
 
 def captured(layout: Layout) -> tuple[int, ...]:
-    """Return the layers that a drafter reads, and the last one."""
+    """Return the layers that a drafter reads, followed by the last one."""
     return (*CAPTURED, LAYERS) if layout == "eagle3" else (LAYERS,)
 
 
@@ -65,7 +65,7 @@ def random_drafter(layout: Layout, seed: int, theta: float = 10_000.0) -> Drafte
 
 
 def fitted_drafter(layout: Layout, policy: Path) -> Drafter:
-    """Taught by the policy on random text, two tokens ahead."""
+    """Train a drafter on the policy's states of random text, two tokens ahead."""
     drafter = random_drafter(layout, seed=1)
     embedding, head = policy_ends(policy)
     optimiser = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
@@ -99,7 +99,7 @@ def policy_ends(policy: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def policy_states(policy: Path, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., layers 1 to the last, hidden], the last after the final norm; and the logits."""
+    """Return states [..., layers from 1, hidden], the last after the final norm, and logits."""
     model = transformers_model(policy, torch.float32)
     with torch.no_grad():
         out = model(tokens, output_hidden_states=True)
@@ -108,7 +108,7 @@ def policy_states(policy: Path, tokens: torch.Tensor) -> tuple[torch.Tensor, tor
 
 @torch.no_grad()
 def proposed(drafter: Drafter, policy: Path, tokens: Sequence[int], steps: int) -> list[int]:
-    """After `tokens`, of which the policy has seen all but the last."""
+    """Return the proposals after `tokens`; the policy has processed all but the last."""
     embedding, head = policy_ends(policy)
     ids = torch.tensor(tokens)
     states, _ = policy_states(policy, ids[None, :-1])

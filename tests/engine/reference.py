@@ -1,4 +1,4 @@
-"""References from Transformers, and helpers that drive an engine."""
+"""Compute reference answers with Transformers, and drive engines."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -32,7 +32,7 @@ def greedy_answer(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]
 
 
 def forced_logits(folder: Path, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-    """[answer, vocabulary]: the logits that each token of the answer was drawn from."""
+    """Return [answer, vocabulary]: the logits that each token of the answer was drawn from."""
     with torch.inference_mode():
         logits = transformers_model(folder)(torch.tensor([[*prompt, *answer]])).logits[0]
     return logits[len(prompt) - 1 : -1]
@@ -94,7 +94,7 @@ def show(tokens: Sequence[int]) -> str:
 
 
 def drain(engine: Engine) -> None:
-    """Whatever a test left behind is cancelled."""
+    """Cancel all requests that a test left behind."""
     engine.cancel(range(100_000))
     while engine.running or engine.step():
         pass

@@ -1,4 +1,4 @@
-"""Starting SGLang takes seconds, so tests of one model share a server, each with its own engine."""
+"""Share SGLang servers, which take seconds to start, between the tests of one model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.model_folder import load_decoder
 
 _SLOTS, _CONTEXT = 32, 2048
-# alive at once
+# servers that may run at the same time
 _MOST = 3
 
 
@@ -31,7 +31,7 @@ class Servers:
         dtype: torch.dtype,
         decode_text: Callable[[Sequence[int]], str],
     ) -> SglangEngine:
-        """Return an engine with the weights of the model's folder, whatever was loaded before."""
+        """Return an engine on a shared server, with its weights reset to those of the folder."""
         dtype = torch.float32 if dtype == torch.float64 else dtype
         policy = load_decoder(model, dtype)
         server, tap = self._started.get((model, dtype)) or self._start(model, dtype, policy.config)

@@ -1,4 +1,4 @@
-"""Attention of rows that decode: C against torch, and what it must not depend on."""
+"""The C attention kernel for decoding agrees with torch and doesn't depend on the batch."""
 
 import math
 import os
@@ -57,7 +57,7 @@ def test_batched_queries_equal_queries_alone(
     kernel: AttentionKernel, width: int, members: int, kv_heads: int, window: int
 ) -> None:
     lasts = [0, 7, 8, 99]
-    # a new row's window begins before its first position, and holds that again and again
+    # the window of a new row repeats position 0 where it would begin earlier
     positions = torch.tensor(
         [[max(0, last - window + 1 + i) for i in range(window)] for last in lasts]
     )

@@ -1,4 +1,4 @@
-"""A drafter learns from what the policy computed when it wrote or read a text."""
+"""Training samples of drafters hold what the policy computed in decoding or in a prefill."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Filters leave the same tokens however their threshold is found."""
+"""Filters keep the same tokens, whichever way finds their threshold."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ SETTINGS = [
     [Sampling(min_p=0.1), Sampling(min_p=0.5)],
     [Sampling(top_k=5, min_p=0.05), Sampling()],
     [Sampling(top_p=0.3), Sampling(top_p=0.7, top_k=9), Sampling(top_k=30), Sampling()],
-    # all but the last few
+    # keeps all but a few tokens
     [Sampling(top_p=0.999), Sampling(top_p=0.01, min_p=0.2)],
 ]
 
 
 def left(logits: torch.Tensor, one: Sampling) -> torch.Tensor:
-    """Mark the tokens of a row that are at least as likely as the last one that a filter keeps."""
+    """Return True for the tokens of a row that are at least as likely as the last one kept."""
     ordered = logits.sort(descending=True).values
     threshold = ordered[min(one.top_k or VOCABULARY, VOCABULARY) - 1]
     chances = ordered[ordered >= threshold].softmax(0)
@@ -40,7 +40,7 @@ def test_filters_each_row_by_its_own_settings(
     monkeypatch.setattr(token_sampler, "FIRST_SORTED", narrow)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(settings), 3, VOCABULARY, generator=generator, dtype=torch.float64)
-    logits = logits.mul_(2).round(decimals=1)  # so that some tie
+    logits = logits.mul_(2).round(decimals=1)  # rounding makes ties
     filtered = Filters(settings, logits).apply(logits, slice(0, len(settings)))
     for row, one in enumerate(settings):
         for place in range(3):

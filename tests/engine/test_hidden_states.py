@@ -1,4 +1,4 @@
-"""The states that a drafter learns from are those of a pass over the whole text."""
+"""Captured hidden states equal those of a single pass over the whole text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from tlt.engine.base import Sampling
 
 pytestmark = pytest.mark.needs("hidden_states")
 
-# two layers' entrances, and what the final norm makes of the last one's output
+# the inputs of two layers, and the last layer's output after the final norm
 LAYERS = (1, 2, 3)
-# of each state, relative; Transformers normalises in float32, whatever the weights are
+# relative error of a state; Transformers normalises in float32 for any weights
 TOLERANCE = 1e-5
 LONG = random_prompts(1, shortest=1700, longest=1700)[0]
 
@@ -37,7 +37,7 @@ def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_states_follow_a_request_through_every_slot(make_engine: MakeEngine, folder: Path) -> None:
     prompts = random_prompts(9)
-    # siblings share a prefill; rows that end make others move
+    # siblings share a prefill, and rows that end make others move
     requests = [ask(i, prompts[i // 2], Sampling(), 4 + (7 * i) % 11) for i in range(18)]
     engine = make_engine(folder, slots=4)
     assert engine.capabilities.hidden_states
@@ -76,7 +76,7 @@ def test_states_are_valid_until_the_next_step(make_engine: MakeEngine, folder: P
 
 @pytest.mark.needs("token_identical")
 def test_cancelled_request_has_no_states(make_engine: MakeEngine, folder: Path) -> None:
-    """Whoever follows it has its slot already."""
+    """Its slot belongs to the next request at once."""
     engine = make_engine(folder, slots=1)
     engine.submit([ask(0, [5, 6, 7]), ask(1, [8, 9])])
     for _ in range(3):
@@ -110,6 +110,6 @@ def test_decodes_other_requests_between_chunks_of_a_long_prompt(
     while not done:
         steps, done = steps + 1, engine.step()
     assert [c.id for c in done] == [1]
-    # a prompt of 1,700 tokens takes more than one step, and the other gained a token in each
+    # the prompt of 1,700 tokens takes several steps, and the other request gains a token in each
     assert steps > 6
     assert len(engine.hidden_states(0)) == 3 + steps

@@ -1,4 +1,4 @@
-"""An engine's memory is what it says, whatever comes."""
+"""An engine allocates as much memory as it announces."""
 
 import subprocess
 import sys
@@ -118,7 +118,7 @@ def test_index_stays_within_its_budget(folder: Path) -> None:
         held.append(allocated_by_index())
     tracemalloc.stop()
     assert engine.memory_bytes == said
-    # all answers would take twice as much
+    # an index of all answers would take twice as much
     assert 0.8 * budget < held[-1] <= max(held) < 1.1 * budget
 
 
@@ -134,5 +134,5 @@ def test_requests_without_a_slot_wait(make_engine: MakeEngine, folder: Path) -> 
     engine.submit([ask(i, (i % 90, 5), max_new_tokens=3) for i in range(300)])
     done = finish(engine)
     assert len(done) == 300
-    if engine.capabilities.token_identical:  # the others' slots are those of a shared server
+    if engine.capabilities.token_identical:  # other engines share the slots of one server
         assert all(span.size <= 2 for c in done.values() for span in c.batches)

@@ -1,4 +1,4 @@
-"""The native engine's own parts: noise, stop strings, the timeline."""
+"""Noise, stop strings, timelines and batch segments of the native engine."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The acceptance of n-grams is measured while other strategies decode."""
+"""Probes measure the acceptance of n-grams while other strategies decode."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ class Sums:
 
 
 class Always(AdaptivePolicy):
-    """These strategies by turns, and a record of what is observed of n-grams."""
+    """Alternate between strategies, and record the observations of n-grams."""
 
     def __init__(self, *strategies: Strategy, why: ChoiceReason = "only") -> None:
         super().__init__()
@@ -97,12 +97,12 @@ def engine(
 
 
 def report(folder: Path, made: NativeEngine) -> None:
-    """Swap weights: the last counts are reported before."""
+    """Swap weights, which makes the engine report its last counts."""
     made.swap_weights(PolicyVersion(1), load_decoder(folder, torch.float64).weights)
 
 
 def expected_counts(written: Sequence[Sequence[int]], firsts: Sequence[int]) -> Sums:
-    """Count n-gram steps over answers, one after the other, each from its first few tokens on."""
+    """Count the n-gram steps of successive answers, each after its first few tokens."""
     sums, index = Sums(), NgramIndex(1 << 20)
     for row, (answer, first) in enumerate(zip(written, firsts, strict=True)):
         index.begin(row, PROMPT, "group")
@@ -166,7 +166,7 @@ def test_control_runs_are_not_probed(policy: Path) -> None:
 
 
 class Compared(Always):
-    """Eight ordinary steps and eight of a control run by turns."""
+    """Alternate between eight ordinary steps and a control run of eight."""
 
     @property
     def comparing(self) -> bool:
@@ -178,7 +178,7 @@ class Compared(Always):
 
 
 def test_probes_continue_after_a_control_run(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is looked up meanwhile; probes continue where the open one ends."""
+    """No n-grams are searched during a control run; probes continue at the end of the open one."""
     strategies, begun = Compared(Off()), list[bool]()
     look_up = NgramProposer.propose_row
 
@@ -215,6 +215,6 @@ def test_probed_rows_may_move_end_and_be_cancelled(policy: Path) -> None:
     assert strategies.probes.reached[0] > 20
     assert strategies.batches <= set(range(1, 7))
     assert max(strategies.batches) > 1
-    # what a sibling that runs has written may be shorter than a guess, or nothing
+    # a running sibling may have fewer tokens than a proposal needs, or none
     assert strategies.probes.accepted[0] > 0.9 * strategies.probes.reached[0]
     assert strategies.probes.accepted[1] == strategies.probes.reached[1]

@@ -1,4 +1,4 @@
-"""The index against a search through everything that was written, and against its budget."""
+"""The n-gram index agrees with a full search and stays within its budget."""
 
 import random
 import tracemalloc
@@ -18,7 +18,7 @@ TOKENS = st.lists(st.integers(0, 2), max_size=12)
 
 
 class Oracle:
-    """One group's answers, and in which order their tokens came."""
+    """Search all answers of a group, whose tokens are kept in the order of arrival."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.prompt = list(prompt)
@@ -66,7 +66,7 @@ def test_proposals_equal_those_of_a_full_search(
 ) -> None:
     index, oracle = NgramIndex(PLENTY), Oracle(PROMPT)
     answers: dict[int, int] = {}
-    # strangers in a bucket end a search early only where it is to be quick
+    # without the limit, other contexts in a bucket cannot end the search early
     with patch.object(group_token_index, "MAX_CHAIN_LINKS", 10**9):
         for event, row, tokens in events:
             if event == "add":
@@ -245,7 +245,7 @@ def test_rows_alone_stay_within_the_budget() -> None:
 
 
 def traced(budget: int, groups: int, answers: int, length: int) -> tuple[int, int]:
-    """Bytes by tracemalloc, and by the index, after so many answers to each group."""
+    """Return the bytes that tracemalloc and the index count after adding the answers."""
     dice = random.Random(0)
     texts = [[dice.choices(range(50_000), k=length)] * groups for _ in range(answers)]
     index = NgramIndex(budget)

@@ -1,4 +1,4 @@
-"""A rollout depends on its key and on the weights, never on what is decoded beside it."""
+"""A rollout depends on its key and on the weights, never on the rest of the batch."""
 
 from pathlib import Path
 
@@ -41,13 +41,13 @@ def test_rollouts_differ_only_at_ties_in_float32(make_engine: MakeEngine, folder
 
 
 def test_ties_are_rare(folder: Path) -> None:
-    """A real difference isn't taken for a tie."""
+    """Ties are too rare to hide a real difference."""
     gaps = [gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
     assert torch.tensor(gaps).median() > 100 * TIE
 
 
 def gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[int]) -> float:
-    """Between the two best perturbed logits where two answers part."""
+    """Return the gap between the two best perturbed logits where two answers diverge."""
     fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     logits = forced_logits(folder, request.prompt, one[: fork + 1])[fork]
     key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork

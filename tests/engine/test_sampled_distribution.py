@@ -1,4 +1,4 @@
-"""Draws follow the distribution; a filtered token is never drawn."""
+"""Draws follow the distribution, and filtered tokens are never drawn."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def first_token(folder: Path, temperature: float) -> torch.Tensor:
 
 
 class Trial(NamedTuple):
-    """The number of draws that show this total variation with a power of 0.95."""
+    """The number of draws that reveals this total variation with a power of 0.95."""
 
     draws: int
     variation: float
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
 
 TRIALS = {
     "native": Trial(50_000, 0.02, 0.01),
-    # it draws anew each time, and must not fail by chance
+    # its draws have no fixed seed, so a failure by chance must be very rare
     "sglang": Trial(12_500, 0.05, 1e-6),
 }
 
@@ -93,7 +93,7 @@ def test_detects_a_small_bias(
         Sampling(temperature=1.5, min_p=0.1),
         pytest.param(
             Sampling(temperature=2.0, top_k=20, top_p=0.8, min_p=0.03),
-            # to SGLang's top-p, what top-k removed still counts
+            # SGLang's top-p still counts tokens that top-k removed
             marks=pytest.mark.needs("token_identical"),
         ),
     ],
@@ -118,7 +118,7 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
 
 def test_logprobs_are_those_before_the_filters(make_engine: MakeEngine, folder: Path) -> None:
     sampling = Sampling(temperature=0.8, top_k=3)
-    # a sibling without filters in the same batch
+    # an unfiltered sibling in the same batch
     requests = [ask(0, PROMPT, sampling), ask(1, PROMPT, Sampling())]
     done = answers(make_engine(folder), requests)[0]
     logits = forced_logits(folder, PROMPT, done.tokens)

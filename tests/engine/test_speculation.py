@@ -1,4 +1,4 @@
-"""Speculation changes how fast tokens come, and never which."""
+"""Speculation changes the speed of decoding, never the tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ ARMS: tuple[Strategy, ...] = (
     Ngram(tokens=5),
 )
 FIRST = DrafterVersion(1)
-# a total variation of 0.05 is seen with a power of 0.95
+# reveals a total variation of 0.05 with a power of 0.95
 DRAWS = 7000
 
 
@@ -94,7 +94,7 @@ def accept_length(done: dict[int, Completion]) -> float:
     return tokens / (tokens - kept)
 
 
-# float32 attends with the C kernel, float64 with torch
+# float32 uses the C kernel, float64 uses torch
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("strategy", ARMS[1:])
 def test_every_strategy_gives_the_same_tokens(
@@ -115,7 +115,7 @@ def test_every_strategy_gives_the_same_tokens(
 def test_a_drafter_proposes_the_same_with_and_without_the_c_kernel(
     policy: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, prompt: int
 ) -> None:
-    """Include a prompt of one token and a long one."""
+    """Prompts include one of a single token and a long one."""
     asked = [*requests(), ask(48, range(3, 3 + prompt), Sampling(), 40)]
 
     def written() -> dict[int, tuple[Sequence[int], Sequence[OriginSpan]]]:
@@ -142,7 +142,7 @@ def test_logprobs_are_the_policys_at_another_temperature(
 def switching(
     made: NativeEngine, asked: Sequence[Request], drafters: Sequence[Drafter]
 ) -> dict[int, Completion]:
-    """Decode with another strategy at each step, and now and then another drafter."""
+    """Decode with a random strategy at each step, and sometimes another drafter."""
     dice = Random(3)
     done: dict[int, Completion] = {}
     made.submit(asked)
@@ -264,7 +264,7 @@ def test_ngrams_copy_an_indexed_answer(policy: Path, eagle: Drafter) -> None:
 
 
 def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder: Path) -> None:
-    """While nothing is accepted, all strategies swap weights at the same token."""
+    """No drafts are accepted, so all strategies swap weights at the same token."""
     asked = [ask(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
     untrained = drafter_models.random_drafter("eagle", 1)
     weights = load_decoder(next_folder, torch.float64).weights
@@ -309,7 +309,7 @@ def test_cancelled_requests_return_their_partial_answers(policy: Path, eagle: Dr
 
 
 class RecordingPolicy(AdaptivePolicy):
-    """Always the same choice, and a record of what is observed."""
+    """Always make the same choice, and record the observations."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__()
@@ -382,7 +382,7 @@ def test_refuses_more_drafts_than_there_is_room_for(policy: Path, eagle: Drafter
 
 
 def test_drafts_beyond_an_answers_end_are_not_counted() -> None:
-    # rejected at the third; ended by a draft; ended by the policy's own token; all accepted
+    # rejected at the third; ended by a draft; ended by the policy's token; all accepted
     outcome = StepOutcome(kept=[3, 2, 3, 7], accepted=[2, 5, 2, 6], reasons={1: "stop", 2: "stop"})
     assert count_drafts(outcome) == ([3, 2, 3, 7], [2, 2, 2, 6])
 

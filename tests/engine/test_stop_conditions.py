@@ -1,4 +1,4 @@
-"""Every request comes out exactly once, with the reason why it ended."""
+"""Every request is returned exactly once, with the reason why it ended."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_cancelled_requests_come_out_of_the_next_step(
 ) -> None:
     engine = make_engine(folder, slots=2)
     prompts = random_prompts(4)
-    # the last ones wait for a slot wherever there are only two
+    # in engines with only two slots the last requests wait
     engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(prompts)])
     for _ in range(3):
         assert engine.step() == []
@@ -83,7 +83,7 @@ def test_cancelled_requests_come_out_of_the_next_step(
         1: ("length", 100),
         2: ("length", 100),
     }
-    # nothing of them stays behind
+    # nothing of the cancelled requests remains in the slots
     alone = ask(0, prompts[0], max_new_tokens=5)
     assert answers(engine, [alone])[0].tokens == greedy_answer(folder, prompts[0], 5)
 

@@ -1,4 +1,4 @@
-"""Tokens and log-probs are those of Transformers, whatever batch a request sits in."""
+"""Tokens and log-probs equal those of Transformers in any batch."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tlt.errors import UnsupportedModel
 def test_greedy_tokens_equal_those_of_transformers(
     make_engine: MakeEngine, policy_folder: Path
 ) -> None:
-    """Log-probs of sampled tokens are those of a pass over them, too."""
+    """Their log-probs equal those of a forced pass."""
     prompts = random_prompts(11)
     requests = [ask(i, p, max_new_tokens=5 + 3 * (i % 7)) for i, p in enumerate(prompts)]
     drawn = [ask(20 + i, p, Sampling()) for i, p in enumerate(prompts)]
@@ -44,7 +44,7 @@ def test_supports_biases_in_every_projection(make_engine: MakeEngine, tmp_path: 
         engine = make_engine(folder)
     except UnsupportedModel as error:
         if "SGLang has no biases" in str(error):
-            return  # said at once, where it would otherwise be computed wrongly
+            return  # refused, because SGLang would ignore the biases
         raise
     assert answers(engine, [ask(0, prompt)])[0].tokens == greedy_answer(folder, prompt, 20)
 

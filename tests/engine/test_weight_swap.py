@@ -1,4 +1,4 @@
-"""Tokens after a swap come from the new weights over the old cache."""
+"""After a swap, new weights continue on the old cache."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_later_tokens_use_the_new_weights(
     for _ in range(3):
         engine.step()
     engine.swap_weights(PolicyVersion(4), weights)
-    # asked with the same prompt, but of the new policy: it must not inherit the old cache
+    # the same prompt under the new policy must not reuse the old policy's cache
     engine.submit([ask(1, PROMPT, sampling, max_new_tokens=8)])
     done = finish(engine)
     answer = done[0].tokens

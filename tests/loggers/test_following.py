@@ -1,4 +1,4 @@
-"""The logger process sends no report twice, and gives up loggers that raise or block."""
+"""The logger process sends no report twice, and abandons loggers that raise or block."""
 
 import signal
 import subprocess

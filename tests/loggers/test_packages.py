@@ -1,4 +1,4 @@
-"""Loggers write with the real packages, where they are installed, and are refused otherwise."""
+"""Loggers write with the real packages, and are refused if these are not installed."""
 
 import json
 import sqlite3
@@ -32,7 +32,7 @@ def test_wandb_stores_the_steps_offline(
     monkeypatch.setenv("WANDB_MODE", "offline")
     _write_twice("wandb", recorded, spec, entries)
     files = list((recorded / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 2  # one for each time that the same run was opened
+    assert len(files) == 2  # one for each time that the run was opened
     assert all(b"train/reward" in file.read_bytes() for file in files)
 
 

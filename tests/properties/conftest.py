@@ -1,4 +1,4 @@
-"""HYPOTHESIS_PROFILE=random looks further, with another seed every time."""
+"""HYPOTHESIS_PROFILE=random runs more examples, with another seed each time."""
 
 import os
 

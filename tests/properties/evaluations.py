@@ -16,7 +16,7 @@ evaluated_versions = st.lists(
     ),
     max_size=60,
 )
-# a job of 64 answers a step: seven evaluations in its first step, one each in its fourth and eighth
+# a job of 64 answers a step, evaluated seven times in step 1 and once each in steps 4 and 8
 FEW_ANSWERS = [
     EvaluatedVersion(
         version=DrafterVersion(i), micro_batches=micro_batches, used=used, trained=trained

@@ -1,4 +1,4 @@
-"""Runs without speculation: how many, how long, where, and what is left for whoever chooses."""
+"""Control runs take their share of the time, cover all buckets and stay unbiased."""
 
 from collections import Counter, defaultdict
 from random import Random
@@ -16,7 +16,7 @@ ARM = Draft(depth=4)
 
 
 class Listening:
-    """Records the calls that the policy under control receives."""
+    """Record the calls that the policy under control receives."""
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
@@ -89,7 +89,7 @@ def test_control_runs_take_their_share_and_reach_each_bucket(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_buckets_get_control_runs_in_proportion_to_their_time(seed: int) -> None:
-    """Draining over and over: few rounds of long ones, many of short ones."""
+    """Repeated draining has few long decode steps and many short ones."""
     stays = {64: 40, 32: 60, 12: 100, 6: 200, 3: 400, 1: 800}
     seconds = {batch: 0.001 * (2 + batch) for batch in stays}
     rollout = [batch for batch, rounds in stays.items() for _ in range(rounds)]
@@ -103,7 +103,7 @@ def test_buckets_get_control_runs_in_proportion_to_their_time(seed: int) -> None
 
 
 def test_every_step_of_a_bucket_is_equally_likely_to_be_a_control_step() -> None:
-    """Whatever the rounds there last."""
+    """The duration of the decode steps doesn't matter."""
     rollout = [batch for batch in range(16, 8, -1) for _ in range(50)]
     seconds = {batch: 0.01 if batch % 2 else 0.1 for batch in rollout}
     met: defaultdict[int, int] = defaultdict(int)

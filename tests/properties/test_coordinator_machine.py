@@ -1,7 +1,7 @@
-"""Whatever dies, repeats or overtakes, `decide` keeps a run consistent, and the job ends.
+"""`decide` keeps a run consistent under deaths, repeated and reordered events, and ends the job.
 
-What has to hold after every decision is in `tests.simulation.checks`; the world asserts besides
-that a decision repeated at once, or an old event delivered again, changes nothing.
+`tests.simulation.checks` holds the invariants; the world also asserts that a decision repeated at
+once, or an old event delivered again, changes nothing.
 """
 
 from random import Random
@@ -178,7 +178,7 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
 
 @pytest.mark.parametrize("speedup", [0.5, 2.0])
 def test_gives_up_speculation_that_costs_more(speedup: float) -> None:
-    """Workers that join afterwards are told so."""
+    """Workers that join afterwards are also commanded to stop speculation."""
     world = World(small_spec(steps=4), [1, 1], speedup=speedup)
     chooser = Random(1)
     while world.state.step < 2:

@@ -1,4 +1,4 @@
-"""Answers are drawn, evicted and held out as their weights and prompts say."""
+"""Answers are drawn and evicted by their weights, and held out by their prompts."""
 
 from random import Random
 
@@ -46,7 +46,7 @@ def test_draws_no_answer_twice_and_fills_the_token_budget(
     chosen = draw_answers(candidates, Step(3), most, [dice.random() for _ in range(64)])
     assert len(set(chosen)) == len(chosen)
     assert bool(chosen) == bool(candidates)
-    # the first may have any length; the others fit beside it
+    # the first may have any length; the others fit into the rest of the budget
     assert sum(candidates[i].tokens for i in chosen[1:]) <= max(
         0, most - sum(candidates[i].tokens for i in chosen[:1])
     )

@@ -1,7 +1,7 @@
-"""An event costs what it changes: work per event may grow with groups and workers, not rollouts.
+"""The work of an event may grow with groups and workers, but not with rollouts.
 
-Counted, not timed: the instructions that the interpreter executes in `tlt`, and the entries that
-are copied when a dictionary of the state is rebuilt.
+The tests count the instructions that the interpreter executes in `tlt` and the entries that are
+copied when a dictionary of the state is rebuilt, because counts are exact and times are not.
 """
 
 import sys
@@ -105,7 +105,7 @@ def _instructions(work: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("event", [_finished(0, 0), _idled()], ids=["finished", "idled"])
 def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent) -> None:
-    """2048 rollouts in groups of 8, 32 in as large groups: the same work, to a few instructions."""
+    """2048 rollouts take as many instructions as 32 in groups of the same size."""
     small, large = _started(4, 8), _started(256, 8)
     few = _instructions(lambda: decide(small, event, 0.0))
     many = _instructions(lambda: decide(large, event, 0.0))
@@ -131,7 +131,7 @@ def test_a_training_decision_takes_few_instructions(marks: int) -> None:
 
 
 def test_a_large_rollout_batch_takes_few_instructions() -> None:
-    """Finish and score all of 2048 rollouts but the last."""
+    """The test finishes and scores all of 2048 rollouts except the last."""
     state = _started(256, 8)
     answers = [_finished(prompt, member) for prompt in range(256) for member in range(8)]
     events: list[RunEvent] = []

@@ -33,7 +33,7 @@ _NOTHING = PayoffEvidence()
 
 
 def _outlook(steps: int, rollout_seconds: float, **changes: Any) -> TrainingOutlook:
-    """Look ahead from the first step, with two members."""
+    """Return the gate's outlook at the first step, with two members."""
     values: dict[str, Any] = {
         "step": Step(0),
         "newest_step": Step(0),
@@ -88,7 +88,7 @@ def test_trains_and_reserves_time_at_a_cold_start_with_many_steps_left() -> None
 
 
 def test_counts_only_gains_over_ngrams() -> None:
-    """A drafter is worth nothing if n-grams are right as often as it would be."""
+    """A drafter is worth nothing if n-grams are accepted as often."""
     spec, saved = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
         costs = add_tallies({}, [_with_ngrams(1000, 1.0 / faster), _control_runs(20, 1000, 1.0)])
@@ -204,7 +204,7 @@ def _tries(spec: JobSpec, evidence: PayoffEvidence, step: Step, newest_step: Ste
 
 
 def test_measures_a_named_drafter_before_reserving_time() -> None:
-    """It may be at its best already: idle seconds find that out."""
+    """It may already be at its best, which idle seconds find out."""
     named = _named(steps=100)
     ahead = _ahead(named, 0)
     assert not gate.judge_reserved_time(named, _NOTHING, ahead).worth
@@ -214,7 +214,7 @@ def test_measures_a_named_drafter_before_reserving_time() -> None:
 
 
 def test_trains_a_named_drafter_once_it_has_become_worse_than_its_best() -> None:
-    """Rollouts with chains of four show that, without any evaluation."""
+    """Rollouts with chains of four reveal that without an evaluation."""
     named = _named(steps=10)
     ahead = _ahead(named, 0, seconds=5.0)
     initial = record_named_live(_NOTHING, [_chains_of_four(4.9)])
@@ -229,7 +229,7 @@ def test_trains_a_named_drafter_once_it_has_become_worse_than_its_best() -> None
     assert later.curve.plateau >= 6.7
     assert later.curve.now == pytest.approx(5.04, abs=0.1)
     assert gate.judge_idle_training(named, later, ahead).worth
-    # no evaluation has shown yet that training brings it back
+    # no evaluation has shown yet that training helps
     assert not gate.judge_reserved_time(named, later, _ahead(named, 0, seconds=50.0)).worth
 
 
@@ -339,7 +339,7 @@ def test_adopts_better_drafters_and_restarts_much_worse_ones(
 
 
 def test_measures_ngrams_where_control_runs_exist() -> None:
-    """A tail of single answers has no control run, so nothing tells what plain decoding takes."""
+    """A tail of single answers has no control run, so the time of plain decoding is unknown."""
     spec = small_spec(steps=30, train="auto")
     measured = [_with_ngrams(1000, 0.5), _control_runs(20, 1000, 1.0)]
     found = speedup_model.without_drafter(spec, add_tallies({}, measured))
@@ -350,7 +350,7 @@ def test_measures_ngrams_where_control_runs_exist() -> None:
     assert speedup_model.without_drafter(spec, add_tallies({}, [tail])) == usual
     one_run = add_tallies({}, [_with_ngrams(1000, 0.5), _control_runs(1, 1000, 1.0)])
     assert speedup_model.without_drafter(spec, one_run) < found
-    # a drafter that proposes beside n-grams leaves them what it is worse at
+    # a drafter leaves n-grams the steps at which it is worse
     assert speedup_model.without_drafter(_named(steps=30), add_tallies({}, measured)) == usual
 
 
@@ -359,7 +359,7 @@ def _with_ngrams(tokens: int, seconds: float) -> StrategyTally:
 
 
 def _control_runs(runs: int, tokens: int, seconds: float) -> StrategyTally:
-    """Tally control runs of this many tokens and seconds each."""
+    """Return a tally of control runs of this many tokens and seconds each."""
     sums = ControlRuns(
         count=runs,
         tokens_squared=runs * tokens**2,

@@ -59,7 +59,7 @@ def test_reverts_a_drafter_that_does_worse_in_rollouts() -> None:
 
 
 def test_stops_training_on_a_worker_without_the_drafter_in_use() -> None:
-    """It would evaluate against no drafter, or against an older one."""
+    """Its evaluations would compare with no drafter or with an older one."""
     world = TrainingWorld().start_training()
     used = world.adopt(quality=2.0)
     world.refuse(world.trainee, used)
@@ -69,7 +69,7 @@ def test_stops_training_on_a_worker_without_the_drafter_in_use() -> None:
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
     assert world.state.drafter.progress.sessions == sessions
-    # the worker that has it trains
+    # the worker that loaded it trains
     world.go(
         lambda: world.incarnations[DECODING].training_session is not None,
         *WORK,
@@ -96,7 +96,7 @@ def test_trains_a_named_drafter_on_the_workers_that_can_load_it() -> None:
     world.go(lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING)
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
-    # if no worker can, all start from the same weights
+    # if no worker can load it, all start from the same weights
     world.refuse(world.incarnations[DECODING], None)
     assert all(
         training_sessions.is_eligible(world.state, known) for known in world.state.workers.values()
@@ -142,7 +142,7 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
         world.go(lambda: world.state.drafter.lineage.merge is None, "deliver")
         used.append(world.state.drafter.adoption.used)
         world.settle()
-        # often enough that its live acceptance is known, or not at all
+        # either often enough to know its live acceptance, or never
         for _ in range(tells):
             world.workers.report_decoding(second)
         world.settle()

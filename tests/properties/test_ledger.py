@@ -1,4 +1,4 @@
-"""The ledger accounts for every second of every worker, whatever happened to the run."""
+"""The ledger accounts for every second of every worker, in runs with any faults."""
 
 from random import Random
 

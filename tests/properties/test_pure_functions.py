@@ -196,7 +196,7 @@ def _fold(events: list[AnswerEvent]) -> RolloutBatch:
 def test_a_rollout_batch_ends_the_same_in_every_order(
     events: list[AnswerEvent], data: st.DataObject
 ) -> None:
-    """Repeated events change nothing either."""
+    """Repeated events change nothing."""
     repeated = data.draw(st.lists(st.sampled_from(events), max_size=6))
     shuffled = data.draw(st.permutations(events + repeated))
     plain, other = _fold(events), _fold(shuffled)

@@ -1,4 +1,4 @@
-"""Reserved time for drafter training ends, whatever happens in it."""
+"""Reserved time for drafter training ends in spite of losses and faults."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_counts_idle_and_reserved_micro_batches_apart() -> None:
 
 
 def test_does_not_wait_for_a_lone_worker_that_started_again() -> None:
-    """Nothing has reported the worker lost."""
+    """The worker was never reported lost."""
     world = reserve_time((1,))
     world.do(Move("kill", (world.trainee,)))
     world.do(Move("come_back", (WorkerId("w0"),)))

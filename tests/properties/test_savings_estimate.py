@@ -1,6 +1,7 @@
-"""Estimated savings are true within their interval; a loss is found, and no gain is lost.
+"""Estimated savings are right within their interval, and certain losses are found.
 
-The worlds are the benchmark's; the truth is what their machine takes for as many tokens alone.
+The simulated worlds are the benchmark's; true savings compare with plain decoding of as many
+tokens on their machine.
 """
 
 import math
@@ -138,7 +139,7 @@ def test_bucket_without_control_runs_borrows_and_widens_its_interval() -> None:
     assert found is not None
     one, four = found.buckets
     assert (one.measured_at, four.measured_at) == (4, 4)
-    # a round for one row takes between a quarter as long as for four, and as long
+    # a decode step of one row takes between a quarter of the time of four rows and all of it
     assert four.plain == pytest.approx(1 / 32)
     assert one.plain == pytest.approx(2 / 32)
     assert one.saved.low is not None

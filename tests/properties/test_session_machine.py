@@ -45,7 +45,7 @@ class Session(RuleBasedStateMachine):
         self.number = 0
         self.epoch = 0
 
-    # --- what happens
+    # --- events
 
     @rule()
     def submit(self) -> None:
@@ -113,7 +113,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.delivered)
     @rule(pick=picks)
     def hear_again(self, pick: int) -> None:
-        """A repetition changes nothing; the start of a coordinator is no repetition."""
+        """Deliver an old event again, which changes nothing; skip starts of coordinators."""
         event = self.delivered[pick % len(self.delivered)]
         if isinstance(event, SessionResumed):
             return
@@ -121,7 +121,7 @@ class Session(RuleBasedStateMachine):
         assert state == self.state
         assert all(isinstance(command, CancelJob) for command in commands)
 
-    # --- what comes of it
+    # --- commands
 
     def _info(self, worker: WorkerId) -> WorkerInfo:
         incarnation = self.workers[worker]
@@ -154,7 +154,7 @@ class Session(RuleBasedStateMachine):
             case CancelJob():
                 assert self.running == command.job
 
-    # --- what holds all the time
+    # --- invariants
 
     @invariant()
     def at_most_one_is_in_hand(self) -> None:
@@ -181,7 +181,7 @@ class Session(RuleBasedStateMachine):
         assert {w: i.incarnation for w, i in self.state.workers.items()} == self.workers
 
     def teardown(self) -> None:
-        """Prepare and run whatever is left: all jobs end."""
+        """Prepare and run the remaining jobs, and assert that all jobs end."""
         self.resume()
         for _ in range(2 * len(self.submitted) + 1):
             if self.preparing:

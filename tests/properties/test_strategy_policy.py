@@ -1,6 +1,6 @@
-"""Whatever a policy sees, its predictions can be used; what it comes to choose is nearly the best.
+"""Predictions of strategy policies stay finite, and their choices become nearly optimal.
 
-The worlds are the benchmark's; what a policy is told of them has noise and outliers.
+The simulated worlds are the benchmark's; observations have noise and outliers.
 """
 
 import math
@@ -28,7 +28,7 @@ def _always(rate: float) -> Callable[[float], float]:
 
 
 def _late_loss(outcome: Outcome, after: float) -> float:
-    """Against the oracle's choices, as a share of the time, once such a share was decoded."""
+    """Return the share of time lost to the oracle's choices after this share of the tokens."""
     late = [(tokens, lost) for tokens, lost in outcome.regret if tokens > after * outcome.tokens]
     return (late[-1][1] - late[0][1]) / ((1.0 - after) * outcome.seconds)
 
@@ -124,7 +124,7 @@ class _WithoutProbes(AdaptivePolicy):
 
 
 def test_notices_ngrams_that_begin_to_pay_while_others_decode() -> None:
-    """The answers that are left when a rollout drains repeat those that ended."""
+    """The last answers of a rollout repeat those that ended."""
     text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
 
     def lost(make: Callable[[], StrategyPolicy], rows: int) -> float:

@@ -43,7 +43,7 @@ def test_replaces_a_worker_that_never_stops_training() -> None:
 
 
 def test_starts_no_session_without_new_answers() -> None:
-    """A worker is asked once more for every answer that others finish."""
+    """A worker is commanded to train again once for every answer that others finish."""
     world = TrainingWorld(prompts=2, group=2)
     second = world.incarnations[DECODING]
     world.go(lambda: second.assignment is not None, "obey", "deliver")
@@ -108,7 +108,7 @@ def test_adds_no_discarded_work_after_a_restart() -> None:
 
 
 def test_merges_a_late_delta_once() -> None:
-    """Its member trains from the base in between by then, and adds to that."""
+    """Meanwhile its member trains from a newer base and adds to that."""
     world = TrainingWorld((2, 1)).start_training()
     world.train_delta(rank=0)
     world.go(lambda: world.trainee.merge is not None, "deliver", "obey")
@@ -196,7 +196,7 @@ def test_rests_after_repeated_divergence() -> None:
 
 
 def test_counts_a_repeated_idle_report_once() -> None:
-    """A repetition after the session would start another one."""
+    """A repeated report after the session must not start another one."""
     world = TrainingWorld(merge_every=100).start_training()
     idled = next(e for e in reversed(world.delivered) if isinstance(e, WorkerIdled))
     world.post("w0", diverged(world, base=0))

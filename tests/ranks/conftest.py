@@ -23,5 +23,5 @@ def member(two_ranks: tuple[Rank, Rank]) -> DrafterMember:
 
 @pytest.fixture
 def peer(two_ranks: tuple[Rank, Rank]) -> DrafterMember:
-    """Another member."""
+    """Return another member."""
     return member_of(two_ranks[1])

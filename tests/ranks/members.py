@@ -22,7 +22,7 @@ from tlt.ranks.main import Rank
 Kind = TypeVar("Kind")
 FIRST, SECOND = DrafterVersion(0), DrafterVersion(1)
 NEW = DrafterBase(version=FIRST, root=FIRST, weights=None, updates=0, micro_batches=0)
-# a lineage of its own
+# a base of another lineage
 OTHER = DrafterBase(version=SECOND, root=SECOND, weights=None, updates=0, micro_batches=0)
 LONG_MICRO_BATCH = MicroBatch(seconds=10.0, loss=1.0, tokens=[("own", 5)])
 
@@ -48,7 +48,7 @@ def member_ranks(folder: Path) -> Generator[tuple[Rank, Rank]]:
 
 
 def decode(rank: Rank, index: int) -> None:
-    """Answer a prompt four times."""
+    """Decode four answers to a prompt."""
     rank.handle(DecodePrompts(job=JOB, prompts=tuple(prompt(index, member=m) for m in range(4))))
     while engine_of(rank).running:
         assert rank.duties is not None
@@ -106,13 +106,13 @@ def publish_now(member: DrafterMember) -> DrafterDeltaReady:
 
 
 def merged(member: DrafterMember, command: MergeDrafter) -> DrafterMerged:
-    """Let the member merge."""
+    """Let the member merge, and return the result."""
     member.request_merge(command)
     return only(member.step(never_interrupt), DrafterMerged)
 
 
 def only(events: Sequence[MemberEvent], kind: type[Kind]) -> Kind:
-    """Return the one event, which is of this kind."""
+    """Return the only event, and assert its kind."""
     (found,) = events
     assert isinstance(found, kind)
     return found

@@ -1,4 +1,4 @@
-"""Ranks that run in the test's own process, and what they send."""
+"""Run ranks in the test's own process, and read what they send."""
 
 import os
 import socket
@@ -68,7 +68,7 @@ def shared_progress() -> Generator[Progress]:
 
 
 class LocalRank:
-    """A rank, and the worker's end of its socket."""
+    """A rank and the worker's end of its socket."""
 
     def __init__(self, rank: Rank, worker_end: socket.socket) -> None:
         self.rank = rank

@@ -39,7 +39,7 @@ def add(publisher: DeltaPublisher, *seconds: float) -> None:
 def publish_within(
     seconds: float, publisher: DeltaPublisher, tracker: DeltaTracker, patch: pytest.MonkeyPatch
 ) -> None:
-    """Publish on a clock by which it takes so long."""
+    """Publish once, on a clock that advances by `seconds` meanwhile."""
 
     def ticks() -> Iterator[float]:
         yield 0.0
@@ -61,7 +61,7 @@ def publish_within(
         ([0.1] * 8, None, True),
         ([0.05] * 8, None, False),
         ([2.5], None, False),
-        # reserved time has to show soon whether it pays, however few the micro-batches
+        # reserved time must show soon whether it pays, even with few micro-batches
         ([2.5] * 2, None, True),
         ([2.5] * 2, 1.0, False),
         ([2.5] * 8, 1.0, True),

@@ -1,4 +1,4 @@
-"""A member's work gets into the bases once, whatever is merged between its deltas."""
+"""A member's work is added to the bases once, in any order of merges."""
 
 from collections.abc import Callable
 from itertools import count
@@ -78,7 +78,7 @@ def test_next_delta_holds_the_work_done_during_a_merge() -> None:
 
 
 def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
-    """Its delta may be merged after it has moved on to a base without it."""
+    """Its delta may be merged after the member moved to a base without it."""
     one, other = new_tracker(), new_tracker()
     learn(one, 1)
     learn(other, 7)
@@ -95,7 +95,7 @@ def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
 
 
 def interrupted(work: Callable[[CheckInterrupt], _Found]) -> _Found:
-    """Interrupt the work at its first check, then at its second, and so on until it is done."""
+    """Interrupt the work at its first check, then at its second, and so on until it completes."""
     for most in count():
         checks = 0
 

@@ -32,7 +32,7 @@ from tlt.trainer.drafter.drafter_learner import DrafterLearner, MicroBatchResult
 
 
 def replace_results(patch: pytest.MonkeyPatch, changes: Iterable[dict[str, Any]]) -> None:
-    """Let learners report these changes to the results of their micro-batches."""
+    """Replace fields in the results of the learner's micro-batches."""
     learn, following = DrafterLearner.learn, iter(changes)
 
     def learn_and_replace(*arguments: Any) -> MicroBatchResult:
@@ -73,7 +73,7 @@ def test_reports_forgetting_however_short_its_training_sessions_are(
         member.stop(session)
         if diverged:
             break
-    # a median of fifteen micro-batches takes more of them than one session here has
+    # the median needs fifteen micro-batches, more than one session has here
     assert session > 5
     error = only(diverged, DrafterDiverged).error
     assert error.startswith("it covers 10% of the policy's guesses")
@@ -138,7 +138,7 @@ def test_gives_up_when_nothing_can_be_written(
 def test_leaves_room_for_policies(
     two_ranks: tuple[Rank, Rank], member: DrafterMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three lie there while one is published; and as much as one is left to rollouts."""
+    """Publishing needs space for three policies, and rollouts need as much as one."""
     room = 4 * engine_of(two_ranks[0]).policy_bytes
     monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: room)
     published = publish(member, NEW)
@@ -173,6 +173,6 @@ def test_checks_for_interrupts_while_it_writes(
 
     monkeypatch.setattr("tlt.ranks.drafter_merger.put_weights", put)
     member.step(lambda: calls.append("check"))
-    # before the first; when the file is written; after each stretch of its checksum
+    # before the first write, when the file is written, and after each part of its checksum
     assert calls[-7:] == ["check", "put", "check", "check", "put", "check", "check"]
     assert rank_job(tmp_path).flight.exists()

@@ -1,4 +1,4 @@
-"""A drafter that can't be used is refused, and the one in use stays."""
+"""An unusable drafter is refused, and the one in use stays."""
 
 from pathlib import Path
 

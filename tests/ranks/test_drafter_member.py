@@ -1,4 +1,4 @@
-"""A member's work is merged once, and neither a stop nor an interrupt loses what it has learned."""
+"""A member's work is merged once, and neither a stop nor an interrupt loses any of it."""
 
 import itertools
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from tlt.ranks.drafter_member import DrafterMember
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[], list[Path]]:
-    """Return the blobs in shared memory when called."""
+    """Return a function that lists the blobs in shared memory."""
     return lambda: sorted(path for path in rank_job(tmp_path).flight.iterdir() if path.is_file())
 
 
 def learn_long(member: DrafterMember) -> None:
-    """Learn a micro-batch, and count another that took so long that a delta is due."""
+    """Learn a micro-batch, and count one that took so long that a delta is due."""
     member.begin(train(NEW))
     assert member.step(never_interrupt) == []
     member.publisher.add(LONG_MICRO_BATCH)
@@ -45,7 +45,7 @@ def learn_long(member: DrafterMember) -> None:
 def test_counts_a_delta_that_is_merged_late_once(
     member: DrafterMember, peer: DrafterMember, tmp_path: Path
 ) -> None:
-    """It was learned on the base before the last, and its member has moved on since."""
+    """It was learned on an older base, and its member has moved to a newer one since."""
     own, late = publish(member, NEW), publish(peer, NEW)
     second = merged(member, merge(NEW, 1, own)).base
     peer.trainer.move_to(second, never_interrupt)
@@ -65,7 +65,7 @@ def test_publishes_a_delta_that_an_interrupt_delayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learn_long(member)
-    monkeypatch.setattr(DeltaPublisher, "is_quick", False)  # so that a stop doesn't wait for it
+    monkeypatch.setattr(DeltaPublisher, "is_quick", False)  # too large for a stop to wait for it
     before, tracker = files(), member.trainer.tracker
     assert tracker is not None
     expected = tracker.learner.snapshot().tensors

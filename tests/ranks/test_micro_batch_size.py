@@ -1,4 +1,4 @@
-"""Micro-batches get the number of rows that takes about 60 ms."""
+"""The number of rows of a micro-batch adapts until it takes about 60 ms."""
 
 import pytest
 

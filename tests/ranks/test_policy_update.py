@@ -1,4 +1,4 @@
-"""Work that takes long shows progress: a rank that shows none is taken for dead."""
+"""Long work shows progress, because a rank without progress counts as dead."""
 
 import asyncio
 from collections.abc import Callable, Iterator

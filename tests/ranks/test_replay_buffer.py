@@ -1,4 +1,4 @@
-"""Answers to learn from are bounded in memory, and keep their origin."""
+"""The replay buffer bounds its memory and keeps the origin of its answers."""
 
 from functools import partial
 from pathlib import Path
@@ -179,7 +179,7 @@ def test_finds_states_that_another_rank_has_captured(tmp_path: Path) -> None:
     assert torch.equal(answer.states, states(9))
     ours.begin(Step(2))
     assert list(tmp_path.iterdir()) == []
-    assert torch.equal(answer.states, states(9))  # still mapped here
+    assert torch.equal(answer.states, states(9))  # still mapped in this process
 
 
 def test_shares_states_of_partial_answers_until_they_are_whole(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_shares_states_of_partial_answers_until_they_are_whole(tmp_path: Path) -
     (answer,) = theirs.draw(100, [0.5])
     assert not theirs.fetch(answer)
     ours.share_partial(key(name), states(4))
-    assert not theirs.fetch(answer)  # fewer than are needed
+    assert not theirs.fetch(answer)  # fewer states than are needed
     ours.share_partial(key(name), states(8))
     assert theirs.fetch(answer)
     assert answer.sample().states.shape == states(6).shape
@@ -207,7 +207,7 @@ def test_bounds_the_states_of_partial_answers_too(tmp_path: Path) -> None:
     for name in (first, second, third):
         replay.share_partial(key(name), states(9))
     assert len(list(tmp_path.iterdir())) == 2
-    replay.share_partial(key(second), states(10))  # replaces the shorter one, and doesn't fit
+    replay.share_partial(key(second), states(10))  # replaces the shorter one, but doesn't fit
     replay.share_partial(key(third), states(9))
     assert len(list(tmp_path.iterdir())) == 2
     add(replay, first, 9)  # the answer is whole

@@ -1,4 +1,4 @@
-"""A rank speculates as its job says, measures that against control runs, and stops on command."""
+"""A rank speculates as its spec says, compares with control runs, and stops on command."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def start_decoding(rank: Rank, folder: Path, speculation: SpeculationSpec) -> Jo
 
 
 def decode(duties: JobDuties, steps: int) -> list[StrategyTally]:
-    """Return the tallies; a report, which comes once a second, is due after each decode step."""
+    """Decode and return the tallies; the clock makes a report due after each decode step."""
     tallies: list[StrategyTally] = []
     for step in range(steps):
         if duties.engine.running:

@@ -1,4 +1,4 @@
-"""The stand-ins compute what they stand for, and what SGLang does to its process is undone."""
+"""CPU stand-ins compute the same as the kernels, and SGLang's process-wide changes are undone."""
 
 import asyncio
 import importlib.metadata
@@ -124,7 +124,7 @@ def test_a_machine_with_a_gpu_has_no_cpu_mode(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_standin_never_hides_a_real_package(tmp_path: Path) -> None:
-    """Use a process of its own, since stand-ins can't be removed from one."""
+    """Stand-ins can't be removed from a process, so this runs in one of its own."""
     (tmp_path / "triton.py").write_text("")
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "sgl_kernel.py").write_text("")
@@ -179,7 +179,7 @@ def test_extend_attention_equals_attention_by_request(heads: int, extends: list[
 
 
 class _Pool:
-    """Requests whose tokens lie scattered; beyond their ends the table holds nonsense."""
+    """Requests with scattered tokens; the table is invalid beyond their ends."""
 
     def __init__(self, lengths: list[int], extends: list[int], heads: int) -> None:
         width, places = 8, 400
@@ -235,7 +235,7 @@ def test_greedy_verification_ends_with_the_first_token_of_the_targets() -> None:
 
 
 def test_sampled_verification_follows_the_target() -> None:
-    """Pairs of the first two tokens, a draft or not, over many requests with the same drafts."""
+    """Compare the first two tokens of many requests with the same drafts."""
     requests, vocabulary = 40_000, 5
     generator = torch.Generator().manual_seed(0)
     rows = torch.rand(3, vocabulary, generator=generator).add(0.05)
@@ -251,14 +251,14 @@ def test_sampled_verification_follows_the_target() -> None:
         threshold_acc=1.0,
     )
     tokens = found["predicts"].view(requests, 3).long()
-    # what would follow a rejected first draft is drawn in the next pass: here, at once
+    # draw the token after a rejected first draft here; SGLang draws it in the next pass
     second = torch.where(
         found["accept_token_num"] > 0,
         tokens[:, 1],
         torch.multinomial(target[0, 1], requests, replacement=True, generator=generator),
     )
     expected = (target[0, 0][:, None] * target[0, 1]).flatten()
-    # the second row is that behind the first draft; behind other tokens it stands for itself
+    # row 1 is the distribution behind the first draft, and stands in for that behind other tokens
     counts = torch.bincount(tokens[:, 0] * vocabulary + second, minlength=vocabulary**2)
     assert p_value(counts, expected) > 1e-3
 

@@ -1,4 +1,4 @@
-"""Both layouts load into SGLang, propose what our modules do, and change no answer."""
+"""Both drafter layouts load into SGLang, propose the same as our modules and change no answer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,14 +90,14 @@ def taught(started: Speculating) -> Drafter:
 
 @pytest.fixture
 def fitted(started: Speculating, taught: Drafter) -> Iterator[Speculating]:
-    """Give the server a drafter that is mostly right, in place of the one it began with."""
+    """Give the server the fitted drafter for one test."""
     started.server.run(started.server.update_drafter(dict(taught.state_dict())))
     yield started._replace(drafter=taught)
     started.server.run(started.server.update_drafter(dict(started.drafter.state_dict())))
 
 
 def requests(sampling: Sampling) -> list[Request]:
-    """More than run at once, so that they join and leave."""
+    """Return more requests than there are slots, so that they join and leave."""
     prompts = random_prompts(20, shortest=2, longest=20)
     return [ask(i, p, sampling, 5 + (7 * i) % 40) for i, p in enumerate(prompts)]
 
@@ -106,13 +106,13 @@ def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
     before = len(speculating.proposals())
     done = answers(speculating.engine(), asked)
     made = speculating.proposals()[before:]
-    # requests got their serial numbers in the order in which they were asked
+    # serial numbers follow the order of submission
     serials = [RequestName.read(proposal.name).serial for proposal in made]
     for proposal, serial in zip(made, serials, strict=True):
         id = serial - min(serials)
         text = [*asked[id].prompt, *done[id].tokens][: proposal.seen + 1]
         if len(text) <= proposal.seen:
-            continue  # made ahead of an end that was not known yet
+            continue  # proposed before the end of the answer was known
         assert proposal.tokens[0] == text[-1]
         expected = drafter_models.proposed(speculating.drafter, speculating.policy, text, STEPS)
         assert proposal.tokens[1:] == expected
@@ -126,7 +126,7 @@ def test_random_drafter_proposes_the_same_as_our_module(started: Speculating) ->
 def test_fitted_drafter_proposes_the_same_and_is_mostly_accepted(fitted: Speculating) -> None:
     asked = requests(GREEDY)
     passes = check_proposals(fitted, asked)
-    # its first token comes from the prompt's pass
+    # the prefill yields the first token
     gained = sum(request.max_new_tokens - 1 for request in asked)
     assert gained / passes >= 2
 
@@ -174,7 +174,7 @@ def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating)
 
 
 def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
-    """The second token is one that verification let pass or drew itself."""
+    """The second token is an accepted draft or was drawn in verification."""
     if fitted.drafter.config.layout == "eagle":
         pytest.skip("verification doesn't ask who drafted, and the draws take half a minute")
     prompt = random_prompts(1, shortest=5)[0]

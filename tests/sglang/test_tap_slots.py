@@ -1,4 +1,4 @@
-"""Few slots, many requests: whoever gets a slot finds nothing of whoever had it before."""
+"""A request in a reused slot finds no hidden states of the slot's earlier requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ STUCK_SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # an end of its own, which no request asks for
+    # stop tokens in the model's configuration that no request names
     return save_model(tmp_path_factory.mktemp("policy"), seed=1, eos_token_id=list(range(40)))
 
 
@@ -72,7 +72,7 @@ def test_reused_slot_holds_only_its_requests_states(engine: SglangEngine, policy
             assert right(engine, policy, requests[completion.id], completion)
             assert all(span.size <= 2 for span in completion.batches)
         ended += len(done)
-        # of those just admitted nothing is known, least of all what lay in their slots
+        # requests that were just admitted have no states, not even older ones of their slots
         for id, request in requests.items():
             try:
                 known = len(engine.hidden_states(id))
@@ -120,7 +120,7 @@ def test_cancels_queued_and_running_requests_together(engine: SglangEngine, poli
     engine.step()
     engine.cancel([0, 8])
     assert {c.id: c.stop for c in engine.step()} == {0: "cancelled", 8: "cancelled"}
-    # some have just been admitted and not been sent yet
+    # some were just admitted and not sent yet
     engine.cancel(range(9))
     assert {c.stop for c in engine.step()} == {"cancelled"}
     assert engine.running == 0
@@ -138,7 +138,7 @@ def test_request_ends_only_at_its_own_stop_conditions(engine: SglangEngine, poli
 
 
 def greedy_answer_of(policy: Path, prompt: tuple[int, ...]) -> list[int]:
-    """Past the ends that the model's own configuration names."""
+    """Return the greedy answer, ignoring the stop tokens of the model's configuration."""
     tokens = list(prompt)
     for _ in range(30):
         _, logits = policy_states(policy, torch.tensor([tokens]))

@@ -1,4 +1,4 @@
-"""A weight update that fails leaves the old weights or none, never a mix that decodes."""
+"""A failed weight update leaves the old weights or a closed engine, never mixed weights."""
 
 from pathlib import Path
 
@@ -33,11 +33,11 @@ def test_update_that_fails_midway_ends_the_engine(
     engine.step()
     weights = dict(load_decoder(policy).weights)
     weights["model.norm.weight"] = torch.zeros(3)
-    # refused before anything is sent
+    # we refuse it before anything is sent
     with pytest.raises(ConfigError, match="json implies"):
         engine.swap_weights(PolicyVersion(1), weights)
     assert engine.running == 1
-    # and by SGLang, when other tensors are in place already
+    # SGLang refuses it after other tensors were loaded
     monkeypatch.setattr("tlt.engine.sglang.engine.mismatch", lambda *_: None)
     with pytest.raises(RankError, match="Attempted to load weight"):
         engine.swap_weights(PolicyVersion(1), weights)

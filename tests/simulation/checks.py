@@ -61,13 +61,13 @@ class Checks:
         # the members of every rollout batch, in the order in which the batches were opened
         self.rounds: dict[tuple[int, str], set[Place]] = {}
         self.closed: set[tuple[int, str]] = set()
-        # blobs that the run's folder had to hold at some time
+        # blobs that the run's folder ever had to hold
         self.named: set[str] = set()
         self.finished: dict[Place, tuple[int, int]] = {}
         self.scores: dict[Place, dict[int, float]] = {}
         self.dropped: set[Place] = set()
         self.plans: dict[int, UpdatePlan] = {}
-        # the weights of each version, however often and by whichever workers it is made
+        # the weights of each version, the same in every attempt
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
         self._plain: set[Incarnation] = set()
@@ -115,7 +115,7 @@ class Checks:
                 self._issue(command)
 
     def _keep(self, command: KeepRollout, event: RolloutFinished) -> None:
-        """Assert that each answer is kept at most once, and no dropped one."""
+        """Assert that each answer is kept at most once, and dropped ones never."""
         place = _place(event)
         assert place == (command.step, "train", command.prompt, command.member)
         assert place not in self.finished
@@ -142,7 +142,7 @@ class Checks:
             assert after.newest_incarnations[worker] >= incarnation
 
     def _check_duties(self, before: RunState, after: RunState) -> None:
-        """Assert that duties change as the table says; one decision may make two transitions."""
+        """Assert that duties change by at most two transitions of the table."""
         for worker, now in after.workers.items():
             old = before.workers.get(worker)
             assert now.info.incarnation <= after.newest_incarnations[worker]
@@ -156,7 +156,7 @@ class Checks:
         self._check_abandoned(before, after)
 
     def _check_abandoned(self, before: RunState, after: RunState) -> None:
-        """Assert that all leave a collective that lost a member before it published."""
+        """Assert that all members leave a collective that lost one before it published."""
         learning = {
             k.info.incarnation for k in before.workers.values() if k.duty is Duty.POLICY_UPDATE
         }
@@ -166,7 +166,7 @@ class Checks:
             assert all(alive[i].duty is Duty.LEAVING for i in learning & alive.keys())
 
     def _check_commands(self, after: RunState, commands: Sequence[RunCommand]) -> None:
-        """Assert that each worker was told the duty it has, and at most one in a decision."""
+        """Assert that workers were sent their duties, at most one each in a decision."""
         told = [c for c in commands if isinstance(c, DutyCommand)]
         assert all(count == 1 for count in Counter(c.worker for c in told).values())
         for command in commands:
@@ -184,7 +184,7 @@ class Checks:
             self._check_learn(after, learns)
 
     def _check_learn(self, after: RunState, learns: list[UpdatePolicy]) -> None:
-        """Assert that an attempt has one world, and each sample of the plan on exactly one rank."""
+        """Assert that an update covers all ranks, and each sample of its plan is on exactly one."""
         first = learns[0]
         assert not after.returning_workers
         assert meeting(first) not in self.meetings
@@ -212,7 +212,7 @@ class Checks:
         assert refs == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
 
     def _check_rounds(self, before: RunState, after: RunState) -> None:
-        """Assert that a batch closes once each answer is scored or dropped, and none both."""
+        """Assert that a batch closes when each answer is either scored or dropped."""
         old, new = before.batch, after.batch
         if old is None or (after.phase is Phase.ENDED and new is not None):
             return
@@ -238,7 +238,7 @@ class Checks:
             assert self.plans[version] is plan or self.plans[version] == plan
 
     def _check_plan(self, plan: UpdatePlan) -> None:
-        """Assert that a plan has exactly the scored answers of groups with different scores."""
+        """Assert that a plan holds exactly the scored answers of groups with different scores."""
         groups: dict[int, dict[int, float]] = {}
         for place in self.rounds[plan.step, "train"]:
             score = self._score(place)
@@ -303,7 +303,7 @@ class Checks:
             assert not _in_the_folder(self._world.state) & set(command.blobs), command
 
     def unreadable(self, command: StartRollout) -> None:
-        """Assert that unreadable weights are out of date, or lost with the shared memory."""
+        """Assert that unreadable weights are out of date or were lost with the shared memory."""
         state = self._world.state
         known = state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
@@ -311,7 +311,7 @@ class Checks:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
 
     def samples_gone(self, command: UpdatePolicy) -> None:
-        """Assert that rollouts which an update needs are kept."""
+        """Assert that missing rollouts are not needed by a current update."""
         known = self._world.state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
         assert not current or known.duty is not Duty.POLICY_UPDATE or self._world.ended
@@ -322,14 +322,14 @@ class Checks:
         return known is not None and known.info.incarnation == incarnation.number and not ended
 
     def at_the_end(self) -> None:
-        """Assert that all batches were closed, and each step made one policy version."""
+        """Assert that all batches are closed, and each step made one policy version."""
         state = self._world.state
         left = self._world.drafter_blobs.announced & self._world.flight
         assert not left, f"never released: {left}"
         kept = {blob.digest for blob in _in_the_folder(state)}
         # a drafter may fail to be committed just before the job ends
         assert kept <= self._world.committed | set(self._world.drafter_blobs.uncommitted.values())
-        # files of an abandoned attempt lie there, too
+        # files of an abandoned attempt may remain
         assert not (self._world.committed - kept) & self.named
         algorithm = state.spec.algorithm
         assert state.policy.version == algorithm.steps
@@ -343,7 +343,7 @@ class Checks:
 
 
 def _in_the_folder(state: RunState) -> set[BlobRef]:
-    """Return the blobs that have to stay in the run's folder."""
+    """Return the blobs that must stay in the run's folder."""
     adoption = state.drafter.adoption
     drafters = (adoption.used, adoption.previous, adoption.fallback)
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
@@ -355,7 +355,7 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
 
 
 def _blobs_of_the_drafter(state: RunState) -> set[BlobRef]:
-    """Return the blobs that workers may be told to read."""
+    """Return the blobs that workers may be commanded to read."""
     lineage, used = state.drafter.lineage, state.drafter.adoption.used
     deltas = list(lineage.deltas)
     if lineage.merge is not None:

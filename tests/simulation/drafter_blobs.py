@@ -1,4 +1,4 @@
-"""Blobs of drafters in the simulated world: in flight, committed, or lost without notice."""
+"""Track the drafter blobs of the simulated world: in flight, committed or lost unnoticed."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class DrafterBlobs:
     world: "World"
-    # named by an event that was delivered
+    # blobs that a delivered event names
     announced: set[Digest] = field(default_factory=set)
-    # lost without an event
+    # blobs lost without an event
     lost_silently: set[Digest] = field(default_factory=set)
-    # the run's folder takes no drafter any more
+    # True if the run's folder accepts no more drafters
     disk_is_full: bool = False
     # by version: drafters that couldn't be committed, until the coordinator knows
     uncommitted: dict[DrafterVersion, Digest] = field(default_factory=dict)

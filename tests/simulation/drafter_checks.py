@@ -1,4 +1,4 @@
-"""Invariants of drafter training after every decision, from records kept apart from `decide`."""
+"""Check invariants of drafter training after every decision, from records of its own."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -37,15 +37,15 @@ class DrafterChecks:
     def __init__(self, world: "World", checks: "Checks") -> None:
         self._world = world
         self._checks = checks
-        # by incarnation: the session that it was told to train in and hasn't stopped yet
+        # by incarnation: its training session that hasn't stopped yet
         self.training: dict[Incarnation, int] = {}
         self.shape: Digest | None = None
         self.versions: list[DrafterVersion] = []
-        # deltas that were announced; that are merged; that can't be merged any more
+        # deltas that were announced, that are merged, and that can't be merged any more
         self.known: set[Part] = set()
         self.merged: set[Part] = set()
         self.void: set[Part] = set()
-        # times that drafters were adopted and reverted, and that time was reserved
+        # how often drafters were adopted and reverted, and time was reserved
         self.adopted = 0
         self.returned = 0
         self.reserved = 0
@@ -77,7 +77,7 @@ class DrafterChecks:
     ) -> None:
         self._check_lineage(before, event, after)
         if after.phase is Phase.ENDED and before.phase is not Phase.ENDED:
-            # the card of the exported drafter tells it
+            # the card of the exported drafter shows these
             assert after.drafter.adoption.used == before.drafter.adoption.used
             assert after.drafter.adoption.live == before.drafter.adoption.live
         self._check_refused(before, event, after, commands)
@@ -117,7 +117,7 @@ class DrafterChecks:
         used = after.drafter.adoption.version_in_use
         for command in commands:
             if isinstance(command, StartRollout) and command.drafter is not None:
-                # the worker tries to load it again
+                # the worker will try to load it again
                 self.refused.get(command.drafter.version, set()).discard(command.incarnation)
         without = self.refused.get(used, set())
         everybody = {known.info.incarnation for known in after.workers.values()}
@@ -135,7 +135,7 @@ class DrafterChecks:
         if isinstance(event, DrafterRefused) and event.version == used:
             known = before.workers.get(event.worker)
             if known is not None and known.info.incarnation == event.incarnation:
-                # some worker has it
+                # at least one worker loaded it
                 assert everybody - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
@@ -176,7 +176,7 @@ class DrafterChecks:
             assert self._world.drafter_training.grew_on[name_of(delta)] >= new.base.root
 
     def base_gone(self, incarnation: WorkerIncarnation, base: DrafterBase) -> None:
-        """Assert that an unreadable base is out of date, or lost."""
+        """Assert that an unreadable base is out of date or was lost."""
         state, world = self._world.state, self._world
         assert base.weights is not None
         if self._checks.is_current(incarnation) and base == state.drafter.lineage.base:
@@ -184,7 +184,7 @@ class DrafterChecks:
             assert world.blobs_were_lost or missed, f"{base} is gone"
 
     def drafter_gone(self, incarnation: WorkerIncarnation, drafter: DrafterRef) -> None:
-        """Assert that an unreadable drafter is out of date, or was lost before it was committed."""
+        """Assert that an unreadable drafter is out of date or was lost before it was committed."""
         state, world = self._world.state, self._world
         if self._checks.is_current(incarnation) and drafter == state.drafter.adoption.used:
             missed = world.drafter_blobs.is_missed(drafter.weights)
@@ -193,7 +193,7 @@ class DrafterChecks:
     def rebased(
         self, incarnation: WorkerIncarnation, rank: int, unmerged: set[int], base: DrafterBase
     ) -> None:
-        """Assert that a member adds nothing to a base that is in it already, or void."""
+        """Assert that a member adds no work to a base that already holds it or discarded it."""
         if (
             not self._checks.is_current(incarnation)
             or base != self._world.state.drafter.lineage.base

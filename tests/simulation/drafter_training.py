@@ -1,7 +1,7 @@
-"""Drafter training on the simulated workers, as real ranks and workers do it.
+"""Simulate drafter training as real ranks and workers do it.
 
-Deltas, bases and drafters are blobs in flight, each with a name of its own; what a base was made
-of is written down, so that the checks can tell whether anything went into it twice.
+Deltas, bases and drafters are blobs in flight with distinct names. The deltas in each base are
+recorded, so that the checks find work that was merged twice.
 """
 
 from dataclasses import dataclass, field
@@ -34,10 +34,10 @@ _SECONDS = 0.1
 # tokens that a micro-batch reads
 _ROWS = 1024
 _BATCHES = 6
-# the next drafter's accept length, as a multiple of that of the drafter in use
+# accept length of the next drafter, relative to the drafter in use
 _BETTER, _SAME, _WORSE = 1.3, 0.97, 0.5
 
-# work between two deltas, and the delta that ends it: incarnation, rank, number
+# the work that a delta adds, named like the delta: incarnation, rank, number
 Part = tuple[int, int, int]
 
 
@@ -58,7 +58,7 @@ class DrafterTraining:
     # the base that each delta's member trained from
     grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
     merges: int = 0
-    # the outcome of all evaluations, if not drawn at random
+    # the outcome of all evaluations; drawn at random if None
     quality: float | None = None
 
     # --- moves and faults
@@ -100,14 +100,14 @@ class DrafterTraining:
         return found
 
     def hang(self, incarnation: WorkerIncarnation) -> None:
-        """Let the ranks hang in a call that no command ends."""
+        """Let the ranks hang in a call that no command interrupts."""
         incarnation.hangs = True
 
     def replace_hanging(self, incarnation: WorkerIncarnation) -> None:
         self.world.workers.crash(incarnation)
 
     def forget_merge(self, incarnation: WorkerIncarnation) -> None:
-        """Let the ranks go on training instead of merging."""
+        """Let the ranks continue training instead of merging."""
         incarnation.merge = None
 
     # --- commands
@@ -124,7 +124,7 @@ class DrafterTraining:
             incarnation.stopped_ranks.clear()
             incarnation.stopping = False
         if incarnation.merge is not None and incarnation.merge.base.version != command.base.version:
-            incarnation.merge = None  # its base was given up
+            incarnation.merge = None  # its base was abandoned
         incarnation.training_session = command
         for index, rank_state in enumerate(incarnation.training_ranks):
             if index not in incarnation.stopped_ranks:

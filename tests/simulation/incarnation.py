@@ -1,4 +1,4 @@
-"""The state of one incarnation of a simulated worker."""
+"""Hold the state of one incarnation of a simulated worker."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,10 +31,10 @@ class TrainingRank:
     """The drafter training state of a rank."""
 
     session: TrainDrafter | None = None
-    # the base it trains from, and its work that isn't in that yet
+    # the base that it trains from, and its work that isn't in the base yet
     base: DrafterBase | None = None
     unmerged: set[int] = field(default_factory=set)
-    # by delta that isn't merged yet: the unmerged work at that time
+    # by unmerged delta: the unmerged work when it was sent
     sent: dict[int, frozenset[int]] = field(default_factory=dict)
     # micro-batches since the last delta, and the number of the next one
     opened: int = 0
@@ -53,9 +53,9 @@ class WorkerIncarnation:
     # entries of the prompts stream that were pulled and not acknowledged
     held: dict[int, PromptIssued] = field(default_factory=dict)
     learning: UpdatePolicy | None = None
-    # True between the collective and the report of it
+    # True between the collective and its report
     trained: bool = False
-    # False after StopSpeculation; and the decoding reports so far
+    # False after StopSpeculation
     speculates: bool = True
     reports: int = 0
     # the content of the trainer's weights
@@ -68,11 +68,11 @@ class WorkerIncarnation:
     drafter: DrafterRef | None = None
     training_ranks: list[TrainingRank] = field(default_factory=list)
     training_session: TrainDrafter | None = None
-    # the last session whose end it has reported
+    # the last session whose end was reported
     last_session: int = 0
     stopped_ranks: set[int] = field(default_factory=set)
     stopping: bool = False
-    # never stops training by itself
+    # True if only ReplaceRanks ends its training
     hangs: bool = False
     merge: MergeDrafter | None = None
     # answers of all workers: step, prompt, member

@@ -1,4 +1,4 @@
-"""Policy updates of the simulated world: one collective over all ranks that were told to join."""
+"""Simulate policy updates: one collective over all ranks that were commanded to join."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PolicyUpdates:
     def __init__(self, world: "World") -> None:
         self.world = world
-        # by the name of a collective
+        # by name of the collective
         self.learners: dict[str, frozenset[Incarnation]] = {}
 
     def expect(self, command: UpdatePolicy) -> None:
@@ -45,7 +45,7 @@ class PolicyUpdates:
         return sorted({meeting(learn) for learn in learning if learn is not None})
 
     def _members(self, group: str) -> list[WorkerIncarnation]:
-        """Return the members that are there; stopped or dead ranks keep the others waiting."""
+        """Return the members that have joined; stopped or dead ranks keep the others waiting."""
         return [
             incarnation
             for incarnation in self.world.incarnations.values()
@@ -60,7 +60,7 @@ class PolicyUpdates:
         return len(fresh) == len(self.learners[group]) and len(fresh) > 0
 
     def is_broken(self, group: str) -> bool:
-        """Return True if some member will never be there again."""
+        """Return True if a member will never join."""
         alive = {incarnation.number for incarnation in self.world.incarnations.values()}
         return not self.learners[group] <= alive or any(
             incarnation.stopped
@@ -69,7 +69,7 @@ class PolicyUpdates:
         )
 
     def update(self, group: str) -> None:
-        """Make one update, the same on all ranks of a complete collective."""
+        """Make the same update on all ranks of a complete collective."""
         members = self._members(group)
         by_rank = sorted(members, key=_first_rank)
         for incarnation in members:
@@ -134,7 +134,7 @@ class PolicyUpdates:
 
 
 def updated(content: str, shares: Sequence[tuple[MinibatchShare, ...]]) -> str:
-    """Return the weights after an update, as a name made of the samples that went into them."""
+    """Return the weights after an update: a name made of the samples in it."""
     refs = sorted(
         (PromptIndex(ref.prompt), ref.member)
         for worker in shares

@@ -1,4 +1,4 @@
-"""The stream of prompts in the simulated world: at-least-once, with a limit of attempts."""
+"""Simulate the stream of prompts, which delivers at least once, with a limit of attempts."""
 
 from collections import deque
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Small job specs and drafter bases for simulations."""
+"""Make small job specs and drafter bases for simulations."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""A simulated world of two workers: the first trains the drafter while the second decodes."""
+"""Simulate two workers, of which the first trains the drafter while the second decodes."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from tlt.protocol.refs import DrafterRef
 
 DECODING = WorkerId("w1")
 WORK = ("obey", "deliver", "pull", "finish", "idle", "score", "start")
-# and what ends a rollout batch and opens the next
+# also ends a rollout batch and opens the next
 WHOLE_STEP = (*WORK, "stop_rank", "update", "finish_update")
 TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
 
 class TrainingWorld(World):
-    """A world that is told what to do by the names of its moves, and remembers all commands."""
+    """A world that is driven by the names of its moves, and records all commands."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TrainingWorld(World):
         return self.incarnations[WorkerId("w0")]
 
     def go(self, until: Callable[[], bool], *kinds: str, but: WorkerId | None = None) -> None:
-        """Repeat all moves of these kinds; `but`: a worker that finishes no answer."""
+        """Repeat moves of these kinds until a condition holds; `but` finishes no answer."""
         for _ in range(1000):
             if until():
                 return
@@ -64,7 +64,7 @@ class TrainingWorld(World):
         raise AssertionError(self.summary())
 
     def settle(self) -> None:
-        """Deliver all events and obey all commands."""
+        """Deliver all events and execute all commands."""
         while found := [m for m in self.moves() if m.kind in ("deliver", "obey")]:
             self.do(found[0])
 
@@ -76,7 +76,7 @@ class TrainingWorld(World):
         return self
 
     def train_delta(self, rank: int = 0, incarnation: WorkerIncarnation | None = None) -> None:
-        """Train on a rank until it hands in a delta."""
+        """Train on a rank, and publish its delta."""
         incarnation = incarnation or self.trainee
         self.do(Move("train", (incarnation, rank)))
         self.do(Move("send_delta", (incarnation, rank)))
@@ -87,7 +87,7 @@ class TrainingWorld(World):
         self.do(Move("merge", (self.trainee,)))
 
     def adopt(self, quality: float) -> DrafterRef:
-        """Merge and adopt one delta."""
+        """Train, merge and adopt one delta."""
         self.train_delta()
         self.merge(quality)
         self.settle()

@@ -1,4 +1,4 @@
-"""Random walks through the simulated world, with and without faults."""
+"""Walk at random through the simulated world, with and without faults."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from tests.simulation.specs import small_spec
 from tests.simulation.world import Decide, World
 from tlt.policies import coordinator
 
-# far more than any of these jobs needs without faults
+# far more moves than any of these jobs needs without faults
 MOST_DELIVERIES = 3000
 TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
@@ -29,7 +29,7 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
 
 
 def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
-    """Inject faults, repetitions and overtaking for a while; then the job has to end without."""
+    """Inject faults and repeated and reordered events for a while, then let the job end."""
     world = random_world(chooser, decide)
     faults = chooser.choice([0.0, 0.02, 0.05, 0.15])
     overtaking = chooser.choice([0.0, 0.3])
@@ -45,7 +45,7 @@ def step(world: World, chooser: Random, faults: float, overtaking: float) -> Non
     moves = world.moves()
     micro_batches = [move for move in moves if move.kind in TRAINING_MOVES]
     if micro_batches and chooser.random() < 0.5:
-        moves = micro_batches  # answers take long enough to learn something meanwhile
+        moves = micro_batches  # answers take long enough to train meanwhile
     failing = not moves or chooser.random() < faults
     move = chooser.choice(world.faults() if failing else moves)
     if move.kind == "deliver" and chooser.random() < overtaking:

@@ -1,4 +1,4 @@
-"""Answers, tallies and rewards of simulated workers, as functions of what they are for."""
+"""Make answers, tallies and rewards of simulated workers as pure functions of their inputs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ JOB = JobId("job")
 
 
 def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinished:
-    # long enough that reserved time may pay
+    # long enough for reserved time to pay
     length = 4000 * (1 + mix(prompt.step, prompt.prompt, prompt.member) % 5)
     return RolloutFinished(
         job=JOB,
@@ -46,9 +46,9 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
 
 
 def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[StrategyTally, ...]:
-    """Tally control runs of 32 tokens a second, and faster or slower decoding with speculation.
+    """Tally control runs at 32 tokens a second, and decoding with speculation at another speed.
 
-    One drafter in four does worse in rollouts than its evaluation said.
+    One drafter in four does worse in rollouts than in its evaluation.
     """
     version = NAMED if drafter is None else drafter.version
     length = 1 if version % 4 == 3 else 2
@@ -85,5 +85,5 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
 
 
 def reward(spec: JobSpec, done: RolloutFinished) -> float:
-    """Return 0 or 1, depending on the attempt too, so that a score of the wrong answer shows."""
+    """Return 0 or 1; it depends on the attempt, so that a score of the wrong answer is noticed."""
     return float(mix(spec.seed, done.step, done.prompt, done.member, done.attempt) % 2)

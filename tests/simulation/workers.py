@@ -1,4 +1,4 @@
-"""Worker processes of the simulated world: they start, obey, report and die as real ones do."""
+"""Simulate worker processes, which start, execute commands, report and die as real ones do."""
 
 from typing import TYPE_CHECKING, assert_never
 
@@ -37,7 +37,7 @@ class Workers:
         found = [Move("obey", (incarnation,))] if incarnation.commands else []
         if incarnation.number < self.world.fence[incarnation.worker]:
             found.append(Move("find_out", (incarnation,)))
-        if incarnation.learning is not None:  # its ranks do nothing else meanwhile
+        if incarnation.learning is not None:  # its ranks do nothing else during the update
             if incarnation.trained:
                 found.append(Move("finish_update", (incarnation,)))
             elif self.world.updates.is_broken(meeting(incarnation.learning)):
@@ -92,7 +92,7 @@ class Workers:
         self.world.post(worker, lost)
 
     def report(self, incarnation: WorkerIncarnation, *events: RunEvent) -> bool:
-        """Post events in one transaction, which the fence refuses after the lease ended."""
+        """Post events in one transaction; the fence refuses it after the lease has ended."""
         if incarnation.number < self.world.fence[incarnation.worker]:
             for event in events:
                 self._expect_no_ghost(incarnation, event)
@@ -104,7 +104,7 @@ class Workers:
         return True
 
     def _expect_no_ghost(self, incarnation: WorkerIncarnation, event: RunEvent) -> None:
-        """Assert that an event of an old incarnation would change nothing behind the fence."""
+        """Assert that an event of an old incarnation would change nothing without the fence."""
         known = self.world.state.workers.get(incarnation.worker)
         if known is None or known.info.incarnation != incarnation.number:
             self.world.expect_nothing(event)
@@ -122,7 +122,7 @@ class Workers:
             self.world.starting.add(incarnation.worker)
 
     def kill(self, incarnation: WorkerIncarnation) -> None:
-        """Kill the whole process, which reports nothing."""
+        """Kill the whole process without a report."""
         del self.world.incarnations[incarnation.worker]
         self.world.gone.add(incarnation.worker)
 
@@ -143,7 +143,7 @@ class Workers:
         self.post_loss(worker, incarnation, returning=False)
 
     def find_out(self, incarnation: WorkerIncarnation) -> None:
-        """Check the fence, as workers do that have nothing to report."""
+        """Check the fence, as idle workers do."""
         self.report(incarnation)
 
     def obey(self, incarnation: WorkerIncarnation) -> None:
@@ -179,7 +179,7 @@ class Workers:
     def _start_rollout(self, incarnation: WorkerIncarnation, command: StartRollout) -> None:
         if command.policy.version != incarnation.version and command.policy.weights is not None:
             if not self.world.is_readable(command.policy):
-                # a late command may name weights that are gone by now
+                # a late command may name weights that were deleted
                 self.world.checks.unreadable(command)
                 self.crash(incarnation)
                 return

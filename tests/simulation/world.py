@@ -1,10 +1,8 @@
-"""Simulate all that surrounds `coordinator.decide`: queue, fence, workers, reward, journal, blobs.
+"""Simulate the surroundings of `coordinator.decide`: queue, fence, workers, reward, journal, blobs.
 
-Nothing in here chooses: `moves` and `faults` say what could happen next, the caller picks. There is
-no clock, no thread and no I/O, so the same choices give the same history.
-
-As in the real store, what one worker reports keeps its order relative to the beginning and the end
-of its incarnation (the fence sees to that); everything else may be overtaken and repeated.
+`moves` and `faults` list the possible next moves, and the caller chooses. There is no clock, thread
+or I/O, so the same choices give the same history. As in the real store, the fence keeps a worker's
+events between the start and the end of its incarnation; all else may be reordered and repeated.
 """
 
 from collections import Counter
@@ -68,7 +66,7 @@ _reader = msgspec.json.Decoder(JournalEntry)
 
 
 class Posted(NamedTuple):
-    """An entry of the events stream, and the component that wrote it or that it is about."""
+    """An entry of the events stream with the component that wrote it or that it is about."""
 
     source: str
     event: RunEvent
@@ -84,7 +82,7 @@ class World:
     ) -> None:
         self.spec = spec
         self.decide = decide
-        # by speculation, whatever the workers decode
+        # of decoding with speculation over plain decoding
         self.speedup = speedup
         self.state: RunState = coordinator.new_run(JOB, spec)
         self.drafter_blobs = DrafterBlobs(self)
@@ -134,10 +132,10 @@ class World:
     def ended(self) -> bool:
         return self.state.phase is Phase.ENDED
 
-    # --- what can happen
+    # --- moves and faults
 
     def moves(self) -> list[Move]:
-        """Return what may happen next when nothing goes wrong."""
+        """Return the moves that may come next without faults."""
         found = [Move("deliver")] if self.log else []
         if self.unscored:
             found.append(Move("score"))
@@ -150,7 +148,7 @@ class World:
         return found
 
     def faults(self) -> list[Move]:
-        """Return what may go wrong next."""
+        """Return the faults that may come next."""
         found = [Move("restart"), Move("reboot"), Move("reboot", (1,)), Move("lose_blobs")]
         for incarnation in self.incarnations.values():
             if incarnation.stopped:
@@ -190,14 +188,14 @@ class World:
                     incarnation.known_answers.add((event.step, event.prompt, event.member))
 
     def deliverable(self) -> list[int]:
-        """Return the entries that may come next, none more than WINDOW positions too early."""
+        """Return the entries that may be delivered next, at most WINDOW positions early."""
         candidates = range(min(WINDOW, len(self.log)))
         return [i for i in candidates if not any(self._in_order(j, i) for j in range(i))]
 
     def _in_order(self, earlier: int, later: int) -> bool:
         first, second = self.log[earlier], self.log[later]
         if isinstance(first.event, SessionResumed) or isinstance(second.event, SessionResumed):
-            return True  # written before its coordinator reads anything
+            return True  # written before its coordinator reads any event
         ends = isinstance(first.event, WorkerJoined | WorkerLost) or isinstance(
             second.event, WorkerJoined | WorkerLost
         )
@@ -230,7 +228,7 @@ class World:
             self._execute(command, event)
 
     def expect_nothing(self, event: RunEvent) -> None:
-        """Assert that the event changes nothing now; unused blobs may be freed twice."""
+        """Assert that the event changes nothing; unused blobs may be freed twice."""
         state, commands = self.decide(self.state, event, -1.0)
         assert state == self.state, f"{event} changes the state"
         for command in commands:
@@ -269,7 +267,7 @@ class World:
                 self.prompts.queue.clear()
                 self.prompts.pending.clear()
             case _:
-                pass  # it has no effect on what is simulated
+                pass  # has no effect in the simulation
 
     def _tell(self, command: WorkerCommand) -> None:
         if isinstance(command, UpdatePolicy):
@@ -300,7 +298,7 @@ class World:
     # --- the coordinator
 
     def restart(self, *, blobs_kept: bool = True) -> None:
-        """Rebuild the coordinator from its journal, which has to give the same commands."""
+        """Rebuild the coordinator from its journal, and assert that it gives the same commands."""
         state = self.replay()
         assert state == self.state
         encoded = msgspec.msgpack.encode(state)
@@ -318,15 +316,15 @@ class World:
         return state
 
     def reboot(self, workers: int | None = None) -> None:
-        """Restart the host: all processes and the shared memory are gone, the store is not.
+        """Restart the host, which ends all processes and the shared memory but not the store.
 
-        The session comes up again, with the first so many of its workers.
+        The session comes up again with the first of its workers only.
         """
         self.incarnations.clear()
         self.gone.clear()
         self.starting = set(sorted(self.ranks)[:workers])
         answers = [p for p in self.log if isinstance(p.event, RolloutFinished)]
-        # workers that had joined are gone, and so is a coordinator that was starting
+        # workers that joined are gone, and so is a coordinator that was starting
         decided = RolloutFinished | WorkerJoined | SessionResumed
         rest = [posted for posted in self.log if not isinstance(posted.event, decided)]
         self.log = answers
@@ -362,7 +360,7 @@ class World:
             moves = self.moves()
             assert moves, f"stuck: {self.summary()}"
             for move in moves:
-                if move in self.moves():  # those before it may have taken its incarnation
+                if move in self.moves():  # an earlier delivery may have ended its incarnation
                     self.do(move)
             assert len(self.journal) < limit, f"no end: {self.summary()}"
 

@@ -1,4 +1,4 @@
-"""Fixtures: a stream of prompts in a session of its own, and a proxy that can lose a reply."""
+"""Fixtures of a stream of prompts in a session of its own, and of a proxy that loses a reply."""
 
 import asyncio
 from collections.abc import AsyncIterator

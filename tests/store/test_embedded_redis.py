@@ -23,7 +23,7 @@ from tlt.store.embedded_redis import EmbeddedRedis
 
 @pytest.fixture
 def own_redis(short_folder: Path) -> EmbeddedRedis:
-    """Return a server that is not started; it dies with this process at the latest."""
+    """Return a server that is not started and dies with this process at the latest."""
     return EmbeddedRedis(short_folder / "data", short_folder / "run" / "redis.sock")
 
 
@@ -96,7 +96,7 @@ def test_refuses_the_socket_of_another_server(own_redis: EmbeddedRedis) -> None:
 
 
 def test_refuses_the_socket_of_a_listener_that_does_not_answer(short_folder: Path) -> None:
-    """A Redis that is still loading its file behaves like that."""
+    """A Redis that is still loading its file doesn't answer either."""
     path = short_folder / "redis.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -1,4 +1,4 @@
-"""Invariant: the journal holds whole entries in order, up to where the store says."""
+"""Invariant: the journal holds whole entries in order, up to the committed position."""
 
 import subprocess
 import sys

@@ -178,7 +178,7 @@ async def test_reading_under_constant_cancellation_sees_everything_once(
     assert sorted(seen) == list(range(100))
 
 
-# --- ends
+# --- deleted streams and entries
 
 
 async def test_stream_that_is_gone_reads_as_empty(
@@ -191,7 +191,7 @@ async def test_stream_that_is_gone_reads_as_empty(
         reading = asyncio.create_task(consumer.read(10, 20_000))
         await wait_until(lambda: _blocks(connection, number), message="no read blocks")
         await connection.delete(stream.key)
-        await put(stream, 1)  # older servers look only now
+        await put(stream, 1)  # older servers notice the deletion only now
         assert await reading == []
         assert await consumer.read(10, 1) == []
 
@@ -213,7 +213,7 @@ async def test_unblocks_a_blocking_read_at_once(
     own = Stream(blocking.connection, stream.key, CODEC)
     consumer = Consumer(own, ROLLOUT, "w")
     assert await consumer.read(1, None) == []
-    await blocking.unblock()  # no read is known yet
+    await blocking.unblock()  # the server has not seen the read yet
     await blocking.identify()
     number = await blocking.connection.client_id()
     began = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Make random drafters and samples, and decode with them one token after the other."""
+"""Make random drafters and samples, and decode with them token by token."""
 
 import random
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def drafter(
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     if own_head is not None:
-        # every second token of the policy
+        # every second token follows the policy
         made.get_buffer("d2t").copy_(torch.arange(own_head))
     return made.to(dtype)
 
@@ -93,7 +93,7 @@ def learner(
 
 
 def decoded(made: Drafter, sample: DrafterSample, row: int, steps: int) -> list[Tensor]:
-    """Compute a chain's readouts from `row` on over a cache, fed with the sample's tokens."""
+    """Compute a chain's readouts from `row` on with a cache; its inputs are the sample's tokens."""
     read = len(made.config.captured)
     features = made.feature(sample.states[: row + 1, :read])
     tokens = torch.tensor(sample.tokens)

@@ -1,4 +1,4 @@
-"""Make tiny random models and samples from a seed, so that processes agree."""
+"""Make tiny random models and samples from a seed, the same in every process."""
 
 import random
 from pathlib import Path
@@ -37,7 +37,7 @@ def save_llama(folder: Path, seed: int = 0, **changes: Any) -> str:
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 64,
         "tie_word_embeddings": True,
-        # large enough for log-probs that differ clearly
+        # large enough for clearly different log-probs
         "initializer_range": 0.2,
     }
     torch.manual_seed(seed)
@@ -64,7 +64,7 @@ def save_mistral(folder: Path) -> str:
 
 
 def save_family(folder: Path, family: str, **changes: Any) -> str:
-    """Save a tiny model of any family of Transformers."""
+    """Save a tiny model of a family that Transformers supports."""
     settings: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -117,7 +117,7 @@ def samples(count: int, seed: int = 0, temperature: float = 0.8) -> list[PolicyS
 
 
 def whole(chosen: list[PolicySample]) -> Minibatch:
-    """Make a minibatch whose samples are all on one rank."""
+    """Make a minibatch with all samples on one rank."""
     return share(chosen, chosen)
 
 

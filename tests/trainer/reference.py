@@ -1,4 +1,4 @@
-"""Naive GRPO: one sequence at a time, all logits, float64, torch's own AdamW."""
+"""Compute naive GRPO: one sequence at a time, all logits, float64, torch's AdamW."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def logprobs(model: PreTrainedModel, sample: PolicySample) -> tuple[Tensor, Tens
 
 
 def drawn_by(folder: str, count: int, seed: int) -> list[PolicySample]:
-    """Make samples with the policy's own log-probs."""
+    """Make samples with the policy's log-probs."""
     model = load(folder)
     made = samples(count, seed)
     with torch.no_grad():

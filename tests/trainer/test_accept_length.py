@@ -17,7 +17,7 @@ def noise(positions: Tensor) -> Tensor:
 
 
 def written_with(made: Drafter, layout: str, share: float, seed: int) -> PolicyRollout:
-    """Make a rollout of random states and mostly of tokens that the drafter guesses with noise."""
+    """Make a rollout with random states, most of whose tokens the drafter proposes with noise."""
     generator = torch.Generator().manual_seed(seed)
     kept = 1 if layout == "eagle" else 4
     states = torch.randn(30, kept, HIDDEN, generator=generator, dtype=torch.float64)
@@ -31,7 +31,7 @@ def written_with(made: Drafter, layout: str, share: float, seed: int) -> PolicyR
 
 @torch.no_grad()
 def guesses(made: Drafter, tokens: list[int], states: Tensor, depth: int, noisy: bool) -> list[int]:
-    """Guess as an engine does, fed with its own guesses."""
+    """Return proposals as an engine makes them, each from the one before."""
     features = made.feature(states[: len(tokens) - 1, : len(made.config.captured)])
     cached: list[tuple[Tensor, Tensor]] = []
 

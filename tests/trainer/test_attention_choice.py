@@ -1,4 +1,4 @@
-"""Attention is measured once, forced by the spec, or refused where it would be wrong."""
+"""Attention is measured once, set by the spec, or refused where it would be wrong."""
 
 import time
 from collections.abc import Callable
@@ -149,9 +149,9 @@ NEO = {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4}
         # values narrower than keys
         ("youtu", MLA, {"padded", "packed"}),
         ("deepseek_v3", MLA | {"first_k_dense_replace": 2}, {"padded", "packed"}),
-        # calls `view` on what attention gives it
+        # calls `view` on the output of attention
         ("jetmoe", {}, {"padded", "packed", "native"}),
-        # have an attention of their own, which random weights hardly show
+        # have custom attention, which random weights hardly show
         ("gpt_neo", NEO, {"padded"}),
         ("codegen", GPT, {"padded"}),
     ],

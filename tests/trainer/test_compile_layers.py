@@ -1,4 +1,4 @@
-"""Compiled layers learn the same; a failing compiler costs a log line."""
+"""Compiled layers learn the same, and a failing compiler costs only a log line."""
 
 import shutil
 import warnings
@@ -44,7 +44,7 @@ def test_compiled_layers_give_the_same_update(fresh_dir: str):
         metrics = learns.update(0, parts, None, never_interrupt)
     assert [entry["event"] for entry in logs] == ["layers compiled"]
     assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
-    # by norm, because Adam moves a weight with a tiny gradient as far as any other
+    # compare norms, because Adam moves a weight with a tiny gradient as far as any other
     for name, tensor in plain.weights().items():
         moved = (tensor - before[name]).norm()
         assert (learns.weights()[name] - tensor).norm() <= 1e-2 * moved

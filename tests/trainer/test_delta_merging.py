@@ -1,4 +1,4 @@
-"""Members work at their own pace; what they learned is neither lost nor counted twice."""
+"""Merging loses and repeats no work of members that train at different speeds."""
 
 from collections.abc import Sequence
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""The detector finds divergence, and nothing else."""
+"""The detector finds divergence and has no false alarms."""
 
 import math
 import random
@@ -22,7 +22,7 @@ def complaints(covered: Iterable[float]) -> list[str | None]:
 
 
 def learned(count: int, high: float = 0.9) -> list[float]:
-    """Return overlaps that rise steeply, then slowly, with noise."""
+    """Return noisy overlaps that rise steeply, then slowly."""
     rng = random.Random(count)
     return [high * (1 - 0.9 * 0.97**n) * rng.uniform(0.9, 1.1) for n in range(count)]
 
@@ -53,7 +53,7 @@ def test_ignores_a_few_outliers():
 
 
 def test_ignores_a_loss_that_rises_with_harder_answers():
-    """The policy's own entropy may be any part of the loss."""
+    """The policy's entropy may be any part of the loss."""
     health = DivergenceDetector()
     for loss in (*[0.15] * 40, *[4.0] * 40):
         health.record(MicroBatchResult(rows=1, loss=loss, overlap=(0.8,), skipped=False))

@@ -1,4 +1,4 @@
-"""An update has the right gradient, a state that can be resumed, and refusals."""
+"""The drafter's learner has the right gradient, resumes exactly and refuses wrong states."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def gradient(learns: DrafterLearner, chosen: list[DrafterSample]) -> dict[str, Tensor]:
-    """Read the gradient from the first moment, a twentieth or tenth of it after one step."""
+    """Compute the gradient from the first moment after one step, a twentieth or tenth of it."""
     learns.learn(whole(chosen, STEPS))
     state = learns.state()
     return {
@@ -40,7 +40,7 @@ def gradient(learns: DrafterLearner, chosen: list[DrafterSample]) -> dict[str, T
 
 
 def naive_loss(made: Drafter, chosen: list[DrafterSample], fading: float) -> Tensor:
-    """Compute the loss one chain after the other, with all logits."""
+    """Compute the loss chain by chain with all logits."""
     head, losses, weights = ends().head, [], []
     for sample in chosen:
         for row in range(max(0, sample.prompt - 2), sample.rows):

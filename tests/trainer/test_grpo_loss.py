@@ -1,4 +1,4 @@
-"""The loss alone, on numbers that can be checked by hand."""
+"""The loss is right for numbers that can be checked by hand."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def loss_of(
     totals: tuple[int, int] | None = None,
     **changes: Any,
 ) -> tuple[float, Tensor, TokenMetrics]:
-    """Return the loss, its gradient by each token's log-prob, and the metrics."""
+    """Return the loss, its gradient with respect to each token's log-prob, and the metrics."""
     before = torch.full((len(ratios),), old)
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)

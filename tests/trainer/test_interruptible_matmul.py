@@ -1,4 +1,4 @@
-"""An interrupted micro-batch changes nothing, whichever check interrupts it."""
+"""A micro-batch that any check interrupts changes nothing."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ def test_interrupted_micro_batch_leaves_no_trace(case: str):
     before = copies(steady.state())
     expected = steady.learn(batch)
     interruptions = 0
-    # one case is enough for all
+    # one case covers all shapes
     stride = 1 if case == "eagle" else 5
     for check in interrupting_checks(stride):
         try:

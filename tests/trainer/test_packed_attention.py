@@ -1,4 +1,4 @@
-"""Attention over packed rows equals torch's and Transformers' own."""
+"""Attention over packed rows equals that of torch and of Transformers."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def built(flags: str) -> TrainingKernels | None:
 
 @pytest.fixture(params=["", "-mno-avx512f", "-mno-avx"])
 def native(request: pytest.FixtureRequest) -> TrainingKernels:
-    """Build for registers of every width that the processor has."""
+    """Yield kernels built for each register width of the processor."""
     flags: str = request.param
     lacking = flags.removeprefix("-mno-")
     if lacking and not re.search(rf"\b{lacking}\b", _PROCESSOR):
@@ -55,7 +55,7 @@ def test_kernel_computes_what_torch_does(
     tokens, scale = sum(lengths), width**-0.5
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     query, slope = torch.randn(tokens, heads, width), torch.randn(tokens, heads, width)
-    # scores up to a hundred of both signs, for exponentials at their limits
+    # scores between -100 and 100, so that exponentials reach their limits
     key, value = 5 * torch.randn(tokens, shared, width), torch.randn(tokens, shared, width)
     out, lse = native.attend(query, key, value, bounds, scale)
     ours = (out, *native.attend_backward(slope, query, key, value, out, lse, bounds, scale))
@@ -162,7 +162,7 @@ def test_refuses_a_sliding_window(tmp_path: Path, name: str):
 
 @needs_compiler
 def test_operator_passes_torchs_checks():
-    """Run torch's own checks: schema, fake tensors, and autograd under a compiler."""
+    """Torch checks the schema, fake tensors, and autograd under a compiler."""
     query = torch.randn(9, 2, 4, requires_grad=True)
     key, value = (torch.randn(9, 1, 4, requires_grad=True) for _ in range(2))
     operator: Callable[..., Any] = torch.ops.tlt.attend.default

@@ -184,7 +184,7 @@ def test_between_is_called_after_every_microbatch_and_may_abandon(model_dir: str
     calls: list[None] = []
     parts = [whole(samples(3)), whole(samples(4, seed=1))]
     learns.update(0, parts, None, lambda: calls.append(None))
-    # the second minibatch is also scored once before the first step
+    # the second minibatch is scored once more, before the first step
     assert len(calls) == 3 + 4 + 4
 
     class Abandoned(Exception):

@@ -1,4 +1,4 @@
-"""Two processes in a gloo group agree, and survive the loss of one."""
+"""Two processes of a gloo group agree, and one survives the loss of the other."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ RATE = 1e-3
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    """Share one process that joins one group after another, as a rank does."""
+    """Yield a process that joins one group after another, as a rank does."""
     other = Peer()
     yield other
     other.close()
@@ -144,7 +144,7 @@ def test_all_ranks_compile_layers_in_the_same_update(peer: Peer, rendezvous: str
 
 
 def receive_as(rendezvous: str, name: str, folder: str, saved: Path) -> int:
-    """Receive rank 0's state as a rank with another one."""
+    """Join with a different state, and receive that of rank 0."""
     learns = learner(folder, learning_rate=RATE)
     learns.update(0, [whole(samples(2, seed=5))], None, never_interrupt)
     group = join(rendezvous, name, 1)
@@ -198,7 +198,7 @@ def test_newcomer_continues_like_the_others(
 
 
 def die_in(rendezvous: str) -> None:
-    """Take part in one sum, then die."""
+    """Join one sum, then die."""
     reduce_sum(torch.ones(1), join(rendezvous, "doomed", 1, 60.0))
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Training computes the same as decoding, whatever else is in the batch."""
+"""Training computes the same as decoding in any batch."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""An update's metrics can be encoded, however far it diverged."""
+"""The metrics of an update can be encoded even after divergence."""
 
 import math
 

@@ -1,8 +1,8 @@
 """ARCHITECTURE.md describes the code as it is.
 
-A numbered entry is `path:function`, and ends with `→ Message` where it reaches the next entry by a
-struct of tlt/protocol, which that one handles or carries on, and not by a call. The items under an
-entry are what it calls on the way, one after the other or each other.
+A numbered entry is `path:function`. It ends with `→ Message` if it reaches the next entry by a
+struct of tlt/protocol instead of a call; the next entry handles or forwards that struct. The items
+under an entry are functions that it calls, or that call each other.
 """
 
 import ast
@@ -16,10 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARKDOWN = sorted(path for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))
-# the most files of a path
+# largest number of files in a path
 PATHS = {"From a prompt to new weights": 38, "From an idle worker to an adopted drafter": 24}
-# the decider, the worker's shell, the rank's loop with its part that trains the drafter, and the
-# channel between them
+# the decider, the worker's actor, the rank's loop with its drafter training, and the channel
+# between them
 ENTERED_AGAIN = {
     "tlt/policies/coordinator.py",
     "tlt/actors/message_router.py",
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
     number: int
     call: Call
     below: list[Call]
-    # the struct by which it reaches the next entry; None if it calls it
+    # the struct by which it reaches the next entry; None for a call
     message: str | None
 
 
@@ -75,7 +75,7 @@ def functions(path: str) -> dict[str, Function]:
 
 @cache
 def names_reached(call: Call) -> set[str]:
-    """Return the names in a function, and in the functions of its file that it calls."""
+    """Return the names in a function and in the functions of its file that it calls."""
     names, waiting, seen = set[str](), [call.function], set[str]()
     while waiting:
         current = waiting.pop()
@@ -99,7 +99,7 @@ def messages() -> set[str]:
 
 
 def reaches(caller: Call, called: Call) -> bool:
-    """Return True if the function, or a class's instance that it makes, is named by the caller."""
+    """Return True if the caller names the function, or makes an instance of its class."""
     return bool(names_reached(caller) & set(called.function.split(".")))
 
 

@@ -1,4 +1,4 @@
-"""A spec is valid, or is refused in one line that says where and why."""
+"""A spec is valid or is refused in one line that says where and why."""
 
 import copy
 from pathlib import Path
@@ -25,7 +25,7 @@ RAW: dict[str, Any] = {
 
 
 def parse(**changes: Any) -> JobSpec:
-    """Parse RAW with `section__key=value` set."""
+    """Parse RAW with these `section__key=value` overrides."""
     raw = copy.deepcopy(RAW)
     for dotted, value in changes.items():
         *sections, last = dotted.split("__")

@@ -1,4 +1,4 @@
-"""A row that is read is complete; a wrong one is named with its file and line."""
+"""Rows are read completely; wrong ones are named with their file and line."""
 
 import json
 import subprocess

@@ -45,7 +45,7 @@ def spec(tmp_path: Path) -> JobSpec:
 
 
 def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
-    """Do the work of one fork of the process."""
+    """Return what one fork of the process prepares."""
     (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
     return prepare_or_refuse(folder)
 

@@ -1,4 +1,4 @@
-"""Savings and acceptance of single steps, compared with figures worked out by hand."""
+"""Savings and acceptance of single steps agree with figures computed by hand."""
 
 import msgspec
 import pytest
@@ -41,7 +41,7 @@ def state_with_ranks(ranks: int) -> RunState:
 
 
 def test_only_the_last_worker_saves_in_the_tail() -> None:
-    """A plain token takes a second: together they save 60 s, then the last one waits 50 s less."""
+    """Plain tokens take 1 s each: both save 60 s together, then the last one waits 50 s less."""
     runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
     plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
     rates = PlainRates(add_tallies({}, [plain]))
@@ -70,7 +70,7 @@ def test_divides_a_report_at_the_moment_when_a_worker_ran_out() -> None:
     savings.idle_worker(Step(0), 3.0)
     savings.idle_worker(Step(0), 9.0)
     savings.add(decoding_report(W1, 60, 10.0), 10.0)
-    # reported at that moment: all of it lies before
+    # reported at that moment, so all of its time is before
     savings.add(decoding_report(W0, 12, 2.0), 3.0)
     savings.finish_answer(Step(0), W1)
     saved, critical = savings.of(Step(0), PlainRates(add_tallies({}, [plain])))

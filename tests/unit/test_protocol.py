@@ -28,7 +28,7 @@ COMMANDS = members(RunCommand | SessionCommand)
 
 
 def _leaves(base: type) -> set[type]:
-    """Every type below it that is no base of another."""
+    """Return the subclasses that have no subclasses themselves."""
     modules = (refs, records, events, commands)
     classes = [
         kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)

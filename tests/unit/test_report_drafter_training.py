@@ -85,7 +85,7 @@ def test_names_the_worker_and_the_error_of_discarded_training() -> None:
         base=DrafterVersion(3),
         error="it covers 10% of the policy's guesses, and covered 90%",
     )
-    fold.add(transition(before, diverged, before))  # ignored: its base is not in use any more
+    fold.add(transition(before, diverged, before))  # ignored, as its base is not in use any more
     assert fold.summary() is None
     after = msgspec.structs.replace(before, drafter=DrafterState())
     fold.add(transition(before, diverged, after))

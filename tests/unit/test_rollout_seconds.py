@@ -1,4 +1,4 @@
-"""Measure how long rollout batches decode, to predict what a drafter saves."""
+"""The measured decoding time of rollout batches predicts what a drafter saves."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ _WORKERS = (W0, WorkerId("w1"))
 
 
 def _rolling() -> RunState:
-    """Return a run whose ranks start for a minute before they decode."""
+    """Return a run whose ranks take a minute to start."""
     algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
     begun = started(spec, dict.fromkeys(_WORKERS, 2))
@@ -38,7 +38,7 @@ def _told(
 
 
 def _closed(state: RunState) -> RunState:
-    """Drop all answers, eight seconds later."""
+    """Drop all answers after eight more seconds."""
     opened = state.batch
     assert opened is not None
     for prompt, group in opened.groups.items():

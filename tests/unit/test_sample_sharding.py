@@ -1,4 +1,4 @@
-"""Workers share a rollout batch by their ranks, and take over the share of a lost worker."""
+"""Workers share a rollout batch by their ranks and take over the share of a lost worker."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Every request gets a result in time, whatever the user's code does."""
+"""Every request gets a result in time, even if the user's code fails or hangs."""
 
 import asyncio
 import os
@@ -101,7 +101,7 @@ async def test_time_limit_ends_the_code_and_its_children(
     pid = tmp_path / "pid"
     result = await hasty.score("hang", 1, {"pid": str(pid)})
     assert result == ScoreResult(reward=FALLBACK, error="no answer within 0.4 s")
-    if pid.exists() and (text := pid.read_text()):  # else it was ended before it started a child
+    if pid.exists() and (text := pid.read_text()):  # or it was ended before it started a child
         await wait_until(lambda: not _lives(int(text)), message="its child lives on")
     assert await hasty.score("", 2, {}) == ScoreResult(reward=2.0)
     hasty.stop()

@@ -1,4 +1,4 @@
-"""examples/brief_sums is a complete user's task: data by seed, own keys, own reward."""
+"""examples/brief_sums is a complete task of a user, with data, keys and reward of its own."""
 
 import subprocess
 import sys

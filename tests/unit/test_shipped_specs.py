@@ -1,4 +1,4 @@
-"""Every spec in the repository loads; those whose data is there, too, can read all of it."""
+"""Every spec in the repository loads, and reads all of its data if that is in the repository."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Both strategy policies keep their promises, and the adaptive one learns acceptance."""
+"""Both strategy policies handle their strategies, and the adaptive one learns acceptance."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tallies add up to what was decoded, and a control run is told as a whole."""
+"""Tallies add up to what was decoded, and a control run is reported as a whole."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""The example's data come from a seed alone, and its answers are right."""
+"""The example's data depend only on a seed, and its answers are right."""
 
 import json
 import random

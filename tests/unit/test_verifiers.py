@@ -115,7 +115,7 @@ def test_built_in_verifiers_return_0_or_1(text: str, answer: str) -> None:
         assert score(spec, text, answer) in (0.0, 1.0)
 
 
-# --- functions of the user's own
+# --- functions of the user
 
 
 def function(dotted: str) -> RewardSpec:

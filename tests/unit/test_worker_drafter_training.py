@@ -1,4 +1,4 @@
-"""A worker's training sessions end once, and it shares partial answers while other workers idle."""
+"""A worker ends each training session once, and shares partial answers with idle workers."""
 
 import asyncio
 from typing import Any
@@ -96,7 +96,7 @@ def _stopped(session: int, dropped: float = 0.0, typical: float = 0.1) -> Drafte
 
 
 async def test_shares_partial_answers_until_the_rollout_batch_is_over() -> None:
-    """Having nothing to share at first, and hearing of the idle worker early, changes nothing."""
+    """An early notice of the idle worker and no answers at first change nothing."""
     rank = _Rank()
     exchange = PartialAnswerExchange(_setup([rank]), _training([rank]))
     exchange.open(_OPEN)
@@ -123,7 +123,7 @@ async def test_shares_partial_answers_until_the_rollout_batch_is_over() -> None:
 
 
 def test_a_training_session_ends_once() -> None:
-    """Its ranks had nothing to learn from, and a new base was on its way to them."""
+    """Its ranks have no samples, and a new base is on its way to them."""
     ranks = [_Rank(), _Rank()]
     training = _training(ranks)
     training.begin(_train(session=1, version=0))
