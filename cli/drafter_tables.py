@@ -13,7 +13,7 @@ def print_drafter_training(training: DrafterTraining) -> None:
     if training.decisions or training.micro_batches:
         console.print(_seconds(training))
         console.print(_drafters(training))
-        decisions = [d for d in training.decisions if d.what not in ("adopt", "reject")]
+        decisions = [d for d in training.decisions if d.kind not in ("adopt", "reject")]
         for decision in decisions[-_LAST:]:
             say(f"step {decision.step}: {describe_decision(decision)}")
     for error in training.diverged[-_LAST:]:

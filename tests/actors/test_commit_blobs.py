@@ -31,6 +31,8 @@ def _commit_drafter(weights: BlobRef, version: int = 1) -> Caused:
         weights=weights,
         policy=PolicyVersion(0),
         architecture=Digest("shape"),
+        updates=1,
+        micro_batches=1,
     )
     return Caused(
         CommitDrafter(job=JOB, drafter=drafter), JobCancelRequested(job=JOB), by_session=False

@@ -212,7 +212,7 @@ def test_bounds_the_states_of_partial_answers_too(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     add(replay, first, 9)  # the answer is whole
     replay.share_partial(key(third), states(9))
-    assert len([file for file in tmp_path.iterdir() if file.name.endswith("growing")]) == 2
+    assert len([file for file in tmp_path.iterdir() if file.name.endswith("partial")]) == 2
     replay.begin(Step(1))
     for name in (first, second, third):
         replay.share_partial(key(name, step=1), states(9))

@@ -102,7 +102,7 @@ class Checks:
                 current = known is not None and known.info.incarnation == event.incarnation
                 if current and _place(event) not in self.dropped:
                     self.finished.setdefault(_place(event), (event.attempt, event.length))
-            case DrafterRefused() if event.version is not None:
+            case DrafterRefused():
                 if event.version in (NAMED, before.drafter.adoption.version_in_use):
                     self.drafter.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:

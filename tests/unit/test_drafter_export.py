@@ -79,8 +79,6 @@ def test_takes_the_shape_and_updates_of_the_named_drafter(tmp_path: Path, policy
     used = kept(run, trained)
     assert read_drafter(run, spec(policy, named), used).config == trained.config
     assert total_updates(spec(policy, named), used) == 540
-    unknown = msgspec.structs.replace(used, updates=None)
-    assert total_updates(spec(policy, named), unknown) is None
 
 
 def test_refuses_weights_of_an_unknown_shape(tmp_path: Path, policy: Path) -> None:

@@ -68,7 +68,13 @@ def test_lists_each_refusal_once_even_if_nothing_was_trained() -> None:
     state, fold = new_run(JOB, small_spec()), DrafterTrainingFold()
     assert fold.summary() is None
     for worker in (W0, W0, WorkerId("w1")):
-        refused = DrafterRefused(job=JOB, worker=worker, incarnation=Incarnation(1), error="torn")
+        refused = DrafterRefused(
+            job=JOB,
+            worker=worker,
+            incarnation=Incarnation(1),
+            version=DrafterVersion(1),
+            error="torn",
+        )
         fold.add(transition(state, refused, state))
     training = fold.summary()
     assert training is not None

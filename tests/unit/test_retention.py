@@ -25,6 +25,8 @@ def _drafter(name: str) -> DrafterRef:
         weights=_blob(name),
         policy=PolicyVersion(0),
         architecture=Digest("shape"),
+        updates=1,
+        micro_batches=1,
     )
 
 

@@ -1,7 +1,7 @@
 """Exchange answers that are still being written: idle workers learn from them.
 
-They travel by a stream of their own, which keeps a few entries and is read without a group: an
-entry that is missed was only an occasion to learn.
+A stream of their own carries them. It keeps a few entries and is read without a group, because a
+worker that misses an entry only has less to learn from.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tlt.store.redis_connection import CONNECTION_ERRORS
 _SHARE_SECONDS = 0.5
 _KEPT = 32
 _BLOCK_MS = 500
-_FIELD = "growing"
+_FIELD = "partial_answers"
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(PartialAnswers)
 
@@ -85,7 +85,7 @@ class PartialAnswerExchange:
         if message.answers:
             with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._setup.connection.xadd(
-                    self._setup.keys.growing(message.job),
+                    self._setup.keys.partial_answers(message.job),
                     {_FIELD: _encode(message)},
                     maxlen=_KEPT,
                     approximate=False,
@@ -97,7 +97,7 @@ class PartialAnswerExchange:
             session = await self._training.wait_for_session()
             pages = read_pages(
                 self._setup.connection,
-                self._setup.keys.growing(session.job),
+                self._setup.keys.partial_answers(session.job),
                 after="0",
                 count=_KEPT,
                 block_ms=_BLOCK_MS,

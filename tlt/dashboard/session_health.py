@@ -107,7 +107,7 @@ class HealthReader:
         keys = self._keys
         named = {"events": keys.events}
         if job is not None:
-            named |= {"prompts": keys.prompts(job), "growing": keys.growing(job)}
+            named |= {"prompts": keys.prompts(job), "partial answers": keys.partial_answers(job)}
         heartbeats, dead_letters, memory, *replies = await self._query(
             lambda pipe: [
                 pipe.hgetall(keys.heartbeats),

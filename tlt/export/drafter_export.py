@@ -98,7 +98,7 @@ def _config(run: Path, spec: JobSpec, used: DrafterRef) -> DrafterConfig:
 def total_updates(spec: JobSpec, used: DrafterRef) -> int | None:
     """Count the updates, those of the drafter in the spec included; None if that is not known."""
     before = _updates_before(spec, used)
-    return None if used.updates is None or before is None else before + used.updates
+    return None if before is None else before + used.updates
 
 
 def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
@@ -127,7 +127,7 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
         layout=layout,
         version=used.policy,
         policy_digest=_policy_digest(run, spec, used),
-        micro_batches="unknown" if used.micro_batches is None else used.micro_batches,
+        micro_batches=used.micro_batches,
         tokens="none" if drafting is None else f"{drafting.tokens.total:,}",
         rollouts=_describe_rollouts(drafter_state),
         accept=_describe_evaluation(drafter_state),

@@ -35,7 +35,7 @@ from tlt.protocol.refs import (
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One answer to be written, as it stands in the job's queue."""
+    """An answer that some worker is to write: an entry of the job's queue."""
 
     job: JobId
     epoch: Epoch
@@ -48,24 +48,24 @@ class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something to do."""
+    """An instruction that `decide` gives."""
 
 
 class JobCommand(Command, frozen=True, kw_only=True):
-    """Something to do for one job."""
+    """A command about one job."""
 
     job: JobId
 
 
 class ToWorker(Command, frozen=True, kw_only=True):
-    """Something that one incarnation of a worker does."""
+    """A command to one incarnation of a worker."""
 
     worker: WorkerId
     incarnation: Incarnation
 
 
 class ToWorkerOfJob(ToWorker, frozen=True, kw_only=True):
-    """Something that one incarnation of a worker does for one job."""
+    """A command to one incarnation of a worker about one job."""
 
     job: JobId
 
@@ -86,7 +86,7 @@ class CloseJob(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Take prompts from the job's queue and answer them with this policy and drafter."""
+    """Answer prompts from the job's queue with this policy and drafter."""
 
     epoch: Epoch
     step: Step
@@ -95,7 +95,7 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
     # None: the drafter that the spec names, if it names one
     drafter: DrafterRef | None
     requeues: int
-    # this worker's part of the rollout batch in answers: at first it takes no more at once
+    # answers of the rollout batch that the worker may take before it leaves some to the others
     share: int
 
 
@@ -104,17 +104,17 @@ class StopSpeculation(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Train the drafter; repeated in the same training session, go on from this base."""
+    """Train the drafter from this base; within one training session a later base replaces it."""
 
     step: Step
     training_session: int
     base: DrafterBase
-    # prompts of this step and of the one before that are kept for evaluations
+    # prompts of this step and the one before whose answers evaluate drafters
     held_out: dict[Step, tuple[PromptIndex, ...]] = {}
 
 
 class StopDrafterTraining(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Drop the micro-batch in progress, publish what was learned, and be free."""
+    """End the training session: drop the micro-batch in progress and publish what was learned."""
 
     training_session: int
 
@@ -130,7 +130,7 @@ class MergeDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class AdoptDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Swap drafters in the middle of a rollout: tokens stay the same, only their speed changes."""
+    """Swap drafters in the middle of a rollout, which changes its speed but not its tokens."""
 
     # None: the drafter that the spec names, or none
     drafter: DrafterRef | None
@@ -147,9 +147,9 @@ class UpdatePolicy(ToWorkerOfJob, frozen=True, kw_only=True):
     group: str
     world: int
     first_rank: int
-    # every rank loads this first; None: go on with the weights that the rank holds
+    # the checkpoint that every rank loads first; None: each rank keeps the weights it holds
     restore: Checkpoint | None
-    # this global rank's state is broadcast first, because some rank holds an older one
+    # global rank whose state is broadcast first because another rank holds an older one
     sync_from: int | None
     minibatches: tuple[MinibatchShare, ...]
     # the first rank commits policy and optimiser to the run's folder afterwards
@@ -157,7 +157,7 @@ class UpdatePolicy(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class ReplaceRanks(ToWorker, frozen=True, kw_only=True):
-    """Start fresh ranks: a collective failed, and what the present ones hold is void."""
+    """Start fresh ranks, because a collective failed and the state of the present ones is void."""
 
     reason: str
 
@@ -166,7 +166,7 @@ class ReplaceRanks(ToWorker, frozen=True, kw_only=True):
 
 
 class IssuePrompts(JobCommand, frozen=True, kw_only=True):
-    """Put the prompts of a rollout batch into the job's queue."""
+    """Add the prompts of a rollout batch to the job's queue."""
 
     epoch: Epoch
     step: Step
@@ -182,7 +182,7 @@ class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
 
 
 class KeepRollout(JobCommand, frozen=True, kw_only=True):
-    """Keep the tokens of the answer in the present event until the policy has learned from them."""
+    """Keep the answer of the event being decided until the policy has been trained on it."""
 
     step: Step
     prompt: PromptIndex
@@ -190,7 +190,7 @@ class KeepRollout(JobCommand, frozen=True, kw_only=True):
 
 
 class ForgetRollouts(JobCommand, frozen=True, kw_only=True):
-    """Delete the answers that were kept of these steps."""
+    """Delete the kept answers of these steps."""
 
     steps: tuple[Step, ...]
 
@@ -211,18 +211,20 @@ class DiscardBlobs(JobCommand, frozen=True, kw_only=True):
 
 
 class CommitDrafter(JobCommand, frozen=True, kw_only=True):
-    """Commit a drafter to the run's folder: it was adopted."""
+    """Commit an adopted drafter to the run's folder."""
 
     drafter: DrafterRef
 
 
-Decision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
+# "rest": don't train now; "buy": train in reserved time; "return": go back to the drafter in use.
+# The values appear in outputs and journals, so they keep their older words.
+DrafterDecision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
 
 
 class ExplainDrafterDecision(JobCommand, frozen=True, kw_only=True):
     """Record why the drafter is trained or isn't, with the predicted seconds of the job."""
 
-    what: Decision
+    kind: DrafterDecision = msgspec.field(name="what")
     saved: float
     cost: float
     why: str
@@ -245,7 +247,7 @@ class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
 
 
 class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
-    """Record that speculation cost more than it saved: seconds saved, and their interval."""
+    """Record that speculation cost more than it saved: the seconds saved and their interval."""
 
     saved: float
     low: float
@@ -290,7 +292,7 @@ class RecordStatus(JobCommand, frozen=True, kw_only=True):
     error: str | None
 
 
-# what a rank receives, as its worker does
+# commands that a worker passes on to its ranks
 RankCommand: TypeAlias = (
     OpenJob
     | CloseJob

@@ -43,7 +43,7 @@ from tlt.protocol.refs import (
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something that happened."""
+    """A fact that `decide` takes into account."""
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     """A user submitted a job."""
 
     spec: JobSpec
-    # of this job alone; stays the same when a later session resumes the job
+    # a folder of this job alone, kept when a later session resumes the job
     folder: str
 
 
@@ -103,7 +103,7 @@ class JobRefused(JobEvent, frozen=True, kw_only=True):
 
 
 class JobStarted(JobEvent, frozen=True, kw_only=True):
-    """A job runs from now on, on these workers."""
+    """A job has started on these workers."""
 
     epoch: Epoch
     spec: JobSpec
@@ -131,7 +131,7 @@ class SessionResumed(Event, frozen=True, kw_only=True):
 
 
 class WorkerJoined(Event, frozen=True, kw_only=True):
-    """A worker started fresh ranks, which wait for a job."""
+    """A worker started fresh ranks that wait for a job."""
 
     info: WorkerInfo
 
@@ -143,7 +143,7 @@ class WorkerLost(Event, frozen=True, kw_only=True):
     incarnation: Incarnation
     reason: str
     returning: bool
-    # it ended with its session, which is no failure of the job
+    # True if it ended with its session, which doesn't count as a failure of the job
     with_session: bool = False
 
 
@@ -164,14 +164,14 @@ class WorkerIdled(WorkerStepEvent, frozen=True, kw_only=True):
 
 
 class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
-    """A whole answer, and where each of its tokens came from."""
+    """A rank finished an answer; the spans say where each of its tokens came from."""
 
     purpose: Purpose
     prompt: PromptIndex
     member: Member
     prompt_tokens: tuple[int, ...]
     tokens: Tensor
-    # of the sampled tokens, after temperature and before filters
+    # log-probabilities of the sampled tokens, after temperature and before filters
     logprobs: Tensor
     text: str
     temperature: float
@@ -213,7 +213,7 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
-    """A rank decodes, and did so like this since its last report: at most once a second."""
+    """A rank reports its decoding since its last report, at most once a second."""
 
     rank: int
     # counts this rank's reports on the job
@@ -224,7 +224,7 @@ class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
 
 
 class SpeculationStopped(WorkerEvent, frozen=True, kw_only=True):
-    """The worker's ranks decode without speculation from now on, as commanded."""
+    """The worker's ranks have stopped speculating, as commanded."""
 
 
 # --- drafter training
@@ -233,9 +233,8 @@ class SpeculationStopped(WorkerEvent, frozen=True, kw_only=True):
 class DrafterRefused(WorkerEvent, frozen=True, kw_only=True):
     """A rank can't use a drafter; the rollout goes on without it."""
 
+    version: DrafterVersion
     error: str
-    # None in journals of earlier releases
-    version: DrafterVersion | None = None
 
 
 class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
@@ -247,9 +246,9 @@ class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
     # the counts and seconds that follow are those since the member's last delta
     updates: int
     tokens: TokensByOrigin
-    # spent in micro-batches that were kept
+    # seconds of the micro-batches that were kept
     seconds: float
-    # spent in prefills of answers whose states weren't on the host
+    # seconds of prefills of answers whose hidden states weren't on the host
     reading_seconds: float
     publishing_seconds: float
     # duration of one micro-batch: the median and the longest
@@ -259,7 +258,7 @@ class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
 
 
 class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stopped training: it was commanded to, or has nothing to learn from.
+    """A worker stopped training, because of a command or because it has no answers to learn from.
 
     A rank reports this to its worker, which reports it once for all of its ranks.
     """
@@ -267,7 +266,7 @@ class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
     training_session: int
     # from the command until the last rank had stopped, as the worker measures it
     seconds: float = 0.0
-    # spent in micro-batches that were dropped
+    # seconds of the micro-batches that were dropped
     dropped_seconds: float
     # median duration of a micro-batch
     typical_seconds: float
@@ -283,7 +282,7 @@ class DrafterMerged(WorkerEvent, frozen=True, kw_only=True):
 
 
 class DrafterDiverged(WorkerEvent, frozen=True, kw_only=True):
-    """The drafter diverged or can't be read: what was trained since the last good one is void."""
+    """A drafter diverged or can't be read, so the training since the last good one is void."""
 
     training_session: int
     # the base that the member was commanded to train
@@ -309,19 +308,19 @@ class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
 
     version: PolicyVersion
     seconds: float
-    # spent since the worker opened the job, as the worker measures it
+    # energy since the worker opened the job, as the worker measures it
     joules: Joules | None = None
 
 
 class PolicyPublished(StepEvent, frozen=True, kw_only=True):
-    """The weights of the next policy are there to be loaded."""
+    """The weights of the next policy can be loaded."""
 
     policy: PolicyRef
     metrics: UpdateMetrics | None
 
 
 class CheckpointCommitted(StepEvent, frozen=True, kw_only=True):
-    """Policy and optimiser lie in the run's folder."""
+    """Policy and optimiser were committed to the run's folder."""
 
     checkpoint: Checkpoint
 
@@ -337,7 +336,7 @@ SessionEvent: TypeAlias = (
     | WorkerLost
 )
 
-# what a rank reports to its worker
+# events that a rank reports to its worker
 RankEvent: TypeAlias = (
     WorkerFailed
     | RolloutFinished

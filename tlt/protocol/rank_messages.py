@@ -1,7 +1,6 @@
-"""Data that a worker and its ranks exchange, beside commands and events.
+"""Messages between a worker and its ranks that are neither commands nor events.
 
-A rank receives the worker's commands as they are, and answers with events. Tensors are small or
-refer to blobs.
+A rank also receives the worker's commands unchanged and reports events. Large tensors are blobs.
 """
 
 from typing import TypeAlias
@@ -15,7 +14,7 @@ from tlt.protocol.refs import Tensor, Value
 
 
 class RankSetup(Value, frozen=True, kw_only=True):
-    """Identify a rank and its device; an argument of the rank's process."""
+    """The identity and device of a rank; an argument of the rank's process."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -32,7 +31,7 @@ class RankMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RankReady(RankMessage, frozen=True, kw_only=True):
-    """The rank runs; others can meet at its torch.distributed store."""
+    """The rank has started; other ranks can meet at its torch.distributed store."""
 
     rendezvous: str
 
@@ -45,7 +44,7 @@ class DecodePrompts(RankMessage, frozen=True, kw_only=True):
 
 
 class PeerAnswer(RankMessage, frozen=True, kw_only=True):
-    """Another rank's answer to a prompt, whole or so far."""
+    """Another rank's answer to a prompt; `whole` is False while it is still being written."""
 
     job: JobId
     step: Step

@@ -7,7 +7,7 @@ from tlt.strategies import Strategy
 
 
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
-    """Sums over control runs: each run's tokens and seconds, squared and multiplied."""
+    """Sums over control runs of the squares and the product of each run's tokens and seconds."""
 
     count: int
     tokens_squared: float
@@ -16,17 +16,17 @@ class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class StrategyTally(Value, frozen=True, kw_only=True):
-    """Add up the decode steps with one strategy at batch sizes of one bucket."""
+    """Sums over the decode steps with one strategy at batch sizes of one bucket."""
 
     strategy: Strategy
     # the largest batch size of the bucket
     bucket: int
-    # the version that proposed, if a drafter did
+    # the drafter version that proposed; None if the strategy uses no drafter
     drafter: DrafterVersion | None
-    # set for control runs only: those that have ended
+    # the control runs that have ended; None for steps outside of control runs
     control: ControlRuns | None
     steps: int
-    # steps taken to explore the strategy rather than because it was predicted best
+    # steps that explored the strategy although another one was predicted best
     explored: int
     # running rows, summed over the steps
     rows: int
@@ -48,13 +48,15 @@ class WorkerInfo(Value, frozen=True, kw_only=True):
 
 
 class TokensByOrigin(Value, frozen=True, kw_only=True):
-    """Tokens that were learned from: finished answers of the rank's own and of others, answers
-    that are still being written, and answers of the step before.
-    """
+    """Tokens that a drafter was trained on, by the answers that they belong to."""
+
+    # whole answers of this step, by the training rank and by other ranks
 
     own: int = 0
     others: int = 0
+    # answers that are still being written
     running: int = 0
+    # answers of the step before
     previous: int = 0
 
     @property
@@ -66,15 +68,15 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
 class DrafterEvaluation(Value, frozen=True, kw_only=True):
     """Accept lengths of two drafters on answers of the current policy, held out where possible."""
 
-    # the drafter in use; None if there is none
+    # accept length of the drafter in use; None if no drafter is
     used: float | None
-    # the drafter that was trained
+    # accept length of the drafter that was trained
     trained: float
     answers: int
 
 
 class Joules(Value, frozen=True, kw_only=True):
-    """Energy that was spent; None where the machine has no counter."""
+    """Energy spent; None where the machine has no counter."""
 
     # all processors of the host, other programs included
     host: float | None = None
@@ -83,18 +85,18 @@ class Joules(Value, frozen=True, kw_only=True):
 
 
 class Heartbeat(Value, frozen=True, kw_only=True):
-    """A worker's sign of life: observers compare its counter, never clocks."""
+    """A worker's heartbeat; observers compare its counter, never clocks."""
 
     incarnation: Incarnation
     counter: int
-    # work done by the rank that has done the least; stands still when that rank is stuck
+    # pieces of work done by the rank that has done the least; stays the same while it is stuck
     progress: int
     # requests being decoded
     running: int
     pid: int
     rank_pids: tuple[int, ...]
     job: JobId | None
-    # memory of the worker and its ranks
+    # memory of the worker and its ranks together
     resident_bytes: int = 0
 
 
@@ -118,7 +120,7 @@ class UpdateMetrics(Value, frozen=True, kw_only=True):
     entropy: float
     clipped_low: float
     clipped_high: float
-    # k3 estimate of the divergence between the policy and the one that sampled
+    # k3 estimate of the divergence between the policy and the one that sampled the answers
     sampling_kl: float
     reference_kl: float | None
     importance_truncated: float

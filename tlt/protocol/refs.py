@@ -50,7 +50,7 @@ class DrafterSpan(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class OriginSpan(Value, frozen=True, kw_only=True, array_like=True):
-    """`tokens` consecutive tokens came about like this: 'plain', 'accepted' or 'corrected'."""
+    """`tokens` consecutive tokens are of one origin: 'plain', 'accepted' or 'corrected'."""
 
     origin: str
     tokens: int
@@ -83,50 +83,50 @@ class DrafterRef(Value, frozen=True, kw_only=True):
 
     version: DrafterVersion
     weights: BlobRef
-    # the policy that it learned from last; later policies may use it
+    # the policy whose answers it was last trained on; later policies may use it too
     policy: PolicyVersion
     # digest of its shape
     architecture: Digest
-    # of the base that it was taken from: a lineage that starts over from it has learned no more.
-    # None in journals of earlier releases
-    updates: int | None = None
-    micro_batches: int | None = None
+    # updates and micro-batches of the base that holds it; a lineage that restarts from it begins
+    # with these counts
+    updates: int
+    micro_batches: int
 
 
 class DrafterBase(Value, frozen=True, kw_only=True):
-    """The weights that members' deltas are added to: a member starts from them."""
+    """The weights that members start from and that their deltas are added to."""
 
     version: DrafterVersion
     # the first version of the lineage; deltas to bases of other lineages are void
     root: DrafterVersion
     # raw weights and their running mean; None: the drafter that the spec names, or random weights
     weights: BlobRef | None
-    # updates made one after the other, which set the learning rates
+    # updates made one after the other; the learning-rate schedule counts them
     updates: int
-    # all micro-batches, those learned side by side included
+    # micro-batches of all members, including those trained at the same time
     micro_batches: int
     # by member: the number of its newest delta in this base, and the micro-batches of the first
-    # base that had that delta
+    # base that contains that delta
     merged: dict[str, tuple[int, int]] = {}
 
 
 class DrafterDelta(Value, frozen=True, kw_only=True):
-    """All that one member has added to a base by now: it replaces the member's earlier deltas."""
+    """All changes of one member that the base lacks; it replaces the member's earlier deltas."""
 
     worker: WorkerId
     incarnation: Incarnation
     rank: int
-    # counts the rank's deltas
+    # serial number among the rank's deltas
     number: int
     base: DrafterVersion
     blob: BlobRef
     micro_batches: int
-    # micro-batches in the first base that had the member's previous delta
+    # micro-batches of the first base that contains the member's previous delta
     known: int
 
     @property
     def member(self) -> str:
-        """Return the name of the rank that learned it."""
+        """Return the name of the rank that made it."""
         return f"{self.incarnation}.{self.rank}"
 
 

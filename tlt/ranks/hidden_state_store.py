@@ -1,7 +1,7 @@
 """Share captured hidden states in files of shared memory, so that ranks of one host skip prefills.
 
-A file appears under its name only when it is whole. A rank that has mapped a file keeps what is in
-it, also after the owner has deleted the file.
+A file appears under its name only when it is whole. A rank that has mapped a file can read it
+even after the owner has deleted it.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from tlt.blobs import free_bytes
 from tlt.ids import Member, PromptIndex, Step
 
 Name = tuple[Step, PromptIndex, Member]
-_PARTIAL = "growing"
-# part of the shared memory that is left to what jobs can't do without
+_PARTIAL = "partial"
+# share of the shared memory that stays free for weights and rollouts, which jobs need
 _LEFT_FREE = 0.25
 
 

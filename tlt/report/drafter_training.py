@@ -31,7 +31,7 @@ class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
-    what: str
+    kind: str = msgspec.field(name="what")
     # predicted seconds of the job
     saved: float
     cost: float
@@ -154,7 +154,7 @@ class DrafterTrainingFold:
             self._decisions.append(
                 Decision(
                     step=step,
-                    what=command.what,
+                    kind=command.kind,
                     saved=command.saved,
                     cost=command.cost,
                     why=command.why,

@@ -72,7 +72,7 @@ class Happenings:
                     self._drafter = version
                     yield Happening("drafter", f"drafter {version} in use")
             case ExplainDrafterDecision():
-                yield Happening("decision", f"drafter, {command.what}: {command.why}")
+                yield Happening("decision", f"drafter, {command.kind}: {command.why}")
             case GiveUpSpeculation():
                 yield Happening("off", "speculation given up")
             case _:

@@ -47,7 +47,7 @@ def log_lines(ledger: Ledger, transition: Transition) -> list[str]:
 
 
 def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
-    text = f"{_DECISIONS[decision.what]}: {decision.why}"
+    text = f"{_DECISIONS[decision.kind]}: {decision.why}"
     if decision.saved or decision.cost:
         text += f"; predicted to save {decision.saved:.1f} s and to cost {decision.cost:.1f} s"
     return text

@@ -32,13 +32,13 @@ class Keys:
     def prompts(self, job: JobId) -> str:
         return self._key("prompts", job)
 
-    def growing(self, job: JobId) -> str:
-        """Name the stream of answers that are still growing; entries are kept for a moment."""
-        return self._key("growing", job)
+    def partial_answers(self, job: JobId) -> str:
+        """Name the stream of answers that are still being written; it keeps a few entries."""
+        return self._key("partial_answers", job)
 
     def rollouts(self, job: JobId, step: Step) -> str:
         return self._key("rollouts", job, step)
 
     def of_job(self, job: JobId) -> tuple[str, ...]:
         """Return the patterns of keys that are deleted when the job ends."""
-        return self.prompts(job), self.growing(job), self._key("rollouts", job, "*")
+        return self.prompts(job), self.partial_answers(job), self._key("rollouts", job, "*")

@@ -1,4 +1,4 @@
-"""Act on what a trained drafter turns out to be: merged, diverged, lost, refused, or worse."""
+"""Act on the outcome of drafter training: merged, diverged, lost, refused, or worse."""
 
 from collections.abc import Sequence
 
@@ -110,7 +110,7 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
     state, known, version = turn.state, turn.state.drafter.adoption, event.version
     if current_worker(state, event.worker, event.incarnation) is None:
         return
-    if version is not None and version in (NAMED, known.version_in_use):
+    if version in (NAMED, known.version_in_use):
         known = adoption.record_refusal(known, version, event.incarnation)
         turn.set_drafter(adoption=known)
     incarnations = [worker.info.incarnation for worker in state.workers.values()]

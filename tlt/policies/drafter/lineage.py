@@ -17,23 +17,23 @@ Blobs = tuple[BlobRef, ...]
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):
-    """A member was asked to merge these deltas into the next base."""
+    """A merge of these deltas into the next base, requested from a member."""
 
     worker: WorkerId
     incarnation: Incarnation
     version: DrafterVersion
     deltas: tuple[DrafterDelta, ...]
-    # deltas that the member has handed in since instead of merging
+    # deltas that the member has handed in since the request instead of merging
     deltas_since: int = 0
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    # the last version that a member was asked to make
+    # the last version whose merge was requested from a member
     newest_version: DrafterVersion = DrafterVersion(0)
     base: DrafterBase = DrafterBase(
         version=DrafterVersion(0), root=DrafterVersion(0), weights=None, updates=0, micro_batches=0
     )
-    # not merged yet: the newest of each member
+    # the newest delta of each member that is not merged yet
     deltas: tuple[DrafterDelta, ...] = ()
     # by living member: the number of its newest delta, and the last base that contains one of them
     newest_delta: dict[str, int] = {}
@@ -84,7 +84,7 @@ def start_merge(lineage: Lineage, worker: WorkerInfo) -> tuple[Lineage, Merge]:
 
 
 def count_delta_since(lineage: Lineage, merge: Merge) -> Lineage:
-    """Note that the member which was asked to merge has handed in a delta instead."""
+    """Count a delta that the merging member has handed in instead of merging."""
     waited = msgspec.structs.replace(merge, deltas_since=merge.deltas_since + 1)
     return msgspec.structs.replace(lineage, merge=waited)
 
@@ -130,14 +130,13 @@ def finish_merge(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
 
 def restart(lineage: Lineage, used: DrafterRef | None) -> tuple[Lineage, Blobs]:
     """Begin a new root from the drafter in use, and give up all work since."""
-    version, before = _next_version(lineage), lineage.base
-    updates, micro_batches = (0, 0) if used is None else (used.updates, used.micro_batches)
+    version = _next_version(lineage)
     base = DrafterBase(
         version=version,
         root=version,
         weights=None if used is None else used.weights,
-        updates=before.updates if updates is None else updates,
-        micro_batches=before.micro_batches if micro_batches is None else micro_batches,
+        updates=0 if used is None else used.updates,
+        micro_batches=0 if used is None else used.micro_batches,
     )
     after = msgspec.structs.replace(
         lineage, newest_version=version, base=base, deltas=(), merge=None

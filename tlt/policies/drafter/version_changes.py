@@ -14,7 +14,7 @@ from tlt.policies.job.run_state import Duty, Turn
 from tlt.protocol.commands import (
     AdoptDrafter,
     CommitDrafter,
-    Decision,
+    DrafterDecision,
     ExplainDrafterDecision,
     ReleaseBlobs,
 )
@@ -31,7 +31,7 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
     evaluation, used = event.evaluation, turn.state.drafter.adoption.used
     if used is not None and event.drafter.architecture != used.architecture:
         release(turn, (event.drafter.weights,))
-        restart(turn, "what was trained has another shape than what is used")
+        restart(turn, "the trained drafter has another shape than the one in use")
         return
     judgement = gate.judge_evaluation(evaluation)
     if judgement is Judgement.UNMEASURED:
@@ -47,7 +47,7 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
     explain(turn, "reject", gate.Verdict(worth=False, why=why))
     release(turn, (event.drafter.weights,))
     if judgement is Judgement.RESTART:
-        restart(turn, "what was trained has become worse than what is used")
+        restart(turn, "the trained drafter has become worse than the one in use")
 
 
 def _record_evaluation(turn: Turn, event: DrafterMerged, judgement: Judgement) -> None:
@@ -79,9 +79,9 @@ def _adopt(turn: Turn, drafter: DrafterRef, evaluation: DrafterEvaluation) -> No
 def _live_under_current_policy(
     drafter: DrafterState, evaluation: DrafterEvaluation
 ) -> LiveAcceptance:
-    """Return the live acceptance of the drafter in use, some of it under earlier policies, scaled.
+    """Scale the live acceptance of the drafter in use, some of it measured under earlier policies.
 
-    It counts as much less as the drafter's evaluated accept length has shrunk since its adoption.
+    It shrinks as much as the drafter's evaluated accept length has since its adoption.
     """
     live, used = drafter.adoption.live, drafter.adoption.version_in_use
     measured = [each.trained for each in drafter.evidence.evaluations if each.version == used]
@@ -121,7 +121,7 @@ def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
 
 
 def restart(turn: Turn, why: str) -> None:
-    """Train from the drafter in use again: deltas against other weights are void."""
+    """Train from the drafter in use again; deltas against other weights become void."""
     restarted, unused = lineage.restart(
         turn.state.drafter.lineage, turn.state.drafter.adoption.used
     )
@@ -137,7 +137,7 @@ def cancel_merge(turn: Turn, incarnation: Incarnation) -> None:
 
 
 def end(turn: Turn) -> None:
-    """Keep what the exported drafter's card tells, and free all blobs but the drafter in use."""
+    """Free all blobs but the drafter in use; keep the figures that its exported card shows."""
     before = turn.state.drafter
     used = before.adoption.used
     unused = before.lineage.blobs if used is None else (*before.lineage.blobs, used.weights)
@@ -164,11 +164,11 @@ def release(turn: Turn, blobs: Iterable[BlobRef]) -> None:
         turn.emit(ReleaseBlobs(job=turn.state.job, blobs=unused))
 
 
-def explain(turn: Turn, what: Decision, verdict: gate.Verdict) -> None:
+def explain(turn: Turn, kind: DrafterDecision, verdict: gate.Verdict) -> None:
     turn.emit(
         ExplainDrafterDecision(
             job=turn.state.job,
-            what=what,
+            kind=kind,
             # rounded to digits that all machines agree on
             saved=round(verdict.saved, 3),
             cost=round(verdict.cost, 3),
