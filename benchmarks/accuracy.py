@@ -80,8 +80,8 @@ def _pair(seed: int, reverse: bool) -> Pair:
     jobs = {stack: _job(stack, seed) for stack in order}
     off, tlt = (_rewards(jobs[stack]) for stack in ("off", "cold"))
     assert off.keys() == tlt.keys()
-    drafting = jobs["cold"].snapshot.drafting
-    assert drafting is not None
+    training = jobs["cold"].snapshot.drafter_training
+    assert training is not None
     before_and_after = {
         stack: [found.mean for found in job.snapshot.evals] for stack, job in jobs.items()
     }
@@ -90,12 +90,12 @@ def _pair(seed: int, reverse: bool) -> Pair:
         differences=[100 * (off[problem] - tlt[problem]) for problem in sorted(off)],
         off=before_and_after["off"],
         tlt=before_and_after["cold"],
-        guesses=_guesses(jobs["cold"]),
-        adopted=sum(drafter.adopted for drafter in drafting.evaluations),
+        guesses=_accept_lengths(jobs["cold"]),
+        adopted=sum(drafter.adopted for drafter in training.evaluations),
     )
 
 
-def _guesses(job: Job) -> dict[str, float]:
+def _accept_lengths(job: Job) -> dict[str, float]:
     rows, tokens = Counter[str](), Counter[str]()
     for found in job.snapshot.acceptance:
         rows[found.proposer] += found.rows

@@ -13,52 +13,55 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.e2e import FIRST, OF_TAIL, slower_beside
+from benchmarks.e2e import SETTINGS_OF_16, WARM_UP, loss_beside_training
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, ratio, run, session
 from benchmarks.sweep import best_settings
 
 _STACKS = ("frozen", "forced")
-_ROUNDS = 10
+_REPETITIONS = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
+    parser.add_argument("--rounds", type=int, default=_REPETITIONS)
+    arguments = parser.parse_args()
+    out, repetitions = arguments.out, arguments.rounds
     began, jobs = time.monotonic(), {stack: list[Job]() for stack in _STACKS}
     with session():
-        run("frozen", 1, *FIRST, *best_settings("frozen"))
-        for round_ in range(rounds):
-            for stack in _STACKS[:: -1 if round_ % 2 else 1]:
-                jobs[stack].append(run(stack, 1 + round_, *OF_TAIL, *best_settings(stack)))
-    slower = ratio(jobs["forced"], jobs["frozen"], lambda step: step.rollout)
-    beside, less = slower_beside(jobs), {"less_is_better": True}
+        run("frozen", 1, *WARM_UP, *best_settings("frozen"))
+        for repetition in range(repetitions):
+            for stack in _STACKS[:: -1 if repetition % 2 else 1]:
+                jobs[stack].append(
+                    run(stack, 1 + repetition, *SETTINGS_OF_16, *best_settings(stack))
+                )
+    slowdown = ratio(jobs["forced"], jobs["frozen"], lambda step: step.rollout)
+    beside, less = loss_beside_training(jobs), {"less_is_better": True}
     claims = [
-        Claim(name="beside.rollout_slowdown", value=slower.value - 1, unit="", bar=0.1, **less),
+        Claim(name="beside.rollout_slowdown", value=slowdown.value - 1, unit="", bar=0.1, **less),
         Claim(name="beside.while_somebody_trained", value=beside, unit="", bar=0.1, **less),
     ]
     details = {
-        "rollout_slowdown": {name: round(value, 3) for name, value in slower._asdict().items()},
-        "by_seed": {seed: _pair(*pair) for seed, pair in _paired(jobs).items()},
+        "rollout_slowdown": {name: round(value, 3) for name, value in slowdown._asdict().items()},
+        "by_seed": {seed: _compare_pair(*pair) for seed, pair in _pairs_by_seed(jobs).items()},
     }
     write_result("beside", claims, details, time.monotonic() - began, out)
 
 
-def _paired(jobs: dict[str, list[Job]]) -> dict[int, tuple[Job, Job]]:
+def _pairs_by_seed(jobs: dict[str, list[Job]]) -> dict[int, tuple[Job, Job]]:
     frozen = {job.seed: job for job in jobs["frozen"]}
     return {job.seed: (frozen[job.seed], job) for job in jobs["forced"]}
 
 
-def _pair(frozen: Job, forced: Job) -> dict[str, Any]:
-    drafting = forced.snapshot.drafting
-    assert drafting is not None
+def _compare_pair(frozen: Job, forced: Job) -> dict[str, Any]:
+    training = forced.snapshot.drafter_training
+    assert training is not None
     return {
         "rollouts": [_rollouts(frozen), _rollouts(forced)],
-        "trained_beside": round(drafting.idle_used, 2),
+        "trained_beside": round(training.idle_used, 2),
         "slower_while_somebody_trained": round(
-            slower_beside({"frozen": [frozen], "forced": [forced]}), 3
+            loss_beside_training({"frozen": [frozen], "forced": [forced]}), 3
         ),
         "saved": [_saved(frozen), _saved(forced)],
     }

@@ -61,8 +61,8 @@ def main() -> None:
         layers = read_config(folder / "policy").layers
         native = _native(folder, load_drafter(folder / "drafter", layers), requests)
         sglang = _sglang(folder, requests)
-    assert job.snapshot.drafting is not None
-    adopted = [m for m in job.snapshot.drafting.evaluations if m.adopted]
+    assert job.snapshot.drafter_training is not None
+    adopted = [m for m in job.snapshot.drafter_training.evaluations if m.adopted]
     claims = [
         Claim(
             name="by_product.apart",

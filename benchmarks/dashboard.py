@@ -212,7 +212,7 @@ class Load:
 
 
 def _session(home: Path, url: str, workers: int) -> BinaryIO:
-    """Make a session that looks up: write its file and hold its lock."""
+    """Make a session that seems to be up: write its file and hold its lock."""
     folder = home / "sessions" / "default"
     write_session(
         SessionSpec(
@@ -273,7 +273,7 @@ def measure_periods(load: Load, rate: float, seconds: float) -> list[Period]:
     return found
 
 
-def many(
+def measure_many_workers(
     home: Path, browser: Browser, workers: int, rate: float, seconds: float
 ) -> tuple[list[Claim], Details]:
     load = Load(home, workers, big_spec())
@@ -346,7 +346,9 @@ def paint_often(browser: Browser, address: str) -> tuple[list[float], list[float
     return paints, drawn
 
 
-def few(home: Path, browser: Browser, seconds: float) -> tuple[list[Claim], Details]:
+def measure_few_workers(
+    home: Path, browser: Browser, seconds: float
+) -> tuple[list[Claim], Details]:
     """Measure two workers and one page, with hundreds of finished steps."""
     load = Load(home, 2, big_spec(prompts=8), _LONG)
     page = open_page(browser, load.address, _JOB)
@@ -378,11 +380,13 @@ def main() -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
         with chromium() as browser:
-            claims, details = many(
+            claims, details = measure_many_workers(
                 Path(folder) / "many", browser, arguments.workers, arguments.rate, arguments.seconds
             )
         with chromium() as browser:
-            more, few_details = few(Path(folder) / "few", browser, arguments.seconds)
+            more, few_details = measure_few_workers(
+                Path(folder) / "few", browser, arguments.seconds
+            )
     both = {"many": details, "few": few_details}
     write_result("dashboard", claims + more, both, time.monotonic() - begun, arguments.out)
 

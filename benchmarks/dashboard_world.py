@@ -95,8 +95,8 @@ class World:
         )
         self._state: RunState = coordinator.new_run(job, self.spec)
         self._serials = dict.fromkeys((info.worker for info in self._infos), 0)
-        self._events = self._live()
-        self._told: deque[Command] = deque()
+        self._events = self._run_events()
+        self._commands: deque[Command] = deque()
 
     def write(self, count: int) -> None:
         """Write `count` events in one batch."""
@@ -105,11 +105,11 @@ class World:
             event = next(self._events)
             now = time.time()
             self._state, commands = coordinator.decide(self._state, event, now)
-            self._told.extend(commands)
+            self._commands.extend(commands)
             written.append((now, cast("AnyEvent", event), commands))
         self.journal.append(written)
 
-    def _live(self) -> Iterator[RunEvent]:
+    def _run_events(self) -> Iterator[RunEvent]:
         yield JobStarted(
             job=self._job,
             epoch=Epoch(1),
@@ -120,10 +120,10 @@ class World:
             workers=self._infos,
         )
         while True:
-            issued = next(c for c in self._told if isinstance(c, IssuePrompts))
-            self._told.clear()
+            issued = next(c for c in self._commands if isinstance(c, IssuePrompts))
+            self._commands.clear()
             yield from self._roll_out(issued)
-            yield from self._learn()
+            yield from self._update_policy()
 
     def _roll_out(self, issued: IssuePrompts) -> Iterator[RunEvent]:
         group = self.spec.algorithm.group_size
@@ -133,17 +133,17 @@ class World:
         self._random.shuffle(idle)
         for number, (prompt, member) in enumerate(answers):
             info = self._random.choice(self._infos)
-            yield self._chosen(info, issued.step)
+            yield self._decoding_reported(info, issued.step)
             yield self._finished(info, issued.step, prompt, member)
             # workers run out of prompts one after the other before the last answers finish
             if number > len(answers) // 2 and idle and number % 2:
                 yield self._idled(idle.pop(), issued.step)
             yield self._scored(issued.step, prompt, member)
 
-    def _learn(self) -> Iterator[RunEvent]:
-        learns = [command for command in self._told if isinstance(command, UpdatePolicy)]
-        version = PolicyVersion(learns[0].version + 1)
-        step, attempt = learns[0].step, learns[0].attempt
+    def _update_policy(self) -> Iterator[RunEvent]:
+        updates = [command for command in self._commands if isinstance(command, UpdatePolicy)]
+        version = PolicyVersion(updates[0].version + 1)
+        step, attempt = updates[0].step, updates[0].attempt
         yield PolicyPublished(
             job=self._job,
             epoch=Epoch(1),
@@ -164,7 +164,7 @@ class World:
                 seconds=1.0,
             )
 
-    def _chosen(self, info: WorkerInfo, step: Step) -> DecodingReported:
+    def _decoding_reported(self, info: WorkerInfo, step: Step) -> DecodingReported:
         self._serials[info.worker] += 1
         depth = self._random.choice((4, 6, 8))
         tally = StrategyTally(

@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     draft_step: float = 0.05
     lookup: float = 0.01
     context: float = 3.5e-7
-    # from so many tokens on, a pass uses another matrix kernel with this factor
+    # tokens from which on a pass uses another matrix kernel, and the factor of its cost
     kernel_from: int = 40
     kernel: float = 1.12
     # for each row whose drafter must catch up, and for each token that it catches up with
@@ -83,8 +83,10 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     swaps: tuple[float, ...] = ()
 
     def rates(self, strategy: Strategy, done: float, ended: float) -> list[float]:
-        """Return the acceptance rates by depth; they vary as texts have periods. `ended` is the
-        share of finished answers."""
+        """Return the acceptance rates by depth; they vary as texts have periods.
+
+        `ended` is the share of finished answers.
+        """
         match strategy:
             case Off():
                 return []
@@ -148,8 +150,10 @@ def lengths(batch: int, random: Random) -> Rows:
 def run(
     policy: StrategyPolicy | None, machine: Machine, text: Text, rollouts: list[Rows], seed: int
 ) -> Outcome:
-    """Decode all rollouts in turn, each from all rows to the last; without a policy the
-    oracle chooses."""
+    """Decode all rollouts in turn, each until its last row ends.
+
+    Without a policy the oracle chooses the strategies.
+    """
     job = _Job(machine, text, rollouts, seed)
     job.run(policy)
     return job.outcome
@@ -176,28 +180,28 @@ class _Job:
             if policy is not None:
                 policy.handle_weight_swap()
             while left:
-                self._happen(policy)
-                left = self._round(policy, left)
+                self._apply_due_changes(policy)
+                left = self._decode_step(policy, left)
 
     @property
-    def _done(self) -> float:
+    def _share_done(self) -> float:
         return self.outcome.tokens / self._total
 
-    def _happen(self, policy: StrategyPolicy | None) -> None:
+    def _apply_due_changes(self, policy: StrategyPolicy | None) -> None:
         """Apply the first drafter or a swap when it is due."""
-        ready = self._done >= self._text.drafter_from
+        ready = self._share_done >= self._text.drafter_from
         arms = [arm for arm in ARMS if ready or not isinstance(arm, Draft)]
         if len(arms) != len(self._arms):
             self._arms = arms
             if policy is not None:
                 policy.set_strategies(arms)
-        if self._swaps and self._done >= self._swaps[0]:
+        if self._swaps and self._share_done >= self._swaps[0]:
             self._swaps.pop(0)
             if policy is not None:
                 policy.handle_drafter_swap()
 
-    def _round(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
-        outcome, done = self.outcome, self._done
+    def _decode_step(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
+        outcome, done = self.outcome, self._share_done
         batch = len(left)
         context = batch * _PROMPT + outcome.steps % 300 * batch
         ended = 1.0 - batch / self._started
@@ -217,8 +221,8 @@ class _Job:
             self._behind += 1
         passing = self._machine.passing(len(rates), batch, context)
         if policy is not None:
-            noisy = proposing * self._noise()
-            seconds = noisy + passing * self._noise()
+            noisy = proposing * self._noise_factor()
+            seconds = noisy + passing * self._noise_factor()
             policy.observe(
                 StepObservation(strategy, batch, context, seconds, noisy, reached, accepted)
             )
@@ -255,6 +259,6 @@ class _Job:
                 after.append(remaining - got)
         return reached, accepted, after, tokens
 
-    def _noise(self) -> float:
+    def _noise_factor(self) -> float:
         factor = self._random.lognormvariate(0.0, self._machine.noise)
         return factor * 10 if self._random.random() < self._machine.outliers else factor

@@ -40,8 +40,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    best = _best_ways(arguments.out)
-    seconds = _drains(best, arguments.rollouts, torch.device(arguments.device))
+    best = _best_strategies(arguments.out)
+    seconds = _drain_seconds(best, arguments.rollouts, torch.device(arguments.device))
     pairs = {
         name: [o / s for o, s in zip(seconds["oracle"], own, strict=True)]
         for name, own in seconds.items()
@@ -60,7 +60,7 @@ def main() -> None:
     write_result("drain", claims, details, time.monotonic() - began, arguments.out)
 
 
-def _best_ways(out: Path | None) -> dict[int, Strategy]:
+def _best_strategies(out: Path | None) -> dict[int, Strategy]:
     folders = [_RESULTS] if out is None else [out.parent, _RESULTS]
     files = [folder / "speculation.json" for folder in folders]
     strategies = {name_of(arm): arm for arm in ARMS}
@@ -76,7 +76,7 @@ def _interval(ratios: list[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
-def _drains(
+def _drain_seconds(
     best: dict[int, Strategy], rollouts: int, device: torch.device
 ) -> dict[str, list[float]]:
     """Return each strategy's seconds by rollout, without the first, a warm-up."""

@@ -31,35 +31,41 @@ from tlt.report import DrafterTraining
 _Jobs = dict[str, list[Job]]
 
 _STEPS, _COLD_STEPS = 10, 30
-_ROUNDS, _COLD_ROUNDS, _MORE_ROUNDS = 4, 2, 4
+_REPETITIONS, _COLD_REPETITIONS, _MORE_REPETITIONS = 4, 2, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
 # tokens that drafters train on
 _ORIGINS = ("own", "others", "running", "previous")
 # steps of jobs with 64, 32 and 16 answers a worker; those of 32 start without a drafter
-_WHOLE = ("off", "n-gram", "frozen", "warm")
-_COLD = ("off", "n-gram", "cold")
-_TAILS = ("off", "n-gram", "frozen", "warm", "forced")
-_OF_WHOLE = (f"algorithm.steps={_STEPS}",)
-_OF_COLD = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
-OF_TAIL = (*_OF_WHOLE, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
+_STACKS_OF_64 = ("off", "n-gram", "frozen", "warm")
+_STACKS_OF_32 = ("off", "n-gram", "cold")
+_STACKS_OF_16 = ("off", "n-gram", "frozen", "warm", "forced")
+_SETTINGS_OF_64 = (f"algorithm.steps={_STEPS}",)
+_SETTINGS_OF_32 = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
+SETTINGS_OF_16 = (*_SETTINGS_OF_64, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
 # repeats while there is time
 _SIDE_BY_SIDE = ("frozen", "warm")
 _IDLING = ("frozen", "warm", "forced")
 # a session's first job also fills caches, so it is not counted
-FIRST = (*OF_TAIL, "algorithm.steps=1")
+WARM_UP = (*SETTINGS_OF_16, "algorithm.steps=1")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=_ROUNDS)
-    out, rounds = (arguments := parser.parse_args()).out, arguments.rounds
+    parser.add_argument("--rounds", type=int, default=_REPETITIONS)
+    arguments = parser.parse_args()
+    out, repetitions = arguments.out, arguments.rounds
     began = time.monotonic()
     with session():
-        run("off", 1, *FIRST, *best_settings("off"))
-        whole, cold, tail = _take_turns(rounds, began + _SECONDS - _SPARE_SECONDS)
+        run("off", 1, *WARM_UP, *best_settings("off"))
+        whole, cold, tail = _take_turns(repetitions, began + _SECONDS - _SPARE_SECONDS)
     seconds = time.monotonic() - began
-    claims = [*_warm(whole, tail), *_cold(cold), *_idle(tail), _hour(seconds)]
+    claims = [
+        *_warm_claims(whole, tail),
+        *_cold_claims(cold),
+        *_idle_claims(tail),
+        _duration_claim(seconds),
+    ]
     details = {
         "ratios": {
             "64 answers a worker": _table(whole, _STEPS),
@@ -67,14 +73,20 @@ def main() -> None:
             f"32 answers a worker, {_COLD_STEPS} steps": _table(cold, _COLD_STEPS),
         },
         "intervals": {
-            "frozen_over_tlt": _shown(ratio(whole["frozen"], whole["warm"], _whole, _STEPS)),
-            "cold_ngram_over_tlt": _shown(ratio(cold["n-gram"], cold["cold"], _whole)),
-            "tail_frozen_over_tlt": _shown(ratio(tail["frozen"], tail["warm"], _whole, _STEPS)),
-            "rollout_slowdown": _shown(ratio(tail["forced"], tail["frozen"], _rollout, _STEPS)),
+            "frozen_over_tlt": _rounded(
+                ratio(whole["frozen"], whole["warm"], _step_seconds, _STEPS)
+            ),
+            "cold_ngram_over_tlt": _rounded(ratio(cold["n-gram"], cold["cold"], _step_seconds)),
+            "tail_frozen_over_tlt": _rounded(
+                ratio(tail["frozen"], tail["warm"], _step_seconds, _STEPS)
+            ),
+            "rollout_slowdown": _rounded(
+                ratio(tail["forced"], tail["frozen"], _rollout_seconds, _STEPS)
+            ),
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
-        "ahead_of_off_from_step": _ahead_from(cold),
-        "slower_while_somebody_trained": round(slower_beside(tail), 3),
+        "ahead_of_off_from_step": _first_step_ahead(cold),
+        "slower_while_somebody_trained": round(loss_beside_training(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
         "stacks_cold": {name: _account(jobs) for name, jobs in cold.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
@@ -84,49 +96,49 @@ def main() -> None:
     write_result("e2e", claims, details, seconds, out)
 
 
-def _take_turns(rounds: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
+def _take_turns(repetitions: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
     """Run jobs with 64, 32 and 16 answers a worker."""
     whole, cold, tail = _Jobs(), _Jobs(), _Jobs()
     longest = pair = 0.0
-    for round_ in range(rounds - 1):
-        longest = max(longest, _turn(whole, round_, _WHOLE, _OF_WHOLE))
-        if round_ < _COLD_ROUNDS:
-            _turn(cold, round_, _COLD, _OF_COLD)
-        _turn(tail, round_, _TAILS, OF_TAIL)
-    lately = _turn(tail, rounds - 1, _TAILS, OF_TAIL)
+    for repetition in range(repetitions - 1):
+        longest = max(longest, _turn(whole, repetition, _STACKS_OF_64, _SETTINGS_OF_64))
+        if repetition < _COLD_REPETITIONS:
+            _turn(cold, repetition, _STACKS_OF_32, _SETTINGS_OF_32)
+        _turn(tail, repetition, _STACKS_OF_16, SETTINGS_OF_16)
+    lately = _turn(tail, repetitions - 1, _STACKS_OF_16, SETTINGS_OF_16)
     if time.monotonic() + longest < end:
-        _turn(whole, rounds - 1, _WHOLE, _OF_WHOLE)
-    for round_ in range(rounds, rounds + _MORE_ROUNDS):
+        _turn(whole, repetitions - 1, _STACKS_OF_64, _SETTINGS_OF_64)
+    for repetition in range(repetitions, repetitions + _MORE_REPETITIONS):
         if time.monotonic() + (pair or longest) < end:
-            pair = _turn(whole, round_, _SIDE_BY_SIDE, _OF_WHOLE)
+            pair = _turn(whole, repetition, _SIDE_BY_SIDE, _SETTINGS_OF_64)
         if time.monotonic() + lately < end:
-            lately = _turn(tail, round_, _IDLING, OF_TAIL)
+            lately = _turn(tail, repetition, _IDLING, SETTINGS_OF_16)
     return whole, cold, tail
 
 
-def _turn(jobs: _Jobs, round_: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
+def _turn(jobs: _Jobs, repetition: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
     """Run one turn and return its seconds."""
     began = time.monotonic()
-    for stack in stacks[:: -1 if round_ % 2 else 1]:
-        job = run(stack, 1 + round_, *settings, *best_settings(stack))
+    for stack in stacks[:: -1 if repetition % 2 else 1]:
+        job = run(stack, 1 + repetition, *settings, *best_settings(stack))
         jobs.setdefault(stack, []).append(job)
     return time.monotonic() - began
 
 
-def _rollout(step: StepTime) -> float:
+def _rollout_seconds(step: StepTime) -> float:
     return step.rollout
 
 
-def _whole(step: StepTime) -> float:
+def _step_seconds(step: StepTime) -> float:
     return step.whole
 
 
-def _warm(whole: _Jobs, tail: _Jobs) -> list[Claim]:
-    rollouts = ratio(whole["off"], whole["warm"], _rollout, _STEPS)
-    steps = ratio(whole["off"], whole["warm"], _whole, _STEPS)
-    tails = ratio(tail["off"], tail["warm"], _whole, _STEPS)
-    frozen = ratio(whole["frozen"], whole["warm"], _whole, _STEPS)
-    tail_frozen = ratio(tail["frozen"], tail["warm"], _whole, _STEPS)
+def _warm_claims(whole: _Jobs, tail: _Jobs) -> list[Claim]:
+    rollouts = ratio(whole["off"], whole["warm"], _rollout_seconds, _STEPS)
+    steps = ratio(whole["off"], whole["warm"], _step_seconds, _STEPS)
+    tails = ratio(tail["off"], tail["warm"], _step_seconds, _STEPS)
+    frozen = ratio(whole["frozen"], whole["warm"], _step_seconds, _STEPS)
+    tail_frozen = ratio(tail["frozen"], tail["warm"], _step_seconds, _STEPS)
     share = steps.value / _ceiling(whole["off"], whole["frozen"])
     return [
         Claim(name="e2e.rollout_off_over_tlt", value=rollouts.value, unit="x", bar=1.75),
@@ -141,7 +153,7 @@ def _warm(whole: _Jobs, tail: _Jobs) -> list[Claim]:
 def _ceiling(off: Sequence[Job], frozen: Sequence[Job]) -> float:
     """Return Amdahl's bound from the rollout's share of a plain step and the speed of `frozen`."""
     share = _rollout_share(off, _STEPS)
-    return 1.0 / (1.0 - share + share / ratio(off, frozen, _rollout, _STEPS).value)
+    return 1.0 / (1.0 - share + share / ratio(off, frozen, _rollout_seconds, _STEPS).value)
 
 
 def _rollout_share(jobs: Sequence[Job], most: int) -> float:
@@ -149,33 +161,33 @@ def _rollout_share(jobs: Sequence[Job], most: int) -> float:
     return math.fsum(s.rollout for s in steps) / math.fsum(s.whole for s in steps)
 
 
-def _cold(jobs: _Jobs) -> list[Claim]:
-    off = ratio(jobs["off"], jobs["cold"], _whole)
-    ngram = ratio(jobs["n-gram"], jobs["cold"], _whole)
-    learned = [d.tokens for d in _drafting(jobs["cold"])]
+def _cold_claims(jobs: _Jobs) -> list[Claim]:
+    off = ratio(jobs["off"], jobs["cold"], _step_seconds)
+    ngram = ratio(jobs["n-gram"], jobs["cold"], _step_seconds)
+    learned = [d.tokens for d in _drafter_trainings(jobs["cold"])]
     least = min(sum(getattr(tokens, origin) for tokens in learned) for origin in _ORIGINS)
     return [
         Claim(name="e2e.least_tokens_of_an_origin", value=least, unit="tokens", bar=1),
         Claim(name="e2e.cold_off_over_tlt", value=off.value, unit="x", bar=1.15),
         Claim(name="e2e.cold_ngram_over_tlt", value=ngram.value, unit="x", bar=1.0),
-        Claim(name="e2e.accuracy_gain", value=_gain(), unit="points", bar=15.0),
+        Claim(name="e2e.accuracy_gain", value=_accuracy_gain(), unit="points", bar=15.0),
     ]
 
 
-def _gain() -> float:
+def _accuracy_gain() -> float:
     """Return the accuracy gain of the same spec, from the result of `benchmarks.accuracy`."""
     seeds = _result("accuracy")["details"]["by_seed"]
     pairs = [seed["before_and_after"]["off"] for seed in seeds]
     return 100 * math.fsum(after - before for before, after in pairs) / len(pairs)
 
 
-def _idle(tail: _Jobs) -> list[Claim]:
+def _idle_claims(tail: _Jobs) -> list[Claim]:
     """Return how idle seconds were used in jobs that always train."""
-    seen = _drafting(tail["forced"])
+    seen = _drafter_trainings(tail["forced"])
     harvested = math.fsum(d.idle_kept for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
     slowest = max(d.stop_p99_micro_batches for d in seen)
     longest = max(d.stop_p99 for d in seen)
-    slower = ratio(tail["forced"], tail["frozen"], _rollout, _STEPS).value - 1.0
+    slower = ratio(tail["forced"], tail["frozen"], _rollout_seconds, _STEPS).value - 1.0
     less = {"less_is_better": True}
     return [
         Claim(name="e2e.idle_harvested", value=harvested, unit="", bar=0.8),
@@ -185,7 +197,7 @@ def _idle(tail: _Jobs) -> list[Claim]:
     ]
 
 
-def slower_beside(tail: _Jobs) -> float:
+def loss_beside_training(tail: _Jobs) -> float:
     """Return the seconds that rollouts lost per second of training beside them."""
     frozen = {job.seed: job for job in tail["frozen"]}
     longer = [
@@ -193,43 +205,47 @@ def slower_beside(tail: _Jobs) -> float:
         for job in tail["forced"]
         for ours, theirs in zip(job.steps, frozen[job.seed].steps, strict=True)
     ]
-    return math.fsum(longer) / max(1e-9, math.fsum(d.idle_used for d in _drafting(tail["forced"])))
+    return math.fsum(longer) / max(
+        1e-9, math.fsum(d.idle_used for d in _drafter_trainings(tail["forced"]))
+    )
 
 
-def _hour(seconds: float) -> Claim:
+def _duration_claim(seconds: float) -> Claim:
     return Claim(name="e2e.seconds", value=seconds, unit="s", bar=_SECONDS, less_is_better=True)
 
 
-def _drafting(jobs: Iterable[Job]) -> list[DrafterTraining]:
-    return [job.snapshot.drafting for job in jobs if job.snapshot.drafting is not None]
+def _drafter_trainings(jobs: Iterable[Job]) -> list[DrafterTraining]:
+    return [
+        job.snapshot.drafter_training for job in jobs if job.snapshot.drafter_training is not None
+    ]
 
 
 def _table(jobs: _Jobs, most: int) -> dict[str, Any]:
     """Compare each stack with the plain one."""
     off, found = jobs["off"], dict[str, Any]()
     for name, runs in jobs.items():
-        rollouts = ratio(off, runs, _rollout, most)
+        rollouts = ratio(off, runs, _rollout_seconds, most)
         share = _rollout_share(off, most)
         found[name] = {
-            "rollout_off_over_it": _shown(rollouts),
-            "step_off_over_it": _shown(ratio(off, runs, _whole, most)),
+            "rollout_off_over_it": _rounded(rollouts),
+            "step_off_over_it": _rounded(ratio(off, runs, _step_seconds, most)),
             "rollout_share": round(_rollout_share(runs, most), 3),
             "ceiling_at_its_rollouts": round(1.0 / (1.0 - share + share / rollouts.value), 3),
         }
     return found
 
 
-def _shown(found: Ratio) -> dict[str, float]:
+def _rounded(found: Ratio) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found._asdict().items()}
 
 
-def _ahead_from(jobs: _Jobs) -> dict[str, int | None]:
+def _first_step_ahead(jobs: _Jobs) -> dict[str, int | None]:
     """Return the step from which a job without a drafter has taken less time than each other."""
     cold, found = jobs["cold"], dict[str, int | None]()
     for name in ("off", "n-gram"):
         ahead: int | None = None
         for step in range(_COLD_STEPS, 0, -1):
-            if ratio(jobs[name], cold, _whole, step).value < 1.0:
+            if ratio(jobs[name], cold, _step_seconds, step).value < 1.0:
                 break
             ahead = step
         found[name] = ahead
@@ -250,14 +266,14 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
     for job in jobs:
         for phase, seconds in job.snapshot.phases.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
-    drafting = _drafting(jobs)
+    trainings = _drafter_trainings(jobs)
     return {
         "seeds": [job.seed for job in jobs],
         "steps": [[(round(s.rollout, 2), round(s.rest, 2)) for s in job.steps] for job in jobs],
         "share_of_phases": {p: round(s / sum(phases.values()), 4) for p, s in phases.items()},
         "share_of_tokens_trained_on": [round(job.snapshot.trained, 4) for job in jobs],
         "seconds_saved": [_saved(job) for job in jobs],
-        "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in drafting) for o in _ORIGINS},
+        "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in trainings) for o in _ORIGINS},
         "idle": [
             {
                 name: round(msgspec.to_builtins(d)[name], 3)
@@ -267,15 +283,15 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
                     *("preempted", "preempt_p50", "preempt_p99", "longest_p95"),
                 )
             }
-            for d in drafting
+            for d in trainings
         ],
-        "spoiled": [what for d in drafting for what in d.diverged],
+        "spoiled": [what for d in trainings for what in d.diverged],
         "drafters": [
             [
                 (m.step, m.micro_batches, m.before, round(m.accept_length, 3), m.adopted)
                 for m in d.evaluations
             ]
-            for d in drafting
+            for d in trainings
         ],
     }
 

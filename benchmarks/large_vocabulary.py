@@ -100,7 +100,7 @@ def main() -> None:
         Claim(
             name="speculation.large_vocab_memory",
             value=taken / engine.memory_bytes,
-            unit="of what is stated",
+            unit="of the stated bytes",
             bar=_MEMORY,
             less_is_better=True,
         )

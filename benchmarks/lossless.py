@@ -59,7 +59,7 @@ class Part(NamedTuple):
     requests: Sequence[Request]
 
 
-class Found(NamedTuple):
+class Comparison(NamedTuple):
     share: float
     parts: dict[str, dict[str, int]]
     gaps: list[float]
@@ -74,10 +74,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    single = _compared(torch.float32, arguments.sequences)
-    double = _compared(torch.float64, arguments.sequences * _SEQUENCES_IN_DOUBLE // _SEQUENCES)
+    single = _compare(torch.float32, arguments.sequences)
+    double = _compare(torch.float64, arguments.sequences * _SEQUENCES_IN_DOUBLE // _SEQUENCES)
     less: dict[str, Any] = {"unit": "", "less_is_better": True}
-    chances = _chances()
+    chances = _p_values()
     widest = max(single.gaps, default=0.0)
     claims = [
         Claim(name="speculation.identical_share", value=single.share, unit="", bar=0.999),
@@ -95,7 +95,7 @@ def main() -> None:
     write_result("lossless", claims, details, time.monotonic() - began, arguments.out)
 
 
-def _compared(dtype: torch.dtype, sequences: int) -> Found:
+def _compare(dtype: torch.dtype, sequences: int) -> Comparison:
     requests = Requests(seed=3).take(sequences, _LONGEST)
     plain = _answers(engine(_ROWS, dtype=dtype), Part("off", Off(), requests))
     guessing = engine(_ROWS, dtype=dtype)
@@ -111,11 +111,13 @@ def _compared(dtype: torch.dtype, sequences: int) -> Found:
         }
         done |= found
     different = [r for r in requests if done[r.id].tokens != plain[r.id].tokens]
-    return Found(
+    return Comparison(
         share=1.0 - len(different) / sequences,
         parts=parts,
         gaps=[gap_at_the_fork(MODEL, r, done[r.id].tokens, plain[r.id].tokens) for r in different],
-        off_logprobs=max(_off(r, done[r.id]) for r in requests[:: max(1, sequences // _FORCED)]),
+        off_logprobs=max(
+            _logprob_error(r, done[r.id]) for r in requests[:: max(1, sequences // _FORCED)]
+        ),
         tokens=sum(len(c.tokens) for c in done.values()),
     )
 
@@ -124,7 +126,7 @@ def _accepted(done: Completion) -> int:
     return sum(span.tokens for span in done.origins if span.origin == "accepted")
 
 
-def _chances() -> dict[str, float]:
+def _p_values() -> dict[str, float]:
     """Return p-values of the second tokens under the policy's distribution."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -183,7 +185,7 @@ def _drafters() -> list[Drafter]:
     return [good, good, worse, useless]
 
 
-def _off(request: Request, done: Completion) -> float:
+def _logprob_error(request: Request, done: Completion) -> float:
     logits = forced_logits(MODEL, request.prompt, done.tokens)
     expected = logprobs_of(logits, done.tokens, 1.0)
     return (torch.tensor(done.logprobs, dtype=expected.dtype) - expected).abs().max().item()

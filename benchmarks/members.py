@@ -63,7 +63,7 @@ _DEPTH, _ANSWERS = 4, 256
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.05, 300.0
 
 
-class Made(NamedTuple):
+class MergedDrafter(NamedTuple):
     # micro-batches of all members, merged
     micro_batches: int
     drafter: Drafter
@@ -81,7 +81,7 @@ def main() -> None:
             alone = {seed: _curve(seed, half, _STEPS_ALONE) for seed, half in halves.items()}
         with session(workers=1 + _MEMBERS):
             together = {seed: _curve(seed, half, _STEPS_TOGETHER) for seed, half in halves.items()}
-            faults = _Faulted(_settings(halves[_SEEDS[0]])).result()
+            faults = _FaultInjection(_settings(halves[_SEEDS[0]])).result()
     gains = {
         seed: {total: (alone[seed].gain(total), together[seed].gain(total)) for total in _TOTALS}
         for seed in _SEEDS
@@ -122,10 +122,10 @@ def main() -> None:
 class Curve:
     """Accept lengths by micro-batches; a drafter is evaluated when its value is needed."""
 
-    def __init__(self, made: Sequence[Made]) -> None:
+    def __init__(self, made: Sequence[MergedDrafter]) -> None:
         if made[-1].micro_batches < _CLAIMED:
             raise SystemExit(f"no more than {made[-1].micro_batches} micro-batches were merged")
-        self._made = made
+        self._merged = made
         self.measured: dict[int, float] = {}
 
     def gain(self, micro_batches: int) -> float:
@@ -133,14 +133,14 @@ class Curve:
 
     def length(self, micro_batches: int) -> float:
         """Interpolate linearly between two drafters."""
-        before = [made for made in self._made if made.micro_batches <= micro_batches][-1]
-        after = next((m for m in self._made if m.micro_batches > micro_batches), before)
+        before = [made for made in self._merged if made.micro_batches <= micro_batches][-1]
+        after = next((m for m in self._merged if m.micro_batches > micro_batches), before)
         low, high = self._measure(before), self._measure(after)
         apart = after.micro_batches - before.micro_batches
         part = (micro_batches - before.micro_batches) / apart if apart else 0.0
         return low + part * (high - low)
 
-    def _measure(self, made: Made) -> float:
+    def _measure(self, made: MergedDrafter) -> float:
         if made.micro_batches not in self.measured:
             length = accept_length(made.drafter, _DEPTH, _ANSWERS)
             self.measured[made.micro_batches] = length
@@ -150,8 +150,8 @@ class Curve:
 def _half_trained(folder: Path, seed: int) -> Path:
     prompts = str(load_job_spec(SPEC).data.train)
     sources = ("--policy", str(MODEL), "--prompts", prompts, "--samples", "128")
-    much = ("--tokens", str(_HALF_TOKENS), "--seed", str(seed))
-    tlt("drafter", "train", *sources, *much, "--out", str(folder))
+    amount = ("--tokens", str(_HALF_TOKENS), "--seed", str(seed))
+    tlt("drafter", "train", *sources, *amount, "--out", str(folder))
     return folder
 
 
@@ -160,28 +160,28 @@ def _settings(half: Path) -> tuple[str, ...]:
 
 
 def _curve(seed: int, half: Path, steps: int) -> Curve:
-    first = Made(0, load_drafter(half, load_decoder(MODEL, torch.float32).config.layers))
-    return Curve([first, *_used(seed, f"algorithm.steps={steps}", *_settings(half))])
+    first = MergedDrafter(0, load_drafter(half, load_decoder(MODEL, torch.float32).config.layers))
+    return Curve([first, *_adopted_drafters(seed, f"algorithm.steps={steps}", *_settings(half))])
 
 
-def _used(seed: int, *settings: str) -> list[Made]:
+def _adopted_drafters(seed: int, *settings: str) -> list[MergedDrafter]:
     """Return the adopted drafters in order."""
     job = run("forced", seed, *settings)
-    spec, drafting = read_ledger(job.folder).spec, job.snapshot.drafting
-    assert drafting is not None
-    adopted = {each.version for each in drafting.evaluations if each.adopted}
-    made: list[Made] = []
+    spec, training = read_ledger(job.folder).spec, job.snapshot.drafter_training
+    assert training is not None
+    adopted = {each.version for each in training.evaluations if each.adopted}
+    made: list[MergedDrafter] = []
     for event in (entry.event for entry in journal_entries(job.folder)):
         if isinstance(event, DrafterMerged) and event.base.version in adopted:
             micro_batches = event.base.micro_batches
-            # a drafter that was reverted is no point of the curve
+            # drafters that were reverted later are left out
             made = [earlier for earlier in made if earlier.micro_batches < micro_batches]
-            made.append(Made(micro_batches, read_drafter(job.folder, spec, event.drafter)))
+            made.append(MergedDrafter(micro_batches, read_drafter(job.folder, spec, event.drafter)))
     return made
 
 
-class _Faulted:
-    """A job in which a training worker is killed, and in a later step the decoding one."""
+class _FaultInjection:
+    """Kill a training worker of a job, and in a later step the decoding one."""
 
     def __init__(self, settings: Sequence[str]) -> None:
         steps = f"algorithm.steps={_STEPS_FAULTED}"
@@ -191,18 +191,20 @@ class _Faulted:
         self._kill(min(self._await(self._members)))
         self._await_next_step()
         self._await(self._members)
-        self._kill(min(self._await(lambda: self._doing(Duty.ROLLOUT))))
+        self._kill(min(self._await(lambda: self._workers_with(Duty.ROLLOUT))))
         self._await_next_step()
         self._await_next_step()
         tlt("cancel", self._job)
 
     def result(self) -> dict[str, Any]:
         events = [entry.event for entry in journal_entries(self._folder)]
-        learned = [e for e in events if isinstance(e, DrafterDeltaReady)]
+        deltas = [e for e in events if isinstance(e, DrafterDeltaReady)]
         stopped = [e for e in events if isinstance(e, DrafterTrainingStopped)]
         longest = {
-            who: max(e.longest_seconds for e in learned if e.delta.incarnation == who)
-            for who in {e.delta.incarnation for e in learned}
+            incarnation: max(
+                e.longest_seconds for e in deltas if e.delta.incarnation == incarnation
+            )
+            for incarnation in {e.delta.incarnation for e in deltas}
         }
         dropped = [
             (e.dropped_seconds, longest[e.incarnation]) for e in stopped if e.incarnation in longest
@@ -213,17 +215,17 @@ class _Faulted:
             "workers_lost": sum(isinstance(e, WorkerLost) for e in events),
             "stopped": len(stopped),
             "members": len(longest),
-            "micro_batches": sum(e.updates for e in learned),
+            "micro_batches": sum(e.updates for e in deltas),
         }
 
     def _state(self) -> RunState:
         return read_ledger(self._folder).state
 
-    def _doing(self, duty: Duty) -> list[WorkerId]:
+    def _workers_with(self, duty: Duty) -> list[WorkerId]:
         return [name for name, known in self._state().workers.items() if known.duty is duty]
 
     def _members(self) -> list[WorkerId]:
-        training = self._doing(Duty.DRAFTER_TRAINING)
+        training = self._workers_with(Duty.DRAFTER_TRAINING)
         return training if len(training) == _MEMBERS else []
 
     def _await_next_step(self) -> None:
@@ -234,7 +236,7 @@ class _Faulted:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not (found := condition()):
             if time.monotonic() > deadline:
-                raise SystemExit(f"{self._job}: what was waited for did not happen")
+                raise SystemExit(f"{self._job}: no such state within {_PATIENCE_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return found
 

@@ -80,8 +80,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
-    groups = _rolled_out()
-    steps = {source: {n: _replayed(source, groups, n) for n in _COUNTS} for source in _SOURCES}
+    groups = _decode_groups()
+    steps = {source: {n: _replay_source(source, groups, n) for n in _COUNTS} for source in _SOURCES}
     queue = {count: _queue(_by_group(groups), count) for count in _COUNTS}
     spread = {count: _queue(_by_member(groups), count) for count in _COUNTS}
     gained = speeds(_MEASURED_GROUPS)
@@ -128,7 +128,7 @@ def main() -> None:
     write_result("ngram", claims, details, time.monotonic() - began, arguments.out)
 
 
-def _rolled_out() -> list[_Group]:
+def _decode_groups() -> list[_Group]:
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
     table = [row for _, row in islice(rows(Path(spec.data.train), spec.data), _PROMPTS)]
@@ -160,7 +160,7 @@ def _rolled_out() -> list[_Group]:
     ]
 
 
-def _replayed(source: str, groups: Sequence[_Group], count: int) -> _Steps:
+def _replay_source(source: str, groups: Sequence[_Group], count: int) -> _Steps:
     steps = _Steps()
     for group in groups:
         for index, answers in _situations(source, group):
@@ -173,19 +173,19 @@ def _situations(source: str, group: _Group) -> Iterator[tuple[NgramIndex, list[l
     alone = [[answer] for answer in group.answers]
     match source:
         case "own_tokens":
-            yield from ((_holding(group, []), answer) for answer in alone)
+            yield from ((_index_of(group, []), answer) for answer in alone)
         case "running_siblings":
-            yield _holding(group, []), group.answers
+            yield _index_of(group, []), group.answers
         case "finished_siblings":
             for i, answer in enumerate(alone):
-                yield _holding(group, group.answers[:i] + group.answers[i + 1 :]), answer
+                yield _index_of(group, group.answers[:i] + group.answers[i + 1 :]), answer
         case "earlier_epoch":
-            yield from ((_holding(group, group.earlier), answer) for answer in alone)
+            yield from ((_index_of(group, group.earlier), answer) for answer in alone)
         case _:
-            yield _holding(group, group.earlier), group.answers
+            yield _index_of(group, group.earlier), group.answers
 
 
-def _holding(group: _Group, answers: Sequence[Sequence[int]]) -> NgramIndex:
+def _index_of(group: _Group, answers: Sequence[Sequence[int]]) -> NgramIndex:
     index = NgramIndex(_BUDGET)
     for answer in answers:
         index.add(group.index, group.prompt, answer)
@@ -209,7 +209,7 @@ def _replay(
         proposed = time.process_time()
         new: dict[int, list[int]] = {}
         for row, (tokens, matched) in proposals.items():
-            accepted = _agreeing(tokens, left[row])
+            accepted = _count_accepted(tokens, left[row])
             steps.accepted[matched].append(accepted)
             new[row] = left[row][: accepted + 1]
         checked = time.process_time()
@@ -223,7 +223,7 @@ def _replay(
             index.end(row)
 
 
-def _agreeing(proposed: Sequence[int], true: Sequence[int]) -> int:
+def _count_accepted(proposed: Sequence[int], true: Sequence[int]) -> int:
     for position, (guess, token) in enumerate(zip(proposed, true, strict=False)):
         if guess != token:
             return position

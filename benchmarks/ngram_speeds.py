@@ -34,7 +34,7 @@ class _Turn(NamedTuple):
     measured: Sequence[Request]
 
 
-class _Answered(NamedTuple):
+class _Measurement(NamedTuple):
     tokens: int
     accepted: int
     seconds: float
@@ -45,48 +45,48 @@ class _Answered(NamedTuple):
 
 
 def speeds(groups: int) -> dict[str, dict[str, Any]]:
-    """Measure each situation with so many prompts."""
+    """Measure each situation `groups` times, each time with other prompts."""
     plain, guessing = _engine(), _engine()
-    seen: dict[str, list[tuple[_Answered, _Answered]]] = defaultdict(list)
+    seen: dict[str, list[tuple[_Measurement, _Measurement]]] = defaultdict(list)
     for turn in _turns(groups):
-        _answered(guessing, Off(), turn.before)
-        theirs = _answered(plain, Off(), turn.measured)
-        ours = _answered(guessing, _NGRAM, turn.measured)
+        _measure(guessing, Off(), turn.before)
+        theirs = _measure(plain, Off(), turn.measured)
+        ours = _measure(guessing, _NGRAM, turn.measured)
         seen[turn.situation].append((theirs, ours))
     return {situation: _summary(turns) for situation, turns in seen.items()}
 
 
 def _turns(groups: int) -> Iterator[_Turn]:
-    ask, prompts = _Asking(), iter(held_out_prompts())
+    make, prompts = _RequestMaker(), iter(held_out_prompts())
     for _ in range(groups):
-        yield _Turn("itself_batch1", (), ask(next(prompts), 1))
-        yield _Turn("itself_batch4", (), [ask(next(prompts), 1)[0] for _ in range(4)])
-        yield _Turn("running_siblings_batch16", (), ask(next(prompts), GROUP))
-        group = ask(next(prompts), GROUP)
+        yield _Turn("itself_batch1", (), make(next(prompts), 1))
+        yield _Turn("itself_batch4", (), [make(next(prompts), 1)[0] for _ in range(4)])
+        yield _Turn("running_siblings_batch16", (), make(next(prompts), GROUP))
+        group = make(next(prompts), GROUP)
         yield _Turn("finished_siblings_batch1", group[:_FINISHED], group[_FINISHED : _FINISHED + 1])
         for member in group[_FINISHED + 1 :]:
             yield _Turn("finished_siblings_batch1", (), [member])
-        group = ask(next(prompts), _FINISHED + 4)
+        group = make(next(prompts), _FINISHED + 4)
         yield _Turn("finished_siblings_batch4", group[:_FINISHED], group[_FINISHED:])
-        epochs = ask(next(prompts), GROUP + 1)
+        epochs = make(next(prompts), GROUP + 1)
         yield _Turn("earlier_epoch_batch1", epochs[:GROUP], epochs[GROUP:])
-        epochs = [ask(next(prompts), GROUP + 1) for _ in range(4)]
+        epochs = [make(next(prompts), GROUP + 1) for _ in range(4)]
         before = [request for epoch in epochs for request in epoch[:GROUP]]
         yield _Turn("earlier_epoch_batch4", before, [epoch[GROUP] for epoch in epochs])
 
 
-class _Asking:
-    """Requests of which each has its own noise, so that members stand for epochs as well."""
+class _RequestMaker:
+    """Make requests that all have their own noise, so that members stand for epochs as well."""
 
     def __init__(self) -> None:
         spec = load_job_spec(SPEC)
         self._most = spec.rollout.max_new_tokens
         self._stops = Tokenizer(spec.policy.path).stop_tokens()
-        self._asked = 0
+        self._made = 0
 
     def __call__(self, prompt: Sequence[int], count: int) -> list[Request]:
-        first = self._asked
-        self._asked += count
+        first = self._made
+        self._made += count
         return [request(first + i, prompt, self._most, self._stops) for i in range(count)]
 
 
@@ -102,7 +102,7 @@ def _engine() -> NativeEngine:
     )
 
 
-def _answered(engine: NativeEngine, strategy: Strategy, requests: Sequence[Request]) -> _Answered:
+def _measure(engine: NativeEngine, strategy: Strategy, requests: Sequence[Request]) -> _Measurement:
     engine.speculation.set_strategy(strategy)
     engine.submit(requests)
     done: list[Completion] = []
@@ -112,11 +112,11 @@ def _answered(engine: NativeEngine, strategy: Strategy, requests: Sequence[Reque
     seconds = cpu_seconds() - began
     spans = [span for completion in done for span in completion.origins]
     accepted = sum(span.tokens for span in spans if span.origin == "accepted")
-    return _Answered(sum(span.tokens for span in spans), accepted, seconds)
+    return _Measurement(sum(span.tokens for span in spans), accepted, seconds)
 
 
-def _summary(turns: Sequence[tuple[_Answered, _Answered]]) -> dict[str, Any]:
-    plain, guessed = (_together(side) for side in zip(*turns, strict=True))
+def _summary(turns: Sequence[tuple[_Measurement, _Measurement]]) -> dict[str, Any]:
+    plain, guessed = (_sum_of(side) for side in zip(*turns, strict=True))
     return {
         "speedup": guessed.speed / plain.speed,
         "median_speedup": median(ours.speed / theirs.speed for theirs, ours in turns),
@@ -128,5 +128,5 @@ def _summary(turns: Sequence[tuple[_Answered, _Answered]]) -> dict[str, Any]:
     }
 
 
-def _together(answered: Sequence[_Answered]) -> _Answered:
-    return _Answered(*(sum(column) for column in zip(*answered, strict=True)))
+def _sum_of(answered: Sequence[_Measurement]) -> _Measurement:
+    return _Measurement(*(sum(column) for column in zip(*answered, strict=True)))

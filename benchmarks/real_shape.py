@@ -98,7 +98,7 @@ def main() -> None:
                 "cold", 1, "drafter.train=always", f"drafter.merge_every={_MERGED}", spec=spec
             )
         alone = asyncio.run(_measure_stops(folder, load_job_spec(spec, _ALONE)))
-    assert job.snapshot.drafting is not None
+    assert job.snapshot.drafter_training is not None
     p95 = quantiles(alone.waits, n=20)[-1]
     claims = [
         Claim(
@@ -107,19 +107,19 @@ def main() -> None:
         Claim(
             name="real_shape.memory",
             value=max(seen) / sum(stated.values()),
-            unit="of what is stated",
+            unit="of the stated bytes",
             bar=_ROOM,
             less_is_better=True,
         ),
         Claim(
             name="real_shape.micro_batches",
-            value=job.snapshot.drafting.micro_batches,
+            value=job.snapshot.drafter_training.micro_batches,
             unit="in the job",
             bar=1,
         ),
         Claim(
             name="real_shape.measured",
-            value=len(job.snapshot.drafting.evaluations),
+            value=len(job.snapshot.drafter_training.evaluations),
             unit="drafters in the job",
             bar=1,
         ),
@@ -132,7 +132,7 @@ def main() -> None:
         Claim(
             name="real_shape.state_bytes",
             value=alone.state_bytes / (_HIDDEN * _FOUR_BYTES),
-            unit="of what is stated",
+            unit="of the stated bytes",
             bar=1.0,
             less_is_better=True,
         ),
@@ -263,7 +263,7 @@ def _drafter_bytes(policy: Path) -> int:
 
 
 def _drafter(job: Job) -> dict[str, Any]:
-    found = job.snapshot.drafting
+    found = job.snapshot.drafter_training
     assert found is not None
     return {
         "bought_seconds": round(found.reserved, 1),

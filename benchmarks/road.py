@@ -1,4 +1,4 @@
-"""Time a newcomer's way: a fresh clone, an empty home, `make demo`.
+"""Time a newcomer's first steps: a fresh clone, an empty home, `make demo`.
 
 Then Transformers loads the exported policy and answers the same problems with its own sampler.
 `python -m benchmarks.road --out F.json`

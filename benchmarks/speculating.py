@@ -97,11 +97,11 @@ def engine(
     return made
 
 
-def decode_by(made: NativeEngine, way: Strategy | StrategyPolicy, seed: int = 0) -> None:
-    if isinstance(way, msgspec.Struct):
-        made.speculation.set_strategy(way)
+def decode_by(made: NativeEngine, strategy: Strategy | StrategyPolicy, seed: int = 0) -> None:
+    if isinstance(strategy, msgspec.Struct):
+        made.speculation.set_strategy(strategy)
     else:
-        made.speculation.set_policy(way, seed=seed)
+        made.speculation.set_policy(strategy, seed=seed)
 
 
 def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:

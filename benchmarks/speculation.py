@@ -42,16 +42,16 @@ _WARM_UP = 3
 # half-width of a ratio's interval: 0.03 with a margin for the bootstrap's own noise
 _INTERVAL = 0.027
 # and relative to the ratio, for other answers
-_INTERVAL_OF_OTHERS = 0.03
+_INTERVAL_OVER_TURNS = 0.03
 # share of the time to find the best fixed strategies, their number, and the share to compare them
 _FINDING, _COMPARING = 0.1, 0.2
 _CANDIDATES = 3
 # share of a turn's tokens for `off`
 _PLAIN = 0.25
-_LEAST_TURNS, _LOOK_TURNS = 24, 8
+_LEAST_TURNS, _CHECK_TURNS = 24, 8
 _RESAMPLES = 1000
 _TWINS = 2
-# 95 % of a normal distribution lie within so many standard deviations
+# standard deviations within which 95 % of a normal distribution lie
 _NORMAL_95 = 1.96
 
 
@@ -62,7 +62,7 @@ class Window(NamedTuple):
 
 # seconds of each twin
 _Turn = tuple[Window, ...]
-_Seen = dict[str, list[_Turn]]
+_Windows = dict[str, list[_Turn]]
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     began = time.monotonic()
     device = torch.device(arguments.device)
     batches = {
-        batch: _Batch(batch, device).measured(60 * arguments.minutes) for batch in arguments.batches
+        batch: _Batch(batch, device).measure(60 * arguments.minutes) for batch in arguments.batches
     }
     claims = [
         *(
@@ -116,10 +116,10 @@ class _Lane:
         ended = 0
         while ended < _WARM_UP * self._batch:
             ended += self._step()
-        self._look()
+        self._count_tokens()
 
-    def decode_by(self, way: Strategy | StrategyPolicy, seed: int) -> None:
-        decode_by(self._engine, way, seed)
+    def decode_by(self, strategy: Strategy | StrategyPolicy, seed: int) -> None:
+        decode_by(self._engine, strategy, seed)
 
     def decode_to(self, tokens: int) -> Window:
         """Decode until the total is reached."""
@@ -134,10 +134,10 @@ class _Lane:
         while not done():
             for _ in range(_STEPS):
                 self._step()
-            self._look()
+            self._count_tokens()
         return Window(self.tokens - before, cpu_seconds(self._device) - began)
 
-    def _look(self) -> None:
+    def _count_tokens(self) -> None:
         self.tokens += sum(tally.tokens for tally in self._engine.take_strategy_tallies())
 
     def _step(self) -> int:
@@ -157,26 +157,32 @@ class _Batch:
         self._device = device
         self._dice = random.Random(batch)
 
-    def measured(self, most_seconds: float) -> dict[str, Any]:
+    def measure(self, most_seconds: float) -> dict[str, Any]:
         """Find the fixed strategies that may be best, then compare those."""
-        found = self._found(_FINDING * most_seconds)
+        found = self._speeds_of_fixed(_FINDING * most_seconds)
         guessing = [arm for arm in ARMS if arm != Off()]
         candidates = sorted(guessing, key=lambda arm: -found[name_of(arm)])[:_CANDIDATES]
-        names = [name_of(way) for way in candidates]
+        names = [name_of(strategy) for strategy in candidates]
         each = round(_TURN_SECONDS * found[names[0]])
         closely = self._turns(
-            {name_of(way): [self._lane(way)] for way in (AdaptivePolicy(), *candidates)},
+            {
+                name_of(strategy): [self._lane(strategy)]
+                for strategy in (AdaptivePolicy(), *candidates)
+            },
             dict.fromkeys(("adaptive", *names), each),
-            lambda seen: _half(self._others(seen["adaptive"], _best(seen, names))) < _INTERVAL,
+            lambda seen: (
+                _half_width(self._interval_over_turns(seen["adaptive"], _best_fixed(seen, names)))
+                < _INTERVAL
+            ),
             _COMPARING * most_seconds,
         )
         plainly = self._turns(
             {
-                name_of(way): [self._lane(way) for _ in range(_TWINS)]
-                for way in (AdaptivePolicy(), Off())
+                name_of(strategy): [self._lane(strategy) for _ in range(_TWINS)]
+                for strategy in (AdaptivePolicy(), Off())
             },
             {"adaptive": each, "off": round(_PLAIN * each)},
-            self._is_known,
+            self._is_precise,
             (1 - _FINDING - _COMPARING) * most_seconds,
         )
         return self._summary(names, found, closely, plainly)
@@ -185,11 +191,11 @@ class _Batch:
         self,
         lanes: dict[str, list[_Lane]],
         each: dict[str, int],
-        enough: Callable[[_Seen], bool],
+        enough: Callable[[_Windows], bool],
         most_seconds: float,
-    ) -> _Seen:
+    ) -> _Windows:
         """Take turns until the interval is narrow enough or the time is over."""
-        seen: _Seen = {name: [] for name in lanes}
+        seen: _Windows = {name: [] for name in lanes}
         all_ = [(name, twin) for name, twins in lanes.items() for twin in range(len(twins))]
         # the first turn is a warm-up
         targets = {(n, twin): lanes[n][twin].tokens + each[n] for n, twin in all_}
@@ -204,18 +210,23 @@ class _Batch:
             for name, twins in lanes.items():
                 seen[name].append(tuple(windows[name, twin] for twin in range(len(twins))))
             turns += 1
-            if turns >= _LEAST_TURNS and turns % _LOOK_TURNS == 0 and enough(seen):
+            if turns >= _LEAST_TURNS and turns % _CHECK_TURNS == 0 and enough(seen):
                 break
         return seen
 
-    def _is_known(self, seen: _Seen) -> bool:
+    def _is_precise(self, seen: _Windows) -> bool:
         adaptive, off = seen["adaptive"], seen["off"]
-        others = _half(self._others(adaptive, off)) * _speed(off) / _speed(adaptive)
-        return _half(_same(adaptive, off)) < _INTERVAL and others < _INTERVAL_OF_OTHERS
+        others = (
+            _half_width(self._interval_over_turns(adaptive, off)) * _speed(off) / _speed(adaptive)
+        )
+        return (
+            _half_width(_interval_over_repetitions(adaptive, off)) < _INTERVAL
+            and others < _INTERVAL_OVER_TURNS
+        )
 
-    def _found(self, seconds: float) -> dict[str, float]:
+    def _speeds_of_fixed(self, seconds: float) -> dict[str, float]:
         """Return the tokens per second of each fixed strategy."""
-        lane, seen = self._lane(Off()), _Seen()
+        lane, seen = self._lane(Off()), _Windows()
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             for arm in self._dice.sample(ARMS, len(ARMS)):
@@ -224,13 +235,15 @@ class _Batch:
                 seen.setdefault(name_of(arm), []).append((lane.decode_for(_TURN_SECONDS),))
         return {name: _speed(windows) for name, windows in seen.items()}
 
-    def _lane(self, way: Strategy | StrategyPolicy) -> _Lane:
+    def _lane(self, strategy: Strategy | StrategyPolicy) -> _Lane:
         lane = _Lane(self._batch, self._device)
         lane.warm_up()
-        lane.decode_by(way, seed=self._dice.randrange(2**32))
+        lane.decode_by(strategy, seed=self._dice.randrange(2**32))
         return lane
 
-    def _others(self, own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
+    def _interval_over_turns(
+        self, own: Sequence[_Turn], others: Sequence[_Turn]
+    ) -> tuple[float, float]:
         """Return the 95 % bootstrap interval of the speed ratio over turns."""
         turns = list(zip(own, others, strict=True))
         ratios: list[float] = []
@@ -241,19 +254,23 @@ class _Batch:
         return cuts[0], cuts[-1]
 
     def _summary(
-        self, candidates: Sequence[str], found: dict[str, float], closely: _Seen, plainly: _Seen
+        self,
+        candidates: Sequence[str],
+        found: dict[str, float],
+        closely: _Windows,
+        plainly: _Windows,
     ) -> dict[str, Any]:
-        best = _best(closely, candidates)
+        best = _best_fixed(closely, candidates)
         adaptive, off = plainly["adaptive"], plainly["off"]
         return {
             "adaptive_vs_off": _speed(adaptive) / _speed(off),
-            "interval": _same(adaptive, off),
+            "interval": _interval_over_repetitions(adaptive, off),
             # ratio of the first twin's seconds to the second's
-            "twins": {name: _apart(turns) for name, turns in plainly.items()},
-            "interval_with_other_answers": self._others(adaptive, off),
+            "twins": {name: _ratio_of_twins(turns) for name, turns in plainly.items()},
+            "interval_with_other_answers": self._interval_over_turns(adaptive, off),
             "best_fixed": max(candidates, key=lambda name: _speed(closely[name])),
             "adaptive_vs_best_fixed": _speed(closely["adaptive"]) / _speed(best),
-            "interval_best": self._others(closely["adaptive"], best),
+            "interval_best": self._interval_over_turns(closely["adaptive"], best),
             "tokens_per_second": _speeds(plainly),
             "tokens_per_second_beside_candidates": _speeds(closely),
             "when_candidates_were_found": {n: round(speed, 1) for n, speed in found.items()},
@@ -262,20 +279,22 @@ class _Batch:
         }
 
 
-def _best(seen: _Seen, names: Sequence[str]) -> list[_Turn]:
+def _best_fixed(seen: _Windows, names: Sequence[str]) -> list[_Turn]:
     """Return for each turn the strategy that was best in every other turn from the next on."""
     best = [max(names, key=lambda name: _speed(seen[name][1 - half :: 2])) for half in (0, 1)]
     return [seen[best[turn % 2]][turn] for turn in range(len(seen[names[0]]))]
 
 
-def _same(own: Sequence[_Turn], others: Sequence[_Turn]) -> tuple[float, float]:
+def _interval_over_repetitions(
+    own: Sequence[_Turn], others: Sequence[_Turn]
+) -> tuple[float, float]:
     """Return the 95 % interval of the speed ratio over repetitions of the same answers."""
     ratio = _speed(own) / _speed(others)
-    apart = _NORMAL_95 * ratio * math.hypot(_uncertain(own), _uncertain(others))
+    apart = _NORMAL_95 * ratio * math.hypot(_relative_error(own), _relative_error(others))
     return ratio - apart, ratio + apart
 
 
-def _uncertain(turns: Sequence[_Turn]) -> float:
+def _relative_error(turns: Sequence[_Turn]) -> float:
     """Return the relative standard error of the seconds, from twins, which differ by chance alone.
 
     The effect of different token counts within a turn is removed first.
@@ -286,18 +305,18 @@ def _uncertain(turns: Sequence[_Turn]) -> float:
     return math.sqrt(errors) * _speed(turns) / sum(w.tokens for turn in turns for w in turn)
 
 
-def _apart(turns: Sequence[_Turn]) -> float:
+def _ratio_of_twins(turns: Sequence[_Turn]) -> float:
     first, second = (
         math.fsum(twin.seconds for twin in twins) for twins in zip(*turns, strict=True)
     )
     return round(first / second, 4)
 
 
-def _half(interval: tuple[float, float]) -> float:
+def _half_width(interval: tuple[float, float]) -> float:
     return (interval[1] - interval[0]) / 2
 
 
-def _speeds(seen: _Seen) -> dict[str, float]:
+def _speeds(seen: _Windows) -> dict[str, float]:
     return {name: round(_speed(turns), 1) for name, turns in seen.items()}
 
 
@@ -306,8 +325,8 @@ def _speed(turns: Sequence[_Turn]) -> float:
     return sum(w.tokens for w in windows) / sum(w.seconds for w in windows)
 
 
-def name_of(way: Strategy | StrategyPolicy) -> str:
-    match way:
+def name_of(strategy: Strategy | StrategyPolicy) -> str:
+    match strategy:
         case Off():
             return "off"
         case Draft(depth=depth, noise=noise):

@@ -101,16 +101,16 @@ def submit(stack: str, seed: int, *changes: str, spec: Path = SPEC) -> tuple[str
 
 
 def wait(job: str) -> JobRecord:
-    heard = time.monotonic()
+    answered = time.monotonic()
     while True:
         try:
             record = with_client("default", lambda client: client.job(job))
         except StoreError:
             # a stalled disk delays Redis; the job goes on
-            if time.monotonic() > heard + _STALL_SECONDS:
+            if time.monotonic() > answered + _STALL_SECONDS:
                 raise
         else:
-            heard = time.monotonic()
+            answered = time.monotonic()
             if record.status in ENDED_STATUSES:
                 return record
         time.sleep(_POLL_SECONDS)

@@ -20,7 +20,7 @@ _SLOTS = (16, 32, 64)
 _TOKENS = (4096, 8192, 16384)
 
 
-class _Try(NamedTuple):
+class _Trial(NamedTuple):
     stack: str
     steps: int
     answers: int
@@ -32,15 +32,15 @@ class _Try(NamedTuple):
 
 
 # a job without a drafter needs some steps to train one
-_TRIES = (
-    _Try("off", 2, 64),
-    _Try("off", 3, 32),
-    _Try("n-gram", 3, 32),
-    _Try("frozen", 2, 64),
-    _Try("cold", 12, 32),
+_TRIALS = (
+    _Trial("off", 2, 64),
+    _Trial("off", 3, 32),
+    _Trial("n-gram", 3, 32),
+    _Trial("frozen", 2, 64),
+    _Trial("cold", 12, 32),
 )
 # all stacks with a drafter decode alike
-_LIKE = {"warm": "frozen", "forced": "frozen"}
+_DECODES_LIKE = {"warm": "frozen", "forced": "frozen"}
 _RESULT = ROOT / "benchmarks" / "results" / "sweep.json"
 _SEED = 11
 
@@ -49,7 +49,7 @@ def best_settings(stack: str) -> tuple[str, ...]:
     """Return the settings of the committed result."""
     best = json.loads(_RESULT.read_text())["details"]["best"]
     return (
-        f"rollout.slots={best['slots'][_LIKE.get(stack, stack)]}",
+        f"rollout.slots={best['slots'][_DECODES_LIKE.get(stack, stack)]}",
         f"algorithm.microbatch_tokens={best['microbatch_tokens']}",
     )
 
@@ -60,31 +60,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     began = time.monotonic()
-    rolled: dict[str, dict[int, list[float]]] = {}
-    learned: dict[int, list[float]] = {}
+    rollout_seconds: dict[str, dict[int, list[float]]] = {}
+    update_seconds: dict[int, list[float]] = {}
     with session():
         # a session's first job also fills caches, so it is not counted
         run("off", _SEED, "algorithm.steps=1")
-        for round_ in range(arguments.rounds):
-            back = -1 if round_ % 2 else 1
+        for repetition in range(arguments.rounds):
+            back = -1 if repetition % 2 else 1
             for slots in _SLOTS[::back]:
-                for tried in _TRIES[::back]:
+                for tried in _TRIALS[::back]:
                     if slots > tried.answers and tried.stack != "off":
-                        continue  # as with so many
+                        continue  # no more slots than answers are used
                     job = run(tried.stack, _SEED, *tried.settings(), f"rollout.slots={slots}")
-                    seconds = rolled.setdefault(tried.stack, {}).setdefault(slots, [])
+                    seconds = rollout_seconds.setdefault(tried.stack, {}).setdefault(slots, [])
                     seconds.append(math.fsum(step.rollout for step in job.steps))
             for tokens in _TOKENS[::back]:
                 settings = "algorithm.steps=3", f"algorithm.microbatch_tokens={tokens}"
                 job = run("frozen", _SEED, *settings)
                 # the first update also starts the trainer
                 rest = math.fsum(step.rest for step in job.steps[1:])
-                learned.setdefault(tokens, []).append(rest)
+                update_seconds.setdefault(tokens, []).append(rest)
     best = {
-        "slots": {stack: _fastest(by_slots) for stack, by_slots in rolled.items()},
-        "microbatch_tokens": _fastest(learned),
+        "slots": {stack: _fastest(by_slots) for stack, by_slots in rollout_seconds.items()},
+        "microbatch_tokens": _fastest(update_seconds),
     }
-    details = {"rollout_seconds": rolled, "learn_seconds": learned, "best": best}
+    details = {"rollout_seconds": rollout_seconds, "learn_seconds": update_seconds, "best": best}
     tried = Claim(name="sweep.rounds", value=arguments.rounds, unit="", bar=2)
     write_result("sweep", [tried], details, time.monotonic() - began, arguments.out)
 

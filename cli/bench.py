@@ -37,11 +37,11 @@ def bench(
         typer.Argument(help="Benchmarks to run; without names, show the last results of all."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder of the results, one JSON file a benchmark.")
+        Path, typer.Option(help="Folder of the results, one JSON file for each benchmark.")
     ] = _FOLDER / "results",
 ) -> None:
     """Run benchmarks, or show their last results."""
-    known = sorted(file.stem for file in _FOLDER.glob("*.py") if _runs(file))
+    known = sorted(file.stem for file in _FOLDER.glob("*.py") if _is_benchmark(file))
     if not known:
         raise ConfigError("the benchmarks are part of a checkout of tlt, and not installed with it")
     if unknown := [name for name in names or [] if name not in known]:
@@ -54,15 +54,15 @@ def bench(
 
 
 def _run(name: str, file: Path) -> None:
-    """Run a benchmark in silence; its exit code tells only that a claim does not hold."""
+    """Run a benchmark without its output; its exit code says only whether all claims hold."""
     before = file.stat().st_mtime_ns if file.exists() else None
     command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(file)]
     subprocess.run(command, cwd=_ROOT, check=False, stdout=subprocess.DEVNULL)
     if not file.exists() or file.stat().st_mtime_ns == before:
-        raise TltError(f"the benchmark {name} broke off")
+        raise TltError(f"the benchmark {name} ended without a result")
 
 
-def _runs(file: Path) -> bool:
+def _is_benchmark(file: Path) -> bool:
     return "def main()" in file.read_text(encoding="utf-8")
 
 
@@ -83,5 +83,5 @@ def _show(names: list[str], out: Path) -> bool:
             verdict = "yes" if claim.holds else "NO"
             lines.append((name, claim.name, value, f"{sign} {claim.bar:g}", verdict, *where))
             holds = holds and claim.holds
-    print_table(("benchmark", "claim", "value", "bar", "holds", "commit", "on"), lines)
+    print_table(("benchmark", "claim", "value", "bar", "holds", "commit", "machine"), lines)
     return holds

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from cli.arguments import SessionName
 from cli.output import complain, say
-from cli.session_control import find_session
-from tlt.child_process import die_with_parent
+from cli.session_control import find_session, start_in_background
 from tlt.session_files import session_folder
 
 _FILE = "dashboard.json"
@@ -31,7 +30,7 @@ def dashboard(
     run: Annotated[
         Path | None, typer.Option("--run", help="Show the run in this folder, without a session.")
     ] = None,
-    session: Annotated[str, typer.Option("--session", help="Name of the session.")] = "default",
+    session: SessionName = "default",
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that is not local needs --token.")
     ] = "127.0.0.1",
@@ -100,23 +99,17 @@ def start_dashboard(session: str, *, ends_with_us: bool = False) -> str | None:
     running = _running(session)
     if running is not None:
         return running.address
-    logs = session_folder(session) / "logs"
-    with open(logs / "dashboard.out", "ab") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "dashboard", "--session", session],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGTERM) if ends_with_us else None,
-        )
+    output = session_folder(session) / "logs" / "dashboard.out"
+    child = start_in_background(
+        ("cli.main", "dashboard", "--session", session), output, ends_with_us=ends_with_us
+    )
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
         started = _running(session)
         if started is not None and started.pid == child.pid:
             return started.address
         time.sleep(0.05)
-    complain(f"the dashboard did not start; see {logs / 'dashboard.out'}")
+    complain(f"the dashboard did not start; see {output}")
     return None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.arguments import Set
+from cli.arguments import Runs, Set, Workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.jobs import watch
 from cli.output import complain, say, say_outcome
@@ -23,13 +23,9 @@ _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml
 
 def demo(
     spec: Annotated[Path, typer.Option("--spec", help="Train this job instead.")] = _SPEC,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of workers; one per core by default.")
-    ] = None,
+    workers: Workers = None,
     engine: Annotated[str | None, typer.Option(help="Engine: native or sglang.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which the job gets its folder.")] = Path(
-        "runs"
-    ),
+    runs: Runs = Path("runs"),
     changes: Set = None,
     dashboard: Annotated[bool, typer.Option(help="Serve the live page meanwhile.")] = True,
 ) -> None:

@@ -25,7 +25,7 @@ def print_drafter_training(training: DrafterTraining) -> None:
 def _seconds(training: DrafterTraining) -> Table:
     table = number_table("drafter training", "")
     idle, tokens = training.idle, training.tokens
-    kept = f"{100 * training.idle_kept / idle:.0f} %" if idle else "no idle second"
+    kept = f"{100 * training.idle_kept / idle:.0f} %" if idle else "no idle time"
     batches = f"{training.stop_p99_micro_batches:.2f} micro-batches"
     for name, value in (
         ("idle device-seconds", f"{idle:.1f}"),
@@ -45,8 +45,8 @@ def _seconds(training: DrafterTraining) -> Table:
         ("  from the step before", f"{tokens.previous}"),
         ("discarded because training diverged", f"{len(training.diverged)} times"),
         ("stopped by command", f"{training.stops} times"),
-        ("  within, half of the times", f"{1e3 * training.stop_p50:.0f} ms"),
-        ("  99 % of the times", f"{1e3 * training.stop_p99:.0f} ms ({batches})"),
+        ("  time until stopped, median", f"{1e3 * training.stop_p50:.0f} ms"),
+        ("  time until stopped, 99 %", f"{1e3 * training.stop_p99:.0f} ms ({batches})"),
     ):
         table.add_row(name, value)
     return table

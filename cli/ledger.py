@@ -30,8 +30,8 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
         console.print(_acceptance(snapshot))
         say(_positions(snapshot))
         say(describe_savings(snapshot))
-    if snapshot.drafting is not None:
-        print_drafter_training(snapshot.drafting)
+    if snapshot.drafter_training is not None:
+        print_drafter_training(snapshot.drafter_training)
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
         f"trained on {100 * snapshot.trained:.1f} % of the tokens of training rollouts"
@@ -43,9 +43,10 @@ def describe_savings(snapshot: Snapshot) -> str:
     if saved is None:
         return "speculation: savings not known yet, no control run is over"
     return (
-        f"speculation saved {_interval(saved.total)} on all ranks, from {saved.runs} control runs "
-        f"of {saved.control_seconds:.1f} s that cost {saved.control_cost:.1f} s"
-        + ("; it cost more than that and was given up" if snapshot.gave_up else "")
+        f"speculation saved {describe_interval(saved.total)} on all ranks, "
+        f"from {saved.runs} control runs of {saved.control_seconds:.1f} s "
+        f"that cost {saved.control_cost:.1f} s"
+        + ("; it cost more than it saved and was given up" if snapshot.gave_up else "")
     )
 
 
@@ -63,7 +64,8 @@ def _joules(spent: Joules | None) -> str:
     return f"{', '.join(known)}; "
 
 
-def _interval(saving: SavingsInterval | None) -> str:
+def describe_interval(saving: SavingsInterval | None) -> str:
+    """Return seconds with their 95 % interval, and no text without a saving."""
     if saving is None:
         return ""
     if saving.low is None or saving.high is None:
@@ -98,7 +100,7 @@ def _workers(snapshot: Snapshot) -> Table:
 def _rollouts(snapshot: Snapshot) -> Table:
     table = number_table(
         *("step", "seconds", "device-seconds", "50 % done", "90 %", "99 %"),
-        *("empty slots", "trained on", "saved", "of the wait"),
+        *("empty slots", "trained on", "saved", "saved of the wait"),
     )
     for account in snapshot.accounts:
         if (rollout := account.rollout) is None:
@@ -109,15 +111,23 @@ def _rollouts(snapshot: Snapshot) -> Table:
             *(f"{value:.1f}" for value in (account.seconds, account.device_seconds, *times)),
             _percent(sum(rollout.empty.values()), sum(rollout.slots.values())),
             f"{100 * rollout.trained:.0f} %",
-            _interval(account.saved),
-            _interval(account.critical),
+            describe_interval(account.saved),
+            describe_interval(account.critical),
         )
     return table
 
 
 def _savings(saved: Savings) -> Table:
     table = number_table(
-        *("batch up to", "tokens", "seconds", "ms a token", "without", "control runs", "saved")
+        *(
+            "batch up to",
+            "tokens",
+            "seconds",
+            "ms a token",
+            "without speculation",
+            "control runs",
+            "saved",
+        )
     )
     for part in saved.buckets:
         borrowed = "" if part.measured_at == part.bucket else f" (from {part.measured_at})"
@@ -128,7 +138,7 @@ def _savings(saved: Savings) -> Table:
             f"{1e3 * part.seconds / part.tokens:.3f}" if part.tokens else "",
             f"{1e3 * part.plain:.3f}{borrowed}",
             str(part.runs),
-            _interval(part.saved),
+            describe_interval(part.saved),
         )
     return table
 

@@ -18,8 +18,8 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
     summary.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(snapshot))))
     for table in seconds_tables(snapshot):
         console.print(table)
-    if snapshot.drafting is not None:
-        print_drafter_training(snapshot.drafting)
+    if snapshot.drafter_training is not None:
+        print_drafter_training(snapshot.drafter_training)
     if snapshot.acceptance:
         say(describe_savings(snapshot))
     if snapshot.steps:

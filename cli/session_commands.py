@@ -6,20 +6,24 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.arguments import Json, SessionName
+from cli.arguments import Json, Runs, SessionName, Workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
 from cli.session_client import Client, with_client
-from cli.session_control import find_session, new_session, start_session, stop_session
+from cli.session_control import (
+    find_session,
+    new_session,
+    session_option,
+    start_session,
+    stop_session,
+)
 from tlt.ids import WorkerId
 from tlt.protocol.records import Heartbeat, JobRecord
 from tlt.store.redis_connection import hide_password
 
 
 def up(
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of workers; one per core by default.")
-    ] = None,
+    workers: Workers = None,
     ranks: Annotated[
         int, typer.Option(min=1, help="Ranks (compute processes) of each worker.")
     ] = 1,
@@ -29,9 +33,7 @@ def up(
             help="redis://, rediss:// or unix:// URL; by default the session starts its own."
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder in which each job gets its folder.")] = Path(
-        "runs"
-    ),
+    runs: Runs = Path("runs"),
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     lease_seconds: Annotated[
         float,
@@ -51,7 +53,7 @@ def up(
         lease_seconds=lease_seconds,
     )
     pid = start_session(spec)
-    named = "" if session == "default" else f" --session {session}"
+    named = session_option(session)
     say(f"session '{session}' is up: {spec.workers} workers, process {pid}")
     say(f"  redis  {hide_password(spec.redis_url)}")
     say(f"  runs   {spec.runs}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tlt.child_process import die_with_parent
@@ -91,16 +92,12 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     (folder / READY_FILE).unlink(missing_ok=True)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    with open(logs / "supervisor.out", "ab") as output:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "tlt.actors.session_supervisor", str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent(signal.SIGTERM) if ends_with_us else None,
-            cwd="/",
-        )
+    supervisor = start_in_background(
+        ("tlt.actors.session_supervisor", str(folder)),
+        logs / "supervisor.out",
+        ends_with_us=ends_with_us,
+        cwd="/",
+    )
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         ready = read_ready(folder)
@@ -117,9 +114,29 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")
 
 
+def session_option(name: str) -> str:
+    """Return the option that a command for this session needs."""
+    return "" if name == "default" else f" --session {name}"
+
+
 def _already_up(name: str) -> ConfigError:
-    named = "" if name == "default" else f" --session {name}"
-    return ConfigError(f"session '{name}' is already up; `tlt down{named}` ends it")
+    return ConfigError(f"session '{name}' is already up; `tlt down{session_option(name)}` ends it")
+
+
+def start_in_background(
+    module: Sequence[str], output: Path, *, ends_with_us: bool, cwd: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a Python module with its arguments, in a session of its own; append to `output`."""
+    with open(output, "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM) if ends_with_us else None,
+            cwd=cwd,
+        )
 
 
 def stop_session(name: str) -> None:

@@ -24,7 +24,7 @@ class SessionWatch(threading.Thread):
         self._spec = spec
         self._job = job
         self.view: SessionView | None = None
-        self.holding: RunningAnswers | None = None
+        self.running_answers: RunningAnswers | None = None
         self.followed = False
 
     def run(self) -> None:
@@ -39,8 +39,8 @@ class SessionWatch(threading.Thread):
         try:
             while True:
                 self.view = await feed.view()
-                self.holding = feed.running_answers(self._job)
-                self.followed = feed.attends(self._job)
+                self.running_answers = feed.running_answers(self._job)
+                self.followed = feed.serves(self._job)
                 if not forever:
                     return
                 await asyncio.sleep(_POLL_SECONDS)

@@ -76,7 +76,7 @@ def _newest(session: str) -> str:
 
 
 def is_behind(run: Run, was: bool) -> bool:
-    """Return True while much is unread; `was` keeps it True until hardly anything is."""
+    """Return True while much is unread; once True, it stays so until hardly anything is."""
     return run.unread > FEW_BYTES if was else run.has_large_backlog
 
 
@@ -86,9 +86,9 @@ def render_reading(run: Run) -> RenderableType:
 
 def render_screen(run: Run, watch: SessionWatch | None) -> RenderableType:
     followed = watch is not None and watch.followed
-    holding = watch.holding if watch is not None and followed else None
+    running = watch.running_answers if watch is not None and followed else None
     now = page_sections.now(run, followed)
-    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, holding)
+    tail = run.tail.view(run.ledger.state, (run.began or 0.0) + now, running)
     shown = Shown(
         head=page_sections.head(run, followed),
         now=now,

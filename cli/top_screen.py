@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console, Group
 from rich.text import Text
 
+from cli.ledger import describe_interval
 from tlt.dashboard.advice import Advice, Urgency, by_urgency
 from tlt.dashboard.page_sections import Head, Sections
 from tlt.dashboard.rollout_tail import TailView
@@ -16,7 +17,6 @@ from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import natural_order
 from tlt.human_format import seconds, sparkline
 from tlt.ids import WorkerId
-from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report.worker_lanes import OVER
 
 # a character and a colour for each duty, either of which suffices to tell duties apart
@@ -145,11 +145,11 @@ class Screen:
             *self._wrapped("lengths", f"{lengths} up to {tail.max_tokens} tokens"),
         ]
         if tail.longest:
-            held = (
+            longest = (
                 f"{one.prompt}·{one.member} {seconds(one.seconds)} ({one.worker or '?'})"
                 for one in tail.longest[:3]
             )
-            lines += self._wrapped("in hand", f"{tail.running}, the longest: {', '.join(held)}")
+            lines += self._wrapped("running", f"{tail.running}, the longest: {', '.join(longest)}")
         return lines
 
     def _speculation(self, sections: Sections) -> list[Text]:
@@ -157,7 +157,7 @@ class Screen:
         if speculation.mode == "off":
             return [Text("specul. off")]
         saved = speculation.saved
-        savings = "not known yet" if saved is None else _describe_saving(saved.total)
+        savings = "not known yet" if saved is None else describe_interval(saved.total)
         rows = sum(part.rows for part in speculation.acceptance)
         tokens = sum(part.tokens for part in speculation.acceptance)
         accepted = f"accept length {tokens / rows:.2f}, " if rows else ""
@@ -183,7 +183,7 @@ class Screen:
             return []  # it is among the warnings
         queues = ", ".join(
             f"{stream.name}{f' ({stream.group})' if stream.group else ''} {stream.depth}"
-            + (f", {stream.pending} in hand" if stream.pending else "")
+            + (f", {stream.pending} delivered" if stream.pending else "")
             + (f", oldest {seconds(stream.oldest_seconds)}" if stream.oldest_seconds else "")
             for stream in health.streams
         )
@@ -217,9 +217,3 @@ class Screen:
         return [
             Text(f"{seconds(line.at):>12}  {line.text}", style="bright_black") for line in lines
         ]
-
-
-def _describe_saving(saving: SavingsInterval) -> str:
-    if saving.low is None or saving.high is None:
-        return f"{saving.seconds:.1f} s (± unknown)"
-    return f"{saving.seconds:.1f} s (95 %: {saving.low:.1f} to {saving.high:.1f})"

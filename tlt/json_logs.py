@@ -52,7 +52,7 @@ def write_logs_to(folder: Path, process: str) -> None:
 
 
 def serve_run(run: Path | None) -> None:
-    """Also write to the logs of this run from now on, or of none."""
+    """Also write to this run's logs from now on; None stops that."""
     if _files is not None:
         _files.serve(run)
 

@@ -89,7 +89,7 @@ class WorkedBatches:
                 bucket = []
 
 
-def train(network: Network, lessons: Iterator[tuple[Tensor, Tensor]], stage: Stage) -> float:
+def train(network: Network, batches: Iterator[tuple[Tensor, Tensor]], stage: Stage) -> float:
     """Train in place; return the mean loss of the last steps."""
     matrices = [p for p in network.layers.parameters() if p.dim() == 2]
     others = [p for p in network.layers.parameters() if p.dim() == 1]
@@ -100,7 +100,7 @@ def train(network: Network, lessons: Iterator[tuple[Tensor, Tensor]], stage: Sta
     for step in range(stage.steps):
         _set_rates(muon, stage.matrix_rate * stage.scale(step))
         _set_rates(adam, stage.vector_rate * stage.scale(step))
-        loss = _backward(network, *next(lessons))
+        loss = _backward(network, *next(batches))
         average = loss if step == 0 else 0.95 * average + 0.05 * loss
         for optimizer in (muon, adam):
             optimizer.step()

@@ -163,7 +163,7 @@ def test_continues_training_an_existing_drafter(policy: Path, data: Path, tmp_pa
         (("--data", "/no/data.jsonl"), "/no/data.jsonl: no such file"),
         (("--data", "DATA", "--answer-key", "text"), ":1: no key 'text'"),
         (("--data", "DATA", "--prompts", "DATA"), "give either --data"),
-        (("--data", "DATA", "--held-out", "12"), "none is left to learn from"),
+        (("--data", "DATA", "--held-out", "12"), "none is left to train on"),
         (("--data", "DATA", "--max-context", "5"), ":1: 7 tokens leave no room in 5"),
         (("--data", "DATA", "--start", "/no/drafter"), "/no/drafter/config.json: cannot be read"),
         (("--data", "DATA", "--policy", "/no/model"), "/no/model: there is no such model folder"),

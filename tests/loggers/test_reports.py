@@ -44,7 +44,7 @@ def test_reports_every_step_once(
 def test_metrics_of_steps_agree_with_the_sums_of_the_run(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
-    drafting = read_snapshot(recorded).drafting
+    drafting = read_snapshot(recorded).drafter_training
     assert drafting is not None
     steps = [r.figures for r in reported(spec, entries) if "train/reward" in r.figures]
     assert steps[-1]["drafter/micro_batches"] == drafting.micro_batches

@@ -27,8 +27,8 @@ def test_lists_predicted_and_measured_speed_by_strategy() -> None:
     }
     assert usage.why() == (
         "For 1 row most decode steps used draft 2 with noise lately, each rank with "
-        "30 tokens/s predicted, 20 seen. N-gram 4: 9 tokens/s predicted, 8 seen. "
-        "Without speculation, in control runs: 10 seen."
+        "30 tokens/s predicted, 20 measured. N-gram 4: 9 tokens/s predicted, 8 measured. "
+        "Without speculation, in control runs: 10 measured."
     )
 
 

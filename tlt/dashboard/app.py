@@ -128,7 +128,7 @@ class Dashboard:
         try:
             run = None if job is None else await self._refreshed_feed(job)
         except Exception:  # a journal of another release may fail anywhere
-            _log.exception("the run's metrics cannot be made")
+            _log.exception("the run's metrics cannot be computed")
         return Response(exposition(view, run), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:

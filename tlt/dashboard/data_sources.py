@@ -55,7 +55,7 @@ class SessionSource:
                 self._runs[job] = RunFeed(
                     Run(Path(record.folder), record.spec),
                     lambda: self._feed.running_answers(job),
-                    lambda: self._feed.attends(job),
+                    lambda: self._feed.serves(job),
                 )
         return self._runs[job]
 

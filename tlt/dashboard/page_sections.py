@@ -38,7 +38,7 @@ _WORKERS = 64
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     job: str
-    # as in the journal; "no end" where the journal has no end and no session is at the run
+    # as in the journal; "no end" where the journal has no end and no session runs the job
     status: str
     # a session that is up runs the job
     followed: bool
@@ -151,7 +151,7 @@ def quiet_seconds(run: Run) -> float:
 
 
 def is_live(run: Run, followed: bool) -> bool:
-    """Return True if the run goes on; silence means nothing while a session is at it."""
+    """Return True if the run goes on; a long silence counts only without a session that runs it."""
     if run.began is None or run.ended:
         return False
     return followed or quiet_seconds(run) <= QUIET_SECONDS
@@ -198,7 +198,9 @@ def sections(run: Run, followed: bool) -> Sections:
         times=_times(snapshot, steps[-_STEPS:]),
         drafter=Drafter(
             train=run.spec.drafter.train,
-            account=None if snapshot.drafting is None else _newest_rows(snapshot.drafting),
+            account=None
+            if snapshot.drafter_training is None
+            else _newest_rows(snapshot.drafter_training),
             losses=tuple(run.losses),
         ),
         attempts=AttemptsView(

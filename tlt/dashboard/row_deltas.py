@@ -14,7 +14,7 @@ class _Row(Protocol):
 
 
 class RowSection(msgspec.Struct, frozen=True, kw_only=True):
-    # the first step whose rows are in here; earlier rows are unchanged. None: all rows are here
+    # the first step whose rows are included; earlier rows are unchanged. None: all rows are
     since: Step | None = None
 
 

@@ -25,11 +25,11 @@ from tlt.store.journal import Position
 
 TICK_SECONDS = 0.5
 _LONGEST_PAUSE = 60.0
-# folding may block the event loop for so long
+# the longest time for which folding may block the event loop
 _SLICE_SECONDS = 0.02
 _CLOCK_SECONDS = 1.0
 SECTIONS_SECONDS = 1.0
-# sections may take one part in so many of a core's time
+# making sections takes at most one part in CORE_SHARE of a core's time
 CORE_SHARE = 500
 _LONGEST_WAIT = 30.0
 # the state of loggers is not in the journal, so sections are renewed without new entries
@@ -41,7 +41,7 @@ _log = structlog.get_logger("dashboard")
 class RunUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of a run; a section that is missing has not changed."""
 
-    # everything is in here, and earlier updates are void
+    # everything is included, and earlier updates are void
     full: bool = False
     # the share of the journal that has been read, until all of it has been
     reading: float | None = None

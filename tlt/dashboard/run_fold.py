@@ -1,4 +1,4 @@
-"""One run, folded from its journal as far as it has been read."""
+"""One run, folded from the part of its journal that has been read."""
 
 import time
 from collections import deque

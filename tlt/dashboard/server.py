@@ -1,4 +1,4 @@
-"""The dashboard's own process: one port and one event loop, until it is told to end."""
+"""The dashboard's own process: one port and one event loop, until it is stopped."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ PORT = 8420
 # ports tried after the first if none was given
 _MORE_PORTS = 20
 _TOKEN_FILE = "dashboard-token"
-# between two checks whether it was told to end
+# between two checks whether to end
 _TICK_SECONDS = 0.5
 # uvicorn renews the date of its responses when its tick count is a multiple of this
 _UVICORN_TICKS = 10
@@ -51,7 +51,7 @@ def serve(
     public: str | None = None,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until told to end; call `ready` with the address once the port is open.
+    """Serve until the process is stopped; call `ready` with the address once the port is open.
 
     `public` is the address of a proxy in front of the dashboard.
     """

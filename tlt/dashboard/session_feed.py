@@ -25,7 +25,7 @@ from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_passw
 TICK_SECONDS = 1.0
 _LONGEST_PAUSE = 5.0
 _LISTED_JOBS = 200
-# reading may take one part in so many of a core's time
+# reading takes at most one part in CORE_SHARE of a core's time
 CORE_SHARE = 500
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dashboard")
@@ -88,8 +88,8 @@ class SessionFeed(Feed):
         """Return the job's running answers, or None where they are not known."""
         return self._running_answers.get(job)
 
-    def attends(self, job: JobId) -> bool:
-        """Return True if the session is up and runs the job, or will."""
+    def serves(self, job: JobId) -> bool:
+        """Return True if the session is up, and runs the job or will run it."""
         ended = any(each.job == job and each.status in ENDED_STATUSES for each in self._records)
         return self.up and not ended
 

@@ -15,7 +15,7 @@ _BISECTIONS = 18
 _RECENT = 64
 # share of its token limit that is left to an answer that should have ended by its age
 _LEFT = 0.02
-# answers that are computed one by one; others are put into so many groups of similar age
+# running answers that are computed one by one, and groups of similar age for the others
 _SINGLE = 8
 _GROUPS = 16
 

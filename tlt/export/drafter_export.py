@@ -120,7 +120,7 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
     spec, drafter_state = ledger.spec, ledger.state.drafter
     layout = drafter.config.layout
-    drafting = ledger.snapshot().drafting
+    training = ledger.snapshot().drafter_training
     return _CARD.format(
         job=job,
         policy=Path(spec.policy.path).name,
@@ -128,7 +128,7 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
         version=used.policy,
         policy_digest=_policy_digest(run, spec, used),
         micro_batches=used.micro_batches,
-        tokens="none" if drafting is None else f"{drafting.tokens.total:,}",
+        tokens="none" if training is None else f"{training.tokens.total:,}",
         rollouts=_describe_rollouts(drafter_state),
         accept=_describe_evaluation(drafter_state),
         architecture=used.architecture,

@@ -27,7 +27,7 @@ def read(run: Path, logger: str) -> DeliveryState:
 
 
 def write(run: Path, logger: str, state: DeliveryState) -> None:
-    """Replace the file; on a full disk it stays old, and a step may be sent twice."""
+    """Replace the file; on a full disk the old one stays, and a step may be sent twice."""
     file = _file(run, logger)
     unfinished = file.with_name(f".{file.name}")
     with contextlib.suppress(OSError):

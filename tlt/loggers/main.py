@@ -1,7 +1,7 @@
 """The process that sends a run's reports to its loggers: `python -m tlt.loggers.main FOLDER`.
 
-It follows the run's journal to its end. On SIGTERM it sends what the journal holds by then. One
-process at a time serves a run; the next one waits until the one before is gone.
+It follows the run's journal to its end. On SIGTERM it sends the entries up to that moment and
+ends. One process at a time serves a run; a second one waits until the first has ended.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from tlt.store.journal import FILE_NAME, START, follow
 _POLL_SECONDS = 1.0
 # for one write; without a network, packages try for a minute or two
 _PATIENCE_SECONDS = 180.0
-# once the session ends
+# for all writes once the session ends
 _LAST_SECONDS = 10.0
 # yield the processors to the ranks
 _NICENESS = 10

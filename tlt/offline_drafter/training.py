@@ -35,8 +35,8 @@ from tlt.trainer.drafter.samples import EmbeddingAndHead
 _DEPTHS = (4, 6, 8)
 _POINTS = 10
 _CURVE = "curve.json"
-# updates that a given drafter counts as having behind it: at the learning rates of a new drafter
-# a good one would first get worse
+# updates that a given drafter is assumed to have had: at the learning rates of a new drafter a
+# good one would get worse at first
 _PAST_UPDATES = 3000
 
 
@@ -49,7 +49,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     # loss of the last micro-batch; None if it was not finite
     loss: float | None
     skipped: int
-    # accept length by depth, for guesses drawn with the policy's noise and for the likeliest ones
+    # accept length by depth, for proposals drawn with the policy's noise and for the likeliest
     noise: dict[int, float]
     plain: dict[int, float]
 

@@ -1,4 +1,4 @@
-"""Collect what a training learns from and what it is evaluated on: disjoint rows of a file.
+"""Collect the answers for training and those for evaluation: disjoint rows of a file.
 
 The held-out answers are always sampled from the policy itself, even where the file has answers.
 """
@@ -77,7 +77,7 @@ def gather(
         for text, states in passes:
             found[text.id] = text, states
             if len(found) * _REPORTS // total > (len(found) - 1) * _REPORTS // total:
-                say(f"{len(found)} of {total} answers to learn from and to measure by")
+                say(f"{len(found)} of {total} answers collected for training and evaluation")
             if stopped():
                 return None
     finally:
@@ -114,7 +114,7 @@ def _split(plan: TrainingPlan, found: Sequence[_Row]) -> tuple[list[_Row], list[
     if len(found) <= plan.held_out:
         raise ConfigError(
             f"{plan.file}: {len(found)} rows, of which {plan.held_out} are held out: "
-            "none is left to learn from (--held-out)"
+            "none is left to train on (--held-out)"
         )
     rng = random.Random(f"held out {plan.seed}")
     held = set(rng.sample(range(len(found)), plan.held_out))
@@ -131,7 +131,7 @@ def _requests(
     stop_tokens: frozenset[int],
     context: int,
 ) -> dict[int, Request]:
-    """Return the held-out requests, then those to learn from, which repeat prompts as needed."""
+    """Return the held-out requests, then those to train on, which repeat prompts as needed."""
 
     def request(id: int, prompt: tuple[int, ...], index: int, member: int) -> Request:
         return Request(
@@ -169,7 +169,7 @@ def _training_data(
     held_out: int,
     vocabulary: int,
 ) -> TrainingData:
-    """Return the data in the order of the file, without answers too short to learn from."""
+    """Return the data in the order of the file, without answers too short to train on."""
     pairs = [found[id] for id in sorted(found) if len(found[id][0].tokens) > 2]
     return TrainingData(
         samples=[sample(text, states) for text, states in pairs if text.id >= held_out],

@@ -128,6 +128,6 @@ def _split(
 
 def _shares(steps: Counter[int]) -> tuple[float, ...]:
     total, most = steps.total(), max(steps, default=0)
-    # from the last position on: steps that accepted at least so many tokens
+    # from the last position back: the steps that accepted at least that many tokens
     reached = list(accumulate(steps[count] for count in range(most, 0, -1)))
     return tuple(count / total for count in reversed(reached))

@@ -1,6 +1,6 @@
 """The attempts of a run's coordinators, and the incarnations of its workers.
 
-An attempt is what one coordinator did of the run. The next one continues where the journal ends.
+An attempt is one coordinator's part of the run. The next one continues where the journal ends.
 """
 
 from collections import deque

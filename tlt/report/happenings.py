@@ -49,7 +49,7 @@ class Happenings:
             case WorkerJoined():
                 yield Happening("joined", "joined", event.info.worker)
             case WorkerFailed():
-                yield Happening("failed", f"cannot run it: {event.error}", event.worker)
+                yield Happening("failed", f"cannot run the job: {event.error}", event.worker)
             case PolicyPublished():
                 yield Happening("policy", f"policy {transition.after.policy.version}")
             case CheckpointCommitted():

@@ -141,7 +141,7 @@ class Ledger:
             positions=self._accepted.positions(),
             by_drafter=self._accepted.by_drafter(),
             trained=self._trained_tokens / max(1, self._generated_tokens),
-            drafting=self.drafter_training.summary(),
+            drafter_training=self.drafter_training.summary(),
             steps=tuple(self.steps),
             evals=tuple(self.evals),
             last=None if last is None else StoredPolicy(version=last.version, weights=last.weights),

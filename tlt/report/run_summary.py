@@ -97,7 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # share of the generated tokens that updates trained on
     trained: float
     # None if no drafter was trained
-    drafting: DrafterTraining | None
+    drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     last: StoredPolicy | None

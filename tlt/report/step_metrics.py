@@ -59,7 +59,7 @@ class StepMetrics:
         return metrics
 
     def _drafter(self, ledger: Ledger, snapshot: Snapshot) -> _Metrics:
-        training = snapshot.drafting
+        training = snapshot.drafter_training
         if training is None:
             return {}
         metrics: _Metrics = {

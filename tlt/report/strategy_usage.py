@@ -23,7 +23,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
     name: str
     drafter: DrafterVersion | None
-    # speculation was off, so that others can be compared with it
+    # True for steps of control runs, which decode without speculation
     control: bool
     steps: int = msgspec.field(name="rounds")
     explored: int = msgspec.field(name="tried")
@@ -35,7 +35,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     measured: float = msgspec.field(name="seen")
 
     def describe_speed(self) -> str:
-        return f"{self.predicted:.0f} tokens/s predicted, {self.measured:.0f} seen"
+        return f"{self.predicted:.0f} tokens/s predicted, {self.measured:.0f} measured"
 
 
 class StrategyUsage:
@@ -98,5 +98,5 @@ class StrategyUsage:
             text += f" {other.name[0].upper()}{other.name[1:]}: {other.describe_speed()}."
         controls = [row for row in table if row.control]
         if controls and controls[0].seconds:
-            text += f" Without speculation, in control runs: {controls[0].measured:.0f} seen."
+            text += f" Without speculation, in control runs: {controls[0].measured:.0f} measured."
         return text

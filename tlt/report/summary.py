@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     control_cost: float | None
     # share of the generated tokens that updates trained on
     trained: float
-    drafting: DrafterTraining | None
+    drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
 
 
 def summarise(snapshot: Snapshot) -> Summary:
@@ -59,5 +59,5 @@ def summarise(snapshot: Snapshot) -> Summary:
         saved_high=saved.total.high if saved else None,
         control_cost=saved.control_cost if saved else None,
         trained=snapshot.trained,
-        drafting=snapshot.drafting,
+        drafter_training=snapshot.drafter_training,
     )

@@ -18,7 +18,7 @@ export class DrafterCard {
       format: (value) => number(value, 2),
       series: [
         { name: "this drafter", colour: "series-1", points: true },
-        { name: "the one in use then", colour: "series-2", dashed: true, points: true },
+        { name: "the one in use before", colour: "series-2", dashed: true, points: true },
       ],
       empty: "No drafter was evaluated yet.",
     });

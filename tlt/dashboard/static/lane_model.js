@@ -10,7 +10,7 @@ const ROLLOUT = CODES.get("rollout");
 // as many as the server keeps: changes and batches over all lanes, marks of each kind
 const KEPT = 40_000;
 const MARKS = 4_000;
-// the shares of all workers are drawn while at most one lane in so many is unknown
+// the shares of all workers are drawn while at most one lane in UNKNOWN_SHARE is unknown
 const UNKNOWN_SHARE = 10;
 // new entries between two clean-ups
 const TRIM_EVERY = 10_000;

@@ -4,7 +4,7 @@ import { LaneModel } from "./lane_model.js";
 
 // states of a job that is over
 export const ENDED = ["done", "failed", "cancelled"];
-// after so long without an entry a run counts as over, unless its session is up
+// seconds without an entry after which a run counts as over, unless its session is up
 const QUIET_SECONDS = 60;
 
 const SECTIONS = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice"];
@@ -75,7 +75,7 @@ export class RunModel {
     return this.head.quiet + (this.connected ? (performance.now() - this.headReceived) / 1000 : 0);
   }
 
-  // Seconds since the run began. Of a long silence only so much is shown that it can be seen.
+  // Seconds since the run began. Only the beginning of a long silence is shown.
   get now() {
     if (!this.open) return this.head?.seconds ?? 0;
     const shown = this.live ? Infinity : Math.max(5, 0.05 * this.head.seconds);

@@ -10,7 +10,7 @@ const CHART_POSITIONS = 24;
 
 export class SpeculationCard {
   constructor() {
-    this.positions = new Chart("Verify steps that accepted at least so many tokens (%)", {
+    this.positions = new Chart("Verify steps that accepted at least N tokens (%)", {
       x: { name: "accepted tokens", format: count, whole: true },
       format: (value) => `${Math.round(value)} %`,
       series: [{ name: "verify steps", colour: "series-1", bars: true, width: 0 }],
@@ -34,7 +34,7 @@ export class SpeculationCard {
     this.acceptance = new Table([], options);
     this.byDrafter = new Table([], options);
     this.strategies = new Table(
-      ["running answers", left("strategy"), "decode steps", "of these to try it", "predicted tokens/s of a rank", "measured tokens/s of a rank"],
+      ["running answers", left("strategy"), "decode steps", "of these explored", "predicted tokens/s of a rank", "measured tokens/s of a rank"],
       { empty: "No rank has reported its decode steps yet." },
     );
     this.element = card(
@@ -44,7 +44,7 @@ export class SpeculationCard {
       h("div", { class: "charts" }, this.positions.element, this.saved.element),
       h("h3", {}, "Accept length (tokens per verify step and answer, the bonus token included)"),
       this.acceptance.element,
-      h("h3", {}, "Verify steps that accepted at least so many tokens, by drafter"),
+      h("h3", {}, "Verify steps that accepted at least N tokens, by drafter"),
       this.byDrafter.element,
       h("h3", {}, "Strategies in the last 30 seconds of decoding"),
       this.strategies.element,
