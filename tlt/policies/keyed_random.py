@@ -17,8 +17,8 @@ def mix(*parts: int) -> int:
 def permuted(index: int, size: int, *key: int) -> int:
     """Return the position of `index` in the keyed permutation of range(size), without building it.
 
-    A four-round Feistel network permutes the next power of four; results outside are
-    permuted again.
+    A Feistel network of four rounds permutes the next power of four; results outside the range
+    are permuted again.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1

@@ -13,13 +13,13 @@ from tlt.protocol.refs import DrafterRef
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     # None: the drafter that the spec names, if it names one
     used: DrafterRef | None = None
-    # used until then: returns if `used` can't be loaded or committed
+    # the drafter before `used`, which replaces it if it can't be loaded or committed
     previous: DrafterRef | None = None
-    # the last earlier drafter with known live acceptance: returns if `used` does much worse
+    # the last drafter with known live acceptance, which replaces `used` if that does much worse
     fallback: DrafterRef | None = None
     live: LiveAcceptance = {}
     fallback_live: LiveAcceptance = {}
-    # by version: incarnations that couldn't load it and decode without it, or with an older one
+    # by version: incarnations that couldn't load it, and decode without it or with an older one
     refused_by: dict[DrafterVersion, tuple[Incarnation, ...]] = {}
 
     @property
@@ -28,7 +28,7 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adopt(adoption: Adoption, drafter: DrafterRef, live_now: LiveAcceptance) -> Adoption:
-    """`live_now`: the live acceptance of the drafter used so far, under the current policy."""
+    """Use a new drafter; `live_now` is the earlier one's live acceptance under this policy."""
     known = is_known(adoption.live)
     return msgspec.structs.replace(
         adoption,
@@ -68,7 +68,7 @@ def record_refusal(
 
 
 def retry_loading(adoption: Adoption, incarnation: Incarnation) -> Adoption:
-    """Forget a refusal of the drafter in use: the incarnation is about to load it once more."""
+    """Forget a refusal of the drafter in use by an incarnation that is about to load it again."""
     used, refused = adoption.used, adoption.refused_by
     if used is None or incarnation not in refused.get(used.version, ()):
         return adoption

@@ -1,8 +1,8 @@
 """Choose the answers that a drafter trains on, and those worth their memory.
 
 Drafters pay off in the tail, and the answers that have finished while others still run are the
-short ones. So long answers weigh more than their tokens, and answers of the step before, and
-running ones, make up for the long ones that are missing.
+short ones. So long answers weigh more than their tokens alone, and answers of the step before and
+unfinished ones stand in for the long ones that are missing.
 
 Answers to one prompt are so alike that a drafter trained on some proposes far better for the others
 than for those to any other prompt. So it is evaluated on prompts whose answers it never trains on.
@@ -18,15 +18,15 @@ from tlt.policies.keyed_random import mix
 
 Origin = Literal["own", "others", "running", "previous"]
 
-# one prompt in so many is held out; of a step with one prompt, one answer in so many
+# one of this many prompts is held out; in a step with one prompt, one of this many answers
 _HELD_OUT = 8
-# enough prompts to evaluate on, however large the step
+# limit of held-out prompts, which suffices for steps of any size
 _MOST_HELD_OUT = 8
 # power of the length by which an answer weighs more
 _TAIL = 0.5
 # factor for each step that an answer is older
 _OLD = 0.5
-# factor for each time that an answer was drawn, and the times after which it weighs no less
+# factor for each draw of an answer, and the number of draws after which it stays the same
 _TAKEN = 0.5
 _MOST_TAKEN = 60
 
@@ -36,15 +36,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: Origin
     tokens: int
-    # memory of the answer and of what is kept with it
+    # memory of the answer and its hidden states
     bytes: int
     step: Step
-    # times that it was drawn
+    # number of times that it was drawn
     taken: int = 0
 
 
 def choose_held_out(step: Step, prompts: Sequence[PromptIndex]) -> tuple[PromptIndex, ...]:
-    """Return the prompts of a step whose answers evaluate drafters; none of a single prompt."""
+    """Return the prompts whose answers evaluate drafters; none if the step has a single prompt."""
     count = 0 if len(prompts) < 2 else min(max(1, len(prompts) // _HELD_OUT), _MOST_HELD_OUT)
     return tuple(sorted(prompts, key=lambda prompt: mix(step, prompt))[:count])
 
@@ -52,7 +52,7 @@ def choose_held_out(step: Step, prompts: Sequence[PromptIndex]) -> tuple[PromptI
 def is_held_out(
     held_out: Sequence[PromptIndex], step: Step, prompt: PromptIndex, member: Member
 ) -> bool:
-    """`held_out`: the step's held-out prompts; if there are none, single answers are held out."""
+    """Return True for answers to held-out prompts or, without such prompts, for one in eight."""
     return prompt in held_out if held_out else mix(step, prompt, member) % _HELD_OUT == 0
 
 
@@ -63,10 +63,10 @@ def weight(candidate: Candidate, step: Step) -> float:
 
 
 def choose_evictions(candidates: Sequence[Candidate], step: Step, most_bytes: int) -> list[int]:
-    """Return the indices of answers that weigh least for their memory, so that the rest fits."""
+    """Return indices of the answers with the least weight for their memory: the others fit."""
     total = sum(candidate.bytes for candidate in candidates)
     if total <= most_bytes:
-        return []  # called by ranks that decode: don't sort for nothing
+        return []  # skips the sort in ranks that decode
     order = sorted(
         range(len(candidates)),
         key=lambda i: weight(candidates[i], step) / max(1, candidates[i].bytes),
@@ -83,7 +83,7 @@ def choose_evictions(candidates: Sequence[Candidate], step: Step, most_bytes: in
 def draw_answers(
     candidates: Sequence[Candidate], step: Step, most_tokens: int, randoms: Sequence[float]
 ) -> list[int]:
-    """Draw answers by weight, none twice, that have about `most_tokens` together, but at least one.
+    """Draw at least one answer by weight, none twice, up to about `most_tokens` together.
 
     `randoms`: uniform in [0, 1), one for each draw that may be needed.
     """

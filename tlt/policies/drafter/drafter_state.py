@@ -9,10 +9,7 @@ from tlt.policies.drafter.training_progress import TrainingProgress
 
 
 class DrafterState(msgspec.Struct, frozen=True, kw_only=True):
-    # which versions exist
     lineage: Lineage = Lineage()
-    # which one engines propose with
     adoption: Adoption = Adoption()
-    # whether further training pays
     evidence: PayoffEvidence = PayoffEvidence()
     progress: TrainingProgress = TrainingProgress()

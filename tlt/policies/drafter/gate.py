@@ -1,7 +1,7 @@
 """Decide whether drafter training pays: predicted seconds saved against seconds spent.
 
 Training saves rollout time in the remaining steps, by as much as the learning curve predicts. Idle
-seconds cost what they slow down beside them; reserved seconds cost themselves.
+seconds cost the decoding that they slow down; reserved seconds cost their own length.
 """
 
 import math
@@ -23,11 +23,11 @@ from tlt.protocol.records import DrafterEvaluation
 
 # share of a second of decoding lost beside a worker that trains: both share a cache or power limit
 _SLOWED = 0.1
-# micro-batches of idle seconds to consider: the first few may gain nothing, and many all the same
+# micro-batches of idle time to consider, because many may gain where the first few gain nothing
 _STRETCHES = (24, 96, 384)
-# several members' micro-batches teach less than as many of one member
+# the value of a micro-batch of several members against one of a single member
 _MERGED = 0.85
-# reserved time must be predicted to save so many times what it costs
+# reserved time must be predicted to save this many times its cost
 _MARGIN = 2.0
 _RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # steps to come at which the gain is evaluated
@@ -41,22 +41,22 @@ _UNMEASURED = {False: fit_curve(None, ()), True: fit_curve(_NAMED, ())}
 
 
 class TrainingOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """The rest of the job, as far as a better drafter can shorten it."""
+    """The part of the job to come that a better drafter can shorten."""
 
     step: Step
     # the last step that has answers to train on
     newest_step: Step
-    # rollout batches still to be opened, and seconds that each takes at today's pace
+    # rollout batches still to be opened, and the seconds that each takes at the present speed
     steps: int
     rollout_seconds: float
     members: int
-    # of one member
+    # rate of one member
     micro_batches_per_second: float
-    # how many times as fast as plain decoding rollouts go without a drafter
+    # speed of rollouts without a drafter against plain decoding
     speedup_without_drafter: float
-    # micro-batches until answers have been read often enough
+    # micro-batches until more readings of the answers would teach little
     learnable_micro_batches: float = math.inf
-    # micro-batches a step that cost nothing
+    # micro-batches of idle time in each step
     idle_micro_batches: float = 0.0
 
 
@@ -69,7 +69,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Enum):
-    """The fate of a drafter that was evaluated."""
+    """The outcome of a drafter's evaluation."""
 
     UNMEASURED = auto()
     ADOPT = auto()
@@ -109,7 +109,7 @@ def judge_idle_training(
 def judge_reserved_time(
     spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
 ) -> Verdict:
-    """Choose how many seconds of all workers pay best: the verdict's `cost`."""
+    """Choose the number of seconds of all workers that pays best, as the verdict's `cost`."""
     best = Verdict(worth=False, why="nothing pays")
     if spec.drafter.train != "auto":
         return best
@@ -141,7 +141,7 @@ def _curve(spec: JobSpec, evidence: PayoffEvidence) -> LearningCurve:
 def _hopeful_curve(
     spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
 ) -> LearningCurve:
-    """Assume for idle seconds, which cost little, that the curve may not have ended yet."""
+    """Assume that the curve may not have ended yet, because idle seconds cost little."""
     curve = extend_while_gaining(_curve(spec, evidence), evidence.evaluations)
     new_answers = evidence.evaluations and outlook.newest_step > evidence.evaluated_step
     return lift_plateau(curve) if new_answers else curve
@@ -150,7 +150,7 @@ def _hopeful_curve(
 def _saved_beside_idle_training(
     curve: LearningCurve, micro_batches: float, outlook: TrainingOutlook
 ) -> float:
-    """Count only what reserved time gains before idle seconds would have taught the same."""
+    """Count the gain of reserved time only until idle seconds would have taught the same."""
     count = min(outlook.steps, _SAMPLED_STEPS)
     idle = (
         outlook.idle_micro_batches * outlook.steps * (index + 0.5) / count for index in range(count)

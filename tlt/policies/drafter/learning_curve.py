@@ -1,8 +1,8 @@
 """Predict a drafter's accept length after further micro-batches.
 
 Accept length rises as a saturating exponential of the micro-batches. Its three numbers are the
-maximum of a posterior on a grid: measurements and what drafters of other policies did decide which
-are likely, and no series of measurements makes the fit diverge.
+maximum of a posterior on a grid. Its priors come from drafters of other policies, and no series of
+measurements makes the fit diverge.
 """
 
 import math
@@ -13,23 +13,23 @@ import msgspec
 from tlt.ids import DrafterVersion
 
 # priors, from drafters of one layer that began with random weights: accept length at the plateau,
-# and micro-batches until two thirds of the way there are done
+# and micro-batches until two thirds of the rise are done
 _PLATEAU, _PLATEAU_SPREAD = 4.5, 1.2
 _SPAN, _SPAN_SPREAD = 250.0, 0.7
 # error of an evaluation's accept length, measured on a few answers
 _ERROR = 0.15
 # accept length by which new answers may lift a plateau
 _LIFT = 0.15
-# evaluations that count; more would say little about what comes next
+# evaluations that the fit uses; older ones say little about the next
 MOST_EVALUATIONS = 40
-# the newest evaluations tell whether accept length still rises, by more than this much in all
+# the accept length still rises if it has gained this much over this many newest evaluations
 _RECENT, _DOUBT = 4, 0.1
 _PLATEAUS = tuple(1.0 + 0.25 * i for i in range(33))
 _SPANS = tuple(20.0 * 1.3**i for i in range(20))
 
 
 class EvaluatedVersion(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Accept lengths of the drafter in use and of the trained one, after so many micro-batches."""
+    """Accept lengths of the drafter in use and of the trained one, by micro-batches so far."""
 
     version: DrafterVersion
     micro_batches: int
@@ -50,7 +50,7 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) -> LearningCurve:
-    """`initial`: the accept length before any training, if it began with a drafter."""
+    """Fit a curve; `initial` is the accept length before training, if there was a drafter."""
     began = 1.0 if initial is None else initial
     seen = evaluations[-MOST_EVALUATIONS:]
     usual = max(_PLATEAU, began)
@@ -65,7 +65,7 @@ def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) ->
             unlikely += errors.at(some_plateau - began)
             if unlikely < least:
                 least, plateau, span = unlikely, some_plateau, some_span
-    # the policy moves: the last measurement counts, wherever on the curve it lies
+    # the policy moves, so the last measurement counts even where it lies off the curve
     now = max(seen[-1].used or 1.0, seen[-1].trained) if seen else began
     return LearningCurve(now=min(now, plateau), plateau=plateau, span=span)
 
@@ -73,11 +73,11 @@ def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) ->
 def extend_while_gaining(
     curve: LearningCurve, evaluations: Sequence[EvaluatedVersion]
 ) -> LearningCurve:
-    """Raise the plateau as if the gains of the last evaluations faded no faster than usual.
+    """Raise the plateau to where the gains of the last evaluations would lead at the usual rate.
 
-    The few answers of the first steps have a plateau of their own, and a curve through what was
-    measured on them takes it for the drafter's. Later answers lift it, and each evaluation shows
-    that by comparing the new drafter with the one in use on the same answers.
+    The few answers of the first steps allow a lower plateau than later ones, so a curve fitted to
+    them ends too low. Each evaluation compares the new drafter with the one in use on the same
+    answers, and shows that the plateau rises.
     """
     recent = evaluations[-_RECENT - 1 :]
     if len(recent) <= _RECENT:
@@ -92,7 +92,7 @@ def extend_while_gaining(
 
 
 def lift_plateau(curve: LearningCurve) -> LearningCurve:
-    """Raise a curve that has ended by what answers without an evaluation may add."""
+    """Raise a curve that has ended by the possible gain from answers not yet evaluated."""
     if curve.plateau >= curve.now + _LIFT:
         return curve
     return LearningCurve(now=curve.now, plateau=curve.now + _LIFT, span=_SPAN)

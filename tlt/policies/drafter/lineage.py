@@ -35,7 +35,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     )
     # the newest delta of each member that is not merged yet
     deltas: tuple[DrafterDelta, ...] = ()
-    # by living member: the number of its newest delta, and the last base that contains one of them
+    # by present member: the number of its newest delta, and the last base that contains a delta
     newest_delta: dict[str, int] = {}
     merged_into: dict[str, DrafterVersion] = {}
     merge: Merge | None = None

@@ -1,7 +1,7 @@
 """Measure drafters by the rollouts they propose for: an evaluation may mislead, rollouts can't.
 
-The drafter in use is compared with the one before it chain by chain, because what a chain of six
-gains says nothing about a chain of two. A drafter that the spec names is known by its recent
+The drafter in use is compared with the one before it for each length of chain, because gains of
+long chains say nothing about short ones. A drafter that the spec names is estimated from its recent
 acceptance in chains of any length.
 """
 
@@ -15,7 +15,7 @@ from tlt.strategies import Draft
 
 # rows after which a drafter is known
 _KNOWN = 2000
-# rows after which it isn't measured any more: what it loses later is due to the policy's updates
+# rows after which it isn't measured any more, because later losses are due to policy updates
 _SETTLED = 20_000
 # rows after which all earlier ones count half
 _RECENT = 40_000
@@ -31,14 +31,14 @@ class ChainTally(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
 
 
-# by depth and kind of the chain, like "4 noisy"
+# by depth and kind of the chain, such as "4 noisy"
 LiveAcceptance = dict[str, ChainTally]
 
 
 def add_tallies(
     live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
 ) -> LiveAcceptance:
-    """Add what these tallies tell of the drafter, until it is settled."""
+    """Add the tallies of this drafter until it has enough rows to be settled."""
     return dict(live) if _rows(live) >= _SETTLED else _sum(live, tallies, drafter)
 
 
@@ -67,7 +67,7 @@ def _sum(
 def estimate_accept_length(live: Mapping[str, ChainTally], depth: int) -> float | None:
     """Estimate the accept length of chains of `depth` from chains of any length.
 
-    Each proposed token is assumed to be as likely right as in those; None until known.
+    Each proposed token is assumed to be right with the same probability. Return None until known.
     """
     if not is_known(live):
         return None
@@ -76,7 +76,7 @@ def estimate_accept_length(live: Mapping[str, ChainTally], depth: int) -> float 
 
 
 def _likely(chain: str, tally: ChainTally) -> float:
-    """Find by halving how likely a proposed token is right, given what the chains gained."""
+    """Find the probability that a proposed token is right, by bisection on the chains' gains."""
     depth, low, high = int(chain.split(maxsplit=1)[0]), 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)

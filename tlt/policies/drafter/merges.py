@@ -1,6 +1,7 @@
-"""Have members' deltas merged, by one of the members.
+"""Request merges of the members' deltas from one of the members.
 
-A merge is due after so many micro-batches of all members together, and at the end of reserved time.
+A merge is due after a number of micro-batches of all members together (`drafter.merge_every`), and
+at the end of reserved time.
 """
 
 from tlt.ids import WorkerId
@@ -9,7 +10,7 @@ from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState,
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterDeltaReady
 
-# deltas of each rank of a member that was asked to merge, before the member is stopped
+# deltas that each rank of a merging member may hand in before the member is stopped
 _DELTAS_INSTEAD_OF_MERGE = 16
 
 
@@ -57,7 +58,7 @@ def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
 
 
 def _await_merge(turn: Turn, merge: lineage.Merge, worker: WorkerState) -> None:
-    """Stop a member that goes on handing in deltas instead of merging."""
+    """Stop a member that keeps handing in deltas instead of merging."""
     if worker.info.incarnation != merge.incarnation:
         return
     after = lineage.count_delta_since(turn.state.drafter.lineage, merge)
@@ -78,7 +79,7 @@ def _is_due(state: RunState) -> bool:
 
 
 def _can_merge(state: RunState, worker: WorkerState) -> bool:
-    """Return True if the worker holds weights to merge into: a base, or its own first ones."""
+    """Return True if the worker holds weights to merge into: a base or its own initial weights."""
     known = state.drafter.lineage
     return known.base.weights is not None or not worker.members.isdisjoint(known.newest_delta)
 

@@ -21,25 +21,25 @@ from tlt.protocol.refs import DrafterBase
 
 # proposed tokens in a row when drafters are evaluated
 EVALUATION_DEPTH = 6
-# failures in a row before training rests, for twice as many steps each time
+# failures in a row before training pauses, each time for twice as many steps
 _FAILURES_BEFORE_REST = 2
 _LONGEST_REST = 8
 
 
 class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    # the newest ones, oldest first
+    # the newest evaluations, oldest first
     evaluations: tuple[EvaluatedVersion, ...] = ()
-    # accept length before any training
+    # accept length before any training in this job
     initial_length: float | None = None
     # fitted to the evaluations, or to rollouts with the drafter that the spec names
     curve: LearningCurve | None = None
-    # of the drafter that the spec names, until there is an evaluation
+    # live acceptance of the drafter that the spec names, until there is an evaluation
     named_live: LiveAcceptance = {}
-    # how many times as fast as plain decoding rollouts went before any drafter was adopted
+    # speed of rollouts against plain decoding before any drafter was adopted
     speedup_without_drafter: float | None = None
     # the newest step with answers at the last evaluation
     evaluated_step: Step = Step(0)
-    # trainings in a row that gained nothing, and the step before which none is tried
+    # failures in a row to gain anything by training, and the next step that may try again
     failures: int = 0
     rest_until: Step = Step(0)
 
@@ -68,7 +68,7 @@ def record_evaluation(
 
 
 def record_named_live(evidence: PayoffEvidence, tallies: Sequence[StrategyTally]) -> PayoffEvidence:
-    """Learn from rollouts how good the drafter is that the spec names, until it is evaluated."""
+    """Add rollouts with the drafter that the spec names, until that is evaluated."""
     if evidence.evaluations:
         return evidence
     recent = add_recent_tallies(evidence.named_live, tallies, NAMED)
@@ -77,7 +77,7 @@ def record_named_live(evidence: PayoffEvidence, tallies: Sequence[StrategyTally]
 
 
 def refit_named(evidence: PayoffEvidence) -> PayoffEvidence:
-    """Expect that training brings the named drafter back to the best it has ever been."""
+    """Expect training to restore the named drafter's best accept length so far."""
     if evidence.evaluations:
         return evidence
     length = estimate_accept_length(evidence.named_live, EVALUATION_DEPTH)
@@ -96,7 +96,7 @@ def record_success(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
 
 
 def record_failure(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
-    """Try less and less often after failures in a row."""
+    """Double the pause before the next try with each further failure in a row."""
     failures = evidence.failures + 1
     beyond = failures - _FAILURES_BEFORE_REST - 1
     rest = 0 if beyond < 0 else min(_LONGEST_REST, 2 ** min(beyond, _LONGEST_REST))
@@ -117,5 +117,5 @@ def forget_later_versions(
 
 
 def rest_longest(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
-    """Rest where no drafter can be loaded or committed."""
+    """Pause training as long as possible, because no drafter can be loaded or committed."""
     return msgspec.structs.replace(evidence, rest_until=Step(step + _LONGEST_REST))

@@ -1,7 +1,7 @@
-"""Decide which workers train the drafter, and from when until when.
+"""Decide which workers train the drafter, and when.
 
-Idle workers train if the gate finds that it pays, and stop the moment they are needed. Between a
-rollout batch and the policy update all workers may train for a reserved time.
+Idle workers train if the gate finds that it pays, and stop when they are needed. Between a rollout
+batch and the policy update all workers may train for a reserved time.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
     state, progress = turn.state, turn.state.drafter.progress
     seconds = state.rollout_seconds
     if not seconds and state.batch is not None:
-        # the first batch takes at least as long as it has already
+        # the first batch takes at least as long as it has taken already
         seconds = state.batch.longest_decode_seconds or turn.now - state.batch_opened_at
     opened = state.phase is not Phase.EVALUATING
     measured = state.drafter.evidence.speedup_without_drafter
@@ -100,7 +100,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
 
 
 def open_step(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
-    """Hold out some of the step's prompts; those of the step before are still held out."""
+    """Hold out some of the step's prompts, and keep those of the step before held out."""
     step, drafter = turn.state.step, turn.state.drafter
     before = {s: held for s, held in drafter.progress.held_out.items() if s == step - 1}
     held_out = {**before, step: choose_held_out(step, prompts)}
@@ -124,7 +124,7 @@ def count_answers(turn: Turn, batch: RolloutBatch) -> None:
 
 
 def plan_reservation(turn: Turn) -> Reservation | None:
-    """Return the time that pays to train the drafter before the policy update, if any does."""
+    """Return the time to reserve for drafter training before the policy update, if it pays."""
     state = turn.state
     if not is_wanted(state) or not state.workers:
         return None

@@ -1,7 +1,7 @@
-"""Estimate how much faster than plain decoding rollouts go, with a drafter and without one.
+"""Estimate how much speculation speeds up rollouts, with a drafter and without one.
 
-The speedup by n-grams depends on the answers: a job's control runs measure it, and until there are
-many of them, other jobs' usual value counts.
+The speedup by n-grams depends on the answers: a job's control runs measure it, and the usual value
+of other jobs counts until there are many of them.
 """
 
 import math
@@ -22,10 +22,10 @@ def with_drafter(accept_length: float) -> float:
 
 
 def without_drafter(spec: JobSpec, costs: CostsByBucket) -> float:
-    """`costs`: what was decoded before any drafter was adopted."""
+    """Return the speedup by n-grams; `costs` are those before any drafter was adopted."""
     if not any(isinstance(arm, Ngram) for arm in spec.speculation.arms):
         return 1.0
-    # where the job names a drafter, n-grams propose only what they are better at
+    # where the job names a drafter, n-grams are chosen only where they do better
     measured = estimate_speedup(costs) if spec.drafter.path is None else None
     if measured is None:
         return _NGRAMS

@@ -7,7 +7,7 @@ from tlt.protocol.events import DrafterDeltaReady
 
 # micro-batches a second and member, before any was measured
 _USUAL_RATE = 10.0
-# Reserved time teaches what there is in answers; reading them more often than this teaches little:
+# Reading answers more often than this in reserved time teaches little:
 # with 128 readings, a drafter that came to 2.5 by sixteen stayed there, and gained .8 from the
 # answers of two further steps.
 _READINGS = 15
@@ -16,24 +16,24 @@ _USUAL_TOKENS = 1024.0
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
-    # training sessions begun; the newest one's number
+    # number of training sessions begun, which is also the newest one's number
     sessions: int = 0
-    # prompts of this step and of the one before whose answers evaluate drafters
+    # prompts of this step and the one before whose answers evaluate drafters
     held_out: dict[Step, tuple[PromptIndex, ...]] = {}
     # tokens of all answers that are not held out, over all steps
     answer_tokens: int = 0
-    # of all members: micro-batches, the tokens they read, and their seconds
+    # micro-batches of all members, the tokens they read, and their seconds
     micro_batches: int = 0
     tokens_read: int = 0
     seconds: float = 0.0
     # micro-batches outside of reserved time
     idle_micro_batches: int = 0
-    # reserved seconds of all members that are left
+    # reserved seconds that are left, added up over the members
     reserved_seconds: float = 0.0
 
     @property
     def newest_step(self) -> Step:
-        """Return the last step with answers to train on: in an evaluation, the one before it."""
+        """Return the last step with answers to train on; an evaluation adds none."""
         return max(self.held_out, default=Step(0))
 
     @property
@@ -45,7 +45,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def learnable_micro_batches(self) -> float:
-        """Return the micro-batches until all answers were read as often as teaches something."""
+        """Return the micro-batches until reading the answers again would teach little."""
         measured = self.micro_batches > 0 and self.tokens_read > 0
         tokens = self.tokens_read / self.micro_batches if measured else _USUAL_TOKENS
         return max(0.0, _READINGS * self.answer_tokens - self.tokens_read) / tokens

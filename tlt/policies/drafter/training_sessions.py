@@ -40,7 +40,7 @@ def start(turn: Turn, worker: WorkerId) -> None:
 
 
 def redirect_all(turn: Turn) -> None:
-    """Send the new base to all members that have the drafter in use, and stop the others."""
+    """Send the new base to all members that could load the drafter in use, and stop the others."""
     stop_ineligible(turn)
     for worker in turn.state.workers.values():
         redirect(turn, worker)

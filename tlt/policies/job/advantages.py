@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much an answer scored above the mean of its group."""
+"""Compute group-relative advantages: an answer's score less the mean score of its group."""
 
 import math
 from collections.abc import Sequence

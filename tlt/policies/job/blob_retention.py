@@ -1,4 +1,4 @@
-"""A run's folder holds the blobs that the state names; all others are discarded."""
+"""The blobs that the state names stay in the run's folder; all others are discarded."""
 
 from tlt.policies.job.run_state import RunState, Turn
 from tlt.protocol.commands import DiscardBlobs
@@ -6,7 +6,7 @@ from tlt.protocol.refs import BlobRef, DrafterRef
 
 
 def needed_blobs(state: RunState) -> set[BlobRef]:
-    """Return the blobs that must stay: equal bytes are one blob, named once or more often."""
+    """Return the blobs that must stay; several references may name the same blob."""
     adoption = state.drafter.adoption
     refs = (
         state.policy.current,
@@ -24,7 +24,7 @@ def needed_blobs(state: RunState) -> set[BlobRef]:
 
 
 def discard(turn: Turn, *blobs: BlobRef | None) -> None:
-    """Discard what belongs to an older checkpoint, or to a policy that was the best."""
+    """Discard blobs of an older checkpoint or of a policy that is no longer the best."""
     if not turn.state.spec.algorithm.keep_all:
         _discard(turn, blobs)
 

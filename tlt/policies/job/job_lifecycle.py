@@ -37,7 +37,7 @@ def start(turn: Turn, event: JobStarted) -> None:
 
 
 def resume(turn: Turn, event: SessionResumed) -> None:
-    """Make lost updates again; workers that went down with the session are reported lost."""
+    """Make lost updates again; other events report the workers lost that ended with the session."""
     if event.epoch <= turn.state.epoch:
         return
     turn.set(epoch=event.epoch)

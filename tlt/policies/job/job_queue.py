@@ -37,16 +37,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
-    # those that have not ended, in order
+    # jobs that have not ended, in the order of submission
     jobs: dict[JobId, Job] = {}
-    # jobs that were submitted, whatever became of them
+    # all jobs that were ever submitted
     seen: frozenset[JobId] = frozenset()
     workers: dict[WorkerId, WorkerInfo] = {}
     newest_incarnations: dict[WorkerId, Incarnation] = {}
 
     @property
     def current(self) -> JobId | None:
-        """The job that is being prepared or runs."""
+        """Return the job that is being prepared or runs."""
         return next((j for j, job in self.jobs.items() if job.status != "queued"), None)
 
 
@@ -70,7 +70,7 @@ def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
                 return state, []
             return _finish(state, event.job, event.status, event.error)
         case SessionResumed():
-            # What a dead coordinator had begun to prepare is prepared again.
+            # The preparation that a lost coordinator had begun starts again.
             again = [
                 PrepareJob(job=job, spec=entry.spec, folder=entry.folder)
                 for job, entry in state.jobs.items()

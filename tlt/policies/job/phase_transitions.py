@@ -49,7 +49,7 @@ def close_batch(turn: Turn) -> None:
 
 
 def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:
-    """Average over batches, because some prompts take three times as long as others."""
+    """Return the mean over recent batches, because prompts differ threefold in decoding time."""
     longest, before = batch.longest_decode_seconds, state.rollout_seconds
     if longest is None:
         return before or now - state.batch_opened_at
@@ -63,7 +63,7 @@ def enter_policy_update(turn: Turn) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Go on where a phase waited for workers that are free or gone now."""
+    """Continue a phase that waited for workers which are now idle or lost."""
     phase = turn.state.phase
     if phase is Phase.RESERVED_TRAINING and not training_sessions.is_any_open(turn.state):
         enter_policy_update(turn)
@@ -84,7 +84,7 @@ def advance_update(turn: Turn) -> None:
 
 
 def _resume_batch(turn: Turn, batch: RolloutBatch) -> None:
-    """Go on with the batch that was open when a lost policy had to be restored."""
+    """Continue the batch that was open when a lost policy was restored."""
     turn.enter(Phase.ROLLOUT if batch.purpose == "train" else Phase.EVALUATING)
     if batch.settled:
         close_batch(turn)

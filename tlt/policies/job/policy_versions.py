@@ -1,7 +1,7 @@
 """Make policy updates, and keep the weights that they lead to.
 
-A worker that lacks updates since the last checkpoint makes them again: the plan of each update
-stays in the state until a checkpoint is past it.
+A worker that lacks updates since the last checkpoint makes them again. The state keeps each
+update's plan until a checkpoint holds a later version.
 """
 
 from tlt.ids import Attempt, PolicyVersion
@@ -42,7 +42,7 @@ def is_published(state: RunState) -> bool:
 
 
 def start_update(turn: Turn) -> None:
-    """Start the next update towards the target on all workers, unless it only isn't published."""
+    """Start the next update towards the target on all workers, unless only publishing remains."""
     state = turn.state
     newest = max(worker.trainer_version for worker in state.workers.values())
     if newest >= state.policy.target_version:
@@ -111,7 +111,7 @@ def finish_part(turn: Turn, event: PolicyUpdateFinished) -> None:
 
 
 def abandon_update(turn: Turn, reason: str) -> None:
-    """Let all workers in a collective that lost a member start fresh ranks.
+    """Replace the ranks of all workers in a collective that lost one of its ranks.
 
     Once the version is committed the update has happened: a worker that lacks it gets it in the
     next update.
@@ -156,7 +156,7 @@ def _awaits_version(state: RunState) -> bool:
 
 
 def release_passed(turn: Turn, event: PolicyPublished) -> None:
-    """Free a version that came too late, or that was passed on the way to a newer one.
+    """Free a version that arrived too late or that a newer one has replaced.
 
     A version followed by an update without samples stays: the next version has the same bytes.
     """
@@ -172,7 +172,7 @@ def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     turn.set_policy(current=policy, version=policy.version)
     if policy.version > state.policy.version and state.policy.previous is not None:
         _release(turn, state.policy.previous)
-        # it was in a checkpoint, and there is a newer one
+        # the checkpoint that held it is no longer the newest
         blob_retention.discard(turn, state.policy.previous.weights)
 
 
@@ -210,7 +210,7 @@ def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
 def return_to_checkpoint(turn: Turn) -> None:
     """Use the last checkpoint's policy after blobs in flight were lost.
 
-    The weights are gone, but their plans aren't: updates can be made again.
+    The later weights are gone, but the plans of their updates remain, so they can be made again.
     """
     state, saved = turn.state, turn.state.policy.checkpoint
     if state.policy.current.weights is None:
@@ -222,7 +222,7 @@ def return_to_checkpoint(turn: Turn) -> None:
     turn.set_policy(current=kept, previous=None, version=max(state.policy.version, kept.version))
     for policy in (state.policy.current, state.policy.previous):
         if policy is not None and policy.weights is not None:
-            blob_retention.discard(turn, policy.weights)  # of an older checkpoint
+            blob_retention.discard(turn, policy.weights)  # in an older checkpoint
 
 
 def end(turn: Turn) -> None:

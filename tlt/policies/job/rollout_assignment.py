@@ -89,7 +89,8 @@ def _share(state: RunState, batch: RolloutBatch, info: WorkerInfo) -> int:
 def requeue(turn: Turn, incarnation: Incarnation) -> None:
     """Return the prompts that an incarnation held to the queue, and assign idle workers again.
 
-    Repeated at the worker's next join or loss: one that outlived its lease may have taken more.
+    This is repeated when the worker next joins or is lost, because a worker that outlived its lease
+    may have taken more prompts.
     """
     state = turn.state
     turn.emit(RequeuePrompts(job=state.job, incarnation=incarnation))

@@ -16,7 +16,7 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One member of a group; scores may come before the answer that one of them is for."""
+    """One member of a group; a score may arrive before the answer that it belongs to."""
 
     finished: Attempt | None = None
     length: int = 0
@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def reward(self) -> float | None:
-        """Return the score of the answer that counts, once both are known."""
+        """Return the score of the attempt that finished first, once both are known."""
         if self.dropped:
             return None
         return next((s.reward for s in self.scores if s.attempt == self.finished), None)
@@ -46,7 +46,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: int
     # times that prompts went back to the queue
     requeues: int = 0
-    # by rank; a rank whose worker came back adds to what it decoded before
+    # by rank; a rank of a later incarnation adds to the seconds of the earlier one
     decode_seconds: dict[str, float] = {}
 
     @property
@@ -60,7 +60,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_decode_seconds(self) -> float | None:
-        """Leave out the ranks' start, which is long in a session's first batch."""
+        """Return the longest decoding time of a rank, without its start, which may take long."""
         return max(self.decode_seconds.values(), default=None)
 
     def rewards(self) -> list[float]:
@@ -73,7 +73,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_prompts(spec: JobSpec, step: Step, train_prompts: int) -> tuple[PromptIndex, ...]:
-    """Return a step's prompts: each epoch has all prompts, in another order."""
+    """Return a step's prompts; each pass over the data has all prompts in another order."""
     size = spec.algorithm.prompts_per_step
     epoch, index = divmod(step, train_prompts // size)
     return tuple(

@@ -1,4 +1,4 @@
-"""Settle answers, and give workers whose queue is drained something else to do."""
+"""Settle answers, and assign workers whose queue is drained to another duty."""
 
 from tlt.policies.drafter import merges, scheduler, training_sessions
 from tlt.policies.job import phase_transitions, rollout_assignment, rollout_batch
@@ -45,7 +45,7 @@ def drain(turn: Turn, event: WorkerIdled) -> None:
     if (event.step, event.purpose, event.requeues) != state.batch.queue_key:
         return
     turn.assign(event.worker, Duty.IDLE, drained_batch=state.batch.queue_key)
-    # while a lost update is made again, the worker is needed for that
+    # a lost update that is being made again needs the worker
     if state.phase in ROLLOUT_PHASES:
         scheduler.start_if_worth(turn, event.worker)
 
@@ -63,5 +63,5 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     elif worker.drained_batch != batch.queue_key:
         rollout_assignment.assign(turn, event.worker)
     elif merging:
-        # it was stopped because it didn't merge: any idle worker may, or the same one
+        # it was stopped because it didn't merge; now any idle worker may, this one included
         scheduler.start_if_worth(turn, event.worker)

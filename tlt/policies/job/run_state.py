@@ -24,7 +24,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     EVALUATING = "evaluating"
     ROLLOUT = "rolling"
-    # all workers train the drafter, in time that isn't idle, because it pays many times over
+    # all workers train the drafter in reserved time
     RESERVED_TRAINING = "drafting"
     POLICY_UPDATE = "learning"
     ENDED = "ended"
@@ -36,10 +36,10 @@ class Duty(StrEnum):
     IDLE = "idle"
     ROLLOUT = "rollout"
     DRAFTER_TRAINING = "draft"
-    # was told to stop drafter training
+    # was commanded to stop drafter training
     STOPPING = "preempting"
     POLICY_UPDATE = "learn"
-    # was told to start fresh ranks: takes no duty until it has joined again
+    # was commanded to start fresh ranks, and takes no duty until it has joined again
     LEAVING = "leaving"
 
 
@@ -48,7 +48,7 @@ PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE, Phase.ENDED}),
     Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE, Phase.ENDED}),
     Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE, Phase.ENDED}),
-    # back to the batch at hand, if an update only restored what a lost session had published
+    # returns to the open batch if the update only restored a policy that a lost session published
     Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
@@ -58,7 +58,7 @@ DUTIES: dict[Duty, frozenset[Duty]] = {
     Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}),
     # the last score of a batch may overtake the last worker's WorkerIdled
     Duty.ROLLOUT: frozenset(Duty) - {Duty.STOPPING},
-    # never straight to another duty: the worker reports first that it has stopped
+    # takes another duty only after the worker has reported that it stopped
     Duty.DRAFTER_TRAINING: _FREED | {Duty.STOPPING},
     Duty.STOPPING: _FREED,
     Duty.POLICY_UPDATE: _FREED,
@@ -73,14 +73,14 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     trainer_version: PolicyVersion = PolicyVersion(0)
     # step, purpose and requeues of the rollout batch whose queue it last found drained
     drained_batch: tuple[Step, Purpose, int] | None = None
-    # the training session that it takes part in, or last did
+    # the training session that it takes part in, or took part in last
     training_session: int = 0
     # by rank: the serial of its last DecodingReported
     reported_serials: dict[int, int] = {}
 
     @property
     def members(self) -> set[str]:
-        """Return the names of its ranks as members of drafter training."""
+        """Return the names that its ranks have as members of drafter training."""
         return {f"{self.info.incarnation}.{rank}" for rank in range(self.info.ranks)}
 
 
@@ -92,14 +92,14 @@ class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy's versions: which one rollouts use, and which one the updates are to reach."""
+    """The policy's versions: the one that rollouts use, and the target of the updates."""
 
     version: PolicyVersion = PolicyVersion(0)
     target_version: PolicyVersion = PolicyVersion(0)
     current: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)
-    # a slow worker may still read it
+    # the version before `current`, which a slow worker may still read
     previous: PolicyRef | None = None
-    # by the version that they start from, kept until a checkpoint is past them
+    # by the version that each starts from; kept until a later version is in a checkpoint
     plans: dict[PolicyVersion, UpdatePlan] = {}
     update_attempt: int = 0
     checkpoint: Checkpoint | None = None
@@ -107,7 +107,7 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's run. `decide` alone makes the next state of it."""
+    """One job's run; only `decide` makes its next state."""
 
     job: JobId
     epoch: Epoch
@@ -118,7 +118,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.STARTING
     step: Step = Step(0)
     workers: dict[WorkerId, WorkerState] = {}
-    # of workers alive or not: messages of older incarnations change nothing
+    # of all workers, lost ones included; messages of older incarnations change nothing
     newest_incarnations: dict[WorkerId, Incarnation] = {}
     # workers that are starting fresh ranks
     returning_workers: frozenset[WorkerId] = frozenset()
@@ -129,7 +129,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     batch_opened_at: float = 0.0
     # mean decoding time of recent rollout batches
     rollout_seconds: float = 0.0
-    # by bucket of batch sizes, for as long as speculation is allowed
+    # by bucket of batch sizes; no longer updated once speculation is not allowed
     decode_costs: dict[int, DecodeCost] = {}
     # False after speculation was found to cost more than it saves
     speculation_allowed: bool = True
@@ -158,7 +158,7 @@ class Turn:
         self.set(policy=msgspec.structs.replace(self.state.policy, **changes))
 
     def set_drafter(self, **changes: object) -> None:
-        """Keep the drafter state's identity where nothing changes: reports compare identities."""
+        """Keep the same object where nothing changes, because reports compare identities."""
         before = self.state.drafter
         if any(getattr(before, name) is not value for name, value in changes.items()):
             self.set(drafter=msgspec.structs.replace(before, **changes))

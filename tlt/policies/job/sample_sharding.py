@@ -1,4 +1,4 @@
-"""Share samples among ranks: each sample once, evenly by tokens, the same for the same key."""
+"""Share samples among ranks: each sample goes to one rank, and ranks get about equal tokens."""
 
 from collections.abc import Sequence
 

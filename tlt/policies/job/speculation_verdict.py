@@ -1,4 +1,4 @@
-"""Add up what speculation saves, and give it up where it costs more beyond doubt."""
+"""Add up the savings of speculation, and give it up once it clearly costs more than it saves."""
 
 from tlt.policies.drafter import drafter_outcomes, training_sessions
 from tlt.policies.job import rollout_batch

@@ -69,7 +69,7 @@ def lose(turn: Turn, event: WorkerLost) -> None:
 
 
 def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
-    """Fail the job past its limit of losses; ranks that were told to leave are none."""
+    """Fail the job past its limit of losses; replaced ranks don't count as a loss."""
     if lost.duty is Duty.LEAVING:
         return
     losses, limit = turn.state.losses + 1, turn.state.spec.workers.max_restarts
@@ -83,7 +83,7 @@ def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
 
 
 def _drop(turn: Turn, lost: WorkerState) -> None:
-    """Forget an incarnation, and return what it held to others."""
+    """Forget an incarnation, and requeue the prompts that it held."""
     worker, phase = lost.info.worker, turn.state.phase
     turn.set(workers={k: v for k, v in turn.state.workers.items() if k != worker})
     merges.lose_members(turn, lost)

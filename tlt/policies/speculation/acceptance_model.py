@@ -14,11 +14,11 @@ _MEMORY_STEPS = 8.0
 # the size of the recent window in rows, and how many standard deviations are a contradiction
 _RECENT_ROWS = 24.0
 _CONTRADICTION = 5.0
-# a step of more rows is soon forgotten anyway, and its rows, often siblings, are not independent
+# limit of the rows that a step counts for, because rows of one step are not independent
 _MOST_ROWS = 8
-# rows that the belief in a depth being like the one above it counts for
+# rows that the prior counts for: a depth is assumed to accept like the one above it
 _PRIOR_ROWS = 4.0
-# rows that old data counts for, however old
+# rows that old data counts for at least
 _LEAST_WEIGHT = 4.0
 
 
@@ -34,7 +34,7 @@ class AcceptanceModel:
         self._linked: AcceptanceModel | None = None
 
     def link(self, other: "AcceptanceModel") -> None:
-        """Let each of the two borrow rates that only the other has data for."""
+        """Let either model borrow a rate that only the other has data for."""
         self._linked, other._linked = other, self
 
     def expected_accepts(self, depth: int) -> Sequence[float]:

@@ -12,15 +12,15 @@ from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.policies.speculation.strategy_statistics import Arm, StepSequence, StrategyStatistics
 from tlt.strategies import Strategy
 
-# steps for which a decision holds while the batch stays, so that deciding costs next to nothing
+# steps for which a decision holds while the batch size stays, so that deciding costs little
 _DECISION_STEPS = 4
 # rows that a trial should see
 _TRIAL_ROWS = 8
 # share of the decisions that explore, where the budget suffices
 _EXPLORE_CHANCE = 0.25
-# steps over which a better strategy pays back what finding it cost
+# steps over which a better strategy pays back the cost of exploring it
 _HORIZON = 200.0
-# a step that takes so many times as long as expected was interrupted
+# a step that takes this many times the expected time was interrupted
 _INTERRUPTED = 4.0
 
 
@@ -40,7 +40,7 @@ class AdaptivePolicy:
         self._budget = ExplorationBudget()
         self._arms: list[Arm] = []
         self._decision: _Decision | None = None
-        # steps that the statistics don't know yet
+        # steps that the statistics have not observed yet
         self._steps: StepSequence | None = None
 
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
@@ -108,7 +108,7 @@ class AdaptivePolicy:
         return _Decision(Choice(arm.strategy, speed, why), batch, most, step_seconds, steps)
 
     def _best_trial(self, batch: int, context: int, speeds: list[float], best: int) -> int | None:
-        """Return the arm whose chance to be better is worth the most beyond what trying it costs.
+        """Return the arm whose expected gain exceeds the cost of a trial by the most.
 
         Both are counted in steps of the best arm.
         """
@@ -136,7 +136,7 @@ class AdaptivePolicy:
             self._update_budget(steps, decision)
 
     def _update_budget(self, steps: StepSequence, decision: _Decision) -> None:
-        """Earn from the time that passed; after a trial, spend what it lost against the best."""
+        """Earn a share of the time that passed; after a trial, spend its loss against the best."""
         longest = _INTERRUPTED * decision.step_seconds
         pairs = zip(steps.pass_seconds, steps.proposal_seconds, strict=True)
         seconds = sum(min(own + proposal, longest) for own, proposal in pairs)
@@ -154,7 +154,7 @@ def _trial_steps(batch: int) -> int:
 
 
 def _expected_gain(behind: float, deviation: float) -> float:
-    """Return the mean of what exceeds zero of a normal variable whose mean is `behind` below it."""
+    """Return the mean of the positive part of a normal variable with mean `-behind`."""
     if deviation <= 0.0:
         return 0.0
     z = behind / deviation

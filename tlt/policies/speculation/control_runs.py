@@ -1,9 +1,9 @@
-"""Control runs: now and then, some decode steps in a row decode without speculation.
+"""Decode some steps in a row without speculation now and then, as control runs.
 
 Each bucket of batch sizes gets one run in each interval of its decoding time, at a random point of
 the interval, so that no step of a bucket is more likely to be sampled than another. A run lasts a
 fixed number of steps, even if the batch size changes meanwhile, and each step counts for the bucket
-that it was in: counted where the run began, a draining batch would make plain decoding look slow.
+that it was in; otherwise a draining batch would make plain decoding appear slow.
 """
 
 import math
@@ -24,9 +24,9 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 @dataclass
 class _Bucket:
-    # mean steps that are left of the current interval
+    # steps of mean duration that are left of the current interval
     left: float
-    # true once the current interval has had its run
+    # True once a run of the current interval has begun
     sampled: bool = False
     # steps decoded with speculation, and their seconds
     steps: int = 0
@@ -58,7 +58,7 @@ class ControlRunPolicy:
             chance = self._start_chance(bucket)
             if random >= chance:
                 self._in_run = False
-                # the rest of the number, rescaled, is as random as the whole
+                # the remainder of the number, rescaled, is random as well
                 rest = min((random - chance) / (1.0 - chance), _BELOW_ONE)
                 return self._policy.choose(batch, context, rest)
             bucket.sampled = True
@@ -102,7 +102,7 @@ class ControlRunPolicy:
     def _step_weight(self, bucket: _Bucket) -> float:
         """Return the mean duration of the bucket's steps against that of all steps.
 
-        Weighed one by one, the bucket's longer steps would be sampled more often.
+        Weights of single steps would sample the bucket's longer steps more often.
         """
         steps = sum(each.steps for each in self._buckets.values())
         seconds = sum(each.seconds for each in self._buckets.values())

@@ -4,7 +4,7 @@ Seconds are a sum of positive parts, so a prediction is positive whatever was ob
 error is shared out among the parts, the neighbourhood of the batch size and the strategy itself,
 each in proportion to its uncertainty (an extended Kalman filter in the logarithm of the seconds;
 correlations between the three are neglected). A machine that is slow for a while moves all parts
-together, so it makes no strategy look better than another.
+together, so it favours no strategy over another.
 """
 
 import math
@@ -17,9 +17,9 @@ _PARTS = len(_FIRST_GUESS)
 _FIRST_SECONDS = 0.005
 _PART_VARIANCES = (1.0, 1.0, 1.0, 1.0, 4.0)
 _SCALE_VARIANCE = 4.0
-# each draft raises the cost of the context by this share: it is read once for all of them
+# each draft raises the cost of the context by this share, because all of them share one read
 _CONTEXT_PER_DRAFT = 0.2
-# variance added per observation: the machine's speed drifts, and slowly the parts among each other
+# variance added per observation, as the machine's speed drifts and, slowly, the parts' shares
 _SCALE_DRIFT = 2e-4
 _PART_DRIFT = 1e-6
 
@@ -47,7 +47,7 @@ class BatchPoint(NamedTuple):
 
     batch: int
     context: int
-    # the batch size lies between this knot and the next, `upper` of the way
+    # the batch size lies at the share `upper` of the interval from this knot to the next
     knot: int
     upper: float
     base: float

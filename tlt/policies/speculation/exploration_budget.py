@@ -1,4 +1,4 @@
-"""The time that exploring strategies may cost: a share of decoding time, saved up for few steps."""
+"""Exploring strategies may cost a share of decoding time, saved up for a few steps at most."""
 
 _SHARE = 0.01
 _SAVED_STEPS = 2.0
@@ -12,7 +12,7 @@ class ExplorationBudget:
         self._grant_due = True
 
     def grant(self) -> None:
-        """Make a grant due with the next earnings."""
+        """Add a grant of a few steps to the next earnings."""
         self._grant_due = True
 
     def earn(self, seconds: float, step_seconds: float) -> None:

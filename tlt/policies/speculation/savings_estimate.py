@@ -52,7 +52,7 @@ class BucketSavings(msgspec.Struct, frozen=True, kw_only=True):
     # seconds per token without speculation
     plain: float
     runs: int
-    # the bucket whose control runs say so
+    # the bucket whose control runs measured `plain`
     measured_at: int
     saved: SavingsInterval
 
@@ -61,7 +61,7 @@ class Savings(msgspec.Struct, frozen=True, kw_only=True):
     total: SavingsInterval
     buckets: tuple[BucketSavings, ...]
     runs: int
-    # seconds of the control runs, and how many of them speculation would have saved
+    # seconds of the control runs, and the seconds of them that speculation would have saved
     control_seconds: float
     control_cost: float
 
@@ -74,7 +74,7 @@ class _PlainRate(msgspec.Struct, frozen=True):
 
 
 class PlainRates:
-    """The seconds that a token takes without speculation, as far as control runs show."""
+    """The seconds that a token takes without speculation, measured by control runs."""
 
     def __init__(self, costs: CostsByBucket) -> None:
         known = {bucket: cost for bucket, cost in costs.items() if cost.plain_tokens > 0}
@@ -151,7 +151,7 @@ def estimate_savings(costs: CostsByBucket) -> Savings | None:
 
 
 def estimate_speedup(costs: CostsByBucket) -> float | None:
-    """Return how many times as fast decoding became, in the buckets that have control runs."""
+    """Return the speed of decoding against plain decoding, in buckets that have control runs."""
     rates = PlainRates(costs)
     known = {bucket: cost for bucket, cost in costs.items() if cost.plain_tokens > 0}
     seconds = math.fsum(cost.seconds for cost in known.values())
@@ -160,7 +160,7 @@ def estimate_speedup(costs: CostsByBucket) -> float | None:
 
 
 def estimate_loss(costs: CostsByBucket) -> SavingsInterval | None:
-    """Return what speculation saves if that is negative beyond doubt."""
+    """Return the savings of speculation if their whole interval is negative."""
     if sum(cost.runs for cost in costs.values()) < _ENOUGH_RUNS:
         return None
     saving = PlainRates(costs).saving(costs)
@@ -186,7 +186,7 @@ def _add_tally(cost: DecodeCost, tally: StrategyTally) -> DecodeCost:
 
 
 def _control_cost(cost: DecodeCost) -> float:
-    """Return the seconds that control runs lost against speculation, if there was any."""
+    """Return the seconds that control runs lost against speculation, where both decoded."""
     if cost.tokens == 0:
         return 0.0
     return cost.plain_seconds - cost.plain_tokens * cost.seconds / cost.tokens

@@ -63,7 +63,7 @@ class StrategyPolicy(Protocol):
     def observe_probe(
         self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Take in what a strategy would have had accepted while another one decoded."""
+        """Observe the drafts that a strategy would have had accepted while another one decoded."""
         ...
 
     def handle_drafter_swap(self) -> None: ...

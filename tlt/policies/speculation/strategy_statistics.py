@@ -1,7 +1,7 @@
 """Statistics of every strategy: the cost of its steps, and how many drafts they accept.
 
-Costs and acceptance are learnt apart, and strategies share them: one step teaches something about
-all strategies, and a batch size that was never seen has a prediction.
+Costs and acceptance are learnt separately and shared by strategies, so that one step improves the
+predictions for all strategies, also at batch sizes that were never observed.
 """
 
 import math
@@ -24,10 +24,10 @@ from tlt.policies.speculation.cost_model import (
 from tlt.policies.speculation.strategy_policy import StepObservation
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
-# knowledge of acceptance is halved in about a thousand steps
+# the weight of observed acceptance is halved in about a thousand steps
 _DISCOUNT_EVERY = 64
 _DISCOUNT = 0.96
-# rows that what was seen before a swap counts for
+# rows that observations before a swap count for
 _OLD_DRAFTER = 4.0
 _OLD_WEIGHTS = 32.0
 # first guesses: the cost of a draft as a share of a plain step, and the acceptance at depth 1
@@ -35,7 +35,7 @@ _DRAFTER_STEP = 0.06
 _LOOKUP_STEP = 0.005
 _FIRST_ACCEPTANCE = 0.6
 _FIRST_ACCEPTANCE_NGRAM = 0.4
-# rows that n-grams' acceptance remembers: it changes with every sibling that ends
+# rows that n-grams' acceptance remembers; it changes with every sibling that ends
 _MEMORY_NGRAM = 100.0
 
 
@@ -72,7 +72,7 @@ class StepSequence:
     batch: int
     context: int
     pass_seconds: list[float] = field(default_factory=list[float])
-    # of the steps that verified as many drafts as the arm allows
+    # seconds of the passes of steps that verified as many drafts as the arm allows
     full_pass_seconds: list[float] = field(default_factory=list[float])
     proposal_seconds: list[float] = field(default_factory=list[float])
     reached: Sequence[int] = ()
@@ -183,7 +183,7 @@ class StrategyStatistics:
         )
         seconds = steps.proposal_seconds
         if self._last_cost is not cost:
-            # after steps of others, a proposer's first step includes catching up with them
+            # a proposer's first step after steps of other strategies includes catching up with them
             first, seconds = seconds[0], seconds[1:]
             if not seconds and first < cost.seconds(point, arm.drafts, own):
                 seconds = [first]

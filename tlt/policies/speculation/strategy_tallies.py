@@ -1,7 +1,7 @@
 """Add up what each strategy decoded, until the sums are taken.
 
-A control run is reported as a whole once it has ended: what its steps have in common would
-otherwise look like agreement between runs. A change of the batch's bucket splits the run.
+A control run is reported as a whole once it has ended, because its steps are correlated and may not
+count as independent runs. A change of the batch's bucket splits the run.
 """
 
 from dataclasses import dataclass, field
