@@ -22,17 +22,17 @@ from benchmarks.stacks import run, session, tlt
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_startup import start_client
-from tlt.engine.sglang.hidden_state_tap import RequestName
-from tlt.engine.sglang.scheduler_plugin import Proposal
+from tlt.engine.sglang.hidden_state_hooks import Proposal
 from tlt.engine.sglang.sglang_launcher import DrafterOptions
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
+from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.export.drafter_export import read_drafter
-from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.config_json import read_config
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.model_folder import load_decoder
-from tlt.run_folder import read_ledger
+from tlt.run_folder_reader import read_ledger
 from tlt.strategies import Draft
 
 _JOB = ("algorithm.steps=30", "algorithm.prompts_per_step=4")

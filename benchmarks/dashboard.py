@@ -35,8 +35,8 @@ from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tests.browser.chromium import chromium
 from tlt.config import JobSpec, SessionSpec
-from tlt.ids import Incarnation, JobId
-from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.id_types import Incarnation, JobId
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.session_files import write_session
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_keys import Keys

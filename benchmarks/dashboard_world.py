@@ -19,7 +19,7 @@ from tlt.config import (
     RolloutSpec,
     SpeculationSpec,
 )
-from tlt.ids import (
+from tlt.id_types import (
     Attempt,
     Epoch,
     Incarnation,
@@ -44,8 +44,8 @@ from tlt.protocol.events import (
     RunEvent,
     WorkerIdled,
 )
-from tlt.protocol.records import StrategyTally, UpdateMetrics, WorkerInfo
 from tlt.protocol.refs import BatchSpan, OriginSpan, PolicyRef, Tensor
+from tlt.protocol.shared_values import StrategyTally, UpdateMetrics, WorkerInfo
 from tlt.store.journal import Journal, Position
 from tlt.strategies import Draft
 

@@ -26,11 +26,11 @@ from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.ids import Member, PolicyVersion, PromptIndex, Purpose, Step
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import Decoder
-from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.ranks.drafter_samples import answered, rollout
+from tlt.ranks.drafter_samples_from_engine import answered, rollout
 from tlt.spec_files import load_job_spec
 from tlt.trainer.drafter.accept_length import AcceptLengths, PolicyRollout, accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner

@@ -28,8 +28,8 @@ from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.decode_attention_kernels import CompiledWindowAttention
-from tlt.ids import Member, PolicyVersion, PromptIndex, Step
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec_files import load_job_spec
 

@@ -27,7 +27,7 @@ from benchmarks.result import Claim, write_result
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.token_sampler import Sampler
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import Decoder, DecoderConfig, weight_shapes
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope

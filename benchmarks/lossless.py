@@ -34,10 +34,10 @@ from tests.engine.test_speculation import engine as toy_engine
 from tests.engine.test_speculation import second_tokens
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.models.model_folder import load_decoder
 from tlt.strategies import Off, Strategy
 
 _SEQUENCES, _SEQUENCES_IN_DOUBLE = 5_000, 500

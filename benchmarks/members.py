@@ -27,13 +27,13 @@ from benchmarks.speculating import accept_length
 from benchmarks.stacks import SPEC, run, session, submit, tlt
 from cli.session_client import with_client
 from tlt.export.drafter_export import read_drafter
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.model_folder import load_decoder
 from tlt.policies.job.run_state import Duty, RunState
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged, DrafterTrainingStopped, WorkerLost
-from tlt.run_folder import journal_entries, read_ledger
+from tlt.run_folder_reader import journal_entries, read_ledger
 from tlt.spec_files import load_job_spec
 from tlt.store.journal import FILE_NAME
 

@@ -28,8 +28,8 @@ from benchmarks.result import Claim, write_result
 from tlt.dataset import rows
 from tlt.engine.native import NativeEngine
 from tlt.engine.ngram import NgramIndex
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec_files import load_job_spec
 

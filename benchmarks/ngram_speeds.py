@@ -16,8 +16,8 @@ from benchmarks.engine import MODEL, request
 from benchmarks.speculating import GROUP, SPEC, cpu_seconds, held_out_prompts
 from tlt.engine.base import Completion, Request
 from tlt.engine.native import NativeEngine
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec_files import load_job_spec
 from tlt.strategies import Ngram, Off, Strategy

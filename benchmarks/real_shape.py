@@ -31,7 +31,7 @@ from benchmarks.stacks import Job, run, session
 from cli.session_client import with_client
 from tlt.actors.rank_process import RankProcess
 from tlt.config import DrafterSpec, JobSpec
-from tlt.ids import (
+from tlt.id_types import (
     Attempt,
     DrafterVersion,
     Epoch,

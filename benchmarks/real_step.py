@@ -10,8 +10,8 @@ from examples.tiny_reasoner.task import reward
 from tlt.config import JobSpec
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.ids import Member, PolicyVersion, PromptIndex, Step
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.job.advantages import group_advantages
 from tlt.policies.job.sample_sharding import Sample, share_samples

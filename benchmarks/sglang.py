@@ -20,8 +20,8 @@ import torch
 from benchmarks.engine import MODEL, random_prompts, request
 from benchmarks.result import Claim, write_result
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_startup import start_client
-from tlt.ids import PolicyVersion
+from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.id_types import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import default_captured_layers
 

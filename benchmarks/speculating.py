@@ -13,10 +13,10 @@ from tlt.config import SpeculationSpec
 from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.ids import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
 from tlt.spec_files import load_job_spec

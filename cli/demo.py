@@ -14,8 +14,8 @@ from cli.session_client import with_client
 from cli.session_control import forget_session, new_session, start_session, stop_session
 from cli.spec_loading import load_job
 from tlt.config import JobSpec
-from tlt.protocol.records import JobRecord
-from tlt.run_folder import read_snapshot
+from tlt.protocol.shared_values import JobRecord
+from tlt.run_folder_reader import read_snapshot
 
 _SESSION = "demo"
 _SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"

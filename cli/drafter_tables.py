@@ -4,7 +4,7 @@ from rich.table import Table
 
 from cli.output import console, number_table, say
 from tlt.report import DrafterTraining
-from tlt.report.log_lines import describe_decision
+from tlt.report.journal_log_lines import describe_decision
 
 _LAST = 12
 

@@ -14,8 +14,8 @@ from cli.progress import RunProgress
 from cli.session_client import Client, with_client
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
-from tlt.protocol.records import JobRecord
-from tlt.run_folder import follow_journal, journal_entries, open_ledger
+from tlt.protocol.shared_values import JobRecord
+from tlt.run_folder_reader import follow_journal, journal_entries, open_ledger
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 

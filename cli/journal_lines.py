@@ -3,7 +3,7 @@
 import time
 
 from tlt.report import Ledger
-from tlt.report.log_lines import log_lines
+from tlt.report.journal_log_lines import log_lines
 from tlt.store.journal import JournalEntry
 
 

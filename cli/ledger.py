@@ -10,9 +10,9 @@ from cli.drafter_tables import print_drafter_training
 from cli.output import console, number_table, print_json, say
 from cli.session_client import run_folder
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
-from tlt.protocol.records import Joules
+from tlt.protocol.shared_values import Joules
 from tlt.report import Acceptance, Snapshot
-from tlt.run_folder import read_snapshot
+from tlt.run_folder_reader import read_snapshot
 
 
 def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = False) -> None:

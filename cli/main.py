@@ -6,18 +6,18 @@ from typing import Any
 import typer
 
 from cli import (
-    bench,
-    config_commands,
+    benchmark_claims,
     dashboard,
     demo,
-    drafter,
     evaluate,
     export,
+    job_spec_commands,
     jobs,
     ledger,
     session_commands,
     top,
     trace,
+    train_drafter,
 )
 from cli.output import complain
 from tlt.errors import ConfigError, NoSession, StoreError, TltError
@@ -60,9 +60,9 @@ app.command("cancel")(jobs.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
-app.command("bench")(bench.bench)
-app.add_typer(config_commands.app, name="config")
-app.add_typer(drafter.app, name="drafter")
+app.command("bench")(benchmark_claims.bench)
+app.add_typer(job_spec_commands.app, name="config")
+app.add_typer(train_drafter.app, name="drafter")
 app.add_typer(export.app, name="export")
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.output import console, say
-from tlt.ids import JobStatus
+from tlt.id_types import JobStatus
 from tlt.report import Snapshot
 
 

@@ -11,8 +11,8 @@ import redis.exceptions
 from cli.session_control import find_session
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, StoreError
-from tlt.ids import JobId, WorkerId
-from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.id_types import JobId, WorkerId
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.store.heartbeats import read_heartbeats
 from tlt.store.job_records import Jobs
 from tlt.store.journal import FILE_NAME

@@ -17,8 +17,8 @@ from cli.session_control import (
     start_session,
     stop_session,
 )
-from tlt.ids import WorkerId
-from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.id_types import WorkerId
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.store.redis_connection import hide_password
 
 

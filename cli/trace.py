@@ -13,7 +13,7 @@ from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.report import Span, TraceSpans
 from tlt.report.chrome_trace import chrome_trace
-from tlt.run_folder import journal_entries, open_ledger
+from tlt.run_folder_reader import journal_entries, open_ledger
 
 
 def trace(

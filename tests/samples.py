@@ -16,7 +16,7 @@ from tlt.config import (
     RewardSpec,
     RolloutSpec,
 )
-from tlt.ids import (
+from tlt.id_types import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -30,8 +30,8 @@ from tlt.ids import (
 )
 from tlt.protocol.commands import PromptIssued, StartRollout
 from tlt.protocol.events import JobStarted, RolloutFinished
-from tlt.protocol.records import StrategyTally, WorkerInfo
 from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.protocol.shared_values import StrategyTally, WorkerInfo
 from tlt.strategies import Draft
 
 JOB = JobId("job-1")

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tlt.errors import BlobError, BlobLost
-from tlt.ids import Digest
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.id_types import Digest
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import BlobRef, Tensor
 
 INLINE_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")

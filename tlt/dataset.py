@@ -11,7 +11,7 @@ import msgspec
 
 from tlt.config import DataSpec
 from tlt.errors import DataError
-from tlt.ids import PromptIndex, Purpose
+from tlt.id_types import PromptIndex, Purpose
 
 Row = dict[str, Any]
 

@@ -11,11 +11,11 @@ from tlt.config import JobSpec
 from tlt.dataset import rows
 from tlt.engine.base import Completion, NoiseKey, Request
 from tlt.engine.native import NativeEngine
-from tlt.ids import Member, PolicyVersion, PromptIndex, Step
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.rollout import sampling
-from tlt.rewards.sandbox import RewardSandbox
+from tlt.rewards.reward_process_client import RewardSandbox
 
 
 def held_out_rewards(spec: JobSpec, model: str) -> list[float]:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.samples import JOB, SPEC
-from tlt.actors.batch_committer import commit_blobs
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.effects import Caused
+from tlt.actors.event_batch_committer import commit_blobs
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
-from tlt.ids import Digest, DrafterVersion, PolicyVersion
+from tlt.id_types import Digest, DrafterVersion, PolicyVersion
 from tlt.json_logs import serve_run
 from tlt.protocol.commands import CommitBestPolicy, CommitDrafter
 from tlt.protocol.events import DrafterCommitFailed, JobCancelRequested

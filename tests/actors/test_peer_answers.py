@@ -4,7 +4,7 @@ import asyncio
 
 from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
-from tlt.actors.cancellation import cancel_all
+from tlt.actors.incarnation_shutdown import cancel_all
 from tlt.actors.peer_answers import follow_peers
 from tlt.protocol.events import AnyEvent, JobCancelRequested, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Codec

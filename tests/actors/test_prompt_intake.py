@@ -10,10 +10,10 @@ import pytest
 
 from tests.samples import JOB, SPEC, answer, prompt, rolls
 from tests.waiting import wait_until
-from tlt.actors.cancellation import cancel_all
+from tlt.actors.incarnation_shutdown import cancel_all
 from tlt.actors.prompt_intake import PromptIntake
-from tlt.actors.worker_setup import IncarnationSetup
-from tlt.ids import Epoch, Incarnation, Member, WorkerId
+from tlt.actors.worker_context import IncarnationSetup
+from tlt.id_types import Epoch, Incarnation, Member, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts

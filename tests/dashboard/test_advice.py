@@ -7,13 +7,18 @@ import msgspec
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
-from tlt.dashboard.advice import Urgency, advice_on_run, advice_on_session, by_urgency
 from tlt.dashboard.recent_errors import RecentError, RecentErrors
 from tlt.dashboard.session_health import Health, StreamHealth, WorkerHealth
-from tlt.ids import Incarnation, Step, WorkerId
-from tlt.protocol.records import UpdateMetrics
+from tlt.dashboard.warnings_and_remedies import (
+    Urgency,
+    advice_on_run,
+    advice_on_session,
+    by_urgency,
+)
+from tlt.id_types import Incarnation, Step, WorkerId
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report import Ledger, Snapshot, StepSummary
-from tlt.report.batch_answers import LengthSummary
+from tlt.report.batch_lengths_and_finish_times import LengthSummary
 from tlt.store.journal import JournalEntry
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from tests.samples import SPEC
-from tlt.dashboard.job_restarts import JobRestarts
-from tlt.ids import Epoch, Incarnation, JobId, WorkerId
+from tlt.dashboard.job_attempt_counts import JobRestarts
+from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.protocol.events import (
     AnyEvent,
     JobEnded,
@@ -16,7 +16,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.records import WorkerInfo
+from tlt.protocol.shared_values import WorkerInfo
 from tlt.store.journal import START, Journal
 
 ONE, TWO = JobId("job-1"), JobId("job-2")

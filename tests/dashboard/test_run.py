@@ -23,12 +23,12 @@ from tlt.dashboard.rollout_tail import RunningAnswers, completion_curve
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError, JournalError
-from tlt.ids import DrafterVersion, Step
+from tlt.id_types import DrafterVersion, Step
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import SCHEMA_VERSION, OriginSpan, Tensor
 from tlt.report import Positions
-from tlt.run_folder import read_snapshot, read_spec
+from tlt.run_folder_reader import read_snapshot, read_spec
 from tlt.store.journal import FILE_NAME, read
 
 _DAMAGED = b'{"schema": %d}\n' % SCHEMA_VERSION

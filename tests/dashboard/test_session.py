@@ -14,11 +14,11 @@ from tlt.config import SessionSpec
 from tlt.dashboard import session_feed
 from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.dashboard.session_health import Health, HealthReader
-from tlt.ids import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
+from tlt.id_types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 from tlt.loggers import installed_check
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted, RolloutDropped
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 from tlt.spec_files import to_yaml
 from tlt.store.job_records import Jobs
 from tlt.store.message_codec import Codec

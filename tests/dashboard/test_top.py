@@ -15,19 +15,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.session_watch import watch_session
 from cli.top import is_behind, render_reading, render_screen
 from cli.top_screen import Screen, Shown
+from cli.top_session_poller import watch_session
 from tlt.config import SessionSpec
 from tlt.dashboard import page_sections
-from tlt.dashboard.advice import Advice, Urgency
 from tlt.dashboard.rollout_tail import RunningAnswer
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import Health, StreamHealth
 from tlt.dashboard.tail_forecast import Forecast
-from tlt.ids import Member, PromptIndex, WorkerId
-from tlt.run_folder import read_spec
+from tlt.dashboard.warnings_and_remedies import Advice, Urgency
+from tlt.id_types import Member, PromptIndex, WorkerId
+from tlt.run_folder_reader import read_spec
 from tlt.session_files import write_session
 
 _TOP = [sys.executable, "-m", "cli.main", "top"]

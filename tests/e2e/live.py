@@ -16,9 +16,9 @@ import yaml
 
 from tlt.protocol.commands import KeepRollout
 from tlt.protocol.events import RolloutDropped
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Ledger, Snapshot
-from tlt.run_folder import journal_entries, read_snapshot
+from tlt.run_folder_reader import journal_entries, read_snapshot
 from tlt.session_files import load_session
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_keys import Keys

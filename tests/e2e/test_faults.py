@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tests.tensorboard_files import points
-from tlt.run_folder import open_ledger
+from tlt.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 ROLLOUTS_A_STEP = 4 * 8

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.live import Live, wait_until
 from tests.tensorboard_files import points
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase
-from tlt.run_folder import open_ledger
-from tlt.store.decider_state import replay
+from tlt.run_folder_reader import open_ledger
 from tlt.store.journal import FILE_NAME
+from tlt.store.journal_replayed_state import replay
 
 pytestmark = pytest.mark.timeout(240)
 

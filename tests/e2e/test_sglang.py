@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until, write_spec
-from tlt.run_folder import open_ledger
+from tlt.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.e2e.live import Live
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
-from tlt.models.model_folder import load_decoder
 from tlt.models.rope import PlainRope, Rope
 from tlt.protocol.events import (
     DecodingReported,

@@ -21,8 +21,8 @@ from tests.engine.reference import drain, show
 from tests.engine.servers import Servers
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
-from tlt.ids import Member, PromptIndex, Step
+from tlt.id_types import Member, PromptIndex, Step
 
 GREEDY = Sampling(temperature=0)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_startup import start_client
-from tlt.engine.sglang.hidden_state_tap import Tap
 from tlt.engine.sglang.sglang_client import SglangClient
-from tlt.ids import PolicyVersion
+from tlt.engine.sglang.shared_hidden_state_buffer import Tap
+from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.model_folder import load_decoder
 
 _SLOTS, _CONTEXT = 32, 2048
 # servers that may run at the same time

@@ -18,8 +18,8 @@ from tlt.engine.native.decode_attention_kernels import (
     find_kernel,
     reference_attention,
 )
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 
 _CAPACITY, _SCALE = 100, 0.2
 _CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from tests.engine.conftest import save_model
 from tlt.errors import ConfigError, UnsupportedModel
-from tlt.models.model_folder import load_decoder
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.rope import PlainRope
 
 Edit = Callable[[Path], None]

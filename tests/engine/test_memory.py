@@ -15,9 +15,9 @@ from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.reference import answers, ask, finish, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import new_drafter
-from tlt.models.model_folder import load_decoder
 from tlt.strategies import Draft, Ngram
 
 ARMS = (Draft(depth=4), Ngram(tokens=4))
@@ -28,9 +28,9 @@ import torch
 from tests.engine.drafter_models import random_drafter
 from tests.engine.reference import ask, show
 from tlt.engine.native import NativeEngine
-from tlt.models.model_folder import load_decoder
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.strategies import Draft, Ngram, Off
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
 
 ARMS = {"ngram": Ngram(tokens=8), "draft": Draft(depth=8)}
 

@@ -14,9 +14,9 @@ from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.ngram import NgramIndex
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.model_folder import load_decoder
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import Choice, ChoiceReason, StepObservation
 from tlt.strategies import Draft, Ngram, Off, Strategy

@@ -14,12 +14,12 @@ from tests.engine.reference import answers, ask, forced_logits, logprobs_of, ran
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
-from tlt.engine.native.running_batch import StepOutcome
+from tlt.engine.native.running_batch_tensors import StepOutcome
 from tlt.engine.native.speculation_controller import count_drafts
 from tlt.errors import ConfigError
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.models.model_folder import load_decoder
 from tlt.models.rope import PlainRope
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation

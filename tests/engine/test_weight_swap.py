@@ -18,8 +18,8 @@ from tests.engine.reference import (
 )
 from tlt.engine.base import Sampling
 from tlt.errors import ConfigError
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 
 pytestmark = pytest.mark.needs("swap_between_tokens")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tlt.config import JobSpec
-from tlt.run_folder import read_spec
+from tlt.run_folder_reader import read_spec
 from tlt.store.journal import FILE_NAME, JournalEntry, read
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tlt.config import JobSpec
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.report import LoggerReport, LoggerReports
-from tlt.run_folder import read_snapshot
+from tlt.run_folder_reader import read_snapshot
 from tlt.store.journal import JournalEntry
 
 JOB = JobId("tiny-reasoner-1")

@@ -15,7 +15,7 @@ from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step, walk
 from tests.simulation.world import World
-from tlt.ids import Incarnation, WorkerId
+from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Duty, Phase
 from tlt.protocol.events import WorkerFailed, WorkerLost
 

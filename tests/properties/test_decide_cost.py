@@ -15,13 +15,13 @@ import pytest
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
 from tests.simulation.worker_events import JOB, answer, reward
-from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.coordinator import decide, new_run
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
 from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
-from tlt.protocol.records import DrafterEvaluation, WorkerInfo
+from tlt.protocol.shared_values import DrafterEvaluation, WorkerInfo
 
 WORKER = WorkerId("w0")
 

@@ -12,9 +12,9 @@ from tests.properties.evaluations import FEW_ANSWERS, evaluated_versions
 from tests.samples import tally
 from tests.simulation.specs import base_with, small_spec
 from tlt.config import JobSpec
-from tlt.ids import DrafterVersion, Step
-from tlt.policies.drafter import gate, speedup_model
-from tlt.policies.drafter.gate import Judgement, TrainingOutlook
+from tlt.id_types import DrafterVersion, Step
+from tlt.policies.drafter import speedup_model
+from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.learning_curve import EvaluatedVersion, extend_while_gaining, fit_curve
 from tlt.policies.drafter.payoff_evidence import (
     PayoffEvidence,
@@ -24,9 +24,10 @@ from tlt.policies.drafter.payoff_evidence import (
     record_success,
     refit_named,
 )
-from tlt.policies.drafter.training_progress import TrainingProgress
+from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
+from tlt.policies.drafter.training_totals import TrainingProgress
 from tlt.policies.speculation.savings_estimate import add_tallies
-from tlt.protocol.records import ControlRuns, DrafterEvaluation, StrategyTally
+from tlt.protocol.shared_values import ControlRuns, DrafterEvaluation, StrategyTally
 from tlt.strategies import Draft, Ngram, Off
 
 _NOTHING = PayoffEvidence()

@@ -14,7 +14,7 @@ from tests.simulation.training_world import (
     TrainingWorld,
 )
 from tests.simulation.walk import finish
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies import coordinator
 from tlt.policies.drafter import scheduler, training_sessions
 from tlt.policies.drafter.live_acceptance import ChainTally

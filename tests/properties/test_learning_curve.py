@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.evaluations import FEW_ANSWERS, accept_lengths, evaluated_versions
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.policies.drafter.learning_curve import (
     MOST_EVALUATIONS,
     EvaluatedVersion,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.worker_events import JOB, answer
-from tlt.ids import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.advantages import group_advantages
 from tlt.policies.job.rollout_batch import RolloutBatch

@@ -10,7 +10,7 @@ from tests.simulation.training_world import (
     reserve_time,
 )
 from tests.simulation.walk import finish
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import Phase
 
 

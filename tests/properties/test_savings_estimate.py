@@ -25,7 +25,7 @@ from tlt.policies.speculation.savings_estimate import (
 )
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.policies.speculation.strategy_tallies import TallyCollector
-from tlt.protocol.records import ControlRuns, StrategyTally
+from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Strategy
 
 MACHINE = Machine(outliers=0.0)

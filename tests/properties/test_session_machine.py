@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.simulation.specs import small_spec
-from tlt.ids import Epoch, Incarnation, JobId, JobStatus, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
 from tlt.policies.job.job_queue import STATUSES, SessionState, decide
 from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
 from tlt.protocol.events import (
@@ -21,7 +21,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.records import WorkerInfo
+from tlt.protocol.shared_values import WorkerInfo
 
 picks = st.integers(0, 999)
 _ENDS: tuple[JobStatus, ...] = ("done", "failed", "cancelled")

@@ -19,7 +19,7 @@ from tests.simulation.training_world import (
 )
 from tests.simulation.walk import finish
 from tests.simulation.world import World
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import Duty
 from tlt.protocol.events import WorkerIdled
 

@@ -9,13 +9,13 @@ from tests.ranks.ranks import INCARNATION, WORKER, local_rank, open_job, with_po
 from tests.samples import JOB, prompt
 from tlt.config import DrafterSpec, RolloutSpec, SpeculationSpec
 from tlt.engine.native import NativeEngine
-from tlt.ids import DrafterVersion, Step
-from tlt.interrupt import Interrupted, never_interrupt
+from tlt.id_types import DrafterVersion, Step
+from tlt.interrupt_check import Interrupted, never_interrupt
 from tlt.protocol.commands import MergeDrafter, TrainDrafter
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.delta_publisher import MicroBatch
+from tlt.ranks.drafter_delta_publisher import MicroBatch
 from tlt.ranks.drafter_member import DrafterMember, MemberEvent
 from tlt.ranks.main import Rank
 

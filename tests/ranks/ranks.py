@@ -12,11 +12,11 @@ import msgspec
 from tests.samples import JOB, SPEC
 from tests.session import write_policy
 from tlt.config import JobSpec, PolicySpec
-from tlt.ids import Epoch, Incarnation, WorkerId
+from tlt.id_types import Epoch, Incarnation, WorkerId
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import FromRank, RankSetup
 from tlt.ranks.main import Rank
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress, RankChannel
 
 WORKER, INCARNATION = WorkerId("worker-1"), Incarnation(1)

@@ -21,9 +21,9 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import rank_job
-from tlt.interrupt import never_interrupt
+from tlt.interrupt_check import never_interrupt
 from tlt.models.safetensors_io import put_weights
-from tlt.policies.drafter import gate
+from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterTrainingStopped
 from tlt.protocol.refs import BlobRef
 from tlt.ranks.drafter_member import DrafterMember, MemberEvent

@@ -7,7 +7,7 @@ import torch
 
 from tests.ranks.members import NEW, decode, engine_of, merge, merged, publish
 from tests.ranks.ranks import rank_job
-from tlt.ids import Digest, DrafterVersion
+from tlt.id_types import Digest, DrafterVersion
 from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.protocol.refs import BlobRef
 from tlt.ranks.drafter_member import DrafterMember

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tlt.interrupt import Interrupted
-from tlt.ranks.micro_batch_size import MicroBatchSize
+from tlt.interrupt_check import Interrupted
+from tlt.ranks.drafter_micro_batch_timing import MicroBatchSize
 
 
 class _Clock:

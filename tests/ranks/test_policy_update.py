@@ -11,7 +11,7 @@ from tests.ranks.ranks import INCARNATION, WORKER, rank_job, shared_progress
 from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.errors import RankError
-from tlt.ids import Attempt, Epoch, PolicyVersion, Step
+from tlt.id_types import Attempt, Epoch, PolicyVersion, Step
 from tlt.protocol.commands import UpdatePolicy
 from tlt.ranks import policy_update
 from tlt.ranks.policy_update import PolicyUpdateDuty

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.ids import Member, PromptIndex, Step
+from tlt.id_types import Member, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
-from tlt.ranks.hidden_state_store import HiddenStateStore
 from tlt.ranks.replay_buffer import Answer, ReplayBuffer
+from tlt.ranks.shared_hidden_states import HiddenStateStore
 
 PROMPT = (1, 2, 3)
 

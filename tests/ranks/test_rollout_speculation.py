@@ -10,7 +10,7 @@ from tests.samples import JOB, prompt
 from tlt.config import RolloutSpec, SpeculationSpec
 from tlt.protocol.commands import StopSpeculation
 from tlt.protocol.rank_messages import DecodePrompts
-from tlt.protocol.records import StrategyTally
+from tlt.protocol.shared_values import StrategyTally
 from tlt.ranks.main import JobDuties, Rank
 from tlt.strategies import Ngram, Off
 

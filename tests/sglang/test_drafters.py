@@ -22,13 +22,13 @@ from tests.engine.reference import (
 from tests.engine.test_sampled_distribution import TRIALS
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_startup import start_client
-from tlt.engine.sglang.hidden_state_tap import RequestName, Tap
-from tlt.engine.sglang.scheduler_plugin import Proposal
+from tlt.engine.sglang.hidden_state_hooks import Proposal
 from tlt.engine.sglang.sglang_client import SglangClient
 from tlt.engine.sglang.sglang_launcher import DrafterOptions
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
+from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.errors import ConfigError
-from tlt.ids import PolicyVersion
+from tlt.id_types import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter

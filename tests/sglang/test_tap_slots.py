@@ -12,10 +12,10 @@ from tests.engine.drafter_models import policy_states
 from tests.engine.reference import answers, ask, finish, greedy_answer, random_prompts
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.engine_startup import start_client
-from tlt.ids import PolicyVersion
+from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.id_types import PolicyVersion
 from tlt.models.config_json import read_config
-from tlt.models.model_folder import load_decoder
+from tlt.models.decoder_from_folder import load_decoder
 
 STUCK_SECONDS = 30.0
 

@@ -7,10 +7,10 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.reference import ask, random_prompts
-from tlt.engine.sglang.engine_startup import start_engine
+from tlt.engine.sglang.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
-from tlt.ids import PolicyVersion
-from tlt.models.model_folder import load_decoder
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 
 
 def test_update_that_fails_midway_ends_the_engine(

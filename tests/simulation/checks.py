@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
-from tlt.ids import NAMED, Incarnation
+from tlt.id_types import NAMED, Incarnation
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
-from tlt.policies.job.update_plan import UpdatePlan
+from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.protocol.commands import (
     DiscardBlobs,
     GiveUpSpeculation,

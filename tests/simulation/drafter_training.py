@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.drafter_blobs import DrafterBlobs
 from tests.simulation.incarnation import TrainingRank, WorkerIncarnation
-from tlt.ids import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.id_types import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import MergeDrafter, StopDrafterTraining, TrainDrafter
@@ -21,8 +21,8 @@ from tlt.protocol.events import (
     DrafterTrainingStopped,
     RunEvent,
 )
-from tlt.protocol.records import DrafterEvaluation, TokensByOrigin
 from tlt.protocol.refs import DrafterBase, DrafterDelta, DrafterRef
+from tlt.protocol.shared_values import DrafterEvaluation, TokensByOrigin
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

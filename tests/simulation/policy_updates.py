@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.incarnation import WorkerIncarnation, blob, meeting
 from tests.simulation.worker_events import JOB
-from tlt.ids import Incarnation, PolicyVersion, PromptIndex
+from tlt.id_types import Incarnation, PolicyVersion, PromptIndex
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import (

@@ -13,7 +13,7 @@ from tlt.config import (
     SpeculationSpec,
     WorkersSpec,
 )
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.protocol.refs import DrafterBase
 
 

@@ -8,7 +8,7 @@ from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.world import World
-from tlt.ids import NAMED, WorkerId
+from tlt.id_types import NAMED, WorkerId
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.commands import RunCommand

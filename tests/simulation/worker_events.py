@@ -4,12 +4,12 @@ from typing import Any
 
 from tests.simulation.incarnation import WorkerIncarnation
 from tlt.config import JobSpec
-from tlt.ids import NAMED, JobId
+from tlt.id_types import NAMED, JobId
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutFinished
-from tlt.protocol.records import ControlRuns, StrategyTally
 from tlt.protocol.refs import DrafterRef, Tensor
+from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Off
 
 JOB = JobId("job")

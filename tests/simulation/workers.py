@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, assert_never
 from tests.simulation.incarnation import WorkerIncarnation, meeting
 from tests.simulation.moves import Move
 from tests.simulation.worker_events import JOB, answer, tallies
-from tlt.ids import Attempt, Incarnation, WorkerId
+from tlt.id_types import Attempt, Incarnation, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
@@ -19,7 +19,7 @@ from tlt.protocol.commands import (
     UpdatePolicy,
 )
 from tlt.protocol.events import DecodingReported, RunEvent, WorkerIdled, WorkerJoined, WorkerLost
-from tlt.protocol.records import WorkerInfo
+from tlt.protocol.shared_values import WorkerInfo
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -20,9 +20,9 @@ from tests.simulation.policy_updates import PolicyUpdates
 from tests.simulation.prompt_queue import PromptQueue
 from tests.simulation.worker_events import JOB, reward
 from tests.simulation.workers import Workers
-from tlt.actors.recovery import lost_workers
+from tlt.actors.startup_event_backlog import lost_workers
 from tlt.config import JobSpec
-from tlt.ids import Epoch, Incarnation, JobStatus, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobStatus, WorkerId
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.commands import (

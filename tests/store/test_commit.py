@@ -14,10 +14,10 @@ from tests.store.test_streams import indices, pending, put
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, JobCancelRequested
 from tlt.store.message_codec import Codec
+from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Consumer, Stream
-from tlt.store.requeue import requeue
 
 EVENTS = Codec[AnyEvent](AnyEvent)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.samples import SPEC
 from tlt.errors import JournalError
-from tlt.ids import Epoch, Incarnation, JobId, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.policies.job.job_queue import SessionState, decide
 from tlt.protocol.commands import Command
 from tlt.protocol.events import (
@@ -22,9 +22,9 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.records import WorkerInfo
-from tlt.store.decider_state import SNAPSHOT_FILE, DeciderState, Snapshot, replay
+from tlt.protocol.shared_values import WorkerInfo
 from tlt.store.journal import FILE_NAME, START, Position
+from tlt.store.journal_replayed_state import SNAPSHOT_FILE, DeciderState, Snapshot, replay
 
 Decider = DeciderState[SessionState]
 SNAPSHOT_ENTRIES = 7

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tlt.ids import Incarnation, WorkerId
+from tlt.id_types import Incarnation, WorkerId
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
 from tlt.store.worker_fence import Fenced, admit, fence_off, transaction

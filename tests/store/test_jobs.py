@@ -8,7 +8,7 @@ import pytest
 
 from tests.samples import SPEC
 from tlt.config import SessionSpec
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
 from tlt.store.job_records import Jobs
 from tlt.store.message_codec import Codec

@@ -8,7 +8,7 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.errors import JournalError
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.protocol.commands import Command, PrepareJob
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
 from tlt.store.journal import (

@@ -8,7 +8,7 @@ import torch
 from tests.interrupts import interrupting_checks
 from tests.trainer.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
 from tests.trainer.models import CPU, copies
-from tlt.interrupt import Interrupted
+from tlt.interrupt_check import Interrupted
 from tlt.trainer.drafter import interruptible_matmul
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.interruptible_matmul import matmul

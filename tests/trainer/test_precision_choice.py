@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from tests.trainer.models import CPU, VOCABULARY, spec
 from tlt.trainer.policy import precision_choice
-from tlt.trainer.policy.dummy_samples import make_dummy_samples
 from tlt.trainer.policy.layer_probe import LayerProbe
 from tlt.trainer.policy.micro_batches import pad
 from tlt.trainer.policy.model_loading import load_model
 from tlt.trainer.policy.precision_choice import choose_bfloat16, gradient_cosine
+from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
 
 
 @pytest.fixture(scope="module")

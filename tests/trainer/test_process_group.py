@@ -15,7 +15,7 @@ from tests.trainer import reference
 from tests.trainer.models import CPU, copies, learner, never_interrupt, samples, share, whole
 from tests.trainer.second_rank import Peer
 from tlt.errors import RankError
-from tlt.protocol.records import UpdateMetrics
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer import process_group as groups
 from tlt.trainer.collectives import reduce_sum
 from tlt.trainer.policy.samples import Minibatch

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from tlt.protocol.records import UpdateMetrics
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.policy.update_metrics import MetricSums
 
 

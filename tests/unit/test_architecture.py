@@ -22,7 +22,7 @@ PATHS = {"From a prompt to new weights": 38, "From an idle worker to an adopted 
 # between them
 ENTERED_AGAIN = {
     "tlt/policies/coordinator.py",
-    "tlt/actors/message_router.py",
+    "tlt/actors/worker_message_router.py",
     "tlt/ranks/main.py",
     "tlt/ranks/drafter_member.py",
     "tlt/ranks/worker_channel.py",

@@ -14,8 +14,8 @@ import pytest
 from tests.interrupts import interrupting_checks
 from tlt.blobs import INLINE_BYTES, Blobs
 from tlt.errors import BlobError
-from tlt.ids import Digest
-from tlt.interrupt import Interrupted
+from tlt.id_types import Digest
+from tlt.interrupt_check import Interrupted
 from tlt.protocol.refs import BlobRef, Tensor
 
 

@@ -13,7 +13,7 @@ import pytest
 from tlt.config import DataSpec
 from tlt.dataset import Prompt, Prompts, prompts_file, rows
 from tlt.errors import DataError
-from tlt.ids import PromptIndex
+from tlt.id_types import PromptIndex
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
 

@@ -13,7 +13,7 @@ from tlt.blobs import Blobs
 from tlt.config import DrafterSpec, JobSpec, PolicySpec
 from tlt.errors import ConfigError
 from tlt.export.drafter_export import read_drafter, total_updates
-from tlt.ids import DrafterVersion, PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter

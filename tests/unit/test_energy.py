@@ -6,9 +6,9 @@ import pytest
 
 from tests.samples import JOB
 from tlt.actors.energy_meter import EnergyMeter, processor_counters
-from tlt.ids import Attempt, Epoch, Incarnation, PolicyVersion, Step, WorkerId
+from tlt.id_types import Attempt, Epoch, Incarnation, PolicyVersion, Step, WorkerId
 from tlt.protocol.events import PolicyUpdateFinished
-from tlt.protocol.records import Joules
+from tlt.protocol.shared_values import Joules
 from tlt.report.energy import EnergyByStep
 
 

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
 from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file
-from tlt.ids import JobId, PromptIndex
+from tlt.id_types import JobId, PromptIndex
 from tlt.job_preparation import prepare_or_refuse
 from tlt.protocol.events import JobPrepared, JobRefused
 

@@ -9,7 +9,7 @@ import pytest
 from tests.key_tree import key_tree
 from tlt.config import SessionSpec
 from tlt.offline_drafter.training import CurvePoint
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot
 from tlt.report.summary import Summary
 

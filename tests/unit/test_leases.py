@@ -1,9 +1,9 @@
 """Invariant: a lease ends when the observer's clock has seen no new heartbeat for its length."""
 
 from tlt.actors.leases import Leases
-from tlt.ids import Incarnation, WorkerId
+from tlt.id_types import Incarnation, WorkerId
 from tlt.protocol.events import WorkerLost
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 
 WORKER, OTHER = WorkerId("worker-0"), WorkerId("worker-1")
 

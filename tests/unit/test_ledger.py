@@ -5,13 +5,13 @@ import pytest
 
 from tests.samples import JOB, tally
 from tests.simulation.specs import small_spec
-from tlt.ids import DrafterVersion, Incarnation, Step, WorkerId
+from tlt.id_types import DrafterVersion, Incarnation, Step, WorkerId
 from tlt.policies.coordinator import new_run
 from tlt.policies.job.run_state import RunState, WorkerState
 from tlt.policies.speculation.savings_estimate import PlainRates, add_tallies
 from tlt.protocol.events import DecodingReported
-from tlt.protocol.records import ControlRuns, WorkerInfo
 from tlt.protocol.refs import DrafterSpan, OriginSpan
+from tlt.protocol.shared_values import ControlRuns, WorkerInfo
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.step_savings import StepSavings
 from tlt.strategies import Draft, Ngram, Off

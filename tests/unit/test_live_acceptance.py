@@ -3,7 +3,7 @@
 import pytest
 
 from tests.samples import tally
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.policies.drafter.live_acceptance import (
     ChainTally,
     add_recent_tallies,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.samples import members, messages, prompt
 from tlt.errors import StoreError
-from tlt.protocol import commands, events, records, refs
+from tlt.protocol import commands, events, refs, shared_values
 from tlt.protocol.commands import (
     Command,
     PromptIssued,
@@ -20,7 +20,7 @@ from tlt.protocol.commands import (
     WorkerCommand,
 )
 from tlt.protocol.events import AnyEvent, Event, RunEvent, SessionEvent
-from tlt.protocol.records import Heartbeat, JobRecord
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.store.message_codec import Codec
 
 EVENTS = members(AnyEvent)
@@ -29,7 +29,7 @@ COMMANDS = members(RunCommand | SessionCommand)
 
 def _leaves(base: type) -> set[type]:
     """Return the subclasses that have no subclasses themselves."""
-    modules = (refs, records, events, commands)
+    modules = (refs, shared_values, events, commands)
     classes = [
         kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)
     ]

@@ -5,7 +5,7 @@ import pytest
 
 from tests.samples import JOB, SPEC, started
 from tlt.config import JobSpec
-from tlt.ids import Attempt, Epoch, Incarnation, Member, Step, WorkerId
+from tlt.id_types import Attempt, Epoch, Incarnation, Member, Step, WorkerId
 from tlt.policies.coordinator import decide, new_run
 from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout
 from tlt.protocol.events import RolloutDropped, WorkerLost

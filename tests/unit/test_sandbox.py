@@ -12,8 +12,8 @@ import pytest
 from tests.waiting import wait_until
 from tlt.config import RewardSpec
 from tlt.errors import ConfigError
-from tlt.rewards.sandbox import RewardSandbox
-from tlt.rewards.sandbox_process import ScoreResult
+from tlt.rewards.reward_process_client import RewardSandbox
+from tlt.rewards.reward_process_main import ScoreResult
 
 FALLBACK = -0.5
 CODE = """

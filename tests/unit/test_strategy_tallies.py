@@ -2,10 +2,10 @@
 
 from random import Random
 
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.policies.speculation.strategy_policy import Choice
 from tlt.policies.speculation.strategy_tallies import TallyCollector
-from tlt.protocol.records import ControlRuns, StrategyTally
+from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Off
 
 CONTROL = Choice(Off(), 0.0, "control")

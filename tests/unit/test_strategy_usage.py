@@ -4,7 +4,7 @@ import msgspec
 
 from tests.unit.test_ledger import W0, decoding_report, tally
 from tlt.protocol.events import DecodingReported
-from tlt.protocol.records import ControlRuns
+from tlt.protocol.shared_values import ControlRuns
 from tlt.report import StrategyUsage
 from tlt.strategies import Draft, Ngram, Off
 

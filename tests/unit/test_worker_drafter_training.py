@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC, rolls
-from tlt.actors.cancellation import cancel_all
 from tlt.actors.drafter_training import DrafterTraining
-from tlt.actors.partial_answers import PartialAnswerExchange
-from tlt.actors.worker_setup import IncarnationSetup
+from tlt.actors.incarnation_shutdown import cancel_all
+from tlt.actors.partial_answers_for_drafter import PartialAnswerExchange
+from tlt.actors.worker_context import IncarnationSetup
 from tlt.config import DrafterSpec, SpeculationSpec
-from tlt.ids import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
+from tlt.id_types import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 from tlt.protocol.commands import OpenJob, StopDrafterTraining, TrainDrafter
 from tlt.protocol.events import DrafterTrainingStopped, WorkerIdled
 from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers

@@ -12,13 +12,13 @@ from pathlib import Path
 import redis.exceptions
 import structlog
 
-from tlt.actors import recovery
-from tlt.actors.batch_committer import BATCH, BatchCommitter
+from tlt.actors import startup_event_backlog as backlog
 from tlt.actors.deciders import Deciders
 from tlt.actors.effects import Effects
+from tlt.actors.event_batch_committer import BATCH, BatchCommitter
 from tlt.actors.leases import Leases
 from tlt.config import SessionSpec
-from tlt.ids import Epoch
+from tlt.id_types import Epoch
 from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.heartbeats import read_heartbeats
@@ -60,23 +60,23 @@ class Coordinator:
         resumed = await self.deciders.open(epoch)
         heartbeats = await read_heartbeats(connection, keys)
         run = None if self.deciders.job is None else self.deciders.job.state
-        losses = recovery.lost_workers(self.deciders.session.state.workers, run, heartbeats)
+        losses = backlog.lost_workers(self.deciders.session.state.workers, run, heartbeats)
         await self._fence_off(losses)
-        unread = await recovery.read_unread(self.committer.consumer, heartbeats)
+        unread = await backlog.read_unread(self.committer.consumer, heartbeats)
         await self.committer.consume([self._available(entry) for entry in unread.answers])
         marker = Path(self.spec.flight) / "session"  # exists as long as the shared memory does
         resumed.append(SessionResumed(epoch=epoch, blobs_kept=marker.exists()))
-        resumed += recovery.unreported(losses, unread.others)
+        resumed += backlog.unreported(losses, unread.others)
         await self.committer.commit(await self.committer.decide(resumed), unread.void)
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
         await self.committer.consume(unread.others)
 
-    def _available(self, entry: recovery.AnswerEntry) -> Entry[AnyEvent]:
+    def _available(self, entry: backlog.AnswerEntry) -> Entry[AnyEvent]:
         answer = entry.message
         if answer.job not in self.effects.records:
             return Entry(entry.id, answer)
-        return Entry(entry.id, recovery.drop_if_lost(answer, self.deciders.blobs(answer.job)))
+        return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.blobs(answer.job)))
 
     async def _fence_off(self, losses: Sequence[WorkerLost]) -> None:
         """Fence workers off before their loss is decided: what they still write is then refused."""

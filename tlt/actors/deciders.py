@@ -12,7 +12,7 @@ from tlt.actors.logger_process import LoggerProcesses
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import JournalError
-from tlt.ids import Epoch, JobId
+from tlt.id_types import Epoch, JobId
 from tlt.json_logs import serve_run
 from tlt.policies import coordinator
 from tlt.policies.job import job_queue
@@ -31,8 +31,8 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.store.decider_state import DeciderState
 from tlt.store.job_records import new_record
+from tlt.store.journal_replayed_state import DeciderState
 
 SESSION = "session"
 _log = structlog.get_logger("coordinator")

@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from tlt.actors.worker_setup import IncarnationSetup
+from tlt.actors.worker_context import IncarnationSetup
 from tlt.protocol.commands import OpenJob, StopDrafterTraining, TrainDrafter
 from tlt.protocol.events import DrafterTrainingStopped
 

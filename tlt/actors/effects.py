@@ -8,7 +8,7 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.dataset import Prompts, prompts_file
-from tlt.ids import Attempt, JobId, Member, Purpose
+from tlt.id_types import Attempt, JobId, Member, Purpose
 from tlt.protocol.commands import (
     Command,
     FinishRun,
@@ -22,13 +22,13 @@ from tlt.protocol.commands import (
     WorkerCommand,
 )
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished
-from tlt.protocol.records import JobRecord
+from tlt.protocol.shared_values import JobRecord
 from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
+from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection, Transaction, retry_until_connected
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Stream
-from tlt.store.requeue import requeue
 
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)

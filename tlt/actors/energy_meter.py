@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tlt.protocol.records import Joules
+from tlt.protocol.shared_values import Joules
 
 _RAPL = Path("/sys/class/powercap")
 # one folder for each socket; the folders below it are parts of the socket's figure

@@ -7,8 +7,8 @@ lease has ended, not at all.
 import asyncio
 from typing import NamedTuple
 
-from tlt.actors.worker_setup import IncarnationSetup
-from tlt.ids import EntryId
+from tlt.actors.worker_context import IncarnationSetup
+from tlt.id_types import EntryId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent
 from tlt.store import worker_fence

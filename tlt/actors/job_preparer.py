@@ -13,7 +13,7 @@ from tlt.actors.effects import Effects
 from tlt.child_process import die_with_parent, last_line
 from tlt.config import JobSpec
 from tlt.dataset import PreparationExit
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.protocol.commands import PrepareJob
 from tlt.protocol.events import JobPrepared, JobRefused
 

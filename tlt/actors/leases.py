@@ -3,9 +3,9 @@
 Neither Redis's clock nor the worker's is read, so a slow clock or a restart ends no lease.
 """
 
-from tlt.ids import Incarnation, WorkerId
+from tlt.id_types import Incarnation, WorkerId
 from tlt.protocol.events import WorkerLost
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 
 
 class Leases:

@@ -6,7 +6,7 @@ group, and nothing is acknowledged.
 
 from collections.abc import AsyncGenerator
 
-from tlt.actors.stream_reader import read_pages
+from tlt.actors.ungrouped_stream_reader import read_pages
 from tlt.errors import StoreError
 from tlt.protocol.events import AnyEvent, RolloutFinished, WorkerIdled
 from tlt.store.redis_stream import Stream

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.actors.cancellation import IncarnationEnded
 from tlt.actors.energy_meter import EnergyMeter, gpu_counters, processor_counters
-from tlt.actors.worker_setup import IncarnationSetup
-from tlt.ids import Member, PromptIndex
+from tlt.actors.incarnation_shutdown import IncarnationEnded
+from tlt.actors.worker_context import IncarnationSetup
+from tlt.id_types import Member, PromptIndex
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import (
     CheckpointCommitted,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from tlt.actors.event_outbox import Outbox, TakenPrompt
-from tlt.actors.worker_setup import IncarnationSetup
-from tlt.ids import Attempt, Member, PromptIndex, Step
+from tlt.actors.worker_context import IncarnationSetup
+from tlt.id_types import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
 from tlt.protocol.events import RolloutFinished, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts

@@ -17,10 +17,10 @@ import structlog
 
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.reward_scorer import RewardScorer
-from tlt.actors.worker import Worker
-from tlt.actors.worker_setup import WorkerSetup
+from tlt.actors.worker_context import WorkerSetup
+from tlt.actors.worker_restart_loop import Worker
 from tlt.config import SessionSpec
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.json_logs import write_logs_to
 
 

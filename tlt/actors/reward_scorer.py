@@ -10,11 +10,11 @@ import structlog
 
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
-from tlt.ids import EntryId, JobId, Purpose
+from tlt.id_types import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
-from tlt.protocol.records import JobRecord
-from tlt.rewards.sandbox import RewardSandbox
+from tlt.protocol.shared_values import JobRecord
+from tlt.rewards.reward_process_client import RewardSandbox
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys

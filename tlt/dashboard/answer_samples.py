@@ -10,7 +10,7 @@ from tlt.config import JobSpec
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.errors import JournalError
-from tlt.ids import Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.store.journal import FILE_NAME, Position, follow
 

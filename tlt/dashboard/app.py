@@ -18,13 +18,13 @@ from starlette.staticfiles import StaticFiles
 
 from tlt.dashboard.access_guard import AccessGuard, GuardMiddleware
 from tlt.dashboard.data_sources import FolderSource, Source
-from tlt.dashboard.feed import Feed
+from tlt.dashboard.listener_driven_feed import Feed
 from tlt.dashboard.prometheus import CONTENT_TYPE, exposition
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionFeed
 from tlt.dashboard.sse import events
 from tlt.errors import ConfigError, TltError
-from tlt.ids import JobId, PromptIndex, Purpose, Step
+from tlt.id_types import JobId, PromptIndex, Purpose, Step
 from tlt.loggers.installed_check import refuse_missing
 from tlt.spec_files import read_job_spec, to_yaml
 from tlt.store.job_records import ENDED_STATUSES

@@ -7,8 +7,8 @@ from tlt.config import SessionSpec
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionFeed
-from tlt.ids import JobId
-from tlt.run_folder import read_spec
+from tlt.id_types import JobId
+from tlt.run_folder_reader import read_spec
 from tlt.store.redis_connection import Connection, connect
 
 # feeds of runs that are kept open, so that returning to one is quick

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, DrafterDiverged, DrafterRefused, WorkerJoined, WorkerLost
 

@@ -5,11 +5,11 @@ import math
 import msgspec
 
 from tlt.dashboard.tail_forecast import FinishedAnswer, Forecast, forecast
-from tlt.ids import Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.report import Ledger
-from tlt.report.batch_answers import BatchAnswers
+from tlt.report.batch_lengths_and_finish_times import BatchAnswers
 
 _POINTS = 300
 _BINS = 24

@@ -15,7 +15,7 @@ import structlog
 
 from tlt.dashboard import page_sections
 from tlt.dashboard.broadcast import Broadcast
-from tlt.dashboard.feed import Feed
+from tlt.dashboard.listener_driven_feed import Feed
 from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.row_deltas import RowSection, row_delta
 from tlt.dashboard.run_fold import LogLine, Run

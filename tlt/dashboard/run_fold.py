@@ -13,7 +13,7 @@ from tlt.dashboard.rollout_tail import RolloutTail
 from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
-from tlt.ids import JobId, JobStatus
+from tlt.id_types import JobId, JobStatus
 from tlt.loggers import delivery_state
 from tlt.protocol.commands import Command, FinishRun, RecordRolloutBatch
 from tlt.protocol.events import (
@@ -24,7 +24,7 @@ from tlt.protocol.events import (
     RolloutFinished,
 )
 from tlt.report import Attempts, Ledger, StrategyUsage, Transition, WorkerLanes
-from tlt.report.log_lines import log_lines
+from tlt.report.journal_log_lines import log_lines
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 
 _LOG_LINES = 2000

@@ -10,14 +10,14 @@ import redis.exceptions
 import structlog
 
 from tlt.config import SessionSpec
-from tlt.dashboard.advice import Advice, advice_on_session, by_urgency
 from tlt.dashboard.broadcast import Broadcast
-from tlt.dashboard.feed import Feed
-from tlt.dashboard.job_restarts import JobRestarts
+from tlt.dashboard.job_attempt_counts import JobRestarts
+from tlt.dashboard.listener_driven_feed import Feed
 from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_health import Health, HealthReader
-from tlt.ids import JobId, JobStatus
-from tlt.protocol.records import JobRecord
+from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
+from tlt.id_types import JobId, JobStatus
+from tlt.protocol.shared_values import JobRecord
 from tlt.session_files import is_up
 from tlt.store.job_records import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password

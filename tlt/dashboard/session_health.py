@@ -11,9 +11,9 @@ import redis.exceptions
 from tlt.config import SessionSpec
 from tlt.dashboard.rollout_tail import RunningAnswer, RunningAnswers
 from tlt.errors import StoreError
-from tlt.ids import Incarnation, JobId, WorkerId
+from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.records import Heartbeat
+from tlt.protocol.shared_values import Heartbeat
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 from tlt.store.redis_keys import ROLLOUT, Keys

@@ -8,7 +8,7 @@ or the id is of other broadcasts.
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
-from tlt.dashboard.feed import Feed
+from tlt.dashboard.listener_driven_feed import Feed
 
 _HEARTBEAT_SECONDS = 5.0
 # more digits than any number of ours has

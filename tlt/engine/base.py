@@ -10,9 +10,9 @@ from typing import Protocol
 import msgspec
 import torch
 
-from tlt.ids import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
-from tlt.protocol.records import StrategyTally
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
+from tlt.protocol.shared_values import StrategyTally
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
-from tlt.run_folder import journal_entries
+from tlt.run_folder_reader import journal_entries
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 _CARD = """---

@@ -17,13 +17,13 @@ import structlog
 
 from tlt.config import JobSpec
 from tlt.errors import JournalError
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.json_logs import write_logs_to
 from tlt.loggers import delivery_state
 from tlt.loggers.backends import LoggedRun, Logger, open_logger
 from tlt.loggers.logger_thread import LoggerThread
 from tlt.report import LoggerReport, LoggerReports
-from tlt.run_folder import read_spec
+from tlt.run_folder_reader import read_spec
 from tlt.store.journal import FILE_NAME, START, follow
 
 _POLL_SECONDS = 1.0

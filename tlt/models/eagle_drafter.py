@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlt.ids import Digest
+from tlt.id_types import Digest
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import Rope, rotary_table
 

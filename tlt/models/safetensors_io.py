@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tlt.blobs import Blobs
 from tlt.errors import BlobError, BlobLost
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import BlobRef
 
 

@@ -16,13 +16,13 @@ from tlt.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError, DataError
-from tlt.ids import Member, PolicyVersion, PromptIndex, Step
+from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.tokenizer import Tokenizer
-from tlt.offline_drafter.training_files import TrainingFiles
-from tlt.offline_drafter.training_plan import TrainingPlan
-from tlt.ranks.drafter_samples import Text, answered, read, rollout, sample
+from tlt.offline_drafter.resumable_training_files import TrainingFiles
+from tlt.offline_drafter.training_arguments import TrainingPlan
+from tlt.ranks.drafter_samples_from_engine import Text, answered, read, rollout, sample
 from tlt.trainer.drafter.accept_length import PolicyRollout
 from tlt.trainer.drafter.samples import DrafterSample, state_layers
 

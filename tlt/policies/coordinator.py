@@ -7,14 +7,14 @@ applies changes nothing.
 from typing import assert_never
 
 from tlt.config import JobSpec
-from tlt.ids import Epoch, JobId
-from tlt.policies.drafter import drafter_outcomes, merges
+from tlt.id_types import Epoch, JobId
+from tlt.policies.drafter import drafter_event_handling, merges
 from tlt.policies.job import (
-    job_lifecycle,
+    finished_answer_handling,
     phase_transitions,
-    policy_versions,
-    rollout_progress,
-    speculation_verdict,
+    policy_updates,
+    run_start_and_resume,
+    stop_losing_speculation,
     worker_membership,
 )
 from tlt.policies.job.run_state import Phase, RunState, Turn, current_worker
@@ -55,11 +55,11 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
     turn = Turn(state, now)
     match event:
         case JobStarted():
-            job_lifecycle.start(turn, event)
+            run_start_and_resume.start(turn, event)
         case JobCancelRequested():
             phase_transitions.end_job(turn, "cancelled", None)
         case SessionResumed():
-            job_lifecycle.resume(turn, event)
+            run_start_and_resume.resume(turn, event)
         case WorkerJoined():
             worker_membership.join(turn, event.info)
         case WorkerLost():
@@ -68,35 +68,35 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             if current_worker(state, event.worker, event.incarnation) is not None:
                 phase_transitions.end_job(turn, "failed", event.error)
         case RolloutFinished() | RolloutScored() | RolloutDropped():
-            rollout_progress.settle(turn, event)
+            finished_answer_handling.settle(turn, event)
         case WorkerIdled():
-            rollout_progress.drain(turn, event)
+            finished_answer_handling.drain(turn, event)
         case PolicyUpdateFinished():
-            if policy_versions.is_new_report(state, event):
-                policy_versions.finish_part(turn, event)
+            if policy_updates.is_new_report(state, event):
+                policy_updates.finish_part(turn, event)
                 phase_transitions.advance(turn)
         case PolicyPublished():
-            if policy_versions.is_awaited(state, event):
-                policy_versions.adopt_policy(turn, event.policy)
+            if policy_updates.is_awaited(state, event):
+                policy_updates.adopt_policy(turn, event.policy)
                 phase_transitions.advance(turn)
             else:
-                policy_versions.release_passed(turn, event)
+                policy_updates.release_passed(turn, event)
         case CheckpointCommitted():
-            policy_versions.record_checkpoint(turn, event)
+            policy_updates.record_checkpoint(turn, event)
         case DrafterDeltaReady():
             merges.add_delta(turn, event)
         case DrafterTrainingStopped():
-            rollout_progress.end_session(turn, event)
+            finished_answer_handling.end_session(turn, event)
         case DrafterMerged():
-            drafter_outcomes.finish_merge(turn, event)
+            drafter_event_handling.finish_merge(turn, event)
         case DrafterDiverged():
-            drafter_outcomes.restart_diverged(turn, event)
+            drafter_event_handling.restart_diverged(turn, event)
         case DrafterCommitFailed():
-            drafter_outcomes.record_failed_commit(turn, event)
+            drafter_event_handling.record_failed_commit(turn, event)
         case DrafterRefused():
-            drafter_outcomes.record_refusal(turn, event)
+            drafter_event_handling.record_refusal(turn, event)
         case DecodingReported():
-            speculation_verdict.record_decoding(turn, event)
+            stop_losing_speculation.record_decoding(turn, event)
         case SpeculationStopped():
             pass
         case _:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import (
+from tlt.id_types import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -22,7 +22,6 @@ from tlt.ids import (
     Step,
     WorkerId,
 )
-from tlt.protocol.records import WorkerInfo
 from tlt.protocol.refs import (
     BlobRef,
     Checkpoint,
@@ -32,6 +31,7 @@ from tlt.protocol.refs import (
     MinibatchShare,
     PolicyRef,
 )
+from tlt.protocol.shared_values import WorkerInfo
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):

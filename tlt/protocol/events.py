@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import (
+from tlt.id_types import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -20,14 +20,6 @@ from tlt.ids import (
     StopReason,
     WorkerId,
 )
-from tlt.protocol.records import (
-    DrafterEvaluation,
-    Joules,
-    StrategyTally,
-    TokensByOrigin,
-    UpdateMetrics,
-    WorkerInfo,
-)
 from tlt.protocol.refs import (
     BatchSpan,
     Checkpoint,
@@ -39,6 +31,14 @@ from tlt.protocol.refs import (
     PolicyRef,
     PolicySpan,
     Tensor,
+)
+from tlt.protocol.shared_values import (
+    DrafterEvaluation,
+    Joules,
+    StrategyTally,
+    TokensByOrigin,
+    UpdateMetrics,
+    WorkerInfo,
 )
 
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tlt.ids import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.id_types import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.protocol.commands import PromptIssued, RankCommand
 from tlt.protocol.events import RankEvent, RolloutFinished
 from tlt.protocol.refs import Tensor, Value

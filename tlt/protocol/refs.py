@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tlt.ids import (
+from tlt.id_types import (
     Digest,
     DrafterVersion,
     Incarnation,

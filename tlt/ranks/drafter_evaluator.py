@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tlt.interrupt import CheckInterrupt
+from tlt.interrupt_check import CheckInterrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.policies.drafter.payoff_evidence import EVALUATION_DEPTH
-from tlt.protocol.records import DrafterEvaluation
-from tlt.ranks.drafter_samples import Text, rollout
+from tlt.protocol.shared_values import DrafterEvaluation
+from tlt.ranks.drafter_samples_from_engine import Text, rollout
 from tlt.ranks.replay_buffer import Answer
 from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
 from tlt.trainer.drafter.samples import EmbeddingAndHead

@@ -9,7 +9,7 @@ from torch import Tensor
 from tlt.config import JobSpec
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError
-from tlt.ids import Digest
+from tlt.id_types import Digest
 from tlt.models.drafter_folder import read_update_count
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.ranks.engine_factory import drafter_config

@@ -3,7 +3,7 @@
 from tlt.blobs import Blobs
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
-from tlt.ids import NAMED
+from tlt.id_types import NAMED
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.refs import DrafterRef

@@ -8,7 +8,7 @@ import time
 
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.commands import MergeDrafter, TrainDrafter
 from tlt.protocol.events import (
@@ -17,16 +17,16 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterTrainingStopped,
 )
-from tlt.ranks.delta_publisher import DeltaPublisher
+from tlt.ranks.drafter_delta_publisher import DeltaPublisher
 from tlt.ranks.drafter_evaluator import DrafterEvaluator
 from tlt.ranks.drafter_factory import DrafterFactory
 from tlt.ranks.drafter_in_use import DrafterInUse
 from tlt.ranks.drafter_merger import DrafterMerger
 from tlt.ranks.drafter_trainer import DrafterTrainer
-from tlt.ranks.hidden_state_store import HiddenStateStore
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
-from tlt.ranks.shared_memory_budget import SharedMemoryBudget
+from tlt.ranks.shared_hidden_states import HiddenStateStore
+from tlt.ranks.shared_memory_reserve import SharedMemoryBudget
 
 # a member without answers to learn from leaves after so long
 _PATIENCE_SECONDS = 3.0

@@ -4,17 +4,17 @@ import time
 from dataclasses import dataclass
 
 from tlt.blobs import Blobs
-from tlt.ids import PolicyVersion
-from tlt.interrupt import CheckInterrupt
+from tlt.id_types import PolicyVersion
+from tlt.interrupt_check import CheckInterrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.safetensors_io import put_weights
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterMerged
-from tlt.protocol.records import DrafterEvaluation
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
-from tlt.ranks.base_weights import BaseReader, mean_of
+from tlt.protocol.shared_values import DrafterEvaluation
+from tlt.ranks.drafter_base_weights import BaseReader, mean_of
 from tlt.ranks.drafter_factory import DrafterFactory
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 
 

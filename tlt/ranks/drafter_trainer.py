@@ -12,15 +12,15 @@ from statistics import median
 
 from tlt.engine.native import NativeEngine
 from tlt.errors import BlobError, ConfigError
-from tlt.interrupt import CheckInterrupt
+from tlt.interrupt_check import CheckInterrupt
 from tlt.kernels.training_kernels import load_kernels
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.base_weights import BaseReader
-from tlt.ranks.delta_publisher import DeltaPublisher, MicroBatch
-from tlt.ranks.delta_tracker import DeltaTracker
+from tlt.ranks.drafter_base_weights import BaseReader
+from tlt.ranks.drafter_delta_publisher import DeltaPublisher, MicroBatch
 from tlt.ranks.drafter_factory import DrafterFactory
-from tlt.ranks.micro_batch_size import MicroBatchSize, work_clock
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.drafter_merged_delta_tracker import DeltaTracker
+from tlt.ranks.drafter_micro_batch_timing import MicroBatchSize, work_clock
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import Answer, ReplayBuffer
 from tlt.trainer.drafter.divergence_detector import DivergenceDetector
 from tlt.trainer.drafter.drafter_learner import DrafterLearner

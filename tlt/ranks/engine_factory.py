@@ -10,18 +10,18 @@ from tlt.config import JobSpec, SpeculationSpec
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
 from tlt.errors import TltError
-from tlt.ids import NAMED, PolicyVersion
+from tlt.id_types import NAMED, PolicyVersion
 from tlt.models.config_json import read_config
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
-from tlt.models.model_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.keyed_random import mix
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.control_runs import ControlRunPolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.strategies import Draft
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
@@ -115,11 +115,11 @@ def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
 
 def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> Engine:
     # Importing SGLang changes the process, so only a job that uses it does.
-    from tlt.engine.sglang import engine_startup
+    from tlt.engine.sglang import start_engine_with_tap
 
     spec = job.spec
     job.flight.mkdir(parents=True, exist_ok=True)
-    return engine_startup.start_engine(
+    return start_engine_with_tap.start_engine(
         Path(spec.policy.path),
         tokenizer.decode,
         spec.rollout.slots,

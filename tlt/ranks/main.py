@@ -18,8 +18,8 @@ import torch
 
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
-from tlt.ids import NAMED, DrafterVersion, PolicyVersion
-from tlt.interrupt import Interrupted
+from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
+from tlt.interrupt_check import Interrupted
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import (
     AdoptDrafter,
@@ -47,7 +47,7 @@ from tlt.protocol.refs import DrafterRef
 from tlt.ranks.drafter_member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
 from tlt.ranks.policy_update import PolicyUpdateDuty
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.rollout import RolloutDuty
 from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups

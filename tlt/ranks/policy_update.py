@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from torch.distributed import ProcessGroup
 
-from tlt.ids import Attempt, Epoch, JobId, PolicyVersion, Step
+from tlt.id_types import Attempt, Epoch, JobId, PolicyVersion, Step
 from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import (
@@ -15,9 +15,9 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RolloutFinished,
 )
-from tlt.protocol.records import UpdateMetrics
 from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef
-from tlt.ranks.rank_job import RankJob
+from tlt.protocol.shared_values import UpdateMetrics
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner

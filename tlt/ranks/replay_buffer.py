@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.ids import PromptIndex, Step
+from tlt.id_types import PromptIndex, Step
 from tlt.policies.drafter.data_selection import (
     Candidate,
     Origin,
@@ -21,7 +21,7 @@ from tlt.policies.drafter.data_selection import (
     draw_answers,
     is_held_out,
 )
-from tlt.ranks.hidden_state_store import HiddenStateStore, Name
+from tlt.ranks.shared_hidden_states import HiddenStateStore, Name
 from tlt.trainer.drafter.samples import DrafterSample
 
 _TOKEN_BYTES = 8

@@ -6,14 +6,14 @@ import torch
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
-from tlt.ids import PolicyVersion, Purpose, Step
+from tlt.id_types import PolicyVersion, Purpose, Step
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import DecodingReported, RolloutFinished
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer
 from tlt.protocol.refs import PolicyRef, Tensor
 from tlt.ranks.engine_factory import context_of
-from tlt.ranks.rank_job import RankJob
+from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
 
 _SECONDS_BETWEEN_REPORTS = 1.0

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from tlt.ids import DrafterVersion
-from tlt.protocol.records import StrategyTally
+from tlt.id_types import DrafterVersion
 from tlt.protocol.refs import DrafterSpan, OriginSpan
+from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Off
 
 _Proposer = Literal["drafter", "ngram"]

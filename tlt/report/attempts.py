@@ -7,11 +7,11 @@ from collections import deque
 
 import msgspec
 
-from tlt.ids import Epoch, Incarnation, Step, WorkerId
+from tlt.id_types import Epoch, Incarnation, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.events import JobStarted, SessionResumed, WorkerJoined, WorkerLost
-from tlt.protocol.records import WorkerInfo
-from tlt.report.transition import Transition
+from tlt.protocol.shared_values import WorkerInfo
+from tlt.report.journal_entry_effect import Transition
 
 _MAX_ENDED_INCARNATIONS = 500
 

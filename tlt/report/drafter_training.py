@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tlt.ids import DrafterVersion, Step
+from tlt.id_types import DrafterVersion, Step
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import Command, ExplainDrafterDecision
 from tlt.protocol.events import (
@@ -12,9 +12,9 @@ from tlt.protocol.events import (
     DrafterRefused,
     DrafterTrainingStopped,
 )
-from tlt.protocol.records import TokensByOrigin
+from tlt.protocol.shared_values import TokensByOrigin
+from tlt.report.journal_entry_effect import Transition
 from tlt.report.statistics import quantile
-from tlt.report.transition import Transition
 
 
 class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import Duty, Phase, RunState, WorkerState
-from tlt.report.transition import Transition
+from tlt.report.journal_entry_effect import Transition
 
 # lost, or not yet back
 AWAY = "away"

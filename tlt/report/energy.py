@@ -1,8 +1,8 @@
 """Joules by step, from counters that never reset; all workers of a host read the same counter."""
 
-from tlt.ids import Incarnation, Step
+from tlt.id_types import Incarnation, Step
 from tlt.protocol.events import PolicyUpdateFinished
-from tlt.protocol.records import Joules
+from tlt.protocol.shared_values import Joules
 
 _NOTHING = Joules()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tlt.ids import NAMED, DrafterVersion, WorkerId
+from tlt.id_types import NAMED, DrafterVersion, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     Command,
@@ -20,7 +20,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.report.transition import Transition
+from tlt.report.journal_entry_effect import Transition
 
 
 class Happening(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import JobId, JobStatus, Step
+from tlt.id_types import JobId, JobStatus, Step
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.policies.speculation import savings_estimate
@@ -31,15 +31,21 @@ from tlt.protocol.events import (
     WorkerIdled,
 )
 from tlt.report.acceptance import AcceptedTokens
-from tlt.report.batch_answers import BatchAnswers, LengthSummary, Rollout
+from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTrainingFold
 from tlt.report.duties import ALL_WORKERS
 from tlt.report.energy import EnergyByStep
-from tlt.report.run_summary import EvalSummary, Snapshot, StepAccount, StepSummary, StoredPolicy
+from tlt.report.journal_entry_effect import Transition
+from tlt.report.ledger_figure_types import (
+    EvalSummary,
+    Snapshot,
+    StepAccount,
+    StepSummary,
+    StoredPolicy,
+)
 from tlt.report.statistics import mean, standard_error
 from tlt.report.step_savings import StepSavings
 from tlt.report.time_by_duty import FIRST_STEP, TimeByDuty
-from tlt.report.transition import Transition
 
 
 class Ledger:

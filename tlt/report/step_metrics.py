@@ -7,12 +7,12 @@ import math
 
 import msgspec
 
-from tlt.ids import Step
+from tlt.id_types import Step
 from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report.acceptance import Acceptance
 from tlt.report.duties import sum_by_duty
 from tlt.report.ledger import Ledger
-from tlt.report.run_summary import EvalSummary, Snapshot, StepAccount, StepSummary
+from tlt.report.ledger_figure_types import EvalSummary, Snapshot, StepAccount, StepSummary
 
 _Metrics = dict[str, float]
 

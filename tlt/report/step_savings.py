@@ -7,7 +7,7 @@ longest. A report that covers that moment is divided between both parts.
 
 from collections.abc import Mapping
 
-from tlt.ids import Step, WorkerId
+from tlt.id_types import Step, WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.policies.speculation.savings_estimate import (
     DecodeCost,

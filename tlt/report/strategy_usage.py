@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from tlt.human_format import name_strategy
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.protocol.events import DecodingReported
 
 _PERIOD_SECONDS = 5.0

@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.report.drafter_training import DrafterTraining
-from tlt.report.run_summary import Snapshot
+from tlt.report.ledger_figure_types import Snapshot
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tlt.ids import Step, WorkerId
+from tlt.id_types import Step, WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.report.duties import ALL_WORKERS, AWAY, duty_of, sum_by_duty
 

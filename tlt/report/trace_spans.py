@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.ids import WorkerId
+from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import Command, FinishRun
 from tlt.protocol.events import DrafterMerged, PolicyPublished, WorkerLost
 from tlt.report.duties import WAITING, duty_changes
 from tlt.report.happenings import Happenings
-from tlt.report.transition import Transition
+from tlt.report.journal_entry_effect import Transition
 
 JOB, STEP, PUBLISHING, MERGING = "job", "step", "publishing", "merging"
 _MOMENTS = ("resumed", "lost", "checkpoint", "drafter", "decision", "off")

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tlt.ids import WorkerId
-from tlt.protocol.records import Heartbeat
+from tlt.id_types import WorkerId
+from tlt.protocol.shared_values import Heartbeat
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
 

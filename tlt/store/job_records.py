@@ -8,9 +8,9 @@ import msgspec
 
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError
-from tlt.ids import JobId
+from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
-from tlt.protocol.records import JobRecord
+from tlt.protocol.shared_values import JobRecord
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from tlt.errors import JournalError
-from tlt.ids import Digest
+from tlt.id_types import Digest
 from tlt.protocol.commands import Command
 from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION

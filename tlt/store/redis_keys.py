@@ -1,6 +1,6 @@
 """All keys of a session lie under one prefix, so that sessions can share a Redis."""
 
-from tlt.ids import Incarnation, JobId, Step, WorkerId
+from tlt.id_types import Incarnation, JobId, Step, WorkerId
 
 COORDINATOR = "coordinator"
 REWARD = "reward"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import redis.exceptions
 
 from tlt.errors import TltError
-from tlt.ids import Incarnation, WorkerId
+from tlt.id_types import Incarnation, WorkerId
 from tlt.store.redis_connection import Connection, Transaction
 from tlt.store.redis_keys import Keys
 

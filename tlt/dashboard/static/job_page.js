@@ -13,7 +13,7 @@ import { LearningCard } from "./learning_charts.js";
 import { TailCard } from "./rollout_tail.js";
 import { ENDED } from "./run_model.js";
 import { SpeculationCard } from "./speculation.js";
-import { StreamsCard } from "./stream_health.js";
+import { StreamsCard } from "./session_health.js";
 import { TimesCard } from "./time_by_duty.js";
 
 const EVERYTHING = ["head", "tail", "speculation", "learning", "times", "drafter", "attempts", "advice", "lanes", "logLines", "session"];

@@ -5,7 +5,7 @@ import { cancelJob } from "./dialogs.js";
 import { Table, card, h, left, setText, show } from "./dom.js";
 import { ago, count } from "./format.js";
 import { ENDED } from "./run_model.js";
-import { StreamsCard } from "./stream_health.js";
+import { StreamsCard } from "./session_health.js";
 
 export class SessionPage {
   constructor(app) {

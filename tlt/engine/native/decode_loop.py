@@ -13,14 +13,14 @@ import torch
 from tlt.engine.base import Completion
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward
-from tlt.engine.native.row_table import RowTable
-from tlt.engine.native.running_batch import RunningBatch, StepOutcome
+from tlt.engine.native.row_slot_table import RowTable
+from tlt.engine.native.running_batch_tensors import RunningBatch, StepOutcome
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController, StepTimer
 from tlt.engine.native.token_origins import TokenOrigins
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.stop_strings import completes_stop_string
-from tlt.ids import PolicyVersion, StopReason
+from tlt.id_types import PolicyVersion, StopReason
 from tlt.strategies import Draft, max_drafts
 
 

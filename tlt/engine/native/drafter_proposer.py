@@ -17,7 +17,7 @@ from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK
-from tlt.engine.native.running_batch import Row, RunningBatch
+from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.models.eagle_drafter import Drafter
 

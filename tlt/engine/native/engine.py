@@ -14,14 +14,14 @@ from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK, MOST_PROMPTS, PromptPrefiller
-from tlt.engine.native.row_table import RowTable
+from tlt.engine.native.row_slot_table import RowTable
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.request_queue import RequestQueue
 from tlt.errors import ConfigError
-from tlt.ids import PolicyVersion
+from tlt.id_types import PolicyVersion
 from tlt.models.decoder_spec import EMBEDDING, Decoder, describe_mismatch
-from tlt.protocol.records import StrategyTally
+from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Off, Strategy, max_drafts
 
 

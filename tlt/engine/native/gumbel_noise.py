@@ -7,7 +7,7 @@ largest log-probability plus noise is an exact sample.
 import torch
 
 from tlt.engine.base import NoiseKey
-from tlt.ids import Purpose
+from tlt.id_types import Purpose
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -9,7 +9,7 @@ proposals would meet long repetitions more often than real ones do.
 from typing import NamedTuple
 
 from tlt.engine.native.ngram_proposer import NgramProposer
-from tlt.engine.native.running_batch import Row, RunningBatch
+from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 
 # rows that are followed, and steps after which the tokens of the other rows are indexed

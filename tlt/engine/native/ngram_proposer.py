@@ -4,7 +4,7 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from tlt.engine.native.running_batch import Row, RunningBatch
+from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.ngram import NgramIndex
 

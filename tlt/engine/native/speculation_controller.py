@@ -14,14 +14,14 @@ from tlt.engine.native.drafter_proposer import DrafterProposer
 from tlt.engine.native.ngram_acceptance_probe import REPORTED_TOGETHER, NgramAcceptanceProbe
 from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.policy_weights import PolicyWeights
-from tlt.engine.native.running_batch import Row, RunningBatch, StepNoise, StepOutcome
+from tlt.engine.native.running_batch_tensors import Row, RunningBatch, StepNoise, StepOutcome
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.errors import ConfigError
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, StrategyPolicy
 from tlt.policies.speculation.strategy_tallies import TallyCollector
-from tlt.protocol.records import StrategyTally
+from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 

@@ -16,15 +16,15 @@ import torch
 
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.request_queue import RequestQueue
-from tlt.engine.sglang.hidden_state_tap import RequestName, Tap
 from tlt.engine.sglang.sglang_client import PartialAnswer, SglangClient
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
 from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
-from tlt.ids import PolicyVersion
+from tlt.id_types import PolicyVersion
 from tlt.models.decoder_spec import DecoderConfig, describe_mismatch
-from tlt.protocol.records import StrategyTally
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
+from tlt.protocol.shared_values import StrategyTally
 
 # how long `step` waits where nothing ends: the rank handles commands in between
 _WAIT_SECONDS = 0.02

@@ -22,13 +22,13 @@ def main() -> None:
         cpu_mode.enter()
     from sglang.srt.managers.scheduler import run_scheduler_process
 
-    from tlt.engine.sglang import scheduler_plugin
+    from tlt.engine.sglang import hidden_state_hooks
 
     if on_cpu:
         from tlt.engine.sglang.cpu import sglang_patches
 
         sglang_patches.apply()
-    scheduler_plugin.install()
+    hidden_state_hooks.install()
     gc.freeze()
     gc.enable()
     try:

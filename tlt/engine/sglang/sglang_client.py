@@ -13,11 +13,11 @@ import msgspec
 import torch
 
 from tlt.engine.base import Request, Sampling
-from tlt.engine.sglang.hidden_state_tap import RequestName
 from tlt.engine.sglang.sglang_launcher import Launched
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
 from tlt.engine.sglang.weight_checksums import find_mismatch
 from tlt.errors import ConfigError, RankError
-from tlt.ids import PolicyVersion, StopReason
+from tlt.id_types import PolicyVersion, StopReason
 
 _T = TypeVar("_T")
 _Runner = Literal["target", "draft"]

@@ -10,7 +10,7 @@ import os
 from collections import deque
 from itertools import count
 
-from tlt.engine.sglang.hidden_state_tap import RequestName
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
 
 Prompt = tuple[int, ...]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tlt.ids import DrafterVersion
-from tlt.protocol.records import StrategyTally
+from tlt.id_types import DrafterVersion
+from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft
 
 # rows after which a drafter is known

@@ -4,8 +4,13 @@ A merge is due after a number of micro-batches of all members together (`drafter
 at the end of reserved time.
 """
 
-from tlt.ids import WorkerId
-from tlt.policies.drafter import lineage, training_progress, training_sessions, version_changes
+from tlt.id_types import WorkerId
+from tlt.policies.drafter import (
+    adopt_reject_revert,
+    base_and_pending_deltas,
+    training_sessions,
+    training_totals,
+)
 from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, current_worker
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterDeltaReady
@@ -21,10 +26,10 @@ def is_merging(state: RunState, worker: WorkerId) -> bool:
 
 def lose_members(turn: Turn, worker: WorkerState) -> None:
     """Forget the ranks of a worker that is gone; the deltas they handed in stay."""
-    version_changes.cancel_merge(turn, worker.info.incarnation)
+    adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)
     known = turn.state.drafter.lineage
     if not worker.members.isdisjoint(known.newest_delta):
-        turn.set_drafter(lineage=lineage.remove_members(known, worker.members))
+        turn.set_drafter(lineage=base_and_pending_deltas.remove_members(known, worker.members))
 
 
 def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
@@ -32,14 +37,14 @@ def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
     worker = current_worker(state, delta.worker, delta.incarnation)
     if worker is None:
         return
-    if not lineage.is_new(state.drafter.lineage, delta):
-        version_changes.release(turn, (delta.blob,))
+    if not base_and_pending_deltas.is_new(state.drafter.lineage, delta):
+        adopt_reject_revert.release(turn, (delta.blob,))
         return
-    after, unused = lineage.add_delta(state.drafter.lineage, delta)
+    after, unused = base_and_pending_deltas.add_delta(state.drafter.lineage, delta)
     reserved = state.phase is Phase.RESERVED_TRAINING
-    progress = training_progress.add_delta(state.drafter.progress, event, reserved)
+    progress = training_totals.add_delta(state.drafter.progress, event, reserved)
     turn.set_drafter(lineage=after, progress=progress)
-    version_changes.release(turn, unused)
+    adopt_reject_revert.release(turn, unused)
     if worker.duty is Duty.DRAFTER_TRAINING:
         _merge_if_due(turn, worker)
 
@@ -57,11 +62,11 @@ def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
         _request(turn, worker)
 
 
-def _await_merge(turn: Turn, merge: lineage.Merge, worker: WorkerState) -> None:
+def _await_merge(turn: Turn, merge: base_and_pending_deltas.Merge, worker: WorkerState) -> None:
     """Stop a member that keeps handing in deltas instead of merging."""
     if worker.info.incarnation != merge.incarnation:
         return
-    after = lineage.count_delta_since(turn.state.drafter.lineage, merge)
+    after = base_and_pending_deltas.count_delta_since(turn.state.drafter.lineage, merge)
     turn.set_drafter(lineage=after)
     if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * worker.info.ranks:
         training_sessions.stop(turn, merge.worker)
@@ -86,7 +91,7 @@ def _can_merge(state: RunState, worker: WorkerState) -> bool:
 
 def _request(turn: Turn, worker: WorkerState) -> None:
     state = turn.state
-    after, merge = lineage.start_merge(state.drafter.lineage, worker.info)
+    after, merge = base_and_pending_deltas.start_merge(state.drafter.lineage, worker.info)
     turn.set_drafter(lineage=after)
     turn.emit(
         MergeDrafter(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.ids import NAMED, DrafterVersion, Step
+from tlt.id_types import NAMED, DrafterVersion, Step
 from tlt.policies.drafter.learning_curve import (
     MOST_EVALUATIONS,
     EvaluatedVersion,
@@ -16,8 +16,8 @@ from tlt.policies.drafter.live_acceptance import (
     add_recent_tallies,
     estimate_accept_length,
 )
-from tlt.protocol.records import DrafterEvaluation, StrategyTally
 from tlt.protocol.refs import DrafterBase
+from tlt.protocol.shared_values import DrafterEvaluation, StrategyTally
 
 # proposed tokens in a row when drafters are evaluated
 EVALUATION_DEPTH = 6

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.ids import PromptIndex, WorkerId
+from tlt.id_types import PromptIndex, WorkerId
 from tlt.policies.drafter import (
-    gate,
+    adopt_reject_revert,
     merges,
     payoff_evidence,
     speedup_model,
     training_sessions,
-    version_changes,
 )
+from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState
@@ -49,7 +49,7 @@ def start_if_worth(turn: Turn, worker: WorkerId) -> None:
         return
     verdict = judge_idle_training(turn)
     if not training_sessions.is_any_open(state):
-        version_changes.explain(turn, "train" if verdict.worth else "rest", verdict)
+        adopt_reject_revert.explain(turn, "train" if verdict.worth else "rest", verdict)
     if verdict.worth:
         _start(turn, worker)
 
@@ -140,7 +140,7 @@ def plan_reservation(turn: Turn) -> Reservation | None:
 
 def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
     state = turn.state
-    version_changes.explain(turn, "buy", reservation.verdict)
+    adopt_reject_revert.explain(turn, "buy", reservation.verdict)
     ranks = sum(state.workers[worker].info.ranks for worker in reservation.workers)
     seconds = reservation.verdict.cost * ranks
     turn.set_drafter(
@@ -153,4 +153,4 @@ def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
 
 def end_session(turn: Turn, worker: WorkerState) -> None:
     turn.assign(worker.info.worker, Duty.IDLE)
-    version_changes.cancel_merge(turn, worker.info.incarnation)
+    adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)

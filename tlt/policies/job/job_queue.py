@@ -5,7 +5,7 @@ from typing import assert_never
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import Incarnation, JobId, JobStatus, WorkerId
+from tlt.id_types import Incarnation, JobId, JobStatus, WorkerId
 from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
 from tlt.protocol.events import (
     JobCancelRequested,
@@ -18,7 +18,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.records import WorkerInfo
+from tlt.protocol.shared_values import WorkerInfo
 
 STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
     "queued": frozenset({"preparing", "cancelled"}),

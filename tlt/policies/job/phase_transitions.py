@@ -4,12 +4,12 @@ A step is a rollout batch, reserved time for drafter training where that pays, t
 until the target version is published. Evaluations are rollout batches without an update.
 """
 
-from tlt.ids import JobStatus, PolicyVersion, Step
-from tlt.policies.drafter import scheduler, training_sessions, version_changes
-from tlt.policies.job import policy_versions, rollout_assignment
+from tlt.id_types import JobStatus, PolicyVersion, Step
+from tlt.policies.drafter import adopt_reject_revert, scheduler, training_sessions
+from tlt.policies.job import policy_updates, rollout_batch_opening
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
-from tlt.policies.job.update_plan import plan_update
+from tlt.policies.job.update_sample_selection import plan_update
 from tlt.protocol.commands import CloseJob, FinishRun, RecordRolloutBatch
 
 
@@ -27,11 +27,11 @@ def close_batch(turn: Turn) -> None:
         )
     )
     if batch.purpose == "eval":
-        policy_versions.keep_best(turn, batch)
+        policy_updates.keep_best(turn, batch)
         if state.step >= state.spec.algorithm.steps:
             end_job(turn, "done", None)
         else:
-            rollout_assignment.open_step(turn)
+            rollout_batch_opening.open_step(turn)
         return
     version = state.policy.version
     turn.set_policy(
@@ -73,10 +73,10 @@ def advance(turn: Turn) -> None:
 
 def advance_update(turn: Turn) -> None:
     """Start the next policy update, or leave the phase if the target is published."""
-    if policy_versions.is_waiting(turn.state):
+    if policy_updates.is_waiting(turn.state):
         return
-    if not policy_versions.is_published(turn.state):
-        policy_versions.start_update(turn)
+    if not policy_updates.is_published(turn.state):
+        policy_updates.start_update(turn)
     elif turn.state.batch is not None:
         _resume_batch(turn, turn.state.batch)
     else:
@@ -89,7 +89,7 @@ def _resume_batch(turn: Turn, batch: RolloutBatch) -> None:
     if batch.settled:
         close_batch(turn)
     else:
-        rollout_assignment.assign_all(turn)
+        rollout_batch_opening.assign_all(turn)
 
 
 def _open_next_step(turn: Turn) -> None:
@@ -97,11 +97,11 @@ def _open_next_step(turn: Turn) -> None:
     turn.set(step=step)
     last = step >= algorithm.steps
     if algorithm.eval_every > 0 and (last or step % algorithm.eval_every == 0):
-        rollout_assignment.open_evaluation(turn)
+        rollout_batch_opening.open_evaluation(turn)
     elif last:
         end_job(turn, "done", None)
     else:
-        rollout_assignment.open_step(turn)
+        rollout_batch_opening.open_step(turn)
 
 
 def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:
@@ -111,6 +111,6 @@ def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:
         turn.emit(
             CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
         )
-    policy_versions.end(turn)
-    version_changes.end(turn)
+    policy_updates.end(turn)
+    adopt_reject_revert.end(turn)
     turn.emit(FinishRun(job=state.job, status=status, error=error))

@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import Attempt, PromptIndex, Purpose, Step
+from tlt.id_types import Attempt, PromptIndex, Purpose, Step
 from tlt.policies.keyed_random import permuted
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 

@@ -8,14 +8,14 @@ from enum import StrEnum
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.ids import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.update_plan import UpdatePlan
+from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeCost
 from tlt.protocol.commands import RunCommand
-from tlt.protocol.records import WorkerInfo
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
+from tlt.protocol.shared_values import WorkerInfo
 
 
 class Phase(StrEnum):

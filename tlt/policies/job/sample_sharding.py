@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.ids import Member, PromptIndex
+from tlt.id_types import Member, PromptIndex
 from tlt.policies.keyed_random import mix
 from tlt.protocol.refs import MinibatchShare, SampleRef
 

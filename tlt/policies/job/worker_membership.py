@@ -1,12 +1,12 @@
 """Let workers join and leave a run; a newer incarnation always ends the one before it."""
 
 from tlt.policies.drafter import merges, training_sessions
-from tlt.policies.job import phase_transitions, policy_versions, rollout_assignment
+from tlt.policies.job import phase_transitions, policy_updates, rollout_batch_opening
 from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
-from tlt.policies.job.speculation_verdict import stop_speculation
+from tlt.policies.job.stop_losing_speculation import stop_speculation
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import WorkerLost
-from tlt.protocol.records import WorkerInfo
+from tlt.protocol.shared_values import WorkerInfo
 
 
 def join(turn: Turn, info: WorkerInfo) -> None:
@@ -20,7 +20,7 @@ def join(turn: Turn, info: WorkerInfo) -> None:
         if turn.state.phase is Phase.ENDED:
             return
     elif info.worker in state.newest_incarnations:
-        rollout_assignment.requeue(turn, state.newest_incarnations[info.worker])
+        rollout_batch_opening.requeue(turn, state.newest_incarnations[info.worker])
     turn.set(
         newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
         workers={**turn.state.workers, info.worker: WorkerState(info=info)},
@@ -38,8 +38,8 @@ def join(turn: Turn, info: WorkerInfo) -> None:
     )
     if not state.speculation_allowed:
         stop_speculation(turn, info)
-    if turn.state.phase in rollout_assignment.ROLLOUT_PHASES:
-        rollout_assignment.assign(turn, info.worker)
+    if turn.state.phase in rollout_batch_opening.ROLLOUT_PHASES:
+        rollout_batch_opening.assign(turn, info.worker)
     else:
         phase_transitions.advance(turn)
     training_sessions.stop_ineligible(turn)
@@ -55,7 +55,7 @@ def lose(turn: Turn, event: WorkerLost) -> None:
     if known is None:
         never_joined = newest != event.incarnation
         if never_joined and newest is not None:
-            rollout_assignment.requeue(turn, newest)
+            rollout_batch_opening.requeue(turn, newest)
         if never_joined or not event.returning:
             turn.set(returning_workers=turn.state.returning_workers - {event.worker})
             phase_transitions.advance(turn)
@@ -87,6 +87,6 @@ def _drop(turn: Turn, lost: WorkerState) -> None:
     worker, phase = lost.info.worker, turn.state.phase
     turn.set(workers={k: v for k, v in turn.state.workers.items() if k != worker})
     merges.lose_members(turn, lost)
-    rollout_assignment.requeue(turn, lost.info.incarnation)
+    rollout_batch_opening.requeue(turn, lost.info.incarnation)
     if phase is Phase.POLICY_UPDATE and lost.duty is Duty.POLICY_UPDATE:
-        policy_versions.abandon_update(turn, f"{worker} was lost during the update")
+        policy_updates.abandon_update(turn, f"{worker} was lost during the update")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from tlt.protocol.records import StrategyTally
+from tlt.protocol.shared_values import StrategyTally
 
 # standard deviations of a normal variable that hold 95 %
 _Z = 1.959964

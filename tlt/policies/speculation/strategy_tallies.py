@@ -6,9 +6,9 @@ count as independent runs. A change of the batch's bucket splits the run.
 
 from dataclasses import dataclass, field
 
-from tlt.ids import DrafterVersion
+from tlt.id_types import DrafterVersion
 from tlt.policies.speculation.strategy_policy import Choice, bucket_of
-from tlt.protocol.records import ControlRuns, StrategyTally
+from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Strategy
 
 _NO_RUNS = ControlRuns(count=0, tokens_squared=0.0, seconds_squared=0.0, product=0.0)

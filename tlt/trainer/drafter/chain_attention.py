@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
 from tlt.trainer.drafter.interruptible_matmul import check_backward, work_per_check
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.interruptible_matmul import work_per_check
 from tlt.trainer.policy import logprobs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tlt.interrupt import CheckInterrupt, never_interrupt
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.trainer.drafter.delta_merging import DrafterSnapshot

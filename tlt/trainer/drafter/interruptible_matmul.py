@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tlt.interrupt import CheckInterrupt
+from tlt.interrupt_check import CheckInterrupt
 
 # multiplications that one CPU core does in some thirty milliseconds
 CPU_WORK = 2**30

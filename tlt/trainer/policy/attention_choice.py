@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
 from tlt.kernels.training_kernels import load_kernels
-from tlt.trainer.policy.dummy_samples import make_dummy_samples
 from tlt.trainer.policy.fused_layers import fuse, unfuse
 from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
 from tlt.trainer.policy.micro_batches import build_micro_batches, pack
 from tlt.trainer.policy.model_loading import last_hidden_states, vocabulary_size
 from tlt.trainer.policy.packed_attention import NATIVE, PACKED, record_callers
+from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
 
 # speedup below which Transformers' own attention is kept
 _LEAST_SPEEDUP = 1.05

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import RankError
-from tlt.protocol.records import UpdateMetrics
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.adamw import NamedAdamW

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.dummy_samples import make_dummy_samples
 from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
 from tlt.trainer.policy.logprobs import score_batch
 from tlt.trainer.policy.micro_batches import MicroBatch, pad
 from tlt.trainer.policy.model_loading import last_hidden_states, output_head, vocabulary_size
+from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
 
 # least cosine with the gradient in float32
 _LEAST_COSINE = 0.999

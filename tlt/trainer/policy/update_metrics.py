@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tlt.protocol.records import UpdateMetrics
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.collectives import reduce_sum
 
 _SUMS = (

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tlt.engine.sglang.cpu import draft_verification, kv_pool_attention, kv_pool_locations
-from tlt.engine.sglang.cpu.missing_ops import MissingOp, missing
+from tlt.engine.sglang.cpu.raising_placeholder_ops import MissingOp, missing
 
 assign_draft_cache_locs_contiguous_cpu = kv_pool_locations.assign_draft_cache_locs_contiguous
 assign_extend_cache_locs_cpu = kv_pool_locations.assign_extend_cache_locs

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from tlt.engine.sglang.cpu.missing_ops import MissingKernel
+from tlt.engine.sglang.cpu.raising_placeholder_ops import MissingKernel
 
 __version__ = "0.0.0"
 

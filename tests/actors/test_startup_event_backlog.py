@@ -1,0 +1,216 @@
+"""The end of a session ends its workers but loses none of their answers."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.samples import JOB, SPEC, answer
+from tlt.actors.coordinator import Coordinator
+from tlt.actors.startup_event_backlog import drop_if_lost, lost_workers, unreported
+from tlt.blobs import Blobs
+from tlt.config import SessionSpec
+from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.id_types import EntryId, Incarnation, PromptIndex, WorkerId
+from tlt.json_logs import serve_run
+from tlt.policies import coordinator as decider
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import (
+    AnyEvent,
+    JobPrepared,
+    JobSubmitted,
+    RolloutDropped,
+    RolloutFinished,
+    WorkerIdled,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.protocol.refs import Tensor
+from tlt.protocol.shared_values import Heartbeat, WorkerInfo
+from tlt.store.redis_stream import Entry
+
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+_PROMPTS = 8
+
+
+def _info(worker: WorkerId, incarnation: int) -> WorkerInfo:
+    return WorkerInfo(
+        worker=worker,
+        incarnation=Incarnation(incarnation),
+        ranks=1,
+        host="here",
+        rendezvous="here:1",
+    )
+
+
+def _beat(incarnation: int) -> Heartbeat:
+    return Heartbeat(
+        incarnation=Incarnation(incarnation),
+        counter=1,
+        progress=0,
+        running=0,
+        pid=1,
+        rank_pids=(),
+        job=None,
+    )
+
+
+def _evaluated(prompt: int, worker: WorkerId, incarnation: int) -> RolloutFinished:
+    return msgspec.structs.replace(
+        answer(0),
+        purpose="eval",
+        prompt=PromptIndex(prompt),
+        worker=worker,
+        incarnation=Incarnation(incarnation),
+    )
+
+
+def _idled(rollout: RolloutFinished) -> WorkerIdled:
+    return WorkerIdled(
+        job=JOB,
+        epoch=rollout.epoch,
+        step=rollout.step,
+        attempt=rollout.attempt,
+        worker=rollout.worker,
+        incarnation=rollout.incarnation,
+        purpose="eval",
+        requeues=0,
+    )
+
+
+class _Session:
+    """The files of a session with successive coordinators."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.spec = SessionSpec(
+            name=folder.name,
+            folder=str(folder / "session"),
+            runs=str(folder / "runs"),
+            flight=str(folder / "flight"),
+            redis_url=redis_url,
+        )
+        self._run = folder / "run"
+        for part in ("train", "eval"):
+            rows = [Prompt(tokens=(1, 2), answer="7", row={}) for _ in range(_PROMPTS)]
+            Prompts.write(prompts_file(self._run, part), rows)
+
+    def coordinator(self) -> Coordinator:
+        made = Coordinator(self.spec)
+        made.committer.preparations.begin = lambda command, folder: None  # prompts were issued
+        return made
+
+    def begin(self) -> list[AnyEvent]:
+        algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=1)
+        return [
+            JobSubmitted(
+                job=JOB,
+                spec=msgspec.structs.replace(SPEC, algorithm=algorithm),
+                folder=str(self._run),
+            ),
+            WorkerJoined(info=_info(W0, 1)),
+            WorkerJoined(info=_info(W1, 2)),
+            JobPrepared(job=JOB, train_prompts=_PROMPTS, eval_prompts=_PROMPTS),
+        ]
+
+
+async def _post(coordinator: Coordinator, events: Sequence[AnyEvent]) -> None:
+    for event in events:
+        await coordinator.effects.post(event)
+
+
+async def _consume(coordinator: Coordinator) -> None:
+    await coordinator.committer.consume(await coordinator.committer.consumer.read(100, None))
+
+
+async def _end(coordinator: Coordinator) -> None:
+    await coordinator.effects.connection.aclose()
+    deciders, prompts = coordinator.deciders, coordinator.effects.prompts.values()
+    for opened in (deciders.session, deciders.job, *prompts):
+        if opened is not None:
+            opened.close()
+    serve_run(None)
+
+
+def _unfinished(state: RunState) -> set[int]:
+    assert state.batch is not None
+    return {p for p, group in state.batch.groups.items() if group.members[0].finished is None}
+
+
+@pytest.mark.parametrize("memory", ["kept", "lost"])
+async def test_counts_unread_answers_of_lost_workers(
+    redis_url: str, tmp_path: Path, memory: str
+) -> None:
+    """Their prompts were acknowledged with the answers, so no other worker receives them."""
+    session = _Session(tmp_path, redis_url)
+    first = session.coordinator()
+    await first.recover()
+    await _post(first, session.begin())
+    await _consume(first)
+    counted, *unread = (_evaluated(prompt, W0, 1) for prompt in range(4))
+    await _post(first, [counted])
+    await _consume(first)
+    last = _evaluated(4, W1, 2)
+    # joined and was lost between two coordinators
+    later = WorkerJoined(info=_info(W1, 3))
+    await _post(first, [*unread, last, _idled(last), later])
+    await _end(first)
+    if memory == "lost":
+        shutil.rmtree(session.spec.flight)
+
+    second = session.coordinator()
+    await second.recover()
+    assert second.deciders.job is not None
+    state = second.deciders.job.state
+    left = await second.committer.consumer.read(100, None)
+    assert await second.effects.events.pending("coordinator", "coordinator") == []
+    await _end(second)
+    assert _unfinished(state) == {5, 6, 7}
+    assert (state.workers, state.returning_workers, state.losses, left) == ({}, frozenset(), 0, [])
+
+
+def test_treats_a_later_or_missing_incarnation_number_as_a_loss() -> None:
+    workers = {W0: _info(W0, 4), W1: _info(W1, 5)}
+    assert lost_workers(workers, None, {W0: _beat(4), W1: _beat(4)}) == []
+    for beats in ({W0: _beat(4)}, {W0: _beat(4), W1: _beat(0)}, {W0: _beat(4), W1: _beat(6)}):
+        (lost,) = lost_workers(workers, None, beats)
+        assert (lost.worker, lost.incarnation, lost.with_session) == (W1, 5, True)
+
+
+def test_leaves_a_loss_to_the_worker_that_reports_it() -> None:
+    (over,) = lost_workers({W0: _info(W0, 4)}, None, {W0: _beat(5)})
+    reported = msgspec.structs.replace(
+        over, reason="a rank died", returning=True, with_session=False
+    )
+    assert unreported([over], [Entry(EntryId("1-1"), reported)]) == []
+    earlier = msgspec.structs.replace(reported, incarnation=Incarnation(3))
+    assert unreported([over], [Entry(EntryId("1-1"), earlier)]) == [over]
+
+
+def test_does_not_await_a_worker_whose_session_ended() -> None:
+    run = decider.new_run(JOB, SPEC)
+    lost = WorkerLost(worker=W1, incarnation=Incarnation(5), reason="a rank died", returning=True)
+    for event in (WorkerJoined(info=_info(W1, 5)), lost):
+        run, _ = decider.decide(run, event, 0.0)
+    assert run.returning_workers == {W1}
+    assert lost_workers({}, run, {W1: _beat(6)}) == []
+    (event,) = lost_workers({}, run, {})
+    run, _ = decider.decide(run, event, 0.0)
+    assert (run.returning_workers, run.losses) == (frozenset(), 1)
+
+
+def test_drops_an_answer_lost_with_the_shared_memory(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "flight", tmp_path / "run")
+    ref = blobs.put(b"tokens", commit=False)
+    long = msgspec.structs.replace(
+        answer(0), tokens=Tensor(dtype="int32", shape=(1,), data=b"", blob=ref)
+    )
+    assert drop_if_lost(long, blobs) is long
+    blobs.release(ref)
+    dropped = drop_if_lost(long, blobs)
+    assert isinstance(dropped, RolloutDropped)
+    evaluated = msgspec.structs.replace(long, purpose="eval")
+    assert drop_if_lost(evaluated, blobs) is evaluated
+    assert (dropped.prompt, dropped.member) == (long.prompt, long.member)
+    assert "neither in" in dropped.reason

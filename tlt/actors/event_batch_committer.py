@@ -1,0 +1,157 @@
+"""A batch of events is decided and committed as a whole: files first, then one transaction.
+
+The transaction holds every effect, the commands, the position that each journal has reached, and
+the acknowledgement of the events.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from tlt.actors.deciders import SESSION, Deciders
+from tlt.actors.effects import Caused, Effects
+from tlt.actors.job_preparer import JobPreparations
+from tlt.blobs import Blobs
+from tlt.config import SessionSpec
+from tlt.errors import BlobError, JournalError, TltError
+from tlt.id_types import EntryId, Epoch
+from tlt.protocol.commands import (
+    CommitBestPolicy,
+    CommitDrafter,
+    DiscardBlobs,
+    FinishRun,
+    KeepRollout,
+    PrepareJob,
+    RecordStatus,
+    ReleaseBlobs,
+)
+from tlt.protocol.events import AnyEvent, DrafterCommitFailed, RolloutFinished
+from tlt.store.journal import Position
+from tlt.store.redis_connection import retry_until_connected
+from tlt.store.redis_keys import COORDINATOR
+from tlt.store.redis_stream import Consumer, Entry
+
+BATCH = 512
+_log = structlog.get_logger("coordinator")
+
+
+class Superseded(TltError):
+    """Another coordinator has begun an epoch; this process ends."""
+
+
+class _Written(NamedTuple):
+    caused: list[Caused]
+    positions: Mapping[str, Position]
+    failures: Sequence[DrafterCommitFailed]
+
+
+class BatchCommitter:
+    def __init__(self, spec: SessionSpec, effects: Effects, deciders: Deciders) -> None:
+        self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
+        self.preparations = JobPreparations(effects)
+        self.epoch = Epoch(0)
+        self._spec = spec
+        self._effects = effects
+        self._deciders = deciders
+
+    async def consume(self, entries: Sequence[Entry[AnyEvent]]) -> None:
+        """Decide and commit entries in batches."""
+        for start in range(0, len(entries), BATCH):
+            batch = entries[start : start + BATCH]
+            caused = await self.decide([entry.message for entry in batch])
+            await self.commit(caused, [entry.id for entry in batch])
+
+    async def decide(self, events: Sequence[AnyEvent]) -> list[Caused]:
+        return [caused for event in events for caused in await self._deciders.decide(event)]
+
+    async def commit(self, caused: list[Caused], entries: Sequence[EntryId]) -> None:
+        """Commit decisions and acknowledge the entries that led to them."""
+        written = self._write_files(caused)
+
+        async def execute() -> None:
+            async with self._effects.connection.pipeline(transaction=True) as transaction:
+                await transaction.watch(self._effects.keys.epoch)
+                if int(await transaction.get(self._effects.keys.epoch)) != self.epoch:
+                    raise Superseded(f"epoch {self.epoch} is over: another coordinator is at work")
+                transaction.multi()
+                await self._effects.fill(transaction, written.caused)
+                for event in written.failures:
+                    self._effects.events.add(transaction, event)
+                for decider, position in written.positions.items():
+                    key = self._effects.keys.committed
+                    transaction.hset(key, decider, msgspec.json.encode(position))
+                self.consumer.acknowledge(transaction, entries)
+                await transaction.execute()
+
+        await retry_until_connected(execute)
+        self.consumer.forget(entries)
+        self._act(written.caused)
+        self._deciders.after_commit()
+
+    def _write_files(self, caused: list[Caused]) -> _Written:
+        """Write committed blobs and the lines of the journals."""
+        failures: list[DrafterCommitFailed] = []
+        positions: dict[str, Position] = {}
+        run = self._deciders.job
+        if run is not None:
+            job = run.state.job
+            try:
+                failures = commit_blobs(self._deciders.blobs(job), caused)
+                positions[job] = run.write()
+            except (JournalError, BlobError) as error:
+                caused = self._deciders.fail_run(run, caused, str(error))
+        positions[SESSION] = self._deciders.session.write()
+        return _Written(caused, positions, failures)
+
+    def _act(self, caused: Sequence[Caused]) -> None:
+        """Do what commands ask for outside the transaction."""
+        for command, _, _ in caused:
+            match command:
+                case PrepareJob():
+                    self.preparations.begin(command, self._deciders.run_folder(command.job))
+                case ReleaseBlobs():
+                    for blob in command.blobs:
+                        self._deciders.blobs(command.job).release(blob)
+                case DiscardBlobs():
+                    for blob in command.blobs:
+                        self._deciders.blobs(command.job).discard(blob)
+                case FinishRun():
+                    shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
+                case RecordStatus():
+                    if command.status == "cancelled":
+                        self.preparations.cancel(command.job)
+                    _log.info("job", job=command.job, status=command.status, error=command.error)
+                case _:
+                    pass
+
+
+def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:
+    """Commit the blobs that commands name to the run's folder.
+
+    A drafter that is lost or doesn't fit on the disk makes a job slower, not wrong: return it.
+    """
+    failures: list[DrafterCommitFailed] = []
+    for command, event, _ in caused:
+        match command:
+            case CommitBestPolicy() if command.policy.weights is not None:
+                blobs.commit(command.policy.weights)
+            case CommitDrafter():
+                try:
+                    blobs.commit(command.drafter.weights)
+                except BlobError as error:
+                    _log.warning("drafter not committed", job=command.job, error=str(error))
+                    version = command.drafter.version
+                    failures.append(
+                        DrafterCommitFailed(job=command.job, version=version, error=str(error))
+                    )
+            case KeepRollout() if isinstance(event, RolloutFinished):
+                for tensor in (event.tokens, event.logprobs):
+                    if tensor.blob is not None:
+                        blobs.commit(tensor.blob)
+                        blobs.release(tensor.blob)
+            case _:
+                pass
+    return failures

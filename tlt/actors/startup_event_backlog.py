@@ -1,0 +1,108 @@
+"""A coordinator that starts finds lost workers and unread events of the time before.
+
+Its session may have ended in between, and the shared memory with it. Unread answers are decided
+first: their prompts were acknowledged with them, so an answer that isn't counted now never is. The
+losses of workers come next and all other events last, because those may name weights that are
+lost as well, and a loss ends the update that they belong to.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tlt.actors.effects import drop
+from tlt.blobs import Blobs
+from tlt.errors import BlobLost
+from tlt.id_types import EntryId, Incarnation, WorkerId
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerJoined, WorkerLost
+from tlt.protocol.shared_values import Heartbeat, WorkerInfo
+from tlt.store.redis_stream import Consumer, Entry
+
+_PAGE = 512
+Heartbeats = Mapping[WorkerId, Heartbeat]
+AnswerEntry = Entry[RolloutFinished]
+
+
+class Unread(NamedTuple):
+    answers: list[AnswerEntry]
+    others: list[Entry[AnyEvent]]
+    # acknowledged without a decision: their worker joined and was lost before anyone read of it
+    void: list[EntryId]
+
+
+async def read_unread(consumer: Consumer[AnyEvent], heartbeats: Heartbeats) -> Unread:
+    unread = Unread([], [], [])
+    while entries := await consumer.read(_PAGE, None):
+        for entry in entries:
+            event = entry.message
+            if isinstance(event, RolloutFinished):
+                unread.answers.append(Entry(entry.id, event))
+            elif isinstance(event, WorkerJoined) and _is_void(event, heartbeats):
+                unread.void.append(entry.id)
+            else:
+                unread.others.append(entry)
+    return unread
+
+
+def lost_workers(
+    workers: Mapping[WorkerId, WorkerInfo], run: RunState | None, heartbeats: Heartbeats
+) -> list[WorkerLost]:
+    """Return the losses of incarnations without a heartbeat.
+
+    They are those of known workers, and those whose successor a run awaits.
+    """
+    incarnations = {
+        worker: info.incarnation
+        for worker, info in workers.items()
+        if _is_over(heartbeats.get(worker), info.incarnation)
+    }
+    if run is not None:
+        incarnations |= {
+            worker: run.newest_incarnations[worker]
+            for worker in run.returning_workers
+            if worker not in heartbeats
+        }
+    return [
+        WorkerLost(
+            worker=worker,
+            incarnation=incarnation,
+            reason="its session went down",
+            returning=False,
+            with_session=True,
+        )
+        for worker, incarnation in incarnations.items()
+    ]
+
+
+def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) -> list[WorkerLost]:
+    """Return the losses that no unread event reports: a worker that reports one lives on."""
+    reported = {
+        (entry.message.worker, entry.message.incarnation)
+        for entry in unread
+        if isinstance(entry.message, WorkerLost)
+    }
+    return [lost for lost in losses if (lost.worker, lost.incarnation) not in reported]
+
+
+def drop_if_lost(answer: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
+    """Replace an answer whose tokens were lost with the shared memory.
+
+    An evaluation needs the text only, which is in the event.
+    """
+    try:
+        for tensor in (answer.tokens, answer.logprobs):
+            if tensor.blob is not None and answer.purpose == "train":
+                blobs.path(tensor.blob)
+    except BlobLost as error:
+        return drop(answer, str(error))
+    return answer
+
+
+def _is_over(heartbeat: Heartbeat | None, incarnation: Incarnation) -> bool:
+    """Return True if only later incarnations beat; 0 is a process without a number yet."""
+    return heartbeat is None or heartbeat.incarnation == 0 or heartbeat.incarnation > incarnation
+
+
+def _is_void(joined: WorkerJoined, heartbeats: Heartbeats) -> bool:
+    heartbeat = heartbeats.get(joined.info.worker)
+    return heartbeat is None or heartbeat.incarnation > joined.info.incarnation

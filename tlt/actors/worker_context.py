@@ -1,0 +1,49 @@
+"""Hold what a worker has for all its incarnations, and what the parts of one incarnation share."""
+
+from dataclasses import dataclass, field
+
+from tlt.actors.rank_process import RankProcess
+from tlt.config import SessionSpec
+from tlt.id_types import Incarnation, WorkerId
+from tlt.protocol.rank_messages import RankSetup, ToRank
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """A worker's session, host and devices."""
+
+    session: SessionSpec
+    worker: WorkerId
+    host: str
+    # by rank
+    devices: list[str]
+    cores: list[frozenset[int]]
+
+    def rank(self, index: int, incarnation: Incarnation) -> RankSetup:
+        """Return the setup of one rank."""
+        return RankSetup(
+            worker=self.worker,
+            incarnation=incarnation,
+            rank=index,
+            device=self.devices[index],
+            host=self.host,
+            flight=self.session.flight,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncarnationSetup:
+    """One incarnation's name, ranks and connection to Redis."""
+
+    connection: Connection
+    keys: Keys
+    worker: WorkerId
+    incarnation: Incarnation
+    ranks: list[RankProcess] = field(default_factory=list[RankProcess])
+
+    def send(self, message: ToRank) -> None:
+        """Send a message to all ranks."""
+        for rank in self.ranks:
+            rank.send(message)

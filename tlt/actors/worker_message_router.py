@@ -1,0 +1,229 @@
+"""Route a worker's messages: commands and peers' answers to its ranks, their events to the outbox.
+
+Commands reach the ranks as they are. Messages about another job than the open one are dropped.
+"""
+
+import contextlib
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, assert_never
+
+import structlog
+
+from tlt.actors.drafter_training import DrafterTraining
+from tlt.actors.event_outbox import Outbox
+from tlt.actors.incarnation_shutdown import IncarnationEnded
+from tlt.actors.partial_answers_for_drafter import PartialAnswerExchange
+from tlt.actors.peer_answers import follow_peers
+from tlt.actors.policy_update import PolicyUpdate
+from tlt.actors.prompt_intake import PromptIntake
+from tlt.actors.ungrouped_stream_reader import read_pages
+from tlt.actors.worker_context import IncarnationSetup, WorkerSetup
+from tlt.json_logs import serve_run
+from tlt.protocol.commands import (
+    AdoptDrafter,
+    CloseJob,
+    MergeDrafter,
+    OpenJob,
+    ReplaceRanks,
+    StartRollout,
+    StopDrafterTraining,
+    StopSpeculation,
+    TrainDrafter,
+    UpdatePolicy,
+    WorkerCommand,
+)
+from tlt.protocol.events import (
+    CheckpointCommitted,
+    DrafterTrainingStopped,
+    PolicyPublished,
+    PolicyUpdateFinished,
+    RankEvent,
+    RolloutFinished,
+    SpeculationStopped,
+)
+from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.strategies import Ngram
+
+_COMMAND_BLOCK_MS = 1000
+_commands = Codec[WorkerCommand](WorkerCommand)
+_log = structlog.get_logger("worker")
+
+
+class MessageRouter:
+    """The parts of a worker, and the messages that each of them gets."""
+
+    def __init__(self, worker: WorkerSetup, setup: IncarnationSetup, outbox: Outbox) -> None:
+        self.job: OpenJob | None = None
+        # True once an answer or an update came of this incarnation
+        self.productive = False
+        self.training = DrafterTraining(setup)
+        self._worker = worker
+        self._setup = setup
+        self._outbox = outbox
+        self._intake = PromptIntake(setup, outbox)
+        self._update = PolicyUpdate(setup)
+        self._partial_answers = PartialAnswerExchange(setup, self.training)
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs as long as the incarnation does."""
+        return [
+            self._follow_commands(),
+            self._intake.pull(),
+            self._intake.wake(),
+            self._follow_peers(),
+            self._partial_answers.request(),
+            self._partial_answers.fetch(),
+            *(self._listen(index) for index in range(len(self._setup.ranks))),
+        ]
+
+    async def end(self) -> None:
+        """Close what the tasks had open."""
+        await self._intake.end()
+
+    def busy_ranks(self) -> set[int]:
+        """Return the ranks that have work."""
+        ranks = range(len(self._setup.ranks))
+        if self._update.running:
+            return set(ranks)
+        return self._intake.busy_ranks | {r for r in ranks if self.training.is_training(r)}
+
+    # --- commands
+
+    async def _follow_commands(self) -> None:
+        setup = self._setup
+        key = setup.keys.commands(setup.worker, setup.incarnation)
+        pages = read_pages(setup.connection, key, after="0", count=10, block_ms=_COMMAND_BLOCK_MS)
+        async for page in pages:
+            for id_, fields in page:
+                await self._obey(_commands.decode(fields))
+                with contextlib.suppress(*CONNECTION_ERRORS):
+                    await setup.connection.xdel(key, id_)
+
+    async def _obey(self, command: WorkerCommand) -> None:
+        match command:
+            case OpenJob():
+                self._open(command)
+            case CloseJob():
+                self._close(command)
+            case StartRollout():
+                self._setup.send(command)
+                self._partial_answers.start_rollout(command)
+                self._intake.start(command)
+            case TrainDrafter():
+                self._intake.stop()
+                self.training.begin(command)
+                if self.training.session is command:
+                    self._partial_answers.stop_sharing()
+            case StopDrafterTraining():
+                self.training.stop(command)
+            case MergeDrafter():
+                self._setup.ranks[0].send(command)
+            case AdoptDrafter():
+                self._setup.send(command)
+            case StopSpeculation():
+                self._setup.send(command)
+                self._outbox.post(
+                    SpeculationStopped(
+                        job=command.job, worker=command.worker, incarnation=command.incarnation
+                    )
+                )
+            case UpdatePolicy():
+                if not self._update.is_repeated(command):
+                    self._intake.stop()
+                    await self._update.begin(command)
+            case ReplaceRanks():
+                raise IncarnationEnded(command.reason)
+            case _:
+                assert_never(command)
+
+    def _open(self, command: OpenJob) -> None:
+        if command == self.job:
+            return  # a repeated command: the job is running
+        serve_run(Path(command.folder))
+        _log.info("opens", job=command.job, incarnation=command.incarnation)
+        self.job = command
+        self._update.open(self._worker.devices)
+        self._intake.open(command)
+        self._setup.send(command)
+        self.training.open(command)
+        self._partial_answers.open(command)
+
+    def _close(self, command: CloseJob) -> None:
+        if self.job is None or self.job.job != command.job:
+            return
+        if self._update.running:
+            raise IncarnationEnded("the job ended during an update")
+        _log.info("closes", job=command.job)
+        serve_run(None)
+        self.job = None
+        self._intake.close()
+        self.training.close()
+        self._partial_answers.close()
+        self._setup.send(command)
+
+    # --- messages of the ranks and of other workers
+
+    async def _listen(self, rank: int) -> None:
+        while True:
+            message = await self._setup.ranks[rank].receive()
+            if isinstance(message, RankReady):
+                raise IncarnationEnded("a rank reported twice that it is ready")
+            if self.job is None or self.job.job != message.job:
+                continue
+            if isinstance(message, PartialAnswers):
+                await self._partial_answers.publish(message)
+            else:
+                self._pass_on(rank, message)
+
+    def _pass_on(self, rank: int, event: RankEvent) -> None:
+        match event:
+            case RolloutFinished():
+                taken = self._intake.finish(event) if event.stop != "cancelled" else None
+                if taken is not None:
+                    self.productive = True
+                    self._outbox.post(event, taken)
+                    self._share(event, written_by=taken.rank)
+            case DrafterTrainingStopped():
+                stopped = self.training.note_stopped(rank, event)
+                if stopped is not None:
+                    self._outbox.post(stopped)
+            case CheckpointCommitted() | PolicyPublished() | PolicyUpdateFinished():
+                for found in self._update.collect(event):
+                    self.productive = True
+                    self._outbox.post(found)
+            case _:
+                self._outbox.post(event)
+
+    async def _follow_peers(self) -> None:
+        async for event in follow_peers(self._outbox.events):
+            if event.worker == self._setup.worker:
+                continue
+            if isinstance(event, RolloutFinished):
+                self._share(event, written_by=None)
+            else:
+                self._partial_answers.note_idle_worker(event)
+
+    def _share(self, rollout: RolloutFinished, written_by: int | None) -> None:
+        """Give an answer to the ranks that may guess or learn from it."""
+        if self.job is None or rollout.job != self.job.job:
+            return
+        spec = self.job.spec
+        guesses = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
+        if not guesses and spec.drafter.train == "off":
+            return
+        answer = PeerAnswer(
+            job=rollout.job,
+            step=rollout.step,
+            purpose=rollout.purpose,
+            prompt=rollout.prompt,
+            member=rollout.member,
+            prompt_tokens=rollout.prompt_tokens,
+            tokens=rollout.tokens,
+            whole=True,
+        )
+        for index, rank in enumerate(self._setup.ranks):
+            if index != written_by:
+                rank.send(answer)

@@ -1,0 +1,172 @@
+"""Decide whether drafter training pays: predicted seconds saved against seconds spent.
+
+Training saves rollout time in the remaining steps, by as much as the learning curve predicts. Idle
+seconds cost the decoding that they slow down; reserved seconds cost their own length.
+"""
+
+import math
+from enum import Enum, auto
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.id_types import Step
+from tlt.policies.drafter import speedup_model
+from tlt.policies.drafter.learning_curve import (
+    LearningCurve,
+    extend_while_gaining,
+    fit_curve,
+    lift_plateau,
+)
+from tlt.policies.drafter.payoff_evidence import PayoffEvidence
+from tlt.protocol.shared_values import DrafterEvaluation
+
+# share of a second of decoding lost beside a worker that trains: both share a cache or power limit
+_SLOWED = 0.1
+# micro-batches of idle time to consider, because many may gain where the first few gain nothing
+_STRETCHES = (24, 96, 384)
+# the value of a micro-batch of several members against one of a single member
+_MERGED = 0.85
+# reserved time must be predicted to save this many times its cost
+_MARGIN = 2.0
+_RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+# steps to come at which the gain is evaluated
+_SAMPLED_STEPS = 16
+# shares of the accept length in use
+_BETTER = 1.01
+_MUCH_WORSE = 0.9
+# accept length of a drafter that the spec names, before it is measured
+_NAMED = 3.0
+_UNMEASURED = {False: fit_curve(None, ()), True: fit_curve(_NAMED, ())}
+
+
+class TrainingOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the job to come that a better drafter can shorten."""
+
+    step: Step
+    # the last step that has answers to train on
+    newest_step: Step
+    # rollout batches still to be opened, and the seconds that each takes at the present speed
+    steps: int
+    rollout_seconds: float
+    members: int
+    # rate of one member
+    micro_batches_per_second: float
+    # speed of rollouts without a drafter against plain decoding
+    speedup_without_drafter: float
+    # micro-batches until more readings of the answers would teach little
+    learnable_micro_batches: float = math.inf
+    # micro-batches of idle time in each step
+    idle_micro_batches: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    worth: bool
+    # predicted seconds of the job
+    saved: float = 0.0
+    cost: float = 0.0
+    why: str
+
+
+class Judgement(Enum):
+    """The outcome of a drafter's evaluation."""
+
+    UNMEASURED = auto()
+    ADOPT = auto()
+    REJECT = auto()
+    # rejected, and so much worse that training begins again from the drafter in use
+    RESTART = auto()
+
+
+def judge_evaluation(evaluation: DrafterEvaluation) -> Judgement:
+    used, trained = evaluation.used, evaluation.trained
+    if evaluation.answers <= 0 or not math.isfinite(trained):
+        return Judgement.UNMEASURED
+    if trained > _BETTER * (used or 1.0):
+        return Judgement.ADOPT
+    much_worse = used is not None and trained < _MUCH_WORSE * used
+    return Judgement.RESTART if much_worse else Judgement.REJECT
+
+
+def judge_idle_training(
+    spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
+) -> Verdict:
+    """Choose the stretch of idle training that pays best."""
+    if spec.drafter.train != "auto":
+        return Verdict(worth=spec.drafter.train == "always", why=f"train: {spec.drafter.train}")
+    if outlook.step < evidence.rest_until:
+        return _resting(evidence)
+    curve = _hopeful_curve(spec, evidence, outlook)
+    verdicts: list[Verdict] = []
+    for micro_batches in _STRETCHES:
+        saved = outlook.steps * _saved_in_a_step(curve, 0.0, micro_batches, outlook)
+        cost = _SLOWED * micro_batches / outlook.micro_batches_per_second
+        why = f"accept length {curve.now:.2f} now, {curve.after(micro_batches):.2f} expected"
+        verdicts.append(Verdict(worth=saved > cost, saved=saved, cost=cost, why=why))
+    return max(verdicts, key=lambda verdict: verdict.saved - verdict.cost)
+
+
+def judge_reserved_time(
+    spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
+) -> Verdict:
+    """Choose the number of seconds of all workers that pays best, as the verdict's `cost`."""
+    best = Verdict(worth=False, why="nothing pays")
+    if spec.drafter.train != "auto":
+        return best
+    if outlook.step < evidence.rest_until:
+        return _resting(evidence)
+    if spec.drafter.path is not None and not evidence.evaluations:
+        return Verdict(worth=False, why="the named drafter was not measured yet")
+    curve = _curve(spec, evidence)
+    rate = outlook.members * outlook.micro_batches_per_second
+    rate *= _MERGED if outlook.members > 1 else 1.0
+    for seconds in _RESERVATIONS:
+        micro_batches = min(seconds * rate, outlook.learnable_micro_batches)
+        saved = _saved_beside_idle_training(curve, micro_batches, outlook)
+        if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
+            after = curve.after(micro_batches)
+            why = f"accept length {curve.now:.2f} now, {after:.2f} expected"
+            best = Verdict(worth=True, saved=saved, cost=seconds, why=why)
+    return best
+
+
+def _resting(evidence: PayoffEvidence) -> Verdict:
+    return Verdict(worth=False, why=f"rests until step {evidence.rest_until}")
+
+
+def _curve(spec: JobSpec, evidence: PayoffEvidence) -> LearningCurve:
+    return evidence.curve or _UNMEASURED[spec.drafter.path is not None]
+
+
+def _hopeful_curve(
+    spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
+) -> LearningCurve:
+    """Assume that the curve may not have ended yet, because idle seconds cost little."""
+    curve = extend_while_gaining(_curve(spec, evidence), evidence.evaluations)
+    new_answers = evidence.evaluations and outlook.newest_step > evidence.evaluated_step
+    return lift_plateau(curve) if new_answers else curve
+
+
+def _saved_beside_idle_training(
+    curve: LearningCurve, micro_batches: float, outlook: TrainingOutlook
+) -> float:
+    """Count the gain of reserved time only until idle seconds would have taught the same."""
+    count = min(outlook.steps, _SAMPLED_STEPS)
+    idle = (
+        outlook.idle_micro_batches * outlook.steps * (index + 0.5) / count for index in range(count)
+    )
+    return sum(
+        outlook.steps / count * _saved_in_a_step(curve, before, micro_batches, outlook)
+        for before in idle
+    )
+
+
+def _saved_in_a_step(
+    curve: LearningCurve, before: float, micro_batches: float, outlook: TrainingOutlook
+) -> float:
+    """Return the rollout seconds that micro-batches save in a step after `before` other ones."""
+    now, without, then = (
+        max(outlook.speedup_without_drafter, speedup_model.with_drafter(curve.after(count)))
+        for count in (0.0, before, before + micro_batches)
+    )
+    return outlook.rollout_seconds * (now / without - now / then)

@@ -1,0 +1,67 @@
+"""Settle answers, and assign workers whose queue is drained to another duty."""
+
+from tlt.policies.drafter import merges, scheduler, training_sessions
+from tlt.policies.job import phase_transitions, rollout_batch, rollout_batch_opening
+from tlt.policies.job.rollout_batch_opening import ROLLOUT_PHASES
+from tlt.policies.job.run_state import Duty, Turn, current_worker
+from tlt.protocol.commands import KeepRollout
+from tlt.protocol.events import (
+    DrafterTrainingStopped,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+    WorkerIdled,
+)
+
+
+def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) -> None:
+    state = turn.state
+    finished = isinstance(event, RolloutFinished)
+    if state.batch is None or not rollout_batch.contains(state.batch, event):
+        return
+    if finished and current_worker(state, event.worker, event.incarnation) is None:
+        return
+    after = rollout_batch.settle(state.batch, event)
+    if after is state.batch:
+        return
+    turn.set(batch=after)
+    trainable = finished and event.purpose == "train"
+    if trainable:
+        turn.emit(
+            KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
+        )
+    if after.settled and state.phase in ROLLOUT_PHASES:
+        phase_transitions.close_batch(turn)
+    elif trainable:
+        scheduler.start_idle_workers(turn)
+
+
+def drain(turn: Turn, event: WorkerIdled) -> None:
+    """Let a worker whose queue is drained train the drafter, unless prompts were requeued since."""
+    state = turn.state
+    worker = current_worker(state, event.worker, event.incarnation)
+    if worker is None or state.batch is None or worker.duty is not Duty.ROLLOUT:
+        return
+    if (event.step, event.purpose, event.requeues) != state.batch.queue_key:
+        return
+    turn.assign(event.worker, Duty.IDLE, drained_batch=state.batch.queue_key)
+    # a lost update that is being made again needs the worker
+    if state.phase in ROLLOUT_PHASES:
+        scheduler.start_if_worth(turn, event.worker)
+
+
+def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
+    """Give a worker that trained the drafter its next duty."""
+    worker = current_worker(turn.state, event.worker, event.incarnation)
+    if worker is None or not training_sessions.is_open(worker, event.training_session):
+        return
+    merging = merges.is_merging(turn.state, event.worker)
+    scheduler.end_session(turn, worker)
+    batch = turn.state.batch
+    if turn.state.phase not in ROLLOUT_PHASES or batch is None:
+        phase_transitions.advance(turn)
+    elif worker.drained_batch != batch.queue_key:
+        rollout_batch_opening.assign(turn, event.worker)
+    elif merging:
+        # it was stopped because it didn't merge; now any idle worker may, this one included
+        scheduler.start_if_worth(turn, event.worker)

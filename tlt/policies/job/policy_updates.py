@@ -1,0 +1,252 @@
+"""Make policy updates, and keep the weights that they lead to.
+
+A worker that lacks updates since the last checkpoint makes them again. The state keeps each
+update's plan until a checkpoint holds a later version.
+"""
+
+from tlt.id_types import Attempt, PolicyVersion
+from tlt.policies.job import blob_retention
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import (
+    BestPolicy,
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    current_worker,
+)
+from tlt.policies.job.sample_sharding import share_samples
+from tlt.protocol.commands import (
+    CommitBestPolicy,
+    ForgetRollouts,
+    ReleaseBlobs,
+    ReplaceRanks,
+    UpdatePolicy,
+)
+from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
+from tlt.protocol.refs import Checkpoint, PolicyRef
+
+# --- an update ----------------------------------------------------------------------------------
+
+
+def is_waiting(state: RunState) -> bool:
+    """Return True if an update must wait for workers that are busy or will be back."""
+    busy = (Duty.POLICY_UPDATE, Duty.LEAVING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
+    waiting = any(worker.duty in busy for worker in state.workers.values())
+    return waiting or bool(state.returning_workers) or not state.workers
+
+
+def is_published(state: RunState) -> bool:
+    return state.policy.current.version == state.policy.target_version
+
+
+def start_update(turn: Turn) -> None:
+    """Start the next update towards the target on all workers, unless only publishing remains."""
+    state = turn.state
+    newest = max(worker.trainer_version for worker in state.workers.values())
+    if newest >= state.policy.target_version:
+        return
+    restore = None
+    if newest not in state.policy.plans:
+        restore, newest = state.policy.checkpoint, _restart_version(state)
+    for command in _update_commands(state, newest, restore):
+        turn.assign(command.worker, Duty.POLICY_UPDATE)
+        turn.emit(command)
+
+
+def _update_commands(
+    state: RunState, version: PolicyVersion, restore: Checkpoint | None
+) -> list[UpdatePolicy]:
+    workers, plan, algorithm = (
+        list(state.workers.values()),
+        state.policy.plans[version],
+        state.spec.algorithm,
+    )
+    sizes = [worker.info.ranks for worker in workers]
+    parts = share_samples(plan.samples, sizes, algorithm.minibatches, state.spec.seed, plan.step)
+    first_ranks = [sum(sizes[:i]) for i in range(len(sizes))]
+    holders = [
+        first
+        for first, worker in zip(first_ranks, workers, strict=True)
+        if worker.trainer_version == version
+    ]
+    in_step = restore is not None or len(holders) == len(workers)
+    reached = version + 1
+    return [
+        UpdatePolicy(
+            worker=worker.info.worker,
+            incarnation=worker.info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            step=plan.step,
+            attempt=Attempt(state.policy.update_attempt),
+            version=version,
+            rendezvous=workers[0].info.rendezvous,
+            group=f"{state.job}/{state.epoch}/{state.policy.update_attempt}/{version}",
+            world=sum(sizes),
+            first_rank=first_ranks[i],
+            restore=restore,
+            sync_from=None if in_step else holders[0],
+            minibatches=parts[i],
+            checkpoint=reached % algorithm.checkpoint_every == 0 or reached == algorithm.steps,
+        )
+        for i, worker in enumerate(workers)
+    ]
+
+
+def is_new_report(state: RunState, event: PolicyUpdateFinished) -> bool:
+    """Return True if a worker reports its part of the running attempt for the first time."""
+    worker = current_worker(state, event.worker, event.incarnation)
+    return (
+        worker is not None
+        and event.attempt == state.policy.update_attempt
+        and worker.duty is Duty.POLICY_UPDATE
+        and event.version > worker.trainer_version
+    )
+
+
+def finish_part(turn: Turn, event: PolicyUpdateFinished) -> None:
+    turn.assign(event.worker, Duty.IDLE, trainer_version=event.version)
+
+
+def abandon_update(turn: Turn, reason: str) -> None:
+    """Replace the ranks of all workers in a collective that lost one of its ranks.
+
+    Once the version is committed the update has happened: a worker that lacks it gets it in the
+    next update.
+    """
+    state, saved = turn.state, turn.state.policy.checkpoint
+    if saved is not None and saved.version == state.policy.target_version:
+        adopt_policy(turn, PolicyRef(version=saved.version, weights=saved.weights))
+    if is_published(turn.state):
+        return
+    for worker, known in state.workers.items():
+        if known.duty is Duty.POLICY_UPDATE or _is_ahead(state, known):
+            turn.assign(worker, Duty.LEAVING)
+            turn.emit(
+                ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
+            )
+    turn.set_policy(update_attempt=state.policy.update_attempt + 1)
+
+
+def _is_ahead(state: RunState, worker: WorkerState) -> bool:
+    """Return True if the trainer holds a version that the next attempt doesn't start from."""
+    return worker.duty is not Duty.LEAVING and worker.trainer_version > _restart_version(state)
+
+
+def _restart_version(state: RunState) -> PolicyVersion:
+    """Return the version where trainers without the newest weights start again."""
+    return PolicyVersion(0) if state.policy.checkpoint is None else state.policy.checkpoint.version
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def is_awaited(state: RunState, event: PolicyPublished) -> bool:
+    return (
+        _awaits_version(state)
+        and event.attempt == state.policy.update_attempt
+        and event.policy.version == state.policy.target_version
+    )
+
+
+def _awaits_version(state: RunState) -> bool:
+    return state.phase is Phase.POLICY_UPDATE and not is_published(state)
+
+
+def release_passed(turn: Turn, event: PolicyPublished) -> None:
+    """Free a version that arrived too late or that a newer one has replaced.
+
+    A version followed by an update without samples stays: the next version has the same bytes.
+    """
+    following = turn.state.policy.plans.get(event.policy.version)
+    if not _awaits_version(turn.state) or following is None or following.samples:
+        _release(turn, event.policy)
+
+
+def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
+    state = turn.state
+    if policy.version > state.policy.version:
+        turn.set_policy(previous=state.policy.current)
+    turn.set_policy(current=policy, version=policy.version)
+    if policy.version > state.policy.version and state.policy.previous is not None:
+        _release(turn, state.policy.previous)
+        # the checkpoint that held it is no longer the newest
+        blob_retention.discard(turn, state.policy.previous.weights)
+
+
+def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
+    """Keep the policy that scored best in an evaluation so far."""
+    state, rewards = turn.state, evaluated.rewards()
+    if not rewards:
+        return
+    mean = sum(rewards) / len(rewards)
+    if state.policy.best is not None and mean <= state.policy.best.mean:
+        return
+    weights = state.policy.current.weights if state.spec.algorithm.keep_best else None
+    turn.set_policy(best=BestPolicy(version=state.policy.version, mean=mean, weights=weights))
+    if weights is not None:
+        turn.emit(CommitBestPolicy(job=state.job, policy=state.policy.current, mean=mean))
+    if state.policy.best is not None:
+        blob_retention.discard(turn, state.policy.best.weights)
+
+
+def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
+    state, saved, before = turn.state, event.checkpoint, turn.state.policy.checkpoint
+    if event.attempt != state.policy.update_attempt:
+        return
+    if before is not None and saved.version <= before.version:
+        return
+    past = [version for version in state.policy.plans if version < saved.version]
+    turn.set_policy(
+        checkpoint=saved, plans={v: plan for v, plan in state.policy.plans.items() if v not in past}
+    )
+    turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.policy.plans[v].step for v in past)))
+    if before is not None:
+        blob_retention.discard(turn, before.weights, before.optimiser)
+
+
+def return_to_checkpoint(turn: Turn) -> None:
+    """Use the last checkpoint's policy after blobs in flight were lost.
+
+    The later weights are gone, but the plans of their updates remain, so they can be made again.
+    """
+    state, saved = turn.state, turn.state.policy.checkpoint
+    if state.policy.current.weights is None:
+        return
+    kept = PolicyRef(version=PolicyVersion(0), weights=None)
+    if saved is not None:
+        kept = PolicyRef(version=saved.version, weights=saved.weights)
+    # the checkpoint's event may have come before the one that publishes its policy
+    turn.set_policy(current=kept, previous=None, version=max(state.policy.version, kept.version))
+    for policy in (state.policy.current, state.policy.previous):
+        if policy is not None and policy.weights is not None:
+            blob_retention.discard(turn, policy.weights)  # in an older checkpoint
+
+
+def end(turn: Turn) -> None:
+    """Free the weights in flight of a job that has ended."""
+    state = turn.state
+    for policy in (state.policy.current, state.policy.previous):
+        _release(turn, policy)
+    if state.policy.previous is not None:
+        turn.set_policy(previous=None)
+        blob_retention.discard(turn, state.policy.previous.weights)
+
+
+def _release(turn: Turn, policy: PolicyRef | None) -> None:
+    """Free weights that only lie in flight; those in a checkpoint stay.
+
+    An update without samples leaves the weights as they were, so versions may share them.
+    """
+    state, saved = turn.state, turn.state.policy.checkpoint
+    if policy is None or policy.weights is None:
+        return
+    used = [] if saved is None else [saved.weights]
+    if state.phase is not Phase.ENDED:
+        used += [
+            ref.weights for ref in (state.policy.current, state.policy.previous) if ref is not None
+        ]
+    if policy.weights not in used:
+        turn.emit(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))

@@ -1,0 +1,102 @@
+"""Open rollout batches, and assign workers to the batch at hand."""
+
+import msgspec
+
+from tlt.id_types import Incarnation, PromptIndex, Purpose, WorkerId
+from tlt.policies.drafter import scheduler, training_sessions
+from tlt.policies.drafter.drafter_in_use import retry_loading
+from tlt.policies.job import rollout_batch
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, Turn
+from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
+from tlt.protocol.shared_values import WorkerInfo
+
+ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.EVALUATING)
+
+
+def open_step(turn: Turn) -> None:
+    state = turn.state
+    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
+    turn.enter(Phase.ROLLOUT)
+    scheduler.open_step(turn, prompts)
+    _open_batch(turn, "train", prompts, state.spec.algorithm.group_size)
+
+
+def open_evaluation(turn: Turn) -> None:
+    turn.enter(Phase.EVALUATING)
+    prompts = tuple(PromptIndex(i) for i in range(turn.state.eval_prompts))
+    _open_batch(turn, "eval", prompts, 1)
+
+
+def _open_batch(
+    turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+) -> None:
+    state = turn.state
+    opened = rollout_batch.new_batch(state.step, purpose, prompts, members)
+    turn.set(batch=opened, batch_opened_at=turn.now)
+    turn.emit(
+        IssuePrompts(
+            job=state.job,
+            epoch=state.epoch,
+            step=state.step,
+            purpose=purpose,
+            prompts=prompts,
+            members=members,
+        )
+    )
+    assign_all(turn)
+
+
+def assign_all(turn: Turn) -> None:
+    for worker in turn.state.workers:
+        assign(turn, worker)
+
+
+def assign(turn: Turn, worker: WorkerId) -> None:
+    """Assign a worker to the batch at hand; one that trains the drafter has to stop first."""
+    state, current = turn.state, turn.state.workers[worker]
+    if state.batch is None:
+        return
+    if Duty.ROLLOUT not in DUTIES[current.duty]:
+        training_sessions.stop(turn, worker)
+        return
+    turn.assign(worker, Duty.ROLLOUT)
+    adoption = retry_loading(state.drafter.adoption, current.info.incarnation)
+    turn.set_drafter(adoption=adoption)
+    turn.emit(
+        StartRollout(
+            worker=worker,
+            incarnation=current.info.incarnation,
+            job=state.job,
+            epoch=state.epoch,
+            step=state.batch.step,
+            purpose=state.batch.purpose,
+            policy=state.policy.current,
+            drafter=adoption.used,
+            requeues=state.batch.requeues,
+            share=_share(state, state.batch, current.info),
+        )
+    )
+
+
+def _share(state: RunState, batch: RolloutBatch, info: WorkerInfo) -> int:
+    if not state.spec.rollout.spread:
+        return batch.unsettled
+    ranks = sum(worker.info.ranks for worker in state.workers.values())
+    return -(-batch.unsettled * info.ranks // ranks)
+
+
+def requeue(turn: Turn, incarnation: Incarnation) -> None:
+    """Return the prompts that an incarnation held to the queue, and assign idle workers again.
+
+    This is repeated when the worker next joins or is lost, because a worker that outlived its lease
+    may have taken more prompts.
+    """
+    state = turn.state
+    turn.emit(RequeuePrompts(job=state.job, incarnation=incarnation))
+    if state.batch is None:
+        return
+    again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)
+    turn.set(batch=again)
+    if state.phase in ROLLOUT_PHASES:
+        assign_all(turn)

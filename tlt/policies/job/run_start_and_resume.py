@@ -1,0 +1,54 @@
+"""Start a job's run, and resume it after its coordinator was replaced."""
+
+from tlt.policies.drafter import drafter_event_handling, training_sessions
+from tlt.policies.job import (
+    phase_transitions,
+    policy_updates,
+    rollout_batch_opening,
+    worker_membership,
+)
+from tlt.policies.job.run_state import Phase, Turn
+from tlt.protocol.events import JobStarted, SessionResumed
+
+
+def start(turn: Turn, event: JobStarted) -> None:
+    if turn.state.phase is not Phase.STARTING:
+        return
+    turn.set(
+        epoch=event.epoch,
+        folder=event.folder,
+        train_prompts=event.train_prompts,
+        eval_prompts=event.eval_prompts,
+    )
+    algorithm = event.spec.algorithm
+    if algorithm.prompts_per_step > event.train_prompts:
+        complaint = (
+            f"algorithm.prompts_per_step is {algorithm.prompts_per_step}, "
+            f"but data.train has {event.train_prompts} rows"
+        )
+        phase_transitions.end_job(turn, "failed", complaint)
+        return
+    for info in event.workers:
+        worker_membership.join(turn, info)
+    if algorithm.eval_every > 0:
+        rollout_batch_opening.open_evaluation(turn)
+    else:
+        rollout_batch_opening.open_step(turn)
+
+
+def resume(turn: Turn, event: SessionResumed) -> None:
+    """Make lost updates again; other events report the workers lost that ended with the session."""
+    if event.epoch <= turn.state.epoch:
+        return
+    turn.set(epoch=event.epoch)
+    if event.blobs_kept:
+        return
+    drafter_event_handling.restart_lost(turn)
+    policy_updates.return_to_checkpoint(turn)
+    if policy_updates.is_published(turn.state):
+        return
+    if turn.state.phase is not Phase.POLICY_UPDATE:
+        turn.enter(Phase.POLICY_UPDATE)
+        training_sessions.stop_all(turn)
+    policy_updates.abandon_update(turn, "the published weights were lost")
+    phase_transitions.advance_update(turn)

@@ -1,0 +1,128 @@
+"""Values that events, commands and Redis records share."""
+
+from tlt.config import JobSpec
+from tlt.id_types import DrafterVersion, Incarnation, JobId, JobStatus, WorkerId
+from tlt.protocol.refs import Value
+from tlt.strategies import Strategy
+
+
+class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
+    """Sums over control runs of the squares and the product of each run's tokens and seconds."""
+
+    count: int
+    tokens_squared: float
+    seconds_squared: float
+    product: float
+
+
+class StrategyTally(Value, frozen=True, kw_only=True):
+    """Sums over the decode steps with one strategy at batch sizes of one bucket."""
+
+    strategy: Strategy
+    # the largest batch size of the bucket
+    bucket: int
+    # the drafter version that proposed; None if the strategy uses no drafter
+    drafter: DrafterVersion | None
+    # the control runs that have ended; None for steps outside of control runs
+    control: ControlRuns | None
+    steps: int
+    # steps that explored the strategy although another one was predicted best
+    explored: int
+    # running rows, summed over the steps
+    rows: int
+    tokens: int
+    seconds: float
+    # tokens predicted for these seconds
+    expected: float
+
+
+class WorkerInfo(Value, frozen=True, kw_only=True):
+    """A worker that has joined the session."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    ranks: int
+    host: str
+    # host:port where this worker's first rank serves a torch.distributed store
+    rendezvous: str
+
+
+class TokensByOrigin(Value, frozen=True, kw_only=True):
+    """Tokens that a drafter was trained on, by the answers that they belong to."""
+
+    # whole answers of this step, by the training rank and by other ranks
+
+    own: int = 0
+    others: int = 0
+    # answers that are still being written
+    running: int = 0
+    # answers of the step before
+    previous: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the tokens of all origins."""
+        return self.own + self.others + self.running + self.previous
+
+
+class DrafterEvaluation(Value, frozen=True, kw_only=True):
+    """Accept lengths of two drafters on answers of the current policy, held out where possible."""
+
+    # accept length of the drafter in use; None if no drafter is
+    used: float | None
+    # accept length of the drafter that was trained
+    trained: float
+    answers: int
+
+
+class Joules(Value, frozen=True, kw_only=True):
+    """Energy spent; None where the machine has no counter."""
+
+    # all processors of the host, other programs included
+    host: float | None = None
+    # the worker's own GPUs
+    devices: float | None = None
+
+
+class Heartbeat(Value, frozen=True, kw_only=True):
+    """A worker's heartbeat; observers compare its counter, never clocks."""
+
+    incarnation: Incarnation
+    counter: int
+    # pieces of work done by the rank that has done the least; stays the same while it is stuck
+    progress: int
+    # requests being decoded
+    running: int
+    pid: int
+    rank_pids: tuple[int, ...]
+    job: JobId | None
+    # memory of the worker and its ranks together
+    resident_bytes: int = 0
+
+
+class JobRecord(Value, frozen=True, kw_only=True):
+    """A job as `tlt jobs` shows it."""
+
+    job: JobId
+    status: JobStatus
+    error: str | None
+    submitted: float
+    folder: str
+    spec: JobSpec
+
+
+class UpdateMetrics(Value, frozen=True, kw_only=True):
+    """Means over the samples of one update."""
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    entropy: float
+    clipped_low: float
+    clipped_high: float
+    # k3 estimate of the divergence between the policy and the one that sampled the answers
+    sampling_kl: float
+    reference_kl: float | None
+    importance_truncated: float
+    tokens: int
+    samples: int

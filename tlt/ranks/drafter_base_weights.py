@@ -1,0 +1,47 @@
+"""Read the weights that members' deltas are added to, and take the drafter out of them."""
+
+import torch
+from torch import Tensor
+
+from tlt.blobs import Blobs
+from tlt.errors import BlobError
+from tlt.interrupt_check import CheckInterrupt
+from tlt.models.safetensors_io import read_weights
+from tlt.protocol.refs import BlobRef, DrafterBase
+from tlt.trainer.drafter.delta_merging import BaseWeights
+
+_WEIGHTS, _MEAN = "weights.", "mean."
+
+
+class BaseReader:
+    """Read bases and deltas to the rank's device."""
+
+    def __init__(self, blobs: Blobs, device: torch.device) -> None:
+        self._blobs = blobs
+        self._device = device
+
+    def read(
+        self, ref: DrafterBase, root: BaseWeights | None, check: CheckInterrupt
+    ) -> BaseWeights:
+        """Return a base; `root` is where this member began, for a base that no blob holds."""
+        if ref.weights is None:
+            if root is None:
+                raise BlobError("no member has begun the lineage of this base")
+            return root
+        tensors = self.read_tensors(ref.weights, check)
+        if not any(name.startswith(_WEIGHTS) for name in tensors):
+            # the lineage begins with a drafter that was in use, whose weights are their own mean
+            own = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+            tensors = {part + name: t for name, t in own.items() for part in (_WEIGHTS, _MEAN)}
+        return BaseWeights(tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches)
+
+    def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
+        """Return a blob's tensors."""
+        tensors = read_weights(self._blobs, ref, check)
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def mean_of(base: BaseWeights) -> dict[str, Tensor]:
+    """Return the running mean of the weights, which is what engines propose with."""
+    tensors = base.tensors.items()
+    return {n.removeprefix(_MEAN): tensor for n, tensor in tensors if n.startswith(_MEAN)}

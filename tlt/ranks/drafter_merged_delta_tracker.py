@@ -1,0 +1,90 @@
+"""Track how much of a member's work is in the base: all that it learned is merged exactly once.
+
+A delta holds all that no base held when it was published. Once a base has that delta, the member
+counts from there.
+"""
+
+from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.protocol.refs import DrafterBase
+from tlt.trainer.drafter.delta_merging import (
+    BaseWeights,
+    Delta,
+    DrafterSnapshot,
+    compute_delta,
+    rebase_snapshot,
+)
+from tlt.trainer.drafter.drafter_learner import DrafterLearner
+
+# Published deltas whose snapshot is kept, each as large as weights and mean together: a merge may
+# take as long as it takes to publish so many. Publishing takes so small a share of the time that
+# four large deltas come in eighty times what one of them takes.
+_LEAST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 16
+SNAPSHOT_BYTES = 64 << 20
+
+
+class DeltaTracker:
+    """A member's learner, the base that it stands on, and the deltas that may not be merged yet."""
+
+    def __init__(self, member: str, learner: DrafterLearner) -> None:
+        self.learner = learner
+        snapshot = learner.snapshot()
+        # where the learner began, which is about the same for all members of one seed
+        self.root = BaseWeights(tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=0)
+        self.base: DrafterBase | None = None
+        self._member = member
+        self._weights = self.root
+        # micro-batches of the first base that had this member's last delta
+        self._known = 0
+        # by delta that may not be merged yet: the learner when it was published
+        self._snapshots: dict[int, DrafterSnapshot] = {}
+        # the newest delta that is merged
+        self._merged = -1
+        size = sum(tensor.nbytes for tensor in snapshot.tensors.values())
+        self._kept = min(max(_LEAST_SNAPSHOTS, SNAPSHOT_BYTES // size), _MOST_SNAPSHOTS)
+
+    def move_to(
+        self, base: DrafterBase, weights: BaseWeights, check: CheckInterrupt = never_interrupt
+    ) -> bool:
+        """Go on from another base; return False if work since the last delta is lost.
+
+        An interrupt leaves everything as it was.
+        """
+        is_known, number = self._is_known(base), self._merged_number(base)
+        if not is_known:
+            since, snapshots = self.learner.snapshot(check), dict[int, DrafterSnapshot]()
+        elif number <= self._merged:
+            since, snapshots = self._weights, self._snapshots
+        else:
+            since = self._snapshots[number]
+            snapshots = {n: found for n, found in self._snapshots.items() if n > number}
+        snapshots = {
+            n: rebase_snapshot(found, since, weights, check) for n, found in snapshots.items()
+        }
+        check()
+        if self.learner.updates == since.updates:
+            self._known = weights.micro_batches  # nothing is left to merge: it begins from there
+        elif since is not self._weights:
+            self._known = base.merged[self._member][1]
+        self.learner.rebase(since, weights)
+        self._snapshots, self._merged = snapshots, max(self._merged, number)
+        self._weights, self.base = weights, base
+        return is_known
+
+    def take_delta(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
+        """Return all that the base doesn't have; an interrupt leaves everything as it was."""
+        snapshot = self.learner.snapshot(check)
+        delta = compute_delta(snapshot, self._weights, self._known, check)
+        self._snapshots[number] = snapshot
+        for old in sorted(self._snapshots)[: -self._kept]:
+            del self._snapshots[old]
+        return delta
+
+    def _merged_number(self, base: DrafterBase) -> int:
+        number, _ = base.merged.get(self._member, (-1, 0))
+        return number
+
+    def _is_known(self, base: DrafterBase) -> bool:
+        """Return True if the member knows what of its work this base has."""
+        number = self._merged_number(base)
+        given_up = self.base is not None and self.base.root != base.root
+        return not given_up and (number <= self._merged or number in self._snapshots)

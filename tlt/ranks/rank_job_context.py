@@ -1,0 +1,65 @@
+"""Describe the job that a rank has open: who reports on it, its spec, and where its blobs lie."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from tlt.blobs import Blobs
+from tlt.config import JobSpec
+from tlt.id_types import Incarnation, JobId, WorkerId
+from tlt.protocol.commands import OpenJob
+from tlt.protocol.rank_messages import RankSetup
+
+
+class Reporter(TypedDict):
+    """The fields with which a worker's events begin."""
+
+    job: JobId
+    worker: WorkerId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank's view of a job."""
+
+    setup: RankSetup
+    opened: OpenJob
+
+    @property
+    def id(self) -> JobId:
+        """Return the job's id."""
+        return self.opened.job
+
+    @property
+    def spec(self) -> JobSpec:
+        """Return the job's spec."""
+        return self.opened.spec
+
+    @property
+    def device(self) -> torch.device:
+        """Return the rank's device."""
+        return torch.device(self.setup.device)
+
+    @property
+    def flight(self) -> Path:
+        """Return the job's folder in shared memory."""
+        return Path(self.setup.flight) / self.id
+
+    @property
+    def member(self) -> str:
+        """Return the rank's name among the members that train the drafter."""
+        return f"{self.setup.incarnation}.{self.setup.rank}"
+
+    @property
+    def reporter(self) -> Reporter:
+        """Return the fields with which this rank's events begin."""
+        setup = self.setup
+        return Reporter(job=self.id, worker=setup.worker, incarnation=setup.incarnation)
+
+    def blobs(self, reserved_bytes: Callable[[], int] = lambda: 0) -> Blobs:
+        """Return the job's blobs; `reserved_bytes` of shared memory stay free."""
+        return Blobs(self.flight, Path(self.opened.folder) / "blobs", reserved_bytes=reserved_bytes)

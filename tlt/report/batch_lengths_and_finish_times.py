@@ -1,0 +1,100 @@
+"""The answers of one rollout batch: their lengths, when they finished, and unused slots."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from tlt.id_types import WorkerId
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.report.statistics import quantile
+
+
+class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
+    mean: float = 0.0
+    p50: int = 0
+    p90: int = 0
+    max: int = 0
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> "LengthSummary":
+        if not lengths:
+            return cls()
+        ordered = sorted(lengths)
+        return cls(
+            mean=sum(ordered) / len(ordered),
+            p50=ordered[len(ordered) // 2],
+            p90=ordered[int(0.9 * (len(ordered) - 1))],
+            max=ordered[-1],
+        )
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """Summarise how the training answers of a step finished."""
+
+    # seconds after the first prompt was issued at which 50, 90 and 99 % were done
+    done_50: float
+    done_90: float
+    done_99: float
+    # slot-seconds of each worker until the last answer was done: all, and the unused ones
+    slots: dict[WorkerId, float]
+    empty: dict[WorkerId, float]
+    # share of the tokens that the update trained on
+    trained: float
+
+
+class BatchAnswers:
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.lengths: list[int] = []
+        self.clipped = 0
+        self.dropped = 0
+        self.unscored = 0
+        # seconds after the batch began, one for each finished answer
+        self.done: list[float] = []
+        self._used: defaultdict[WorkerId, float] = defaultdict(float)
+        # slot-seconds that were charged, and how many there were when the last answer finished
+        self._charged: defaultdict[WorkerId, float] = defaultdict(float)
+        self._slots: dict[WorkerId, float] = {}
+        # seconds from the last charge to the last answer, if it is newer
+        self._uncharged: float | None = None
+
+    def pass_time(self, state: RunState, passed: float) -> None:
+        slots = state.spec.rollout.slots
+        if self._uncharged is not None:
+            self._slots = dict(self._charged)
+        for worker, known in state.workers.items():
+            before = self._charged[worker]
+            if self._uncharged is not None:
+                self._slots[worker] = before + self._uncharged * slots * known.info.ranks
+            self._charged[worker] = before + passed * slots * known.info.ranks
+        self._uncharged = None
+
+    def add(self, event: AnyEvent, at: float, uncharged: float) -> None:
+        """Add an event that came `uncharged` seconds after the last call of `pass_time`."""
+        match event:
+            case RolloutFinished():
+                self.lengths.append(event.length)
+                self.clipped += event.stop == "length"
+                self.done.append(at - self.began)
+                self._used[event.worker] += event.decode_seconds
+                self._uncharged = uncharged
+            case RolloutDropped():
+                self.dropped += 1
+            case RolloutScored():
+                self.unscored += event.error is not None
+            case _:
+                pass
+
+    def rollout(self, trained_tokens: int) -> Rollout:
+        """Summarise the batch, once all time up to now has been charged."""
+        slots = self._slots if self._uncharged is None else dict(self._charged)
+        return Rollout(
+            done_50=quantile(self.done, 0.5),
+            done_90=quantile(self.done, 0.9),
+            done_99=quantile(self.done, 0.99),
+            slots=slots,
+            empty={worker: max(0.0, each - self._used[worker]) for worker, each in slots.items()},
+            trained=trained_tokens / max(1, sum(self.lengths)),
+        )

@@ -1,0 +1,132 @@
+"""Describe a journal in log lines, one for each thing that a person following a job should know."""
+
+from tlt.human_format import seconds
+from tlt.protocol.commands import (
+    Command,
+    ExplainDrafterDecision,
+    FinishRun,
+    GiveUpSpeculation,
+    IssuePrompts,
+    RecordRolloutBatch,
+)
+from tlt.protocol.events import (
+    AnyEvent,
+    CheckpointCommitted,
+    DrafterDiverged,
+    DrafterRefused,
+    JobStarted,
+    PolicyPublished,
+    RolloutDropped,
+    RolloutScored,
+    SessionResumed,
+    SpeculationStopped,
+    WorkerFailed,
+    WorkerJoined,
+    WorkerLost,
+)
+from tlt.report.drafter_training import Decision
+from tlt.report.journal_entry_effect import Transition
+from tlt.report.ledger import Ledger
+from tlt.report.ledger_figure_types import StepSummary
+
+_DECISIONS = {
+    "train": "drafter: idle workers train it",
+    "rest": "drafter: training would not pay now",
+    "buy": "drafter: all workers train it for a while, in reserved time",
+    "adopt": "drafter: the new version is better and is used from now on",
+    "reject": "drafter: the new version is not better",
+    "return": "drafter: back to the version in use",
+}
+
+
+def log_lines(ledger: Ledger, transition: Transition) -> list[str]:
+    """Describe the transition that the ledger has just made."""
+    lines = [_event_line(ledger, transition.event)]
+    lines += [_command_line(ledger, command) for command in transition.commands]
+    return [line for line in lines if line is not None]
+
+
+def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
+    text = f"{_DECISIONS[decision.kind]}: {decision.why}"
+    if decision.saved or decision.cost:
+        text += f"; predicted to save {decision.saved:.1f} s and to cost {decision.cost:.1f} s"
+    return text
+
+
+def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
+    match event:
+        case JobStarted():
+            count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+            return f"{event.job} started: {count}, {len(event.workers)} workers"
+        case WorkerJoined():
+            return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
+        case WorkerLost():
+            return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
+        case DrafterRefused():
+            return f"{event.worker} decodes without the drafter: {event.error}"
+        case DrafterDiverged():
+            return f"{event.worker} discards its drafter training: {event.error}"
+        case SpeculationStopped():
+            return f"{event.worker} decodes without speculation"
+        case WorkerFailed():
+            return f"{event.worker} cannot run the job: {event.error}"
+        case SessionResumed():
+            return f"the coordinator took over (epoch {event.epoch})"
+        case RolloutDropped():
+            return f"dropped prompt {event.prompt}.{event.member}: {event.reason}"
+        case RolloutScored() if event.error is not None:
+            return f"not scored, prompt {event.prompt}.{event.member}: {event.error}"
+        case PolicyPublished():
+            return _update_line(ledger, event)
+        case CheckpointCommitted():
+            return f"checkpoint of version {event.checkpoint.version}"
+        case _:
+            return None
+
+
+def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
+    metrics = event.metrics
+    if not ledger.steps or metrics is None:
+        return None
+    update_seconds = ledger.steps[-1].update_seconds
+    return (
+        f"step {event.step}: version {event.policy.version}, {metrics.samples} samples, "
+        f"gradient {metrics.gradient_norm:.3f}, entropy {metrics.entropy:.3f}, "
+        f"kl {metrics.sampling_kl:.1e}"
+        + (f", {seconds(update_seconds)}" if update_seconds is not None else "")
+    )
+
+
+def _command_line(ledger: Ledger, command: Command) -> str | None:
+    match command:
+        case IssuePrompts():
+            count = len(command.prompts) * command.members
+            batch = "evaluation" if command.purpose == "eval" else f"step {command.step}"
+            return f"{batch}: {count} rollouts issued"
+        case RecordRolloutBatch(purpose="eval"):
+            done = ledger.evals[-1]
+            score = done.describe_score()
+            return f"evaluation of version {done.version}: {score}, {seconds(done.seconds)}"
+        case RecordRolloutBatch():
+            return _rollout_line(ledger.steps[-1])
+        case GiveUpSpeculation():
+            return (
+                f"speculation is off from now on: it saved {command.saved:.1f} s "
+                f"(95 %: {command.low:.1f} to {command.high:.1f})"
+            )
+        case ExplainDrafterDecision():
+            return describe_decision(command)
+        case FinishRun():
+            return f"{command.status}" + (f": {command.error}" if command.error else "")
+        case _:
+            return None
+
+
+def _rollout_line(step: StepSummary) -> str:
+    length = step.length
+    return (
+        f"step {step.step}: reward {step.reward:.3f}, length p50 {length.p50} p90 {length.p90} "
+        f"max {length.max}, {step.tokens} tokens, {seconds(step.rollout_seconds)}"
+        + (f", {step.dropped} dropped" if step.dropped else "")
+        + (f", {step.unscored} not scored" if step.unscored else "")
+    )

@@ -1,0 +1,104 @@
+"""The ledger's figures of a run: sums over its steps, and each step's own."""
+
+import msgspec
+
+from tlt.id_types import JobId, JobStatus, PolicyVersion, Step, WorkerId
+from tlt.policies.job.run_state import Phase
+from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
+from tlt.protocol.refs import BlobRef
+from tlt.protocol.shared_values import Joules, UpdateMetrics
+from tlt.report.acceptance import Acceptance, Positions
+from tlt.report.batch_lengths_and_finish_times import LengthSummary, Rollout
+from tlt.report.drafter_training import DrafterTraining
+
+
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+    step: Step
+    reward: float
+    rollouts: int
+    dropped: int
+    # answers that got the fallback reward because scoring them failed
+    unscored: int
+    # groups whose answers all had the same reward, so that the update trained on none of them
+    uniform_groups: int = msgspec.field(name="agreed")
+    tokens: int
+    length: LengthSummary
+    # share of the answers that hit the token limit
+    clipped: float
+    rollout_seconds: float
+    update_seconds: float | None = msgspec.field(name="learn_seconds", default=None)
+    metrics: UpdateMetrics | None = None
+
+
+class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
+    step: Step
+    version: PolicyVersion
+    mean: float
+    stderr: float
+    problems: int
+    length: LengthSummary
+    seconds: float
+
+    def describe_score(self) -> str:
+        return f"{self.mean:.3f} ± {self.stderr:.3f} on {self.problems} problems"
+
+
+class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy whose weights are in the run's folder."""
+
+    version: PolicyVersion
+    weights: BlobRef
+
+
+class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The time of a step: each worker's seconds by duty add up to the step's seconds."""
+
+    step: Step
+    seconds: float
+    device_seconds: float
+    workers: dict[WorkerId, dict[str, float]]
+    # from the previous step's policy update to this one's
+    joules: Joules | None
+    rollout: Rollout | None
+    # saved by speculation: on all ranks together, and of the wait for the last answer
+    saved: SavingsInterval | None
+    critical: SavingsInterval | None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    job: JobId | None
+    status: JobStatus
+    error: str | None
+    phase: Phase
+    step: Step
+    steps_planned: int
+    version: PolicyVersion
+    # answers of the current rollout batch
+    settled: int
+    expected: int
+    seconds: float
+    phases: dict[str, float]
+    # seconds of each worker by duty
+    workers: dict[WorkerId, dict[str, float]]
+    device_seconds: float
+    # up to the last policy update
+    joules: Joules | None
+    losses: int
+    accounts: tuple[StepAccount, ...]
+    # None before the first control run
+    saved: Savings | None
+    # speculation was given up because it cost more than it saved
+    gave_up: bool
+    acceptance: tuple[Acceptance, ...]
+    # shares of the speculative steps that accepted the first token, the first two, ...
+    positions: tuple[float, ...]
+    # the same for each drafter, oldest first
+    by_drafter: tuple[Positions, ...]
+    # share of the generated tokens that updates trained on
+    trained: float
+    # None if no drafter was trained
+    drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
+    steps: tuple[StepSummary, ...]
+    evals: tuple[EvalSummary, ...]
+    last: StoredPolicy | None
+    best: StoredPolicy | None
