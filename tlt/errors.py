@@ -1,4 +1,4 @@
-"""All exceptions of TLT are defined here.
+"""Define all exceptions of TLT.
 
     TltError                     an error that one line explains to a user
     ├── ConfigError              a spec, a data set or an argument is wrong (exit 2)

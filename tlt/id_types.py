@@ -4,8 +4,8 @@ from typing import Literal, NewType
 
 JobId = NewType("JobId", str)
 WorkerId = NewType("WorkerId", str)
-# Numbers the lives of workers' ranks; it only grows within a session. Messages of an incarnation
-# that is over are refused.
+# Number of an incarnation of a worker's ranks; it only grows within a session. Messages of earlier
+# incarnations are refused.
 Incarnation = NewType("Incarnation", int)
 Epoch = NewType("Epoch", int)
 Step = NewType("Step", int)

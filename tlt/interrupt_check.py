@@ -1,14 +1,14 @@
-"""Long work calls a check now and then; the check ends the work by raising."""
+"""Long work calls a check regularly, and the check ends it by raising an exception."""
 
 from collections.abc import Callable
 
-# in a backward pass on a GPU it is called from a thread of autograd's
+# in a backward pass on a GPU one of autograd's threads calls it
 CheckInterrupt = Callable[[], None]
 
 
 class Interrupted(Exception):
-    """Raised by a check to give the work up; any other exception does so as well."""
+    """A check raises it to end the work; any other exception has the same effect."""
 
 
 def never_interrupt() -> None:
-    """Let the work go on."""
+    """Never end the work."""

@@ -4,11 +4,11 @@ import msgspec
 
 
 class Off(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="off"):
-    """Guess nothing: one token per row and step."""
+    """Propose nothing: one token per row and step."""
 
 
 class Ngram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ngram"):
-    """Propose up to `tokens` tokens that followed the same words before."""
+    """Propose up to `tokens` tokens that followed the same tokens before."""
 
     tokens: int
 
@@ -25,7 +25,7 @@ Strategy = Off | Ngram | Draft
 
 
 def max_drafts(strategy: Strategy) -> int:
-    """Return how many tokens a strategy guesses at once, at most."""
+    """Return the most tokens that a strategy proposes in one step."""
     match strategy:
         case Off():
             return 0

@@ -95,7 +95,7 @@ async def test_restarts_a_process_that_prints_no_result(
     site.write_text("print('hello', flush=True)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
-        job=JOB, error="preparing ended with -9: it said what is no answer"
+        job=JOB, error="preparing ended with -9: its reply is unreadable"
     )
     site.unlink()
     heard = await preparer.prepare(JOB, spec, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The coordinator reads events, decides them and commits the effects; decisions are in `policies`.
+"""The coordinator reads events, lets `policies` decide them, and commits the effects.
 
 Beside that loop it ends the leases of silent workers and trims the streams.
 """
@@ -64,7 +64,8 @@ class Coordinator:
         await self._fence_off(losses)
         unread = await backlog.read_unread(self.committer.consumer, heartbeats)
         await self.committer.consume([self._available(entry) for entry in unread.answers])
-        marker = Path(self.spec.flight) / "session"  # exists as long as the shared memory does
+        # a file that exists as long as the shared memory does
+        marker = Path(self.spec.flight) / "session"
         resumed.append(SessionResumed(epoch=epoch, blobs_kept=marker.exists()))
         resumed += backlog.unreported(losses, unread.others)
         await self.committer.commit(await self.committer.decide(resumed), unread.void)
@@ -79,7 +80,7 @@ class Coordinator:
         return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.blobs(answer.job)))
 
     async def _fence_off(self, losses: Sequence[WorkerLost]) -> None:
-        """Fence workers off before their loss is decided: what they still write is then refused."""
+        """Fence workers off before their loss is decided, so that they can write no more."""
         for lost in losses:
             await worker_fence.fence_off(
                 self.effects.connection, self.effects.keys, lost.worker, lost.incarnation
@@ -112,7 +113,7 @@ class Coordinator:
     async def _trim_streams(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
-            # An earlier coordinator that is slow to die may have been given entries as this one.
+            # An earlier coordinator that ends late may have received entries under this name.
             self.committer.consumer.reread_pending()
             with contextlib.suppress(*CONNECTION_ERRORS):
                 await self.effects.events.trim()

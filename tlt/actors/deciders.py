@@ -1,4 +1,4 @@
-"""The session's decider and the running job's: each event goes to the deciders that it concerns."""
+"""Send each event to the deciders that it concerns: the session's and the running job's."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""Follow a worker's training sessions: its ranks train the drafter, and stop, together."""
+"""Follow a worker's training sessions, which all of its ranks begin and stop together."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ class DrafterTraining:
     def __init__(self, setup: IncarnationSetup) -> None:
         self._setup = setup
         self._job: OpenJob | None = None
-        # the command that the ranks follow now
+        # the command that the ranks carry out now
         self.session: TrainDrafter | None = None
         # the last training session that this worker has reported to be over
         self._last_over = 0
-        # when the ranks were commanded to stop
+        # time at which the ranks were commanded to stop
         self._stop_sent: float | None = None
         # by rank
         self._stopped: dict[int, DrafterTrainingStopped] = {}
@@ -48,7 +48,7 @@ class DrafterTraining:
         self._last_over = 0
 
     def begin(self, command: TrainDrafter) -> None:
-        """Let the ranks train, unless this training session is over."""
+        """Start the ranks' training, unless this training session is over."""
         job = self._job
         over = command.training_session <= self._last_over
         if job is None or command.job != job.job or over:
@@ -61,7 +61,7 @@ class DrafterTraining:
         self._setup.send(command)
 
     def stop(self, command: StopDrafterTraining) -> None:
-        """Let the ranks stop, if they are in this training session."""
+        """Stop the ranks if they are in this training session."""
         if self.session is None or self.session.training_session != command.training_session:
             return
         self._stop_sent = time.monotonic()
@@ -87,7 +87,7 @@ class DrafterTraining:
         )
 
     def overdue(self, now: float) -> str | None:
-        """Return why the ranks have to be replaced, if they don't stop."""
+        """Return a reason to replace the ranks if they don't stop in time."""
         if self._stop_sent is None or self._job is None:
             return None
         waited, most = now - self._stop_sent, self._job.spec.drafter.preempt_seconds

@@ -108,10 +108,10 @@ class Effects:
                 case FinishRun():
                     await self._clear(transaction, command.job)
                 case _:
-                    pass  # it changes nothing in Redis
+                    pass  # these change nothing in Redis
 
     def _issue(self, transaction: Transaction, command: IssuePrompts) -> None:
-        """Add prompts ordered by group: siblings mostly share a rank and their prompt's prefill."""
+        """Add prompts ordered by group, so that siblings mostly share a rank and a prefill."""
         stream = self.prompt_stream(command.job)
         for index in command.prompts:
             prompt = self.prompts[command.purpose][index]

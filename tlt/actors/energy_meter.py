@@ -13,7 +13,7 @@ from typing import Any
 from tlt.protocol.shared_values import Joules
 
 _RAPL = Path("/sys/class/powercap")
-# one folder for each socket; the folders below it are parts of the socket's figure
+# one folder for each socket; its subfolders count parts of the socket's energy
 _SOCKETS = "intel-rapl:[0-9]*"
 _MICRO, _MILLI = 1e-6, 1e-3
 Counter = Callable[[], float]

@@ -75,7 +75,7 @@ class BatchCommitter:
             async with self._effects.connection.pipeline(transaction=True) as transaction:
                 await transaction.watch(self._effects.keys.epoch)
                 if int(await transaction.get(self._effects.keys.epoch)) != self.epoch:
-                    raise Superseded(f"epoch {self.epoch} is over: another coordinator is at work")
+                    raise Superseded(f"epoch {self.epoch} is over: another coordinator runs")
                 transaction.multi()
                 await self._effects.fill(transaction, written.caused)
                 for event in written.failures:
@@ -107,7 +107,7 @@ class BatchCommitter:
         return _Written(caused, positions, failures)
 
     def _act(self, caused: Sequence[Caused]) -> None:
-        """Do what commands ask for outside the transaction."""
+        """Carry out the parts of commands that lie outside the transaction."""
         for command, _, _ in caused:
             match command:
                 case PrepareJob():
@@ -131,7 +131,7 @@ class BatchCommitter:
 def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:
     """Commit the blobs that commands name to the run's folder.
 
-    A drafter that is lost or doesn't fit on the disk makes a job slower, not wrong: return it.
+    Return drafters that are lost or don't fit on the disk: without them a job is slower, not wrong.
     """
     failures: list[DrafterCommitFailed] = []
     for command, event, _ in caused:

@@ -1,7 +1,7 @@
 """Send a worker's events, and acknowledge the prompts that they are about.
 
-All waiting events leave in one transaction, in order. It counts as a whole or, where the worker's
-lease has ended, not at all.
+All waiting events are sent in order in one transaction, which fails as a whole if the worker's
+lease has ended.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _events = Codec[AnyEvent](AnyEvent)
 
 
 class TakenPrompt(NamedTuple):
-    """A prompt that a rank answers, as it stands in the job's queue."""
+    """A prompt that a rank answers, with its entry in the job's queue."""
 
     queue: Consumer[PromptIssued]
     entry: EntryId
@@ -28,7 +28,7 @@ class TakenPrompt(NamedTuple):
 
 
 class Outbox:
-    """Events that wait to be sent."""
+    """The worker's events that wait to be sent."""
 
     def __init__(self, setup: IncarnationSetup) -> None:
         self.events = Stream(setup.connection, setup.keys.events, _events)
@@ -49,7 +49,7 @@ class Outbox:
             await retry_until_connected(self.flush)
 
     async def flush(self) -> None:
-        """Send all that waits; raise Fenced if the worker's lease has ended."""
+        """Send all waiting events; raise Fenced if the worker's lease has ended."""
         batch = list(self._waiting)
         if not batch:
             return

@@ -12,11 +12,11 @@ class IncarnationEnded(Exception):
 
 
 async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
-    """Cancel tasks until they are done: a client's own time-out can swallow a cancellation."""
+    """Cancel tasks until they are done, because a client's time-out can swallow a cancellation."""
     pending = set(tasks)
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.2)
         for task in pending:
-            _log.warning("still there after its cancellation", task=repr(task))
+            _log.warning("the task did not end when it was cancelled", task=repr(task))

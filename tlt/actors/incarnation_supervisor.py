@@ -1,7 +1,6 @@
-"""Supervise one incarnation of a worker: start fresh ranks, watch them, and end with the first.
+"""Supervise one incarnation of a worker: start fresh ranks, and end when the first one ends.
 
-The end of any rank ends the incarnation: what the ranks held is void, and the coordinator gives it
-to other workers.
+The state of the other ranks is then void, and the coordinator gives their work to other workers.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class WorkerIncarnation:
 
     @property
     def productive(self) -> bool:
-        """Return True if an answer or an update came of it."""
+        """Return True if it has produced an answer or an update."""
         return self._router.productive
 
     async def start(self) -> None:
@@ -97,7 +96,7 @@ class WorkerIncarnation:
             await self._router.end()
 
     async def end(self, reason: str) -> None:
-        """Kill the ranks and send what waits in the outbox, and last that this worker is lost."""
+        """Kill the ranks, and send the waiting events and then the loss of this worker."""
         setup = self._setup
         self.kill()
 
@@ -139,10 +138,10 @@ class WorkerIncarnation:
                     continue
                 still = time.monotonic() - since[index]
                 if still > job.spec.workers.stuck_seconds:
-                    raise IncarnationEnded(f"rank {index} stood still for {still:.0f} s")
+                    raise IncarnationEnded(f"rank {index} made no progress for {still:.0f} s")
 
     async def _check_fence(self) -> None:
-        """Raise Fenced if the lease has ended: a worker that sends nothing would not notice."""
+        """Raise Fenced if the lease has ended; a worker without events wouldn't notice."""
         setup = self._setup
         with contextlib.suppress(*CONNECTION_ERRORS):
             await worker_fence.check(setup.connection, setup.keys, setup.worker, setup.incarnation)

@@ -31,7 +31,7 @@ class Preparer:
     async def warm_up(self) -> None:
         """Start the process before the first job, which would wait for it."""
         async with self._turn:
-            with contextlib.suppress(OSError):  # the job reports it if it persists
+            with contextlib.suppress(OSError):  # the job reports the error if it persists
                 await self._running()
 
     async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
@@ -71,7 +71,7 @@ class Preparer:
         except (msgspec.DecodeError, ValueError):
             await self.close()  # the rest of its output would be taken for the next job's reply
             code = process.returncode or 0
-            return PreparationExit(code=code, prepared=None, last_line="it said what is no answer")
+            return PreparationExit(code=code, prepared=None, last_line="its reply is unreadable")
         except asyncio.CancelledError:  # a user's module may never finish importing
             await self.close()
             raise
@@ -89,7 +89,7 @@ class Preparer:
         return self.process
 
     async def close(self) -> None:
-        """End the process, and the preparation that it is at."""
+        """End the process and the preparation in progress."""
         process, self.process = self.process, None
         if process is not None and process.returncode is None:
             process.kill()

@@ -1,4 +1,4 @@
-"""A worker's lease ends when the observer's own clock has seen no new heartbeat for its length.
+"""A worker's lease ends when no new heartbeat has come for its length, by the observer's clock.
 
 Neither Redis's clock nor the worker's is read, so a slow clock or a restart ends no lease.
 """
@@ -11,7 +11,7 @@ from tlt.protocol.shared_values import Heartbeat
 class Leases:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # incarnation and counter of the last new heartbeat, and when it was seen
+        # incarnation and counter of the last new heartbeat, and the time at which it was seen
         self._seen: dict[WorkerId, tuple[tuple[Incarnation, int] | None, float]] = {}
         self._ended: set[WorkerId] = set()
 

@@ -1,4 +1,4 @@
-"""A job's loggers run in a process of their own, which reads the journal and nothing else."""
+"""A job's loggers run in their own process, which reads nothing but the journal."""
 
 import signal
 import subprocess

@@ -62,7 +62,7 @@ class PartialAnswerExchange:
         self._wanted.clear()
 
     def note_idle_worker(self, event: WorkerIdled) -> None:
-        """Begin to share if another worker idles while this one decodes."""
+        """Begin to share because another worker idles while this one decodes."""
         job = self._job
         if job is None or event.job != job.job or job.spec.drafter.train == "off":
             return
@@ -71,7 +71,7 @@ class PartialAnswerExchange:
             self._wanted.set()
 
     async def request(self) -> None:
-        """Ask the ranks for their partial answers again and again, while they are wanted."""
+        """Request the ranks' partial answers repeatedly, while other workers idle."""
         while True:
             await self._wanted.wait()
             if self._job is not None:
@@ -81,7 +81,7 @@ class PartialAnswerExchange:
     async def publish(self, message: PartialAnswers) -> None:
         """Put a rank's partial answers into the job's stream."""
         if self._job is None or message.job != self._job.job:
-            return  # the stream of a job that has ended would never be deleted
+            return  # a stream written after its job's end would never be deleted
         if message.answers:
             with contextlib.suppress(*CONNECTION_ERRORS):
                 await self._setup.connection.xadd(

@@ -1,7 +1,7 @@
-"""Follow what other workers answer, so that this worker's ranks can guess and learn from it.
+"""Follow the answers of other workers, which this worker's ranks use for proposals and training.
 
-An answer that is missed costs a guess and nothing else, so events are read from now on, without a
-group, and nothing is acknowledged.
+A missed answer costs no more than a proposal, so only new events are read, without a group, and
+nothing is acknowledged.
 """
 
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ _BLOCK_MS = 1000
 async def follow_peers(
     events: Stream[AnyEvent],
 ) -> AsyncGenerator[RolloutFinished | WorkerIdled]:
-    """Yield the answers and the idle workers that the session's events speak of from now on."""
+    """Yield the session's new events about answers and idle workers."""
     pages = read_pages(events.connection, events.key, after="$", count=100, block_ms=_BLOCK_MS)
     async for page in pages:
         for _, fields in page:

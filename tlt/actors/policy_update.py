@@ -1,4 +1,4 @@
-"""Run a worker's part of a policy update: its ranks get their samples, and learn together."""
+"""Run a worker's part of a policy update: give its ranks their samples, and collect events."""
 
 from collections.abc import Sequence
 
@@ -30,27 +30,27 @@ class PolicyUpdate:
         self._running: UpdatePolicy | None = None
         self._last: UpdatePolicy | None = None
         self._finished: list[PolicyUpdateFinished] = []
-        # what the first rank published, to be reported once all ranks have finished
+        # events of the first rank, which are reported once all ranks have finished
         self._published: list[UpdateEvent] = []
         self._meter: EnergyMeter | None = None
 
     @property
     def running(self) -> bool:
-        """Return True while the ranks learn."""
+        """Return True while the ranks compute the update."""
         return self._running is not None
 
     def open(self, devices: Sequence[str]) -> None:
-        """Measure energy from now on."""
+        """Begin to measure energy."""
         self._meter = EnergyMeter(
             processor_counters(), gpu_counters(sum(device != "cpu" for device in devices))
         )
 
     def is_repeated(self, command: UpdatePolicy) -> bool:
-        """Return True if this command has been followed already."""
+        """Return True if this command has been carried out already."""
         return command == self._last
 
     async def begin(self, command: UpdatePolicy) -> None:
-        """Let the ranks learn, each from its samples."""
+        """Send each rank its samples and the command."""
         self._running = self._last = command
         self._finished, self._published = [], []
         rollouts = await retry_until_connected(lambda: self._fetch(command))

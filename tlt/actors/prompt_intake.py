@@ -1,7 +1,7 @@
 """Take prompts from the job's queue for the free slots of a worker's ranks.
 
-When a rollout batch begins, each worker leaves the others their share; what they have not taken
-after a moment, any worker takes. The worker idles once its ranks have no prompts and a read of the
+When a rollout batch begins, each worker takes no more than its share. Shortly after, any worker may
+take the prompts that are left. The worker idles once its ranks have no prompts and a read of the
 queue finds none.
 """
 
@@ -22,7 +22,7 @@ from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
-# of a read of the queue, which `wake` may end earlier
+# length of a blocking read of the queue, which `wake` may end earlier
 _BLOCK_MS = 100
 # time in which a worker that still trains the drafter can stop and take its share
 _SHARE_SECONDS = 1.0
@@ -43,7 +43,7 @@ class PromptIntake:
         self._blocking = BlockingConnection(setup.connection)
         self._queue: Consumer[PromptIssued] | None = None
         self._slots = 0
-        # until then the worker takes no more than its share
+        # time until which the worker takes no more than its share
         self._share_until = 0.0
         self._assignment: StartRollout | None = None
         self._taken: dict[_PromptKey, TakenPrompt] = {}
@@ -84,7 +84,7 @@ class PromptIntake:
         self._assignment = None
 
     def finish(self, rollout: RolloutFinished) -> TakenPrompt | None:
-        """Return the prompt that this answers; None if the worker has not taken it."""
+        """Return the prompt that the rollout answers; None if the worker has not taken it."""
         taken = self._taken.pop(_key(rollout), None)
         if taken is not None:
             self._changed.set()
@@ -121,7 +121,7 @@ class PromptIntake:
                 self._outbox.post(_idled(assignment))
 
     async def wake(self) -> None:
-        """End a read that blocks when the last prompt is answered: it would have found more."""
+        """End a blocking read when the last prompt is answered, because the queue had no more."""
         while True:
             await self._emptied.wait()
             self._emptied.clear()

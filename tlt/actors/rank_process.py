@@ -1,7 +1,7 @@
-"""Start, reach and kill a rank: a child process of its worker that computes, and dies with it.
+"""Start a rank, exchange messages with it, and kill it; the process ends with its worker.
 
-The parent-death signal follows the thread that starts the child, so start it from one that lives
-as long as the worker.
+The parent-death signal depends on the thread that starts the child, so that thread has to run as
+long as the worker.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class RankProcess:
 
     @classmethod
     async def start(cls, setup: RankSetup, *, cores: frozenset[int], logs: Path) -> "RankProcess":
-        """Start a rank on these cores; `wait_ready` says when it can be used."""
+        """Start a rank on these cores; it can be used after `wait_ready`."""
         name = f"{setup.worker}-rank{setup.rank}"
         ours, theirs = socket.socketpair()
         memory = os.memfd_create(f"tlt-{name}")
@@ -92,7 +92,7 @@ class RankProcess:
         except TimeoutError as error:
             raise RankError(f"not ready after {deadline_seconds:.0f} s") from error
         if not isinstance(first, RankReady):
-            raise RankError(f"began with {type(first).__name__}")
+            raise RankError(f"its first message was {type(first).__name__}")
         self.rendezvous = first.rendezvous
 
     def send(self, message: ToRank) -> None:
@@ -133,6 +133,6 @@ class RankProcess:
 def _environment(host: str) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if host == "127.0.0.1":
-        # Gloo would look up its interface by the host's name, which may not resolve.
+        # By default Gloo finds its interface by the host's name, which may not resolve.
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment

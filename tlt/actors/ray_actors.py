@@ -1,4 +1,4 @@
-"""The services run as Ray actors, each with an event loop in a thread of its own.
+"""Run the services as Ray actors, each with an event loop in its own thread.
 
 A restarted actor runs `__init__` and nothing else, so the thread starts there. All state is in
 Redis and the run's folder. A service that fails ends its process.

@@ -76,7 +76,7 @@ class RewardScorer:
         consumer = Consumer(self.events, REWARD, "reward")
         reread_at = 0.0
         while True:
-            # An earlier scorer that is slow to die may have been given entries as this one.
+            # An earlier scorer that ends late may have received entries under this name.
             if time.monotonic() - reread_at > _REREAD_SECONDS:
                 consumer.reread_pending()
                 reread_at = time.monotonic()
@@ -85,7 +85,7 @@ class RewardScorer:
             except CONNECTION_ERRORS:
                 await asyncio.sleep(0.2)
                 continue
-            # The coordinator cannot read these either, and moves them to the dead letters.
+            # The coordinator can't read these either, and moves them to the dead letters.
             unreadable = [entry.id for entry in consumer.unreadable]
             consumer.unreadable.clear()
             if entries or unreadable:

@@ -30,7 +30,7 @@ from tlt.store.redis_keys import Keys
 
 _START_SECONDS = 180.0
 _LOCK_SECONDS = 1.0
-# A session is on one host: no part of it listens on other addresses.
+# A session runs on one host, so no part of it listens on other addresses.
 _HOST = "127.0.0.1"
 _log = structlog.get_logger("supervisor")
 
@@ -69,7 +69,7 @@ class SessionSupervisor:
         if "ray" in sys.modules:
             import ray
 
-            # With living actors Ray takes half a minute to shut down.
+            # Ray takes half a minute to shut down while actors run.
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
             ray.shutdown()
@@ -181,7 +181,7 @@ def main() -> None:
     supervisor = SessionSupervisor(folder)
     try:
         supervisor.take_lock()
-    except TltError as error:  # another supervisor has the folder: change nothing in it
+    except TltError as error:  # another supervisor uses the folder, so change nothing in it
         raise SystemExit(f"tlt: {error}") from error
     try:
         supervisor.start()

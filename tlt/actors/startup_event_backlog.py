@@ -1,9 +1,9 @@
-"""A coordinator that starts finds lost workers and unread events of the time before.
+"""Find lost workers and unread events when a coordinator starts, and order them.
 
-Its session may have ended in between, and the shared memory with it. Unread answers are decided
-first: their prompts were acknowledged with them, so an answer that isn't counted now never is. The
-losses of workers come next and all other events last, because those may name weights that are
-lost as well, and a loss ends the update that they belong to.
+The session may have ended before, and the shared memory with it. Unread answers are decided first:
+their prompts were acknowledged with them, so an answer that isn't counted now is never counted. The
+losses of workers come next and all other events last, because those may name weights that are lost
+as well, and a loss ends the update that they belong to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ AnswerEntry = Entry[RolloutFinished]
 class Unread(NamedTuple):
     answers: list[AnswerEntry]
     others: list[Entry[AnyEvent]]
-    # acknowledged without a decision: their worker joined and was lost before anyone read of it
+    # joins of workers that were lost again before they were read; acknowledged without a decision
     void: list[EntryId]
 
 
@@ -49,7 +49,7 @@ def lost_workers(
 ) -> list[WorkerLost]:
     """Return the losses of incarnations without a heartbeat.
 
-    They are those of known workers, and those whose successor a run awaits.
+    They are incarnations of known workers, and incarnations whose successor a run awaits.
     """
     incarnations = {
         worker: info.incarnation
@@ -75,7 +75,7 @@ def lost_workers(
 
 
 def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) -> list[WorkerLost]:
-    """Return the losses that no unread event reports: a worker that reports one lives on."""
+    """Return the losses that no unread event reports, because a reporting worker isn't lost."""
     reported = {
         (entry.message.worker, entry.message.incarnation)
         for entry in unread
@@ -87,7 +87,7 @@ def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) 
 def drop_if_lost(answer: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
     """Replace an answer whose tokens were lost with the shared memory.
 
-    An evaluation needs the text only, which is in the event.
+    An evaluation needs only the text, which is in the event.
     """
     try:
         for tensor in (answer.tokens, answer.logprobs):
@@ -99,7 +99,7 @@ def drop_if_lost(answer: RolloutFinished, blobs: Blobs) -> RolloutFinished | Rol
 
 
 def _is_over(heartbeat: Heartbeat | None, incarnation: Incarnation) -> bool:
-    """Return True if only later incarnations beat; 0 is a process without a number yet."""
+    """Return True unless this incarnation or an earlier one beats; 0 is a worker without any."""
     return heartbeat is None or heartbeat.incarnation == 0 or heartbeat.incarnation > incarnation
 
 

@@ -1,4 +1,4 @@
-"""Read a Redis stream without a group: nothing is acknowledged, and every reader sees it all."""
+"""Read a Redis stream without a group: every reader gets all entries and acknowledges none."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ _RETRY_SECONDS = 0.1
 async def read_pages(
     connection: Connection, key: str, *, after: str, count: int, block_ms: int
 ) -> AsyncGenerator[list[tuple[str, Fields]]]:
-    """Yield a stream's entries after that id, page by page; an empty page if none come in time."""
+    """Yield a stream's entries after an id, page by page; a page is empty if none come in time."""
     while True:
         try:
             reply = await connection.xread({key: after}, count=count, block=block_ms)

@@ -1,4 +1,4 @@
-"""Hold what a worker has for all its incarnations, and what the parts of one incarnation share."""
+"""Hold the data that all incarnations of a worker share, and the data of one incarnation."""
 
 from dataclasses import dataclass, field
 

@@ -57,7 +57,7 @@ class MessageRouter:
 
     def __init__(self, worker: WorkerSetup, setup: IncarnationSetup, outbox: Outbox) -> None:
         self.job: OpenJob | None = None
-        # True once an answer or an update came of this incarnation
+        # True once this incarnation has produced an answer or an update
         self.productive = False
         self.training = DrafterTraining(setup)
         self._worker = worker
@@ -68,7 +68,7 @@ class MessageRouter:
         self._partial_answers = PartialAnswerExchange(setup, self.training)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs as long as the incarnation does."""
+        """Return the tasks that run as long as the incarnation."""
         return [
             self._follow_commands(),
             self._intake.pull(),
@@ -80,7 +80,7 @@ class MessageRouter:
         ]
 
     async def end(self) -> None:
-        """Close what the tasks had open."""
+        """Close the connections of the tasks."""
         await self._intake.end()
 
     def busy_ranks(self) -> set[int]:
@@ -141,9 +141,9 @@ class MessageRouter:
 
     def _open(self, command: OpenJob) -> None:
         if command == self.job:
-            return  # a repeated command: the job is running
+            return  # the command was repeated: the job is open already
         serve_run(Path(command.folder))
-        _log.info("opens", job=command.job, incarnation=command.incarnation)
+        _log.info("job opened", job=command.job, incarnation=command.incarnation)
         self.job = command
         self._update.open(self._worker.devices)
         self._intake.open(command)
@@ -156,7 +156,7 @@ class MessageRouter:
             return
         if self._update.running:
             raise IncarnationEnded("the job ended during an update")
-        _log.info("closes", job=command.job)
+        _log.info("job closed", job=command.job)
         serve_run(None)
         self.job = None
         self._intake.close()
@@ -207,7 +207,7 @@ class MessageRouter:
                 self._partial_answers.note_idle_worker(event)
 
     def _share(self, rollout: RolloutFinished, written_by: int | None) -> None:
-        """Give an answer to the ranks that may guess or learn from it."""
+        """Send an answer to the ranks that may use it for proposals or training."""
         if self.job is None or rollout.job != self.job.job:
             return
         spec = self.job.spec

@@ -1,7 +1,7 @@
-"""Run a worker, the unit of lease and scheduling: one incarnation after the other, and heartbeats.
+"""Run a worker, the unit of lease and scheduling: its incarnations and its heartbeats.
 
-It moves messages and supervises; its ranks compute. When an incarnation has ended, the next one
-begins with fresh ranks under a higher number.
+It passes on messages and supervises; its ranks compute. When an incarnation has ended, the next
+one begins with fresh ranks and a higher number.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Worker:
                 self._current = current
                 await current.run()
             except (IncarnationEnded, RankError, worker_fence.Fenced) as end:
-                _log.warning("incarnation ends", incarnation=self._incarnation, reason=str(end))
+                _log.warning("incarnation ended", incarnation=self._incarnation, reason=str(end))
                 await current.end(str(end))
             finally:
                 self._current = None

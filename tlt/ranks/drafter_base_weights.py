@@ -14,7 +14,7 @@ _WEIGHTS, _MEAN = "weights.", "mean."
 
 
 class BaseReader:
-    """Read bases and deltas to the rank's device."""
+    """Read bases and deltas onto the rank's device."""
 
     def __init__(self, blobs: Blobs, device: torch.device) -> None:
         self._blobs = blobs
@@ -23,14 +23,14 @@ class BaseReader:
     def read(
         self, ref: DrafterBase, root: BaseWeights | None, check: CheckInterrupt
     ) -> BaseWeights:
-        """Return a base; `root` is where this member began, for a base that no blob holds."""
+        """Return a base; `root` is this member's initial weights, for a base without a blob."""
         if ref.weights is None:
             if root is None:
                 raise BlobError("no member has begun the lineage of this base")
             return root
         tensors = self.read_tensors(ref.weights, check)
         if not any(name.startswith(_WEIGHTS) for name in tensors):
-            # the lineage begins with a drafter that was in use, whose weights are their own mean
+            # the lineage begins with an adopted drafter, whose weights serve as their running mean
             own = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
             tensors = {part + name: t for name, t in own.items() for part in (_WEIGHTS, _MEAN)}
         return BaseWeights(tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches)

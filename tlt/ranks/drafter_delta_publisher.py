@@ -1,7 +1,7 @@
-"""Publish what a member learned, as deltas: often enough to be merged, seldom enough to be cheap.
+"""Publish a member's work as deltas, often enough to be merged and seldom enough to be cheap.
 
-A publication that is interrupted is begun again before other work; one that was put off often
-enough is no longer interrupted, because it might never be done.
+An interrupted publication starts again before other work. After too many interrupts it is no longer
+interrupted, because it might never end.
 """
 
 import time
@@ -18,14 +18,14 @@ from tlt.protocol.shared_values import TokensByOrigin
 from tlt.ranks.drafter_merged_delta_tracker import DeltaTracker
 from tlt.ranks.rank_job_context import RankJob
 
-# a delta is due after so many micro-batches that took so many seconds, or after few long ones
+# a delta is due after this many micro-batches of this many seconds, or after few long ones
 _UPDATES = 8
 _SECONDS, _LONG_SECONDS = 0.5, 4.0
-# part of the time that publishing may take
+# share of the time that publishing may take
 _SHARE = 0.05
-# a stop waits for a publication that takes no longer than this, at so many bytes a second
+# a stop waits for a publication of at most this duration, estimated at this speed
 _STOP_SECONDS, _BYTES_PER_SECOND = 0.05, 2e8
-# so often an interrupt puts a publication off
+# number of interrupts after which a publication is no longer interrupted
 _MOST_INTERRUPTS = 8
 
 
@@ -43,7 +43,7 @@ class UnpublishedWork:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch that was learned: its duration, loss, and tokens by origin."""
+    """A completed micro-batch: its duration, loss, and tokens by origin."""
 
     seconds: float
     loss: float
@@ -58,7 +58,7 @@ class DeltaPublisher:
         self._blobs = blobs
         self._delta_bytes = delta_bytes
         self._work = UnpublishedWork()
-        # what the last publication took
+        # duration of the last publication
         self._last_seconds = 0.0
         self._number = 0
 
@@ -69,7 +69,7 @@ class DeltaPublisher:
 
     @property
     def is_due(self) -> bool:
-        """Return True if there is enough to publish."""
+        """Return True if there is enough unpublished work."""
         taken = sum(self._work.seconds) + self._work.reading_seconds
         least = max(_SECONDS, self._last_seconds / _SHARE)
         enough = self.updates >= _UPDATES or taken >= _LONG_SECONDS
@@ -93,7 +93,7 @@ class DeltaPublisher:
         self._work.reading_seconds += seconds
 
     def drop(self) -> float:
-        """Forget unpublished work that is void; return the seconds of its micro-batches."""
+        """Drop unpublished work that is void; return the seconds of its micro-batches."""
         seconds = sum(self._work.seconds)
         self._work = UnpublishedWork()
         return seconds
@@ -107,8 +107,8 @@ class DeltaPublisher:
         """Return the check, or one that never interrupts after too many interrupts."""
         return never_interrupt if self._work.interrupts >= _MOST_INTERRUPTS else check
 
-    def note_interrupt(self, seconds: float) -> None:
-        """Count an interrupt, and the seconds that it made useless."""
+    def count_interrupt(self, seconds: float) -> None:
+        """Count an interrupt, and the seconds of work that it dropped."""
         self._work.interrupts += 1
         self._work.interrupted_seconds += seconds
 
@@ -131,7 +131,7 @@ class DeltaPublisher:
         except BlobError:
             raise
         except Exception:
-            self.note_interrupt(time.monotonic() - began)
+            self.count_interrupt(time.monotonic() - began)
             raise
         ref = DrafterDelta(
             worker=setup.worker,

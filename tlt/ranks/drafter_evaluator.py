@@ -26,7 +26,7 @@ class DrafterEvaluator:
         rows: int,
         check: CheckInterrupt,
     ) -> DrafterEvaluation:
-        """Return both accept lengths, computed on so many rows at once.
+        """Return both accept lengths, computed on `rows` rows at once.
 
         Without answers the evaluation measures nothing, and the gate ignores it.
         """

@@ -1,4 +1,4 @@
-"""Build drafters of the one shape that a job trains."""
+"""Build drafters of the shape that a job trains."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,12 +18,12 @@ from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.initial_drafter import initialise_drafter, measure_input_sizes
 from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
 
-# updates that a named drafter is taken to have had if its folder doesn't say
+# assumed update count of a named drafter whose folder doesn't record one
 _TRAINED_UPDATES = 3000
 
 
 class DrafterFactory:
-    """The drafter's shape, and what it takes over from the policy and from the named drafter."""
+    """The drafter's shape, and the weights that it shares with the policy or the named drafter."""
 
     def __init__(self, spec: JobSpec, engine: NativeEngine, named: Drafter | None) -> None:
         """Take the shape from `named`, the drafter that the spec names, if it names one."""
@@ -35,7 +35,7 @@ class DrafterFactory:
 
     @property
     def device(self) -> torch.device:
-        """Return where drafters live."""
+        """Return the device of drafters."""
         return self.shared.head.device
 
     @property
@@ -51,7 +51,7 @@ class DrafterFactory:
         return 2 * sum(p.numel() for p in parameters) * self.shared.head.itemsize
 
     def build(self, tensors: Mapping[str, Tensor]) -> Drafter:
-        """Return a drafter of these weights; what isn't trained is the named drafter's."""
+        """Return a drafter of these weights; untrained ones come from the named drafter."""
         drafter = new_drafter(self._config)
         if self.named is not None:
             drafter.load_state_dict(self.named.state_dict())

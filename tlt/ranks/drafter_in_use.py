@@ -20,7 +20,7 @@ class DrafterInUse:
         self._blobs = blobs
 
     def adopt(self, ref: DrafterRef | None) -> str | None:
-        """Use this version (None: the named drafter, or none); return why it can't be used."""
+        """Use this version (None: the named drafter, or none); return the reason if that fails."""
         if ref is None:
             self._restore_named()
             return None

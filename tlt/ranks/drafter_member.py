@@ -1,4 +1,4 @@
-"""Take part in drafter training: a rank that trains is a member, and waits for no other member.
+"""Take part in drafter training: a rank that trains is a member and waits for no other member.
 
 A member trains on the current base, publishes what it learned as deltas, and may be the one that
 merges them. A command ends any piece of that at once.
@@ -28,7 +28,7 @@ from tlt.ranks.replay_buffer import ReplayBuffer
 from tlt.ranks.shared_hidden_states import HiddenStateStore
 from tlt.ranks.shared_memory_reserve import SharedMemoryBudget
 
-# a member without answers to learn from leaves after so long
+# time after which a member without answers to learn from leaves
 _PATIENCE_SECONDS = 3.0
 
 MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
@@ -56,11 +56,11 @@ class DrafterMember:
         self._merger = DrafterMerger(job, factory, blobs)
         self._evaluator = DrafterEvaluator(factory.shared)
         self._session: TrainDrafter | None = None
-        # a merge that is not done yet
+        # the requested merge that is not finished yet
         self._pending_merge: MergeDrafter | None = None
         # the last training session that this rank has reported to be over
         self._last_over = 0
-        # when the last draw found answers
+        # time of the last draw that found answers
         self._last_found = 0.0
 
     @property
@@ -69,7 +69,7 @@ class DrafterMember:
         return self._session is not None
 
     def begin(self, command: TrainDrafter) -> None:
-        """Begin a training session, or go on from another base."""
+        """Begin a training session, or continue it from another base."""
         if command.training_session <= self._last_over:
             return
         if self._session is None:
@@ -89,7 +89,7 @@ class DrafterMember:
     def step(self, check: CheckInterrupt) -> list[MemberEvent]:
         """Do one piece of work: a merge, a publication or a micro-batch.
 
-        An exception of `check` ends it; merges and publications are begun again after that.
+        An exception of `check` ends it; an interrupted merge or publication starts again later.
         """
         session = self._session
         assert session is not None
@@ -103,7 +103,7 @@ class DrafterMember:
             return [self._give_up(session, str(error))]
 
     def stop(self, training_session: int) -> list[MemberEvent]:
-        """End a training session: publish if that is quick, and report what was dropped."""
+        """End a training session: publish if that is quick, and report the dropped work."""
         session, events = self._session, list[MemberEvent]()
         if session is not None and session.training_session == training_session:
             if self.publisher.updates and self.trainer.tracker and self.publisher.is_quick:
@@ -126,7 +126,7 @@ class DrafterMember:
         answers = self.trainer.draw()
         self.lacks_answers = not answers
         if not answers:
-            # other workers' answers may be on their way
+            # answers of other workers may still arrive
             patient = now - self._last_found <= _PATIENCE_SECONDS
             return [] if patient else self.stop(session.training_session)
         self._last_found = now
@@ -136,7 +136,7 @@ class DrafterMember:
         return [self._publish(session, check)] if self.publisher.is_due else []
 
     def _publish_late(self, session: TrainDrafter, check: CheckInterrupt) -> list[MemberEvent]:
-        """Publish what an interrupt has put off, before other work."""
+        """Publish work whose publication was interrupted, before other work."""
         began = time.monotonic()
         check = self.publisher.limit_interrupts(check)
         try:
@@ -144,9 +144,9 @@ class DrafterMember:
         except (BlobError, ConfigError):
             raise
         except Exception:
-            self.publisher.note_interrupt(time.monotonic() - began)
+            self.publisher.count_interrupt(time.monotonic() - began)
             raise
-        # the move drops work that the new base can't take
+        # the move drops work that can't be added to the new base
         return [self._publish(session, check)] if self.publisher.is_due else []
 
     def _publish(self, session: TrainDrafter, check: CheckInterrupt) -> DrafterDeltaReady:
@@ -186,7 +186,7 @@ class DrafterMember:
         )
 
     def _give_up(self, session: TrainDrafter, error: str) -> DrafterDiverged:
-        """End the training session, and forget a learner that no base can use."""
+        """End the training session, and drop a learner whose work no base can use."""
         self._session = self._pending_merge = None
         self.trainer.start_over()
         return DrafterDiverged(

@@ -1,7 +1,7 @@
-"""Track how much of a member's work is in the base: all that it learned is merged exactly once.
+"""Track which of a member's work is in the base, so that all of it is merged exactly once.
 
-A delta holds all that no base held when it was published. Once a base has that delta, the member
-counts from there.
+A delta holds all work that no base contained when it was published. Once a base contains that
+delta, later deltas start there.
 """
 
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
@@ -15,27 +15,27 @@ from tlt.trainer.drafter.delta_merging import (
 )
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 
-# Published deltas whose snapshot is kept, each as large as weights and mean together: a merge may
-# take as long as it takes to publish so many. Publishing takes so small a share of the time that
-# four large deltas come in eighty times what one of them takes.
+# Limits of the published deltas whose snapshots are kept; each is as large as weights and mean
+# together. A merge may take as long as the publication of that many: as publishing takes a small
+# share of the time, four large deltas take eighty times as long as one publication.
 _LEAST_SNAPSHOTS, _MOST_SNAPSHOTS = 4, 16
 SNAPSHOT_BYTES = 64 << 20
 
 
 class DeltaTracker:
-    """A member's learner, the base that it stands on, and the deltas that may not be merged yet."""
+    """A member's learner, its base, and its deltas that may not be merged yet."""
 
     def __init__(self, member: str, learner: DrafterLearner) -> None:
         self.learner = learner
         snapshot = learner.snapshot()
-        # where the learner began, which is about the same for all members of one seed
+        # the learner's initial weights, which are about the same for all members of one seed
         self.root = BaseWeights(tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=0)
         self.base: DrafterBase | None = None
         self._member = member
         self._weights = self.root
-        # micro-batches of the first base that had this member's last delta
+        # micro-batches of the first base that contained this member's last delta
         self._known = 0
-        # by delta that may not be merged yet: the learner when it was published
+        # by number of a delta that may not be merged yet: the learner when it was published
         self._snapshots: dict[int, DrafterSnapshot] = {}
         # the newest delta that is merged
         self._merged = -1
@@ -45,7 +45,7 @@ class DeltaTracker:
     def move_to(
         self, base: DrafterBase, weights: BaseWeights, check: CheckInterrupt = never_interrupt
     ) -> bool:
-        """Go on from another base; return False if work since the last delta is lost.
+        """Continue from another base; return False if work since the last delta is lost.
 
         An interrupt leaves everything as it was.
         """
@@ -62,7 +62,8 @@ class DeltaTracker:
         }
         check()
         if self.learner.updates == since.updates:
-            self._known = weights.micro_batches  # nothing is left to merge: it begins from there
+            # nothing is left to merge, so the learner restarts from this base
+            self._known = weights.micro_batches
         elif since is not self._weights:
             self._known = base.merged[self._member][1]
         self.learner.rebase(since, weights)
@@ -71,7 +72,7 @@ class DeltaTracker:
         return is_known
 
     def take_delta(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
-        """Return all that the base doesn't have; an interrupt leaves everything as it was."""
+        """Return all work that the base lacks; an interrupt leaves everything as it was."""
         snapshot = self.learner.snapshot(check)
         delta = compute_delta(snapshot, self._weights, self._known, check)
         self._snapshots[number] = snapshot
@@ -84,7 +85,7 @@ class DeltaTracker:
         return number
 
     def _is_known(self, base: DrafterBase) -> bool:
-        """Return True if the member knows what of its work this base has."""
+        """Return True if the member can tell how much of its work this base contains."""
         number = self._merged_number(base)
         given_up = self.base is not None and self.base.root != base.root
         return not given_up and (number <= self._merged or number in self._snapshots)

@@ -39,7 +39,7 @@ class DrafterMerger:
     def merge(
         self, command: MergeDrafter, root: BaseWeights | None, check: CheckInterrupt
     ) -> MergedDrafter:
-        """Merge the command's deltas; `root` is where this member began, if it has."""
+        """Merge the command's deltas; `root` is this member's initial weights, if it has any."""
         base = self._bases.read(command.base, root, check)
         deltas = [
             Delta(
@@ -61,9 +61,9 @@ class DrafterMerger:
         began: float,
         check: CheckInterrupt,
     ) -> DrafterMerged:
-        """Write the base and the drafter, which learned from this policy last.
+        """Write the base and the drafter; `policy` is the version that it was last trained on.
 
-        `began` is when the work on the command began.
+        `began` is the time at which the work on the command began.
         """
         check()
         command, weights = merged.command, merged.weights

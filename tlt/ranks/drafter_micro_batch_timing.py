@@ -1,4 +1,4 @@
-"""Fit micro-batches to a time: a stop drops the one in progress, and should cost little."""
+"""Fit micro-batches to a time limit, because a stop drops the one in progress."""
 
 import time
 from collections.abc import Callable, Generator
@@ -19,7 +19,7 @@ class MicroBatchSize:
 
     @contextmanager
     def adapt(self) -> Generator[None]:
-        """Measure the body, which learns from one micro-batch, and fit the next one to it."""
+        """Measure the body, which trains on one micro-batch, and adapt the size of the next one."""
         began = self._clock()
         try:
             yield

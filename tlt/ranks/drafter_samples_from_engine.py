@@ -1,4 +1,4 @@
-"""Get texts with hidden states out of the native engine, for a drafter to learn from.
+"""Make training samples for a drafter from texts and the native engine's hidden states.
 
 The policy either answers prompts or reads existing texts; no pass is made twice.
 """
@@ -18,7 +18,7 @@ from tlt.trainer.drafter.samples import DrafterSample
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A prompt and an answer, the policy's or another one."""
+    """A prompt and an answer, which the policy or another source wrote."""
 
     id: int
     tokens: tuple[int, ...]
@@ -40,7 +40,7 @@ def answered(
 
 
 def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, torch.Tensor]]:
-    """Read texts; yield them with states, in the order in which the engine gets to their ends."""
+    """Read texts; yield them with states, in the order in which the engine finishes them."""
     by_id = {text.id: text for text in texts}
     engine.submit([_reading(text) for text in by_id.values()])
     while engine.running:

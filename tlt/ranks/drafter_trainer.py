@@ -1,8 +1,8 @@
 """Train the drafter of one member, a micro-batch at a time.
 
-An interrupt ends a micro-batch as if it had never begun. What the member keeps between two training
-sessions (its moments, and work that is not merged yet) dies with the rank, and no other member
-needs it.
+An interrupt ends a micro-batch as if it had never begun. What a member keeps between two training
+sessions (optimiser moments, and work that is not merged yet) is lost with its rank, and no other
+member needs it.
 """
 
 import random
@@ -31,7 +31,7 @@ _REMEMBERED_SECONDS = 50
 
 
 class DrafterTrainer:
-    """The member's learner, and what it learns from."""
+    """The member's learner and its samples."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DrafterTrainer:
         self._random = random.Random(f"{job.spec.seed} {setup.incarnation} {setup.rank}")
         self._durations: deque[float] = deque(maxlen=_REMEMBERED_SECONDS)
         self._dropped_seconds = 0.0
-        load_kernels()  # else the first micro-batch would wait until they are built
+        load_kernels()  # otherwise the first micro-batch would wait for the build
 
     @property
     def typical_seconds(self) -> float:
@@ -75,7 +75,7 @@ class DrafterTrainer:
             self._divergence = DivergenceDetector()
 
     def start_over(self) -> None:
-        """Forget the learner: it diverged, or can't be merged."""
+        """Drop the learner, because it diverged or can't be merged."""
         self.tracker = None
         self._publisher.start_over()
 
@@ -84,11 +84,11 @@ class DrafterTrainer:
         return self._replay.draw(self.size.rows, [self._random.random() for _ in range(_DRAWS)])
 
     def train(self, base: DrafterBase, answers: list[Answer], check: CheckInterrupt) -> str | None:
-        """Learn one micro-batch; return why the drafter is void, if it is."""
+        """Train on one micro-batch; return the reason if the drafter became void."""
         began = time.monotonic()
         try:
             if self.tracker is not None and base.weights is not None:
-                # Prefills take long, and the blob of this base goes when a newer base is adopted.
+                # Prefills take long, and this base's blob is deleted when a newer base is merged.
                 self.move_to(base, check)
             self.read(answers, check)
             return self._learn(self.move_to(base, check).learner, answers, check)
@@ -99,7 +99,7 @@ class DrafterTrainer:
             raise
 
     def read(self, answers: list[Answer], check: CheckInterrupt) -> None:
-        """Get the hidden states of answers, by a prefill if they aren't on this host."""
+        """Load the hidden states of answers, by a prefill if they aren't on this host."""
         began = time.monotonic()
         for answer in answers:
             if not self._replay.fetch(answer):
@@ -108,7 +108,7 @@ class DrafterTrainer:
         self._publisher.add_reading(time.monotonic() - began)
 
     def move_to(self, base: DrafterBase, check: CheckInterrupt) -> DeltaTracker:
-        """Let the learner go on from this base."""
+        """Continue the learner from this base."""
         tracker = self.tracker
         if tracker is not None and base == tracker.base:
             return tracker
@@ -141,7 +141,7 @@ class DrafterTrainer:
         seconds = time.monotonic() - began
         self._durations.append(seconds)
         if result.skipped:
-            self._dropped_seconds += seconds  # its loss may not be a number
+            self._dropped_seconds += seconds  # its loss may be NaN
         else:
             origins = (answer.candidate.origin for answer in answers)
             tokens = list(zip(origins, (window.rows for window in windows), strict=True))

@@ -29,7 +29,7 @@ from tlt.trainer.drafter.samples import state_layers
 
 @dataclass(frozen=True, kw_only=True)
 class StartedEngine:
-    """An engine, the drafter that the spec names, and why that drafter can't be used."""
+    """An engine, the drafter that the spec names, and the reason if that can't be used."""
 
     engine: Engine
     drafter: Drafter | None = None
@@ -53,7 +53,7 @@ def drafter_config(spec: JobSpec, named: Drafter | None) -> DrafterConfig:
 
 
 def context_of(spec: JobSpec) -> int:
-    """Return how many tokens a prompt and its answer may have together."""
+    """Return the most tokens that a prompt and its answer may have together."""
     policy = spec.policy
     positions = read_config(Path(policy.path)).max_positions
     return min(positions, policy.max_context or positions)
@@ -82,7 +82,7 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     if drafter is not None:
         engine.speculation.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
-        # Ranks that drew the same numbers would all explore in the same decode steps.
+        # With the same random numbers all ranks would explore in the same decode steps.
         setup = job.setup
         seed = mix(spec.seed, *setup.worker.encode(), setup.incarnation, setup.rank)
         engine.speculation.set_policy(strategy_policy(spec.speculation), seed)
@@ -90,7 +90,7 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
 
 
 def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:
-    """Return what chooses the strategy of each decode step, control runs included."""
+    """Return the policy that chooses each decode step's strategy, control runs included."""
     fixed = speculation.strategy
     policy = AdaptivePolicy() if fixed is None else FixedPolicy(fixed)
     share = speculation.control_share

@@ -1,8 +1,7 @@
-"""Run a compute process: one loop that takes commands at a boundary and computes to the next.
+"""Run a compute process: one loop that handles messages, then computes to the next boundary.
 
 Its worker starts it as `python -m tlt.ranks.main SOCKET PROGRESS SETUP`, and it ends with its
-worker. An error is either the fault of the job (`WorkerFailed`) or the end of this process: nothing
-is repaired in here.
+worker. An error either fails the job (`WorkerFailed`) or ends this process, which repairs nothing.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ from tlt.ranks.rollout import RolloutDuty
 from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups
 
-# until a rank without answers to learn from tries again
+# time until a rank without answers to learn from tries again
 _RETRY_SECONDS = 0.05
 
 
@@ -64,7 +63,7 @@ class JobDuties:
         self._progress = progress
         tokenizer = Tokenizer(job.spec.policy.path)
         started = start_engine(job, tokenizer)
-        # why the drafter that the spec names can't be used
+        # reason why the drafter that the spec names can't be used
         self.complaint = started.complaint
         self.engine = started.engine
         self.member: DrafterMember | None = None
@@ -78,14 +77,14 @@ class JobDuties:
 
     @property
     def update(self) -> PolicyUpdateDuty:
-        """Return the policy's trainer, which is brought up when it is first needed."""
+        """Return the policy's trainer, which starts when it is first needed."""
         if self._update is None:
             self._update = PolicyUpdateDuty(self.job, self._progress)
         return self._update
 
     @property
     def wait_seconds(self) -> float | None:
-        """Return how long the rank may wait for a message (None: for ever)."""
+        """Return how long the rank may wait for a message (None: without limit)."""
         if self.engine.running > 0:
             return 0.0
         if self.member is None or not self.member.is_training:
@@ -94,7 +93,7 @@ class JobDuties:
 
 
 class Rank:
-    """The loop, and what each message sets off."""
+    """The rank's loop, and the handling of each message."""
 
     def __init__(self, setup: RankSetup, channel: RankChannel, progress: Progress) -> None:
         self._setup = setup
@@ -111,7 +110,7 @@ class Rank:
             self.compute()
 
     def handle(self, message: ToRank) -> None:
-        """Carry out one message; messages for another job than the open one change nothing."""
+        """Handle one message; messages for another job than the open one change nothing."""
         try:
             if isinstance(message, OpenJob):
                 self._open(message)
@@ -226,7 +225,7 @@ def main() -> None:
     channel, progress = RankChannel(int(sys.argv[1])), Progress(int(sys.argv[2]))
     setup = msgspec.json.decode(sys.argv[3], type=RankSetup)
     torch.set_num_threads(1)
-    # The store lives as long as this process: other ranks meet there.
+    # The store has to exist as long as this process, because other ranks meet there.
     store, port = groups.serve_rendezvous(setup.host)
     channel.send(RankReady(rendezvous=f"{setup.host}:{port}"))
     try:

@@ -1,4 +1,4 @@
-"""Compute a rank's part of a policy update, after which all ranks of the job hold equal weights."""
+"""Compute a rank's part of a policy update; afterwards all ranks of the job hold equal weights."""
 
 import time
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ class PolicyUpdateDuty:
         began = time.monotonic()
         rank = command.first_rank + self._job.setup.rank
         with ExitStack() as stack:
-            # The first ranks to join wait while the others bring up their trainers.
+            # The first ranks to join wait while the others start their trainers.
             with self._progress.report_meanwhile():
                 group = self._join(stack, command, rank)
             if command.restore is not None:

@@ -1,4 +1,4 @@
-"""Describe the job that a rank has open: who reports on it, its spec, and where its blobs lie."""
+"""Describe the job that a rank has open: its spec, its blobs, and the base fields of its events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tlt.protocol.rank_messages import RankSetup
 
 
 class Reporter(TypedDict):
-    """The fields with which a worker's events begin."""
+    """The fields that all of a worker's events have."""
 
     job: JobId
     worker: WorkerId
@@ -56,7 +56,7 @@ class RankJob:
 
     @property
     def reporter(self) -> Reporter:
-        """Return the fields with which this rank's events begin."""
+        """Return the fields that all of this rank's events have."""
         setup = self.setup
         return Reporter(job=self.id, worker=setup.worker, incarnation=setup.incarnation)
 

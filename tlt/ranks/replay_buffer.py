@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def name(self) -> Name:
-        """Return what identifies the answer in a job."""
+        """Return the key that identifies the answer in a job."""
         return self.key.step, self.key.prompt, self.key.member
 
     def sample(self) -> DrafterSample:
@@ -58,7 +58,7 @@ class ReplayBuffer:
         self._states = states
         self._most_bytes = most_bytes
         self._answers: dict[Name, Answer] = {}
-        # bytes of states that are shared of answers still being written here
+        # bytes of shared states, by answer that is still being written here
         self._partial_bytes: dict[Name, int] = {}
         self._step = Step(0)
         self._held_out: Mapping[Step, tuple[PromptIndex, ...]] = {}
@@ -69,7 +69,7 @@ class ReplayBuffer:
         return sum(answer.candidate.bytes for answer in self._answers.values())
 
     def begin(self, step: Step) -> None:
-        """Forget answers that are older than the step before this one."""
+        """Begin a step: forget answers older than the step before."""
         if step == self._step:
             return
         self._step = step
@@ -83,7 +83,7 @@ class ReplayBuffer:
         self._states.forget_before(Step(step - 1))
 
     def hold_out(self, prompts: Mapping[Step, tuple[PromptIndex, ...]]) -> None:
-        """Keep answers to these prompts of this step and of the one before for evaluations."""
+        """Keep answers to these prompts, by step, for evaluations."""
         self._held_out = prompts
 
     def add(
@@ -132,7 +132,7 @@ class ReplayBuffer:
             self._states.put(name, states, partial=True)
 
     def fetch(self, answer: Answer) -> bool:
-        """Get the answer's states from this host; return False if no rank here captured them."""
+        """Load the answer's states from this host; return False if no rank here captured them."""
         if answer.states is None:
             answer.states = self._states.take(answer.name, len(answer.tokens) - 1)
         return answer.states is not None
@@ -143,7 +143,7 @@ class ReplayBuffer:
         answer.states = self._states.put(answer.name, states, partial=partial)
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
-        """Draw answers of about so many tokens, none that evaluations need."""
+        """Draw answers of about `most_tokens` tokens, but none that evaluations need."""
         held = _held_out_answers(self._answers.values(), self._held_out)
         spared = {answer.name for answer in held if answer.key.step == self._step}
         spared |= {answer.name for answer in _evaluated(held, self._step)}
@@ -164,7 +164,7 @@ class ReplayBuffer:
     def evaluation_answers(self, most: int = _EVALUATION_ANSWERS) -> list[Answer]:
         """Return held-out answers of all lengths, from short to long."""
         kept = _evaluated(_held_out_answers(self._answers.values(), self._held_out), self._step)
-        # those that have states cost no prefill
+        # answers that have states need no prefill
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
         if len(kept) <= most:
@@ -194,6 +194,6 @@ def _held_out_answers(
 
 
 def _evaluated(held_out: Sequence[Answer], step: Step) -> list[Answer]:
-    """Return the whole answers of this step, or of the one before while there are none."""
+    """Return the whole answers of this step, or of the one before while this step has none."""
     whole = [answer for answer in held_out if not _is_partial(answer)]
     return [answer for answer in whole if answer.key.step == step] or whole

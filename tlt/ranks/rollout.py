@@ -17,7 +17,7 @@ from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-# an answer is shared when it has so many tokens, and again each time it has grown by this factor
+# tokens with which an answer is first shared, and growth after which it is shared again
 _LEAST_TOKENS, _GROWTH = 8, 1.5
 
 
@@ -42,7 +42,7 @@ class RolloutDuty:
         self._replay = replay
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
-        # by request: tokens of the answer when it was last shared
+        # by request: token count of the answer when it was last shared
         self._shared: dict[int, int] = {}
         self._reported = 0.0
         self._serial = 0
@@ -83,11 +83,11 @@ class RolloutDuty:
         )
 
     def add_peer_answer(self, answer: PeerAnswer) -> None:
-        """Guess from another rank's answer, and let the drafter learn from it."""
+        """Use another rank's answer for n-gram proposals and for drafter training."""
         try:
             tokens = self._blobs.unpack(answer.tokens).tolist()
         except BlobError:
-            return  # its step is over, and the blob is deleted
+            return  # the blob is deleted because its step is over
         if answer.whole:
             self.engine.index_answer(answer.prompt_tokens, tokens)
         if self._replay is not None:
@@ -114,7 +114,7 @@ class RolloutDuty:
                         prompt=prompt.prompt,
                         member=prompt.member,
                         prompt_tokens=prompt.tokens,
-                        # inline, because no one would release a blob
+                        # inline, because no component would release a blob
                         tokens=Tensor(
                             dtype="int32",
                             shape=(len(tokens),),

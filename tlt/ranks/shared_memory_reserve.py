@@ -2,16 +2,16 @@
 
 from tlt.engine.native import NativeEngine
 
-# in shared memory while one is published: the new one, the one in use, and the one before
+# policies in shared memory while one is published: the new, the present and the previous one
 _POLICIES = 3
-# tensors of rollouts, or as much as a policy if that is less
+# room for tensors of rollouts, or the size of a policy if that is less
 _ROLLOUT_BYTES = 256 << 20
-# in shared memory at once: members' deltas, bases, and drafters in use
+# members' deltas, bases and drafters in use that are in shared memory at once
 _DELTAS = 8
 
 
 class SharedMemoryBudget:
-    """Sizes of what a job keeps in shared memory."""
+    """The sizes of a job's data in shared memory."""
 
     def __init__(self, engine: NativeEngine, delta_bytes: int) -> None:
         self._engine = engine
@@ -19,7 +19,7 @@ class SharedMemoryBudget:
         self._delta_bytes = delta_bytes
 
     def beside_drafters(self) -> int:
-        """Return the bytes for policies that aren't there yet, and for rollouts."""
+        """Return the bytes for policies still to be published, and for rollouts."""
         one = self._engine.policy_bytes
         published = min(self._engine.version - self._loaded, _POLICIES - 1)
         return (_POLICIES - published) * one + min(one, _ROLLOUT_BYTES)

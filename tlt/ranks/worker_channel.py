@@ -39,11 +39,11 @@ async def read_from_rank(reader: asyncio.StreamReader) -> FromRank:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return _from_rank.decode(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise RankError("the rank hung up") from error
+        raise RankError("the rank closed its socket") from error
 
 
 class RankChannel:
-    """The rank's end of the socket pair: read between two computations, never waited for in one."""
+    """The rank's end of the socket pair; a computation never waits for it."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -59,7 +59,7 @@ class RankChannel:
         self._socket.sendall(pack(message))
 
     def receive(self, *, wait: float | None) -> list[ToRank]:
-        """Return all messages that are here, or arrive within `wait` seconds (None: wait for ever).
+        """Return all messages that arrive within `wait` seconds (None: without limit).
 
         Raise EOFError if the worker is gone.
         """
@@ -81,7 +81,7 @@ class RankChannel:
         try:
             chunk = self._socket.recv(1 << 20)
         except ConnectionError as error:
-            # an OSError in the middle of writing a file would be taken for that file's
+            # an OSError while a file is being written would be taken for an error of that file
             raise EOFError from error
         if not chunk:
             raise EOFError
@@ -119,7 +119,7 @@ class Progress:
 
     @contextmanager
     def report_meanwhile(self) -> Generator[None]:
-        """Report twice a second while the body runs, which can't report itself."""
+        """Report twice a second while the body runs, because it can't report its own progress."""
         over = Event()
 
         def report() -> None:

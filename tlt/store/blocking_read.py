@@ -1,4 +1,4 @@
-"""A connection for reads that block, which another task can end at once."""
+"""A connection whose blocking reads another task can end at once."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ class BlockingConnection:
     def __init__(self, shared: Connection) -> None:
         self.connection: Connection = shared.client()
         self._shared = shared
-        # the server's number of the connection; without it reads block for their full time
+        # the connection's id on the server; without it reads block for their full time
         self._id: int | None = None
 
     async def identify(self) -> None:

@@ -1,7 +1,6 @@
-"""The embedded Redis is a process of its own behind a socket that only its user can open.
+"""Run an embedded Redis process behind a socket that only its user can open.
 
-It never outlives the thread that started it, and its acknowledged writes lie in its append-only
-file.
+It ends with the thread that started it, and its acknowledged writes are in its append-only file.
 """
 
 import shutil
@@ -36,7 +35,7 @@ def find_binary() -> Path:
 
 
 class EmbeddedRedis:
-    """Start it from a thread that lives as long as the server should: it dies with that thread."""
+    """The server's process; it ends with the thread that started it."""
 
     def __init__(self, data: Path, socket_path: Path) -> None:
         self.data = data

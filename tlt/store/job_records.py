@@ -1,4 +1,4 @@
-"""Users submit, list and cancel jobs here; what is acknowledged is durable."""
+"""Submit, list and cancel jobs; an acknowledged request is durable."""
 
 import os
 import time
@@ -76,7 +76,7 @@ class Jobs:
         return sorted(records, key=lambda record: record.submitted)
 
     async def readable(self) -> tuple[list[JobRecord], str | None]:
-        """Return the records that can be read, and what is wrong with one of the others."""
+        """Return the readable records, and the error of one of the others."""
         records: list[JobRecord] = []
         complaint: str | None = None
         for name, raw in (await self._connection.hgetall(self._keys.jobs)).items():

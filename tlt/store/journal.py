@@ -1,8 +1,8 @@
 """The journal: one writer appends every event in the order in which `decide` consumed it.
 
 A line holds the schema's version, the event, the time that `decide` was given, and a digest of
-the commands that came out. A torn last line is no entry. Lines beyond the position that the store
-names as committed were never decided: the next writer cuts them off and decides again.
+the commands that came out. A torn last line is no entry. Lines after the position that the store
+names as committed don't count: the next writer cuts them off, and their events are decided again.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The state of a decider is rebuilt from its journal: a snapshot, then the entries after it.
+"""Rebuild the state of a decider from its journal: a snapshot, then the entries after it.
 
 Decisions that were not committed are lost with the process that made them.
 """
@@ -62,14 +62,14 @@ class DeciderState(Generic[_State]):
         return self.journal.position
 
     def snapshot_if_due(self) -> None:
-        """Call it after the commit: a snapshot must never be ahead of what is committed."""
+        """Write a snapshot; only after the commit, because it must not be ahead of the journal."""
         if self.journal.position.entries - self._snapshot_at < self._snapshot_entries:
             return
         self._snapshot_at = self.journal.position.entries
         state = msgspec.Raw(msgspec.msgpack.encode(self.state))
         snapshot = Snapshot(SCHEMA_VERSION, self.journal.position, state)
         unfinished = self.folder / ".snapshot-unfinished"
-        # A snapshot only saves time, the journal holds everything: a full disk is no failure.
+        # A snapshot only saves time, so a full disk is no failure.
         with contextlib.suppress(OSError):
             unfinished.write_bytes(msgspec.msgpack.encode(snapshot))
             os.replace(unfinished, self.folder / SNAPSHOT_FILE)
@@ -82,7 +82,7 @@ class DeciderState(Generic[_State]):
 def replay(
     path: Path, initial: _State, decide: Decide[_State], start: Position = START
 ) -> tuple[_State, Position]:
-    """Decide every entry again and check that the commands are those of the first time."""
+    """Decide every entry again, and check that the commands are the same as before."""
     state, position = initial, start
     for entry, after in follow(path, start):
         state, commands = decide(state, entry.event, entry.at)

@@ -1,4 +1,4 @@
-"""Messages on the wire: MessagePack with the schema's version beside it; nothing is pickled."""
+"""Encode messages as MessagePack beside the schema's version; nothing is pickled."""
 
 from collections.abc import Mapping
 from typing import Generic, TypeVar

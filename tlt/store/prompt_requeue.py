@@ -1,4 +1,4 @@
-"""Prompts of a dead incarnation go back to the end of the queue, or to the dead letters."""
+"""Return prompts of a lost incarnation to the end of the queue, or to the dead letters."""
 
 import msgspec
 

@@ -1,8 +1,8 @@
 """Streams deliver at least once to consumer groups; a batch is committed in one transaction.
 
 An entry is delivered again until it is acknowledged in the same transaction as its effects.
-Entries of a dead consumer are found by owner, never by age: an entry of the long tail is old and
-healthy.
+Entries of a lost consumer are found by owner, never by age, because entries of long answers get old
+without an error.
 """
 
 from collections.abc import Iterable, Sequence
@@ -75,7 +75,7 @@ class Stream(Generic[_Message]):
     async def trim(self) -> None:
         """Drop the entries that every group has acknowledged, and no others.
 
-        MAXLEN would drop unacknowledged entries; MINID below the oldest entry in need cannot.
+        MAXLEN could drop unacknowledged entries; MINID at the oldest one that is needed can't.
         """
         needed: list[tuple[int, int]] = []
         for group in await self.connection.xinfo_groups(self.key):
@@ -93,10 +93,10 @@ class Stream(Generic[_Message]):
 
 
 class Consumer(Generic[_Message]):
-    """One reader of a group; while it lives it is given each entry once.
+    """One reader of a group, which gets each entry once as long as it runs.
 
-    A reply that is lost with its connection leaves entries pending that the reader never saw:
-    after any error the next read begins with its own pending entries.
+    A reply that is lost with its connection leaves entries pending that the reader never saw, so
+    after any error the next read begins with the reader's pending entries.
     """
 
     def __init__(self, stream: Stream[_Message], group: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker whose lease has ended writes nothing: its transactions fail whenever it wakes up."""
+"""A worker whose lease has ended can't write: its transactions fail from then on."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -59,7 +59,7 @@ async def transaction(
             try:
                 await pipe.execute()
             except redis.exceptions.WatchError:
-                # The fence of some worker moved, hardly ever of this one: check and try again.
+                # Some worker's fence moved, rarely this one's, so check and try again.
                 await pipe.watch(keys.fence)
                 _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
                 pipe.multi()

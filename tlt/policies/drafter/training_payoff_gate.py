@@ -25,7 +25,7 @@ from tlt.protocol.shared_values import DrafterEvaluation
 _SLOWED = 0.1
 # micro-batches of idle time to consider, because many may gain where the first few gain nothing
 _STRETCHES = (24, 96, 384)
-# the value of a micro-batch of several members against one of a single member
+# share of a single member's gain that a micro-batch has where several members train
 _MERGED = 0.85
 # reserved time must be predicted to save this many times its cost
 _MARGIN = 2.0
