@@ -27,7 +27,7 @@ from benchmarks.speculating import ARMS, DRAFTER, Requests, engine
 from benchmarks.speculation import name_of
 from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.reference import answers, ask, forced_logits, logprobs_of, random_prompts
+from tests.engine.reference import answers, forced_logits, logprobs_of, new_request, random_prompts
 from tests.engine.test_reproducible import gap_at_the_fork
 from tests.engine.test_speculation import ARMS as TOY_ARMS
 from tests.engine.test_speculation import engine as toy_engine
@@ -137,7 +137,7 @@ def _p_values() -> dict[str, float]:
             expected = second_tokens(policy, prompt, sampling)
             for strategy in TOY_ARMS:
                 made = toy_engine(policy, drafter, strategy, slots=_ROWS, dtype=torch.float32)
-                sent = [ask(i, prompt, sampling, max_new_tokens=2) for i in range(_DRAWS)]
+                sent = [new_request(i, prompt, sampling, max_new_tokens=2) for i in range(_DRAWS)]
                 tokens = [done.tokens[1] for done in answers(made, sent).values()]
                 counts = torch.tensor(tokens).bincount(minlength=len(expected))
                 label = f"{name_of(strategy)}, temperature {sampling.temperature}"

@@ -30,16 +30,16 @@ def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_attempts_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
-    told = attempts.attempts
+    listed = attempts.attempts
     epochs = {e.event.epoch for e in entries if isinstance(e.event, JobStarted | SessionResumed)}
-    assert {each.epoch for each in told} == epochs
-    assert len(told) == len(epochs)
-    for one, following in pairwise(told):
+    assert {each.epoch for each in listed} == epochs
+    assert len(listed) == len(epochs)
+    for one, following in pairwise(listed):
         assert one.ended is not None
         assert one.began <= one.ended <= following.began
         assert one.step <= following.step
-    assert told[-1].end == "the job ended"
-    assert told[-1].epoch == ledger.state.epoch
+    assert listed[-1].end == "the job ended"
+    assert listed[-1].epoch == ledger.state.epoch
 
 
 @settings(max_examples=settings().max_examples // 2)

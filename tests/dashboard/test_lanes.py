@@ -22,7 +22,7 @@ _EXAMPLES = settings().max_examples
 
 
 def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneUpdate]]:
-    ledger, lanes, told = Ledger(JOB, world.spec), WorkerLanes(**bounds), list[LaneUpdate]()
+    ledger, lanes, updates = Ledger(JOB, world.spec), WorkerLanes(**bounds), list[LaneUpdate]()
     began = 0.0
     for number, line in enumerate(world.journal):
         entry = msgspec.json.decode(line, type=JournalEntry)
@@ -30,8 +30,8 @@ def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneU
             began = entry.at
         lanes.add(ledger.add(entry.event, entry.at), entry.at - began)
         if number % 7 == 0:
-            told.append(lanes.take_update())
-    return ledger, lanes, [*told, lanes.take_update()]
+            updates.append(lanes.take_update())
+    return ledger, lanes, [*updates, lanes.take_update()]
 
 
 @settings(max_examples=_EXAMPLES)
@@ -53,15 +53,15 @@ def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
 @settings(max_examples=_EXAMPLES // 3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_updates_add_up_to_the_full_state(seed: int) -> None:
-    _, lanes, told = folded(walk(Random(seed)))
+    _, lanes, updates = folded(walk(Random(seed)))
     whole = lanes.all()
     for part in ("changes", "batches"):
-        bits = [bit for news in told for bit in getattr(news, part)]
+        bits = [bit for update in updates for bit in getattr(update, part)]
         assert sorted(bits, key=lambda bit: bit.worker) == list(getattr(whole, part))
-    assert [mark for news in told for mark in news.marks] == list(whole.marks)
-    assert [news.names for news in told if news.names][-1] == whole.names
+    assert [mark for update in updates for mark in update.marks] == list(whole.marks)
+    assert [update.names for update in updates if update.names][-1] == whole.names
     # names are sent again only with a new worker
-    counts = [len(news.names) for news in told if news.names]
+    counts = [len(update.names) for update in updates if update.names]
     assert counts == sorted(set(counts))
 
 
@@ -98,8 +98,8 @@ def test_strategy_marks_do_not_displace_others() -> None:
     for number in range(20):
         lanes.mark("strategy", None, f"{number}", 1.0 + number)
     lanes.mark("lost", None, "lost", 9.0)
-    told = [(mark.kind, mark.text) for mark in lanes.all().marks]
-    assert told == [
+    updates = [(mark.kind, mark.text) for mark in lanes.all().marks]
+    assert updates == [
         ("step", "step 0"),
         *(("strategy", f"{number}") for number in range(15, 20)),
         ("lost", "lost"),

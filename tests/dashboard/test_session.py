@@ -79,9 +79,9 @@ async def test_refuses_a_wrong_spec_with_its_error(
         answer = await session_client.post("/api/jobs", headers=OURS, json={"yaml": yaml})
         assert answer.status_code == 400
         assert complaint in answer.json()["error"]
-    unknown = await session_client.post("/api/jobs/nobody/cancel", headers=OURS)
+    unknown = await session_client.post("/api/jobs/unknown/cancel", headers=OURS)
     assert unknown.status_code == 404
-    assert (await session_client.get("/api/events?job=nobody")).status_code == 404
+    assert (await session_client.get("/api/events?job=unknown")).status_code == 404
 
 
 async def test_reads_streams_leases_and_running_answers(
@@ -181,7 +181,7 @@ async def test_warns_of_dead_letters_and_of_a_redis_that_is_gone(
     assert [(dead.source, dead.error) for dead in view.health.newest_dead_letters] == [
         ("events", "odd")
     ]
-    gone = msgspec.structs.replace(session, redis_url="unix:///tmp/nobody.sock")
+    gone = msgspec.structs.replace(session, redis_url="unix:///tmp/missing.sock")
     from tlt.store.redis_connection import connect
 
     lost = connect(gone.redis_url)
@@ -208,7 +208,7 @@ async def test_leaves_out_and_names_what_cannot_be_read(
     async with connection.pipeline(transaction=True) as transaction:
         prompts.add(transaction, prompt(0))
         await transaction.execute()
-    await connection.xreadgroup(ROLLOUT, "somebody", {prompts.key: ">"}, count=2)
+    await connection.xreadgroup(ROLLOUT, "consumer", {prompts.key: ">"}, count=2)
     view = await feed.view()
     assert [line.job for line in view.jobs] == [job]
     assert [worker.worker for worker in view.health.workers] == ["w0"]

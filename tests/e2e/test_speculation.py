@@ -86,7 +86,7 @@ def test_draws_the_same_answers_as_without_speculation(
         for duties in step["workers"].values():
             assert sum(duties.values()) == pytest.approx(step["seconds"])
     assert "trained on" in live.tlt("ledger", str(live.runs / speculating)).stdout
-    live.tlt("ledger", "nobody-1", code=2)
+    live.tlt("ledger", "unknown-1", code=2)
 
 
 def test_goes_without_a_drafter_that_cannot_be_used(

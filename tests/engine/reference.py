@@ -48,7 +48,7 @@ def random_prompts(count: int, shortest: int = 1, longest: int = 20) -> list[tup
     return [tuple(torch.randint(0, 97, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def ask(
+def new_request(
     id: int,
     prompt: Sequence[int],
     sampling: Sampling = GREEDY,

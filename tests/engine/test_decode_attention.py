@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.reference import answers, ask, show
+from tests.engine.reference import answers, new_request, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
 from tlt.engine.native.decode_attention_kernels import (
@@ -133,8 +133,8 @@ def test_decodes_the_same_tokens_without_a_compiler(
 ) -> None:
     def written() -> Sequence[Sequence[int]]:
         engine = NativeEngine(load_decoder(policy_folder), show, 5, 128, _CPU, PolicyVersion(0))
-        asked = [ask(i, (3 + i, 4, 5 + i), Sampling(), 60) for i in range(9)]
-        return [done.tokens for _, done in sorted(answers(engine, asked).items())]
+        submitted = [new_request(i, (3 + i, 4, 5 + i), Sampling(), 60) for i in range(9)]
+        return [done.tokens for _, done in sorted(answers(engine, submitted).items())]
 
     with_it = written()
     monkeypatch.setattr(decode_attention_kernels, "kernel", lambda: None)

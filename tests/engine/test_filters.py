@@ -43,7 +43,7 @@ def test_filters_each_row_by_its_own_settings(
     logits = logits.mul_(2).round(decimals=1)  # rounding makes ties
     filtered = Filters(settings, logits).apply(logits, slice(0, len(settings)))
     for row, one in enumerate(settings):
-        for place in range(3):
-            kept = left(logits[row, place], one)
-            expected = logits[row, place].masked_fill(~kept, -torch.inf)
-            assert torch.equal(filtered[row, place], expected), one
+        for position in range(3):
+            kept = left(logits[row, position], one)
+            expected = logits[row, position].masked_fill(~kept, -torch.inf)
+            assert torch.equal(filtered[row, position], expected), one

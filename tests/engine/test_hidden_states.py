@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.reference import ask, greedy_answer, random_prompts, transformers_model
+from tests.engine.reference import greedy_answer, new_request, random_prompts, transformers_model
 from tlt.engine.base import Sampling
 
 pytestmark = pytest.mark.needs("hidden_states")
@@ -38,7 +38,7 @@ def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_states_follow_a_request_through_every_slot(make_engine: MakeEngine, folder: Path) -> None:
     prompts = random_prompts(9)
     # siblings share a prefill, and rows that end make others move
-    requests = [ask(i, prompts[i // 2], Sampling(), 4 + (7 * i) % 11) for i in range(18)]
+    requests = [new_request(i, prompts[i // 2], Sampling(), 4 + (7 * i) % 11) for i in range(18)]
     engine = make_engine(folder, slots=4)
     assert engine.capabilities.hidden_states
     engine.submit(requests)
@@ -65,7 +65,7 @@ def test_states_follow_a_request_through_every_slot(make_engine: MakeEngine, fol
 
 def test_states_are_valid_until_the_next_step(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder)
-    engine.submit([ask(0, [5, 6, 7], max_new_tokens=1)])
+    engine.submit([new_request(0, [5, 6, 7], max_new_tokens=1)])
     while not engine.step():
         pass
     assert len(engine.hidden_states(0)) == 3
@@ -78,7 +78,7 @@ def test_states_are_valid_until_the_next_step(make_engine: MakeEngine, folder: P
 def test_cancelled_request_has_no_states(make_engine: MakeEngine, folder: Path) -> None:
     """Its slot belongs to the next request at once."""
     engine = make_engine(folder, slots=1)
-    engine.submit([ask(0, [5, 6, 7]), ask(1, [8, 9])])
+    engine.submit([new_request(0, [5, 6, 7]), new_request(1, [8, 9])])
     for _ in range(3):
         engine.step()
     engine.cancel([0])
@@ -90,7 +90,7 @@ def test_cancelled_request_has_no_states(make_engine: MakeEngine, folder: Path) 
 
 def test_prefills_a_long_prompt_in_chunks(make_engine: MakeEngine, long_folder: Path) -> None:
     engine = make_engine(long_folder, slots=2, max_context=2048)
-    engine.submit([ask(0, LONG, max_new_tokens=6)])
+    engine.submit([new_request(0, LONG, max_new_tokens=6)])
     while not (done := engine.step()):
         pass
     answer = greedy_answer(long_folder, LONG, 6)
@@ -103,9 +103,9 @@ def test_decodes_other_requests_between_chunks_of_a_long_prompt(
     make_engine: MakeEngine, long_folder: Path
 ) -> None:
     engine = make_engine(long_folder, slots=2, max_context=2048)
-    engine.submit([ask(0, (5, 6, 7), max_new_tokens=30)])
+    engine.submit([new_request(0, (5, 6, 7), max_new_tokens=30)])
     engine.step()
-    engine.submit([ask(1, LONG, max_new_tokens=6)])
+    engine.submit([new_request(1, LONG, max_new_tokens=6)])
     steps, done = 1, engine.step()
     while not done:
         steps, done = steps + 1, engine.step()

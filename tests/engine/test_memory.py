@@ -12,7 +12,7 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.conftest import MakeEngine, save_model
-from tests.engine.reference import answers, ask, finish, show
+from tests.engine.reference import answers, finish, new_request, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
 from tlt.id_types import DrafterVersion, PolicyVersion
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.engine.drafter_models import random_drafter
-from tests.engine.reference import ask, show
+from tests.engine.reference import new_request, show
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.strategies import Draft, Ngram, Off
@@ -44,13 +44,14 @@ def fill(slots, context):
         PolicyVersion(0), (1, 2, 3), arms, ngram_bytes=4 << 20,
     )
     if arms:
-        said = engine.memory_bytes + engine.speculation.drafter_bytes(drafter.config)
+        announced = engine.memory_bytes + engine.speculation.drafter_bytes(drafter.config)
         engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
-        assert engine.memory_bytes == said
+        assert engine.memory_bytes == announced
     for arm in (Off(), *arms):
-        engine.submit([ask(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)])
+        requests = [new_request(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)]
+        engine.submit(requests)
         engine.speculation.set_strategy(Off() if isinstance(arm, Draft) else arm)
-        # a drafter makes all that it lacks, so the last tokens are enough to fill its cache
+        # a drafter computes missing entries, so the last tokens suffice to fill its cache
         for step in range(context - 20):
             engine.step()
         engine.speculation.set_strategy(arm)
@@ -61,7 +62,7 @@ def fill(slots, context):
 torch.set_num_threads(1)
 drafter = random_drafter("eagle", 1)
 arms = [ARMS[name] for name in sys.argv[2:]]
-small = fill(2, 64)  # what a first engine of any size costs
+small = fill(2, 64)  # the first engine of a process costs extra
 before = resident()
 engine = fill(64, 1024)
 print(engine.memory_bytes, resident() - before)
@@ -75,11 +76,11 @@ def test_64_slots_of_1024_tokens_take_the_announced_bytes(
     folder = save_model(tmp_path, seed=1, max_position_embeddings=2048, num_hidden_layers=3)
     command = [sys.executable, "-c", _FILL, str(folder), *arms]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    said, taken = map(int, done.stdout.split())
+    announced, taken = map(int, done.stdout.split())
     # per token: keys and values of 3 layers, 2 heads, 16 wide; 3 states; token and log-prob
     tokens = 68 * 1024
-    assert said >= tokens * (3 * 2 * 2 * 16 * 4 + 3 * 64 * 4 + 8 + 4)
-    assert abs(taken - said) < 0.1 * said
+    assert announced >= tokens * (3 * 2 * 2 * 16 * 4 + 3 * 64 * 4 + 8 + 4)
+    assert abs(taken - announced) < 0.1 * announced
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,9 @@ def test_announces_the_bytes_that_a_drafter_adds(
         load_decoder(folder), show, 4, 128, torch.device("cpu"), PolicyVersion(0), (1, 2, 3), ARMS
     )
     config = msgspec.structs.replace(drafter_models.config(layout), own_head=own_head)
-    said = engine.memory_bytes + engine.speculation.drafter_bytes(config)
+    announced = engine.memory_bytes + engine.speculation.drafter_bytes(config)
     engine.speculation.adopt_drafter(DrafterVersion(1), new_drafter(config))
-    assert engine.memory_bytes == said
+    assert engine.memory_bytes == announced
 
 
 def test_index_stays_within_its_budget(folder: Path) -> None:
@@ -110,14 +111,14 @@ def test_index_stays_within_its_budget(folder: Path) -> None:
         ngram_bytes=budget,
     )
     engine.speculation.set_strategy(Ngram(tokens=4))
-    said, held = engine.memory_bytes, list[int]()
+    announced, held = engine.memory_bytes, list[int]()
     tracemalloc.start()
     for first in range(0, 160, 40):
-        asked = [ask(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 40)]
-        assert len(answers(engine, asked)) == 40
+        submitted = [new_request(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 40)]
+        assert len(answers(engine, submitted)) == 40
         held.append(allocated_by_index())
     tracemalloc.stop()
-    assert engine.memory_bytes == said
+    assert engine.memory_bytes == announced
     # an index of all answers would take twice as much
     assert 0.8 * budget < held[-1] <= max(held) < 1.1 * budget
 
@@ -131,7 +132,7 @@ def allocated_by_index() -> int:
 
 def test_requests_without_a_slot_wait(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder, slots=2)
-    engine.submit([ask(i, (i % 90, 5), max_new_tokens=3) for i in range(300)])
+    engine.submit([new_request(i, (i % 90, 5), max_new_tokens=3) for i in range(300)])
     done = finish(engine)
     assert len(done) == 300
     if engine.capabilities.token_identical:  # other engines share the slots of one server

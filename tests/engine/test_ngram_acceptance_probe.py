@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine import drafter_models
-from tests.engine.reference import GREEDY, answers, ask, show
+from tests.engine.reference import GREEDY, answers, new_request, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.ngram_proposer import NgramProposer
@@ -125,11 +125,14 @@ def test_probes_a_row_as_if_ngrams_decoded_it(
     policy: Path, sampling: Sampling, tokens: int
 ) -> None:
     """N-gram steps begin with the first token, probes after it."""
-    asked = [ask(0, PROMPT, sampling, tokens), ask(1, PROMPT, sampling, 12, member=0)]
+    submitted = [
+        new_request(0, PROMPT, sampling, tokens),
+        new_request(1, PROMPT, sampling, 12, member=0),
+    ]
     followed, decoding = Always(Off()), Always(Ngram(tokens=MOST))
     for strategies in (followed, decoding):
         made = engine(policy, strategies)
-        written = [answers(made, [request])[request.id].tokens for request in asked]
+        written = [answers(made, [request])[request.id].tokens for request in submitted]
         report(policy, made)
     assert sum(followed.probes.accepted) > 10
     assert followed.probes == expected_counts(written, (1, 1))
@@ -143,11 +146,14 @@ def test_probes_do_not_depend_on_where_other_strategies_end_their_steps(
     policy: Path, drafter: Drafter, tokens: int
 ) -> None:
     """A step of the drafter may pass the ends of several probes."""
-    asked = [ask(0, PROMPT, Sampling(), tokens), ask(1, PROMPT, Sampling(), 12, member=0)]
+    submitted = [
+        new_request(0, PROMPT, Sampling(), tokens),
+        new_request(1, PROMPT, Sampling(), 12, member=0),
+    ]
     strategies = Always(DRAFT)
     made = engine(policy, strategies, drafter)
     written, firsts = list[Sequence[int]](), list[int]()
-    for request in asked:
+    for request in submitted:
         steps = len(strategies.kept)
         written.append(answers(made, [request])[request.id].tokens)
         firsts.append(strategies.kept[steps])
@@ -160,7 +166,7 @@ def test_probes_do_not_depend_on_where_other_strategies_end_their_steps(
 def test_control_runs_are_not_probed(policy: Path) -> None:
     strategies = Always(Off(), why="control")
     made = engine(policy, strategies)
-    answers(made, [ask(i, PROMPT, Sampling(), 40) for i in range(8)])
+    answers(made, [new_request(i, PROMPT, Sampling(), 40) for i in range(8)])
     report(policy, made)
     assert strategies.probes == Sums()
 
@@ -188,7 +194,7 @@ def test_probes_continue_after_a_control_run(policy: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(NgramProposer, "propose_row", propose_row)
     made = engine(policy, strategies)
-    written = answers(made, [ask(0, PROMPT, GREEDY, 100)])[0].tokens
+    written = answers(made, [new_request(0, PROMPT, GREEDY, 100)])[0].tokens
     report(policy, made)
     assert len(written) == 100
     assert len(begun) > 10
@@ -200,11 +206,13 @@ def test_probed_rows_may_move_end_and_be_cancelled(policy: Path) -> None:
     """Answers repeat one of two earlier ones: all drafts before an answer's end are accepted."""
     strategies = Always(Off(), Off(), Ngram(tokens=2))
     made = engine(policy, strategies)
-    answers(made, [ask(i, prompt, GREEDY, 60) for i, prompt in enumerate((PROMPT, OTHER))])
+    answers(made, [new_request(i, prompt, GREEDY, 60) for i, prompt in enumerate((PROMPT, OTHER))])
     report(policy, made)
     strategies.probes = Sums()
     prompts = (PROMPT, OTHER) * 12
-    made.submit([ask(9 + i, prompt, GREEDY, 3 + 11 * i % 40) for i, prompt in enumerate(prompts)])
+    made.submit(
+        [new_request(9 + i, prompt, GREEDY, 3 + 11 * i % 40) for i, prompt in enumerate(prompts)]
+    )
     steps = 0
     while made.running:
         made.step()

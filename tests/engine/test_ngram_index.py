@@ -23,7 +23,7 @@ class Oracle:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.prompt = list(prompt)
         self.written: list[list[int]] = []
-        self.places: list[tuple[int, int]] = []
+        self.positions: list[tuple[int, int]] = []
         self.write(self.begin([]), prompt)
 
     def begin(self, prompt: Sequence[int] | None = None) -> int:
@@ -33,28 +33,28 @@ class Oracle:
 
     def write(self, answer: int, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self.places.append((answer, len(self.written[answer])))
+            self.positions.append((answer, len(self.written[answer])))
             self.written[answer].append(token)
 
     def propose(self, answer: int, count: int) -> tuple[list[int], int]:
         for length in CONTEXTS:
             context = self.written[answer][-length:]
             found = [
-                self.written[other][place : place + count]
-                for other, place in reversed(self.places)
-                if self.written[other][place - length : place] == context
+                self.written[other][position : position + count]
+                for other, position in reversed(self.positions)
+                if self.written[other][position - length : position] == context
             ][:8]
             if found:
                 return majority(found), length
         return [], 0
 
 
-def majority(voices: list[list[int]]) -> list[int]:
-    voices = [voice for voice in voices if voice]
-    if not voices:
+def majority(candidates: list[list[int]]) -> list[int]:
+    candidates = [candidate for candidate in candidates if candidate]
+    if not candidates:
         return []
-    ((first, _),) = Counter(voice[0] for voice in voices).most_common(1)
-    return [first, *majority([voice[1:] for voice in voices if voice[0] == first])]
+    ((first, _),) = Counter(candidate[0] for candidate in candidates).most_common(1)
+    return [first, *majority([candidate[1:] for candidate in candidates if candidate[0] == first])]
 
 
 @given(
@@ -212,7 +212,7 @@ def test_drops_the_oldest_answers_of_the_last_group_but_keeps_running_rows() -> 
     index = NgramIndex(40_000)
     index.begin(0, PROMPT, "group")
     for answer in range(40):
-        index.add("group", PROMPT, [1000 * answer + place for place in range(100)])
+        index.add("group", PROMPT, [1000 * answer + position for position in range(100)])
         assert index.bytes <= 40_000
     index.extend(0, [1, 2, 3, 1, 2])
     assert index.propose(0, 2).tokens == [3, 1]
@@ -237,9 +237,9 @@ def test_rows_alone_stay_within_the_budget() -> None:
     index = NgramIndex(60_000)
     for row in range(8):
         index.begin(row, PROMPT, row % 3)
-    for place in range(2000):
+    for position in range(2000):
         for row in range(8):
-            index.extend(row, [place, row])
+            index.extend(row, [position, row])
         assert index.bytes <= 60_000
     index.propose(7, 3)
 

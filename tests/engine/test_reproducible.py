@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.reference import answers, ask, forced_logits, random_prompts
+from tests.engine.reference import answers, forced_logits, new_request, random_prompts
 from tlt.engine.base import Request, Sampling
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 
@@ -18,7 +18,7 @@ TIE = 1e-4
 
 def rollouts(count: int, tokens: int) -> list[Request]:
     prompts = random_prompts(count // 8, shortest=1, longest=12)
-    return [ask(i, prompts[i // 8], Sampling(), 2 + i % (tokens - 1)) for i in range(count)]
+    return [new_request(i, prompts[i // 8], Sampling(), 2 + i % (tokens - 1)) for i in range(count)]
 
 
 def test_rollouts_are_identical_in_float64(make_engine: MakeEngine, folder: Path) -> None:

@@ -15,7 +15,7 @@ from transformers.generation import (
 
 from tests.engine.chi_square import hardest_to_see, p_value, power
 from tests.engine.conftest import MakeEngine
-from tests.engine.reference import answers, ask, forced_logits, logprobs_of
+from tests.engine.reference import answers, forced_logits, logprobs_of, new_request
 from tlt.engine.base import Engine, Sampling
 from tlt.engine.native.gumbel_noise import GumbelNoise
 
@@ -24,7 +24,7 @@ PROMPT = (3, 14, 15, 92, 65)
 
 def drawn(engine: Engine, sampling: Sampling, members: int) -> torch.Tensor:
     """Count how often each token came first."""
-    requests = [ask(i, PROMPT, sampling, max_new_tokens=1) for i in range(members)]
+    requests = [new_request(i, PROMPT, sampling, max_new_tokens=1) for i in range(members)]
     tokens = [c.tokens[0] for c in answers(engine, requests).values()]
     return torch.tensor(tokens).bincount(minlength=97)
 
@@ -119,7 +119,7 @@ def test_filters_keep_the_tokens_that_transformers_keeps(
 def test_logprobs_are_those_before_the_filters(make_engine: MakeEngine, folder: Path) -> None:
     sampling = Sampling(temperature=0.8, top_k=3)
     # an unfiltered sibling in the same batch
-    requests = [ask(0, PROMPT, sampling), ask(1, PROMPT, Sampling())]
+    requests = [new_request(0, PROMPT, sampling), new_request(1, PROMPT, Sampling())]
     done = answers(make_engine(folder), requests)[0]
     logits = forced_logits(folder, PROMPT, done.tokens)
     assert done.logprobs == pytest.approx(logprobs_of(logits, done.tokens, 0.8).tolist(), abs=1e-4)

@@ -10,7 +10,15 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.chi_square import p_value, power
-from tests.engine.reference import answers, ask, forced_logits, logprobs_of, random_prompts, show
+from tests.engine.recording_policy import RecordingPolicy
+from tests.engine.reference import (
+    answers,
+    forced_logits,
+    logprobs_of,
+    new_request,
+    random_prompts,
+    show,
+)
 from tests.engine.test_reproducible import TIE, gap_at_the_fork
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
@@ -21,8 +29,6 @@ from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation
 from tlt.protocol.refs import OriginSpan
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
@@ -75,7 +81,9 @@ def requests(count: int = 48, sampling: Sampling | None = None, tokens: int = 40
     drawn, prompts = sampling or Sampling(), random_prompts(count // 4)
     stops = [("7 3",) if i % 4 == 3 else () for i in range(count)]
     return [
-        ask(i, prompts[i // 4], drawn, 2 + i % tokens, stop_tokens=(4, 9), stop_strings=stops[i])
+        new_request(
+            i, prompts[i // 4], drawn, 2 + i % tokens, stop_tokens=(4, 9), stop_strings=stops[i]
+        )
         for i in range(count)
     ]
 
@@ -100,13 +108,13 @@ def accept_length(done: dict[int, Completion]) -> float:
 def test_every_strategy_gives_the_same_tokens(
     policy: Path, drafter: Drafter, strategy: Strategy, dtype: torch.dtype
 ) -> None:
-    asked = requests()
-    plain = answers(engine(policy, drafter, dtype=dtype), asked)
-    done = answers(engine(policy, drafter, strategy, dtype=dtype), asked)
+    batch = requests()
+    plain = answers(engine(policy, drafter, dtype=dtype), batch)
+    done = answers(engine(policy, drafter, strategy, dtype=dtype), batch)
     assert same(done, plain)
     assert accept_length(done) > (1.5 if isinstance(strategy, Draft) else 1)
     for id, completion in done.items():
-        expected = forced_logits(policy, asked[id].prompt, completion.tokens)
+        expected = forced_logits(policy, batch[id].prompt, completion.tokens)
         logprobs = logprobs_of(expected, completion.tokens, 1.0)
         assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
 
@@ -116,11 +124,11 @@ def test_a_drafter_proposes_the_same_with_and_without_the_c_kernel(
     policy: Path, drafter: Drafter, monkeypatch: pytest.MonkeyPatch, prompt: int
 ) -> None:
     """Prompts include one of a single token and a long one."""
-    asked = [*requests(), ask(48, range(3, 3 + prompt), Sampling(), 40)]
+    batch = [*requests(), new_request(48, range(3, 3 + prompt), Sampling(), 40)]
 
     def written() -> dict[int, tuple[Sequence[int], Sequence[OriginSpan]]]:
         made = engine(policy, drafter, Draft(depth=4), dtype=torch.float32)
-        return {i: (done.tokens, done.origins) for i, done in answers(made, asked).items()}
+        return {i: (done.tokens, done.origins) for i, done in answers(made, batch).items()}
 
     compiled = written()
     monkeypatch.setattr(decode_attention_kernels, "kernel", lambda: None)
@@ -131,21 +139,21 @@ def test_a_drafter_proposes_the_same_with_and_without_the_c_kernel(
 def test_logprobs_are_the_policys_at_another_temperature(
     policy: Path, eagle: Drafter, strategy: Strategy
 ) -> None:
-    asked = requests(24, Sampling(temperature=0.5, top_k=9))
-    done = answers(engine(policy, eagle, strategy, dtype=torch.float32), asked)
+    batch = requests(24, Sampling(temperature=0.5, top_k=9))
+    done = answers(engine(policy, eagle, strategy, dtype=torch.float32), batch)
     for id, completion in done.items():
-        expected = forced_logits(policy, asked[id].prompt, completion.tokens)
+        expected = forced_logits(policy, batch[id].prompt, completion.tokens)
         logprobs = logprobs_of(expected, completion.tokens, 0.5)
         assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
 
 
 def switching(
-    made: NativeEngine, asked: Sequence[Request], drafters: Sequence[Drafter]
+    made: NativeEngine, batch: Sequence[Request], drafters: Sequence[Drafter]
 ) -> dict[int, Completion]:
     """Decode with a random strategy at each step, and sometimes another drafter."""
     dice = Random(3)
     done: dict[int, Completion] = {}
-    made.submit(asked)
+    made.submit(batch)
     while made.running:
         made.speculation.set_strategy(dice.choice(ARMS))
         if dice.random() < 0.1:
@@ -155,14 +163,14 @@ def switching(
 
 
 def test_strategies_and_drafters_may_change_at_any_step(policy: Path, drafter: Drafter) -> None:
-    asked = requests()
-    plain = answers(engine(policy, drafter), asked)
+    batch = requests()
+    plain = answers(engine(policy, drafter), batch)
     others = [
         drafter,
         drafter_models.random_drafter("eagle", 1),
         drafter_models.random_drafter("eagle3", 2),
     ]
-    done = switching(engine(policy, drafter), asked, others)
+    done = switching(engine(policy, drafter), batch, others)
     assert same(done, plain)
     assert accept_length(done) > 1.2
     for completion in done.values():
@@ -173,18 +181,18 @@ def test_strategies_and_drafters_may_change_at_any_step(policy: Path, drafter: D
 def test_any_policy_decodes_the_same(policy_folder: Path) -> None:
     """Random drafters are accepted where greedy answers repeat themselves."""
     for sampling in (Sampling(), Sampling(temperature=0), Sampling(temperature=0.5, top_k=9)):
-        asked = requests(32, sampling)
+        batch = requests(32, sampling)
         theta = load_decoder(policy_folder).config.rope.theta
         drafters = [drafter_models.random_drafter(kind, 5, theta) for kind in ("eagle", "eagle3")]
-        plain = answers(engine(policy_folder, drafters[0]), asked)
-        assert same(switching(engine(policy_folder, drafters[1]), asked, drafters), plain)
+        plain = answers(engine(policy_folder, drafters[0]), batch)
+        assert same(switching(engine(policy_folder, drafters[1]), batch, drafters), plain)
 
 
 def test_answers_differ_only_at_ties_in_float32(policy: Path, eagle: Drafter) -> None:
-    asked = requests(1000, tokens=12)
-    plain = answers(engine(policy, eagle, slots=32, dtype=torch.float32), asked)
-    done = switching(engine(policy, eagle, slots=32, dtype=torch.float32), asked, [eagle])
-    different = [r for r in asked if done[r.id].tokens != plain[r.id].tokens]
+    batch = requests(1000, tokens=12)
+    plain = answers(engine(policy, eagle, slots=32, dtype=torch.float32), batch)
+    done = switching(engine(policy, eagle, slots=32, dtype=torch.float32), batch, [eagle])
+    different = [r for r in batch if done[r.id].tokens != plain[r.id].tokens]
     assert len(different) <= 1
     for r in different:
         assert gap_at_the_fork(policy, r, done[r.id].tokens, plain[r.id].tokens) < TIE
@@ -198,7 +206,7 @@ def test_second_tokens_follow_the_policy(
     """A second token is an accepted draft, or what the policy sampled instead."""
     prompt = random_prompts(1, shortest=5)[0]
     made = engine(policy, eagle, strategy, slots=64, dtype=torch.float32)
-    done = answers(made, [ask(i, prompt, sampling, max_new_tokens=2) for i in range(DRAWS)])
+    done = answers(made, [new_request(i, prompt, sampling, max_new_tokens=2) for i in range(DRAWS)])
     counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
     assert p_value(counts, second_tokens(policy, prompt, sampling), at_least=3) > 0.01
 
@@ -225,47 +233,49 @@ def filtered(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 def test_a_stop_token_among_accepted_drafts_ends_the_answer(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
-    whole = answers(engine(policy, eagle), [ask(0, prompt, Sampling(), 30)])[0].tokens
+    whole = answers(engine(policy, eagle), [new_request(0, prompt, Sampling(), 30)])[0].tokens
     for at in range(1, 12):
         stop = whole[at]
         first = whole.index(stop)
         made = engine(policy, eagle, Draft(depth=6))
-        done = answers(made, [ask(0, prompt, Sampling(), 30, stop_tokens=(stop,))])[0]
+        done = answers(made, [new_request(0, prompt, Sampling(), 30, stop_tokens=(stop,))])[0]
         assert (done.tokens, done.stop) == (whole[: first + 1], "stop")
         made = engine(policy, eagle, Draft(depth=6))
-        done = answers(made, [ask(0, prompt, Sampling(), at)])[0]
+        done = answers(made, [new_request(0, prompt, Sampling(), at)])[0]
         assert (done.tokens, done.stop) == (whole[:at], "length")
 
 
 def test_drafts_beyond_the_last_position_are_dropped(policy: Path, eagle: Drafter) -> None:
-    asked = [ask(i, prompt, Sampling(), 500) for i, prompt in enumerate(random_prompts(6))]
-    plain = answers(engine(policy, eagle), asked)
-    assert same(answers(engine(policy, eagle, Draft(depth=6)), asked), plain)
-    assert all(len(c.tokens) + len(asked[i].prompt) == 128 for i, c in plain.items())
+    batch = [new_request(i, prompt, Sampling(), 500) for i, prompt in enumerate(random_prompts(6))]
+    plain = answers(engine(policy, eagle), batch)
+    assert same(answers(engine(policy, eagle, Draft(depth=6)), batch), plain)
+    assert all(len(c.tokens) + len(batch[i].prompt) == 128 for i, c in plain.items())
 
 
 def test_ngrams_copy_a_finished_sibling(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
     made = engine(policy, eagle, Ngram(tokens=5))
-    first, again = (answers(made, [ask(i, prompt, Sampling(), 40, member=1)]) for i in range(2))
+    first, again = (
+        answers(made, [new_request(i, prompt, Sampling(), 40, member=1)]) for i in range(2)
+    )
     assert first[0].tokens == again[1].tokens
     assert accept_length(again) > 3
 
 
 def test_ngrams_copy_an_indexed_answer(policy: Path, eagle: Drafter) -> None:
     prompt = random_prompts(1)[0]
-    asked = [ask(0, prompt, Sampling(), 40)]
-    plain = answers(engine(policy, eagle), asked)
+    batch = [new_request(0, prompt, Sampling(), 40)]
+    plain = answers(engine(policy, eagle), batch)
     made = engine(policy, eagle, Ngram(tokens=5))
     made.index_answer(prompt, plain[0].tokens)
-    done = answers(made, asked)
+    done = answers(made, batch)
     assert same(done, plain)
     assert accept_length(done) > 3
 
 
 def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder: Path) -> None:
     """No drafts are accepted, so all strategies swap weights at the same token."""
-    asked = [ask(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
+    batch = [new_request(i, prompt, Sampling(), 30) for i, prompt in enumerate(random_prompts(12))]
     untrained = drafter_models.random_drafter("eagle", 1)
     weights = load_decoder(next_folder, torch.float64).weights
     later = dict(load_decoder(policy, torch.float64).weights)
@@ -273,7 +283,7 @@ def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder
 
     def swapping(strategy: Strategy) -> dict[int, Completion]:
         made = engine(policy, untrained, strategy, slots=12)
-        made.submit(asked)
+        made.submit(batch)
         done = {c.id: c for _ in range(9) for c in made.step()}
         made.swap_weights(PolicyVersion(1), later)
         while made.running:
@@ -281,7 +291,7 @@ def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder
         return done
 
     plain, drafted = swapping(Off()), swapping(Draft(depth=3))
-    unswapped = answers(engine(policy, untrained, Off()), asked)
+    unswapped = answers(engine(policy, untrained, Off()), batch)
     for id, completion in drafted.items():
         if any(span.origin == "accepted" for span in completion.origins):
             continue
@@ -293,14 +303,14 @@ def test_tokens_follow_new_weights_with_an_old_drafter(policy: Path, next_folder
 
 
 def test_cancelled_requests_return_their_partial_answers(policy: Path, eagle: Drafter) -> None:
-    asked = requests()
-    plain = answers(engine(policy, eagle), asked)
+    batch = requests()
+    plain = answers(engine(policy, eagle), batch)
     made = engine(policy, eagle, Draft(depth=6))
-    made.submit(asked)
+    made.submit(batch)
     done: dict[int, Completion] = {}
     dice = Random(1)
     while made.running:
-        made.cancel([dice.randrange(len(asked))])
+        made.cancel([dice.randrange(len(batch))])
         done |= {completion.id: completion for completion in made.step()}
     assert done.keys() == plain.keys()
     assert any(c.stop == "cancelled" and c.tokens for c in done.values())
@@ -308,26 +318,11 @@ def test_cancelled_requests_return_their_partial_answers(policy: Path, eagle: Dr
         assert completion.tokens == plain[id].tokens[: len(completion.tokens)]
 
 
-class RecordingPolicy(AdaptivePolicy):
-    """Always make the same choice, and record the observations."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        super().__init__()
-        self.strategy = strategy
-        self.observed: list[tuple[list[int], list[int]]] = []
-
-    def choose(self, batch: int, context: int, random: float) -> Choice:
-        return Choice(self.strategy, 1.0, "only")
-
-    def observe(self, step: StepObservation) -> None:
-        self.observed.append((list(step.reached), list(step.accepted)))
-
-
 def test_a_missing_draft_counts_as_rejected(policy: Path, eagle: Drafter) -> None:
     made = engine(policy, eagle)
     policy_ = RecordingPolicy(Ngram(tokens=5))
     made.speculation.set_policy(policy_, 0)
-    (done,) = answers(made, [ask(0, (3, 1, 4), Sampling(), 12)]).values()
+    (done,) = answers(made, [new_request(0, (3, 1, 4), Sampling(), 12)]).values()
     kept = sum(sum(accepted) for _, accepted in policy_.observed)
     assert kept >= sum(span.tokens for span in done.origins if span.origin == "accepted")
     assert all(len(reached) == 5 for reached, _ in policy_.observed)
@@ -362,8 +357,8 @@ def test_a_drafter_that_does_not_fit_is_refused(
     config = msgspec.structs.replace(drafter_models.config("eagle"), **change)
     with pytest.raises(ConfigError, match=complaint):
         made.speculation.adopt_drafter(DrafterVersion(2), new_drafter(config))
-    asked = requests(8)
-    assert same(answers(made, asked), answers(engine(policy, eagle), asked))
+    batch = requests(8)
+    assert same(answers(made, batch), answers(engine(policy, eagle), batch))
 
 
 def test_a_drafter_with_a_nan_is_refused(policy: Path, eagle: Drafter) -> None:

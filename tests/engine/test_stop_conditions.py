@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.reference import answers, ask, finish, greedy_answer, random_prompts, show
+from tests.engine.reference import (
+    answers,
+    finish,
+    greedy_answer,
+    new_request,
+    random_prompts,
+    show,
+)
 from tlt.engine.base import Request
 from tlt.errors import ConfigError
 
@@ -19,9 +26,9 @@ def test_a_stop_token_is_included(make_engine: MakeEngine, folder: Path) -> None
     # a sibling with more stop tokens, none of which appears
     unused = set(range(97)) - set(whole)
     requests = [
-        ask(0, PROMPT, stop_tokens=[stop]),
-        ask(1, PROMPT, stop_tokens=unused),
-        ask(2, PROMPT),
+        new_request(0, PROMPT, stop_tokens=[stop]),
+        new_request(1, PROMPT, stop_tokens=unused),
+        new_request(2, PROMPT),
     ]
     done = answers(make_engine(folder), requests)
     assert done[0].tokens == whole[: whole.index(stop) + 1]
@@ -33,9 +40,9 @@ def test_a_stop_string_may_span_tokens(make_engine: MakeEngine, folder: Path) ->
     whole = greedy_answer(folder, PROMPT, 20)
     stop = f"{whole[10]}><{whole[11]}>"
     requests = [
-        ask(0, PROMPT, stop_strings=("never", stop)),
-        ask(1, PROMPT, stop_strings=("never",)),
-        ask(2, PROMPT),
+        new_request(0, PROMPT, stop_strings=("never", stop)),
+        new_request(1, PROMPT, stop_strings=("never",)),
+        new_request(2, PROMPT),
     ]
     done = answers(make_engine(folder), requests)
     assert stop in done[0].text
@@ -48,9 +55,9 @@ def test_a_stop_string_may_span_tokens(make_engine: MakeEngine, folder: Path) ->
 def test_a_full_context_ends_an_answer(make_engine: MakeEngine, folder: Path) -> None:
     engine = make_engine(folder, max_context=len(PROMPT) + 6)
     requests = [
-        ask(0, PROMPT, max_new_tokens=50),
-        ask(1, PROMPT[:4], max_new_tokens=2),
-        ask(2, [*PROMPT, *greedy_answer(folder, PROMPT, 5)]),
+        new_request(0, PROMPT, max_new_tokens=50),
+        new_request(1, PROMPT[:4], max_new_tokens=2),
+        new_request(2, [*PROMPT, *greedy_answer(folder, PROMPT, 5)]),
     ]
     done = answers(engine, requests)
     assert [(len(done[i].tokens), done[i].stop) for i in range(3)] == [
@@ -67,7 +74,7 @@ def test_cancelled_requests_come_out_of_the_next_step(
     engine = make_engine(folder, slots=2)
     prompts = random_prompts(4)
     # in engines with only two slots the last requests wait
-    engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(prompts)])
+    engine.submit([new_request(i, p, max_new_tokens=100) for i, p in enumerate(prompts)])
     for _ in range(3):
         assert engine.step() == []
     assert engine.running == 4
@@ -84,12 +91,12 @@ def test_cancelled_requests_come_out_of_the_next_step(
         2: ("length", 100),
     }
     # nothing of the cancelled requests remains in the slots
-    alone = ask(0, prompts[0], max_new_tokens=5)
+    alone = new_request(0, prompts[0], max_new_tokens=5)
     assert answers(engine, [alone])[0].tokens == greedy_answer(folder, prompts[0], 5)
 
 
 def test_accepts_more_slots_than_positions(make_engine: MakeEngine, folder: Path) -> None:
-    requests = [ask(i, PROMPT[:3], max_new_tokens=3) for i in range(12)]
+    requests = [new_request(i, PROMPT[:3], max_new_tokens=3) for i in range(12)]
     done = answers(make_engine(folder, slots=12, max_context=6), requests)
     assert {tuple(c.tokens) for c in done.values()} == {tuple(greedy_answer(folder, PROMPT[:3], 3))}
 
@@ -103,11 +110,11 @@ def test_an_idle_engine_returns_nothing(make_engine: MakeEngine, folder: Path) -
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (ask(5, [1] * 16), "a prompt of 16 tokens doesn't fit"),
-        (ask(5, []), "a prompt of 0 tokens doesn't fit"),
-        (ask(5, [96, 97]), "outside the model's vocabulary of 97"),
-        (ask(5, [1], max_new_tokens=0), "max_new_tokens must be at least 1"),
-        (ask(0, [1]), "two requests of the same id"),
+        (new_request(5, [1] * 16), "a prompt of 16 tokens doesn't fit"),
+        (new_request(5, []), "a prompt of 0 tokens doesn't fit"),
+        (new_request(5, [96, 97]), "outside the model's vocabulary of 97"),
+        (new_request(5, [1], max_new_tokens=0), "max_new_tokens must be at least 1"),
+        (new_request(0, [1]), "two requests of the same id"),
     ],
 )
 def test_refuses_impossible_requests_at_once(
@@ -115,13 +122,15 @@ def test_refuses_impossible_requests_at_once(
 ) -> None:
     engine = make_engine(folder, max_context=16)
     with pytest.raises(ConfigError, match=complaint):
-        engine.submit([ask(0, [1, 2]), bad])
+        engine.submit([new_request(0, [1, 2]), bad])
     assert engine.running == 0
-    assert len(answers(engine, [ask(0, [1, 2], max_new_tokens=3)])[0].tokens) == 3
+    assert len(answers(engine, [new_request(0, [1, 2], max_new_tokens=3)])[0].tokens) == 3
 
 
 def test_spans_add_up_to_the_answer(make_engine: MakeEngine, folder: Path) -> None:
-    requests = [ask(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))]
+    requests = [
+        new_request(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))
+    ]
     done = answers(make_engine(folder, slots=3), requests)
     for c in done.values():
         assert sum(span.tokens for span in c.batches) == len(c.tokens) == len(c.logprobs)
@@ -132,7 +141,9 @@ def test_spans_add_up_to_the_answer(make_engine: MakeEngine, folder: Path) -> No
 
 @pytest.mark.needs("token_identical")
 def test_spans_record_the_batch_size(make_engine: MakeEngine, folder: Path) -> None:
-    requests = [ask(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))]
+    requests = [
+        new_request(i, p, max_new_tokens=3 + 4 * i) for i, p in enumerate(random_prompts(5))
+    ]
     done = answers(make_engine(folder, slots=3), requests)
     # 3 and 4 take the slots of 0 (after 3 steps) and 1 (after 7)
     assert [(s.size, s.tokens) for s in done[2].batches] == [(3, 11)]
@@ -143,7 +154,7 @@ def test_a_higher_priority_starts_first(make_engine: MakeEngine, folder: Path) -
     engine = make_engine(folder, slots=1)
     prompts = random_prompts(4)
     requests = [
-        replace(ask(i, p, max_new_tokens=3), priority=level)
+        replace(new_request(i, p, max_new_tokens=3), priority=level)
         for i, (p, level) in enumerate(zip(prompts, (0, 0, 2, 1), strict=True))
     ]
     engine.submit(requests)

@@ -8,11 +8,11 @@ from transformers import DynamicCache
 
 from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.reference import (
-    ask,
     finish,
     forced_logits,
     greedy_answer,
     logprobs_of,
+    new_request,
     random_prompts,
     transformers_model,
 )
@@ -39,12 +39,12 @@ def test_later_tokens_use_the_new_weights(
     if kind == "parameter":
         weights = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
     engine = make_engine(folder)
-    engine.submit([ask(0, PROMPT, sampling, max_new_tokens=LENGTH)])
+    engine.submit([new_request(0, PROMPT, sampling, max_new_tokens=LENGTH)])
     for _ in range(3):
         engine.step()
     engine.swap_weights(PolicyVersion(4), weights)
     # the same prompt under the new policy must not reuse the old policy's cache
-    engine.submit([ask(1, PROMPT, sampling, max_new_tokens=8)])
+    engine.submit([new_request(1, PROMPT, sampling, max_new_tokens=8)])
     done = finish(engine)
     answer = done[0].tokens
     before, after = done[0].policies
@@ -81,5 +81,5 @@ def test_weights_that_do_not_fit_change_nothing(
     wide = load_decoder(save_model(tmp_path, seed=3, head_dim=24))
     with pytest.raises(ConfigError, match=r"config\.json implies"):
         engine.swap_weights(PolicyVersion(1), wide.weights)
-    engine.submit([ask(0, PROMPT, max_new_tokens=8)])
+    engine.submit([new_request(0, PROMPT, max_new_tokens=8)])
     assert finish(engine)[0].tokens == greedy_answer(folder, PROMPT, 8)

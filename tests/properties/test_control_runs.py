@@ -15,7 +15,7 @@ from tlt.strategies import Draft, Off, Strategy
 ARM = Draft(depth=4)
 
 
-class Listening:
+class RecordingPolicy:
     """Record the calls that the policy under control receives."""
 
     def __init__(self) -> None:
@@ -73,16 +73,16 @@ def runs(plain: list[bool]) -> list[tuple[int, int]]:
 def test_control_runs_take_their_share_and_reach_each_bucket(
     share: float, stays: list[tuple[int, int]], data: st.DataObject, seed: int
 ) -> None:
-    batches = [batch for batch, rounds in stays for _ in range(rounds)]
+    batches = [batch for batch, steps in stays for _ in range(steps)]
     some = st.one_of(st.floats(1e-4, 1.0), st.sampled_from([0.0, 1e9]))
     seconds = {batch: data.draw(some) for batch in sorted(set(batches))}
-    policy = Listening()
+    policy = RecordingPolicy()
     plain = decode(ControlRunPolicy(policy, share), batches, seconds, seed)
     buckets = len({bucket_of(batch) for batch in batches})
     assert sum(plain) <= share * len(plain) + RUN_STEPS * buckets
     *whole, _ = [*runs(plain), (0, 0)]
-    ended = [(at, rounds) for at, rounds in whole if at + rounds < len(plain)]
-    assert all(rounds % RUN_STEPS == 0 for _, rounds in ended)
+    ended = [(at, steps) for at, steps in whole if at + steps < len(plain)]
+    assert all(steps % RUN_STEPS == 0 for _, steps in ended)
     assert all(0.0 <= number < 1.0 for number in policy.numbers)
     assert [strategy == Off() for strategy in policy.seen] == plain
 
@@ -92,13 +92,13 @@ def test_buckets_get_control_runs_in_proportion_to_their_time(seed: int) -> None
     """Repeated draining has few long decode steps and many short ones."""
     stays = {64: 40, 32: 60, 12: 100, 6: 200, 3: 400, 1: 800}
     seconds = {batch: 0.001 * (2 + batch) for batch in stays}
-    rollout = [batch for batch, rounds in stays.items() for _ in range(rounds)]
-    plain = decode(ControlRunPolicy(Listening(), 0.04), rollout * 60, seconds, seed)
+    rollout = [batch for batch, steps in stays.items() for _ in range(steps)]
+    plain = decode(ControlRunPolicy(RecordingPolicy(), 0.04), rollout * 60, seconds, seed)
     assert sum(plain) / len(plain) == pytest.approx(0.04, rel=0.15)
     begun = Counter((rollout * 60)[at] for at, _ in runs(plain))
     total = sum(stays[batch] * seconds[batch] for batch in stays)
-    for batch, rounds in stays.items():
-        expected = sum(begun.values()) * rounds * seconds[batch] / total
+    for batch, steps in stays.items():
+        expected = sum(begun.values()) * steps * seconds[batch] / total
         assert begun[batch] == pytest.approx(expected, abs=2 + 0.12 * expected), batch
 
 
@@ -108,7 +108,7 @@ def test_every_step_of_a_bucket_is_equally_likely_to_be_a_control_step() -> None
     seconds = {batch: 0.01 if batch % 2 else 0.1 for batch in rollout}
     met: defaultdict[int, int] = defaultdict(int)
     for seed in range(40):
-        plain = decode(ControlRunPolicy(Listening(), 0.1), rollout * 20, seconds, seed)
+        plain = decode(ControlRunPolicy(RecordingPolicy(), 0.1), rollout * 20, seconds, seed)
         for batch, is_plain in zip(rollout * 20, plain, strict=True):
             met[batch] += is_plain
     mean = sum(met.values()) / len(met)
@@ -116,7 +116,7 @@ def test_every_step_of_a_bucket_is_equally_likely_to_be_a_control_step() -> None
 
 
 def test_random_numbers_passed_to_the_policy_stay_uniform() -> None:
-    policy = Listening()
+    policy = RecordingPolicy()
     decode(ControlRunPolicy(policy, 0.3), [4] * 20_000, {4: 0.01}, 0)
     tenths = Counter(int(10 * number) for number in policy.numbers)
     assert all(
@@ -125,7 +125,7 @@ def test_random_numbers_passed_to_the_policy_stay_uniform() -> None:
 
 
 def test_control_run_ends_with_its_rollout() -> None:
-    control = ControlRunPolicy(Listening(), 0.4)
+    control = ControlRunPolicy(RecordingPolicy(), 0.4)
     while control.choose(2, 100, 0.0).why != "control":
         pass
     control.handle_weight_swap()
@@ -135,4 +135,4 @@ def test_control_run_ends_with_its_rollout() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, -0.1])
 def test_refuses_shares_that_leave_nothing_to_compare(share: float) -> None:
     with pytest.raises(ValueError, match="below a half"):
-        ControlRunPolicy(Listening(), share)
+        ControlRunPolicy(RecordingPolicy(), share)

@@ -140,7 +140,7 @@ def test_a_new_coordinator_continues_the_job(
     world.do(_FAULTS[fault])
     finish(world)
     if "reboot" in fault:
-        assert world.flight <= world.committed, "weights that nobody will ever use again"
+        assert world.flight <= world.committed, "weights that will never be used again"
 
 
 @given(seed=seeds)
@@ -190,12 +190,12 @@ def test_gives_up_speculation_that_costs_more(speedup: float) -> None:
     world.workers.crash(world.incarnations[WorkerId("w0")])
     while not world.ended:
         step(world, chooser, faults=0.0, overtaking=0.0)
-        told = [
+        speculating = [
             incarnation.speculates
             for incarnation in world.incarnations.values()
             if incarnation.assignment is not None
         ]
-        assert told == [speedup > 1.0] * len(told)
+        assert speculating == [speedup > 1.0] * len(speculating)
 
 
 def test_a_refusal_counts_only_from_a_living_incarnation() -> None:

@@ -50,7 +50,7 @@ def test_reverts_a_drafter_that_does_worse_in_rollouts() -> None:
         world.workers.report_decoding(second)
         world.settle()
     assert world.checks.drafter.adopted == 6
-    assert world.checks.drafter.returned == 2
+    assert world.checks.drafter.reverted == 2
     assert world.state.drafter.adoption.used == used[1]
     assert {incarnation.drafter for incarnation in world.incarnations.values()} == {used[1]}
     assert used[1] is not None
@@ -64,13 +64,15 @@ def test_stops_training_on_a_worker_without_the_drafter_in_use() -> None:
     used = world.adopt(quality=2.0)
     world.refuse(world.trainee, used)
     assert world.state.drafter.adoption.used == used
-    world.go(lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING)
+    world.run_until(
+        lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING
+    )
     sessions = world.state.drafter.progress.sessions
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
     assert world.state.drafter.progress.sessions == sessions
     # the worker that loaded it trains
-    world.go(
+    world.run_until(
         lambda: world.incarnations[DECODING].training_session is not None,
         *WORK,
         but=WorkerId("w0"),
@@ -93,7 +95,9 @@ def test_reverts_a_drafter_that_no_worker_can_load() -> None:
 def test_trains_a_named_drafter_on_the_workers_that_can_load_it() -> None:
     world = TrainingWorld(drafter="drafter").start_training()
     world.refuse(world.trainee, None)
-    world.go(lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING)
+    world.run_until(
+        lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING
+    )
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
     # if no worker can load it, all start from the same weights
@@ -111,11 +115,11 @@ def test_stops_a_worker_that_cannot_load_the_drafter_reverted_to() -> None:
     world.refuse(second, None)
     used = world.adopt(quality=2.0)
     # without scores the batch stays open
-    world.go(lambda: second.training_session is not None, *(set(WORK) - {"score"}))
+    world.run_until(lambda: second.training_session is not None, *(set(WORK) - {"score"}))
     assert world.state.workers[DECODING].duty is Duty.DRAFTER_TRAINING
     lost = DrafterCommitFailed(job=world.state.job, version=used.version, error="full")
     world.workers.report(world.trainee, lost)
-    world.go(lambda: world.state.drafter.adoption.used is None, "deliver", but=DECODING)
+    world.run_until(lambda: world.state.drafter.adoption.used is None, "deliver", but=DECODING)
     assert world.state.workers[DECODING].duty is Duty.STOPPING
     finish(world)
 
@@ -125,7 +129,7 @@ def test_retries_a_refused_drafter_in_the_next_rollout_batch() -> None:
     used = world.adopt(quality=2.0)
     world.refuse(world.trainee, used)
     assert not training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
-    world.go(lambda: world.state.step == 1, *WHOLE_STEP)
+    world.run_until(lambda: world.state.step == 1, *WHOLE_STEP)
     assert world.state.drafter.adoption.used == used
     assert training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
     finish(world)
@@ -139,7 +143,7 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
         world.drafter_blobs.disk_is_full = full
         world.train_delta()
         world.merge(quality=1.5)
-        world.go(lambda: world.state.drafter.lineage.merge is None, "deliver")
+        world.run_until(lambda: world.state.drafter.lineage.merge is None, "deliver")
         used.append(world.state.drafter.adoption.used)
         world.settle()
         # either often enough to know its live acceptance, or never
@@ -162,16 +166,16 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
     finish(world)
 
 
-@pytest.mark.parametrize("heard", ["at once", "after the next"])
-def test_never_falls_back_on_an_uncommitted_drafter(heard: str) -> None:
+@pytest.mark.parametrize("learned", ["at once", "after the next"])
+def test_never_falls_back_on_an_uncommitted_drafter(learned: str) -> None:
     world = TrainingWorld().start_training()
     second = world.incarnations[DECODING]
     world.drafter_blobs.disk_is_full = True
     world.train_delta()
     world.merge(quality=1.5)
-    world.go(lambda: world.state.drafter.adoption.used is not None, "deliver")
+    world.run_until(lambda: world.state.drafter.adoption.used is not None, "deliver")
     lost = next(e for e in (p.event for p in world.log) if isinstance(e, DrafterCommitFailed))
-    if heard == "at once":
+    if learned == "at once":
         world.settle()
         assert world.state.drafter.adoption.used is None
     else:
@@ -198,7 +202,7 @@ def test_never_falls_back_on_an_uncommitted_drafter(heard: str) -> None:
 def test_learns_from_rollouts_how_good_a_named_drafter_is() -> None:
     world = TrainingWorld(train="auto", drafter="/drafter", prompts=4)
     second = world.incarnations[DECODING]
-    world.go(lambda: second.assignment is not None, "obey", "deliver")
+    world.run_until(lambda: second.assignment is not None, "obey", "deliver")
     world.do(Move("pull", (second,)))
     for _ in range(2):
         world.workers.report_decoding(second)
@@ -243,7 +247,9 @@ def test_rejects_a_drafter_of_another_shape() -> None:
     world.settle()
     used = world.state.drafter.adoption.used
     world.train_delta()
-    world.go(lambda: world.trainee.merge is not None, "deliver", "obey", "train", "send_delta")
+    world.run_until(
+        lambda: world.trainee.merge is not None, "deliver", "obey", "train", "send_delta"
+    )
     world.do(Move("merge_other", (world.trainee,)))
     world.settle()
     assert world.state.drafter.adoption.used == used

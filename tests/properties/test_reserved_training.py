@@ -31,7 +31,7 @@ def test_ends_reserved_time_early_if_it_turns_out_not_to_pay() -> None:
     world = reserve_time(merge_every=1)
     reserved = world.state.drafter.progress.reserved_seconds
     world.drafter_training.quality = 1.0
-    world.go(lambda: world.state.phase is Phase.POLICY_UPDATE, *WORK, *TRAINING_MOVES)
+    world.run_until(lambda: world.state.phase is Phase.POLICY_UPDATE, *WORK, *TRAINING_MOVES)
     assert world.state.drafter.progress.reserved_seconds > reserved / 2
     finish(world)
 

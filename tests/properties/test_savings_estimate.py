@@ -31,7 +31,7 @@ from tlt.strategies import Draft, Strategy
 MACHINE = Machine(outliers=0.0)
 
 
-class Telling(ControlRunPolicy):
+class MeasuredControlRuns(ControlRunPolicy):
     """A control run policy that also knows the true savings."""
 
     def __init__(self, strategy: Strategy, share: float) -> None:
@@ -58,7 +58,7 @@ class Telling(ControlRunPolicy):
 
 def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, float, float]:
     """Return the estimate, the true savings, and the seconds."""
-    policy = Telling(strategy, 0.15)
+    policy = MeasuredControlRuns(strategy, 0.15)
     text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
     run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
     found = estimate_savings(add_tallies({}, policy.tallies.take(idle=True)))
@@ -161,8 +161,8 @@ def test_a_single_control_run_gives_no_interval() -> None:
 def test_sums_do_not_depend_on_the_order_of_reports(parts: list[tuple[int, float]]) -> None:
     tallies = [control(bucket, [seconds]) for bucket, seconds in parts]
     at_once, one_by_one = add_tallies({}, tallies), dict[int, DecodeCost]()
-    for told in reversed(tallies):
-        one_by_one = add_tallies(one_by_one, [told])
+    for report in reversed(tallies):
+        one_by_one = add_tallies(one_by_one, [report])
     assert at_once.keys() == one_by_one.keys()
     for bucket, spent in at_once.items():
         assert spent.runs == one_by_one[bucket].runs

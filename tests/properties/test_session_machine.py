@@ -52,7 +52,7 @@ class Session(RuleBasedStateMachine):
         job = JobId(f"job{len(self.submitted)}")
         self.submitted.append(job)
         self.statuses[job] = "queued"
-        self._hear(JobSubmitted(job=job, spec=small_spec(), folder="/runs"))
+        self._deliver(JobSubmitted(job=job, spec=small_spec(), folder="/runs"))
 
     @precondition(lambda self: self.submitted)
     @rule(pick=picks)
@@ -60,7 +60,7 @@ class Session(RuleBasedStateMachine):
         """Cancel a job in any state; an ended one keeps its status."""
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
-        self._hear(JobCancelRequested(job=job))
+        self._deliver(JobCancelRequested(job=job))
         if before in ("queued", "preparing"):
             assert self.statuses[job] == "cancelled"
         else:
@@ -71,16 +71,16 @@ class Session(RuleBasedStateMachine):
     def finish_preparing(self, refused: bool) -> None:
         job = self.preparing.popleft()
         if refused:
-            self._hear(JobRefused(job=job, error="no data"))
+            self._deliver(JobRefused(job=job, error="no data"))
         else:
-            self._hear(JobPrepared(job=job, train_prompts=4, eval_prompts=2))
+            self._deliver(JobPrepared(job=job, train_prompts=4, eval_prompts=2))
 
     @precondition(lambda self: self.running is not None)
     @rule(status=st.sampled_from(_ENDS))
     def end(self, status: JobStatus) -> None:
         assert self.running is not None
         job, self.running = self.running, None
-        self._hear(JobEnded(job=job, status=status, error=None))
+        self._deliver(JobEnded(job=job, status=status, error=None))
         assert self.statuses[job] == status
 
     @rule()
@@ -88,7 +88,7 @@ class Session(RuleBasedStateMachine):
         """Start a new coordinator, which prepares again what the old one was preparing."""
         self.preparing.clear()
         self.epoch += 1
-        self._hear(SessionResumed(epoch=Epoch(self.epoch), blobs_kept=True))
+        self._deliver(SessionResumed(epoch=Epoch(self.epoch), blobs_kept=True))
         current = self.state.current
         if current is not None and self.statuses[current] == "preparing":
             assert list(self.preparing) == [current]
@@ -98,7 +98,7 @@ class Session(RuleBasedStateMachine):
         worker = WorkerId(f"w{pick}")
         self.number += 1
         self.workers[worker] = Incarnation(self.number)
-        self._hear(WorkerJoined(info=self._info(worker)))
+        self._deliver(WorkerJoined(info=self._info(worker)))
 
     @precondition(lambda self: self.workers)
     @rule(pick=picks, returning=st.booleans())
@@ -108,11 +108,11 @@ class Session(RuleBasedStateMachine):
         lost = WorkerLost(
             worker=worker, incarnation=incarnation, reason="test", returning=returning
         )
-        self._hear(lost)
+        self._deliver(lost)
 
     @precondition(lambda self: self.delivered)
     @rule(pick=picks)
-    def hear_again(self, pick: int) -> None:
+    def redeliver(self, pick: int) -> None:
         """Deliver an old event again, which changes nothing; skip starts of coordinators."""
         event = self.delivered[pick % len(self.delivered)]
         if isinstance(event, SessionResumed):
@@ -129,7 +129,7 @@ class Session(RuleBasedStateMachine):
             worker=worker, incarnation=incarnation, ranks=1, host="host", rendezvous="host:1"
         )
 
-    def _hear(self, event: SessionEvent) -> None:
+    def _deliver(self, event: SessionEvent) -> None:
         self.delivered.append(event)
         self.state, commands = decide(self.state, event, 0.0)
         for command in commands:
@@ -164,8 +164,8 @@ class Session(RuleBasedStateMachine):
 
     @invariant()
     def in_the_order_of_submission(self) -> None:
-        places = [self.submitted.index(job) for job in self.prepared]
-        assert places == sorted(places)
+        positions = [self.submitted.index(job) for job in self.prepared]
+        assert positions == sorted(positions)
         started = [self.submitted.index(job) for job in self.started]
         assert started == sorted(started)
 

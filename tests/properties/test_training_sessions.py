@@ -30,7 +30,7 @@ def test_stops_training_before_a_worker_takes_requeued_prompts() -> None:
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.STOPPING
     assert world.trainee.assignment is None
-    world.go(lambda: world.trainee.assignment is not None, "stop_rank", "deliver", "obey")
+    world.run_until(lambda: world.trainee.assignment is not None, "stop_rank", "deliver", "obey")
     finish(world)
 
 
@@ -46,7 +46,7 @@ def test_starts_no_session_without_new_answers() -> None:
     """A worker is commanded to train again once for every answer that others finish."""
     world = TrainingWorld(prompts=2, group=2)
     second = world.incarnations[DECODING]
-    world.go(lambda: second.assignment is not None, "obey", "deliver")
+    world.run_until(lambda: second.assignment is not None, "obey", "deliver")
     while world.prompts.queue:
         world.do(Move("pull", (second,)))
     for _ in range(50):
@@ -111,7 +111,7 @@ def test_merges_a_late_delta_once() -> None:
     """Meanwhile its member trains from a newer base and adds to that."""
     world = TrainingWorld((2, 1)).start_training()
     world.train_delta(rank=0)
-    world.go(lambda: world.trainee.merge is not None, "deliver", "obey")
+    world.run_until(lambda: world.trainee.merge is not None, "deliver", "obey")
     world.train_delta(rank=1)
     world.settle()
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_merges_a_late_delta_once() -> None:
         world.train_delta(rank=1)
         assert world.trainee.training_ranks[1].unmerged
         world.train_delta(rank=0)
-        world.go(lambda: world.trainee.merge is not None, "deliver", "obey")
+        world.run_until(lambda: world.trainee.merge is not None, "deliver", "obey")
     assert "1.1" in world.state.drafter.lineage.base.merged
     finish(world)
 
@@ -129,7 +129,7 @@ def test_merges_a_late_delta_once() -> None:
 def test_stops_a_member_that_never_merges() -> None:
     world = TrainingWorld().start_training()
     world.train_delta()
-    world.go(lambda: world.trainee.merge is not None, "deliver", "obey")
+    world.run_until(lambda: world.trainee.merge is not None, "deliver", "obey")
     world.do(Move("forget_merge", (world.trainee,)))
     for _ in range(100):
         if world.emitted["StopDrafterTraining"]:
@@ -139,7 +139,7 @@ def test_stops_a_member_that_never_merges() -> None:
     assert world.emitted["StopDrafterTraining"] == 1
     assert len(world.state.drafter.lineage.deltas) < 20
     again = (*WORK, "stop_rank", "train", "send_delta")
-    world.go(lambda: world.emitted["MergeDrafter"] == 2, *again, but=DECODING)
+    world.run_until(lambda: world.emitted["MergeDrafter"] == 2, *again, but=DECODING)
     finish(world)
 
 
@@ -151,7 +151,7 @@ def test_restarts_from_the_drafter_in_use_if_the_base_is_unreadable() -> None:
     base = world.state.drafter.lineage.base
     assert base.weights is not None
     world.do(Move("lose_blob", (base.weights.digest,)))
-    world.go(lambda: world.emitted["StopDrafterTraining"] > 0, "train", "deliver")
+    world.run_until(lambda: world.emitted["StopDrafterTraining"] > 0, "train", "deliver")
     assert world.state.drafter.lineage.base.root > base.version
     finish(world)
 
@@ -182,7 +182,7 @@ def test_rests_after_repeated_divergence() -> None:
         world.settle()
         rests.append(world.state.drafter.evidence.rest_until)
         training_session = world.state.drafter.progress.sessions
-        world.go(lambda: world.trainee.training_session is None, "stop_rank")
+        world.run_until(lambda: world.trainee.training_session is None, "stop_rank")
         world.settle()
         assert world.state.drafter.progress.sessions == training_session
         second = world.incarnations[DECODING]
@@ -201,7 +201,7 @@ def test_counts_a_repeated_idle_report_once() -> None:
     idled = next(e for e in reversed(world.delivered) if isinstance(e, WorkerIdled))
     world.post("w0", diverged(world, base=0))
     world.settle()
-    world.go(lambda: world.trainee.training_session is None, "stop_rank")
+    world.run_until(lambda: world.trainee.training_session is None, "stop_rank")
     world.settle()
     world.expect_nothing(idled)
     finish(world)

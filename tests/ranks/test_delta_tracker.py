@@ -65,11 +65,11 @@ def test_next_delta_holds_the_work_done_during_a_merge() -> None:
     for seed in (1, 2, 3, 4):
         learn(alone, seed)
     learn(one, 1)
-    asked = one.take_delta(0)
+    delta = one.take_delta(0)
     learn(one, 2)
     one.take_delta(1)  # never merged
     learn(one, 3)
-    base = merge_deltas(one.root, [asked])
+    base = merge_deltas(one.root, [delta])
     one.move_to(ref(1, base, number=0), base)
     learn(one, 4)
     last = one.take_delta(2)

@@ -154,7 +154,7 @@ assert find_spec("triton").origin == {str(tmp_path / "triton.py")!r}
 def test_decode_attention_equals_attention_by_request(heads: int) -> None:
     pool = _Pool(lengths=[1, 9, 30, 4], extends=[1, 1, 1, 1], heads=heads)
     output = torch.empty_like(pool.queries)
-    new = torch.stack([pool.place(request, -1) for request in range(4)])
+    new = torch.stack([pool.slot(request, -1) for request in range(4)])
     keys, values = pool.keys[new].clone(), pool.values[new].clone()
     pool.keys[new], pool.values[new] = 0.0, 0.0
     decode_attention(
@@ -182,20 +182,20 @@ class _Pool:
     """Requests with scattered tokens; the table is invalid beyond their ends."""
 
     def __init__(self, lengths: list[int], extends: list[int], heads: int) -> None:
-        width, places = 8, 400
+        width, slots = 8, 400
         generator = torch.Generator().manual_seed(heads + sum(extends))
         self.lengths, self.extends = torch.tensor(lengths), torch.tensor(extends)
-        self.keys = torch.randn(places, 2, width, generator=generator).double()
-        self.values = torch.randn(places, 2, width, generator=generator).double()
+        self.keys = torch.randn(slots, 2, width, generator=generator).double()
+        self.values = torch.randn(slots, 2, width, generator=generator).double()
         self.queries = torch.randn(sum(extends), heads, width, generator=generator).double()
         self.scaling = width**-0.5
         self.rows = torch.tensor([5, 0, 3, 2])
         self.table = torch.full((7, 64), -1, dtype=torch.int32)
-        scattered = torch.randperm(places, generator=generator)[: sum(lengths)].split(lengths)
+        scattered = torch.randperm(slots, generator=generator)[: sum(lengths)].split(lengths)
         for row, own in zip(self.rows.tolist(), scattered, strict=True):
             self.table[row, : len(own)] = own
 
-    def place(self, request: int, position: int) -> torch.Tensor:
+    def slot(self, request: int, position: int) -> torch.Tensor:
         row, length = self.rows[request], self.lengths[request]
         return self.table[row, :length][position].long()
 
@@ -205,9 +205,9 @@ class _Pool:
         output: list[torch.Tensor] = []
         for request, own in enumerate(queries):
             length = int(self.lengths[request])
-            places = self.table[self.rows[request], :length].long()
+            slots = self.table[self.rows[request], :length].long()
             for i, query in enumerate(own):
-                seen = places[: length - len(own) + i + 1]
+                seen = slots[: length - len(own) + i + 1]
                 for head, vector in enumerate(query):
                     scores = self.keys[seen, head // share] @ vector * self.scaling
                     output.append(scores.softmax(0) @ self.values[seen, head // share])

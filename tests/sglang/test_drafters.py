@@ -13,10 +13,10 @@ from tests.engine.chi_square import p_value
 from tests.engine.reference import (
     GREEDY,
     answers,
-    ask,
     forced_logits,
     greedy_answer,
     logprobs_of,
+    new_request,
     random_prompts,
 )
 from tests.engine.test_sampled_distribution import TRIALS
@@ -99,18 +99,18 @@ def fitted(started: Speculating, taught: Drafter) -> Iterator[Speculating]:
 def requests(sampling: Sampling) -> list[Request]:
     """Return more requests than there are slots, so that they join and leave."""
     prompts = random_prompts(20, shortest=2, longest=20)
-    return [ask(i, p, sampling, 5 + (7 * i) % 40) for i, p in enumerate(prompts)]
+    return [new_request(i, p, sampling, 5 + (7 * i) % 40) for i, p in enumerate(prompts)]
 
 
-def check_proposals(speculating: Speculating, asked: list[Request]) -> int:
+def check_proposals(speculating: Speculating, submitted: list[Request]) -> int:
     before = len(speculating.proposals())
-    done = answers(speculating.engine(), asked)
+    done = answers(speculating.engine(), submitted)
     made = speculating.proposals()[before:]
     # serial numbers follow the order of submission
     serials = [RequestName.read(proposal.name).serial for proposal in made]
     for proposal, serial in zip(made, serials, strict=True):
         id = serial - min(serials)
-        text = [*asked[id].prompt, *done[id].tokens][: proposal.seen + 1]
+        text = [*submitted[id].prompt, *done[id].tokens][: proposal.seen + 1]
         if len(text) <= proposal.seen:
             continue  # proposed before the end of the answer was known
         assert proposal.tokens[0] == text[-1]
@@ -124,46 +124,46 @@ def test_random_drafter_proposes_the_same_as_our_module(started: Speculating) ->
 
 
 def test_fitted_drafter_proposes_the_same_and_is_mostly_accepted(fitted: Speculating) -> None:
-    asked = requests(GREEDY)
-    passes = check_proposals(fitted, asked)
+    submitted = requests(GREEDY)
+    passes = check_proposals(fitted, submitted)
     # the prefill yields the first token
-    gained = sum(request.max_new_tokens - 1 for request in asked)
+    gained = sum(request.max_new_tokens - 1 for request in submitted)
     assert gained / passes >= 2
 
 
 def test_greedy_answers_equal_those_of_the_policy(fitted: Speculating) -> None:
-    asked = requests(GREEDY)
-    done = answers(fitted.engine(), asked)
-    for r in asked:
+    submitted = requests(GREEDY)
+    done = answers(fitted.engine(), submitted)
+    for r in submitted:
         assert done[r.id].tokens == greedy_answer(fitted.policy, r.prompt, r.max_new_tokens)
 
 
 def test_filters_hold_in_verification(fitted: Speculating) -> None:
-    asked = requests(Sampling(temperature=5.0, top_k=1, top_p=0.9))[:6]
-    done = answers(fitted.engine(), asked)
-    for r in asked:
+    submitted = requests(Sampling(temperature=5.0, top_k=1, top_p=0.9))[:6]
+    done = answers(fitted.engine(), submitted)
+    for r in submitted:
         assert done[r.id].tokens == greedy_answer(fitted.policy, r.prompt, r.max_new_tokens)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_forced_pass(fitted: Speculating, temperature: float) -> None:
-    asked = requests(Sampling(temperature=temperature))
-    done = answers(fitted.engine(), asked)
-    for r in asked:
+    submitted = requests(Sampling(temperature=temperature))
+    done = answers(fitted.engine(), submitted)
+    for r in submitted:
         tokens = done[r.id].tokens
         expected = logprobs_of(forced_logits(fitted.policy, r.prompt, tokens), tokens, temperature)
         assert torch.tensor(done[r.id].logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating) -> None:
-    asked = {r.id: r for r in requests(Sampling())}
+    submitted = {r.id: r for r in requests(Sampling())}
     engine = fitted.engine()
-    engine.submit(list(asked.values()))
+    engine.submit(list(submitted.values()))
     layers = drafter_models.captured(fitted.drafter.config.layout)
     seen = 0
     while engine.running:
         for done in engine.step():
-            text = [*asked[done.id].prompt, *done.tokens]
+            text = [*submitted[done.id].prompt, *done.tokens]
             states = engine.hidden_states(done.id)
             expected, _ = drafter_models.policy_states(fitted.policy, torch.tensor([text[:-1]]))
             expected = expected[0][:, [layer - 1 for layer in layers]]
@@ -176,10 +176,12 @@ def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating)
 def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
     """The second token is an accepted draft or was drawn in verification."""
     if fitted.drafter.config.layout == "eagle":
-        pytest.skip("verification doesn't ask who drafted, and the draws take half a minute")
+        pytest.skip("verification doesn't depend on the drafter, and the draws take half a minute")
     prompt = random_prompts(1, shortest=5)[0]
-    asked = [ask(i, prompt, Sampling(), max_new_tokens=3) for i in range(TRIALS["sglang"].draws)]
-    done = answers(fitted.engine(), asked)
+    submitted = [
+        new_request(i, prompt, Sampling(), max_new_tokens=3) for i in range(TRIALS["sglang"].draws)
+    ]
+    done = answers(fitted.engine(), submitted)
     counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
     first = forced_logits(fitted.policy, prompt, [0])[0].softmax(-1)
     second = torch.stack(
@@ -193,7 +195,7 @@ def test_pushes_only_the_weights_of_the_drafter(fitted: Speculating) -> None:
     with pytest.raises(ConfigError, match="no weight of the drafter's own"):
         fitted.server.run(fitted.server.update_drafter(foreign))
     prompt = random_prompts(1, shortest=5)[0]
-    done = answers(fitted.engine(), [ask(0, prompt)])
+    done = answers(fitted.engine(), [new_request(0, prompt)])
     assert done[0].tokens == greedy_answer(fitted.policy, prompt, 20)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.drafter_models import policy_states
-from tests.engine.reference import answers, ask, finish, greedy_answer, random_prompts
+from tests.engine.reference import answers, finish, greedy_answer, new_request, random_prompts
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.start_engine_with_tap import start_client
@@ -63,7 +63,7 @@ def right(engine: SglangEngine, policy: Path, request: Request, done: Completion
 
 def test_reused_slot_holds_only_its_requests_states(engine: SglangEngine, policy: Path) -> None:
     prompts = random_prompts(10, shortest=2)
-    requests = {i: ask(i, prompts[i // 3], Sampling(), 3 + (7 * i) % 30) for i in range(30)}
+    requests = {i: new_request(i, prompts[i // 3], Sampling(), 3 + (7 * i) % 30) for i in range(30)}
     engine.submit(list(requests.values()))
     ended = 0
     while engine.running:
@@ -87,9 +87,9 @@ def test_states_after_a_swap_come_from_the_new_policy(
 ) -> None:
     other = save_model(tmp_path, seed=2)
     prompt = random_prompts(1, shortest=12)[0]
-    answers(engine, [ask(0, prompt, max_new_tokens=4)])
+    answers(engine, [new_request(0, prompt, max_new_tokens=4)])
     engine.swap_weights(PolicyVersion(1), load_decoder(other).weights)
-    requests = {i: ask(i, prompt, Sampling(), 4) for i in range(1, 7)}
+    requests = {i: new_request(i, prompt, Sampling(), 4) for i in range(1, 7)}
     engine.submit(list(requests.values()))
     seen = 0
     while engine.running:
@@ -104,9 +104,9 @@ def test_queued_requests_start_with_the_new_policy_after_a_swap(
 ) -> None:
     other = save_model(tmp_path, seed=2)
     first, second = random_prompts(2, shortest=12)
-    answers(engine, [ask(0, second, max_new_tokens=2)])
-    engine.submit([ask(i, first, max_new_tokens=90) for i in (1, 2)])
-    engine.submit([ask(i, second, max_new_tokens=8) for i in (3, 4, 5)])
+    answers(engine, [new_request(0, second, max_new_tokens=2)])
+    engine.submit([new_request(i, first, max_new_tokens=90) for i in (1, 2)])
+    engine.submit([new_request(i, second, max_new_tokens=8) for i in (3, 4, 5)])
     engine.step()
     engine.swap_weights(PolicyVersion(1), load_decoder(other).weights)
     done = finish(engine)
@@ -116,7 +116,7 @@ def test_queued_requests_start_with_the_new_policy_after_a_swap(
 
 
 def test_cancels_queued_and_running_requests_together(engine: SglangEngine, policy: Path) -> None:
-    engine.submit([ask(i, p, max_new_tokens=100) for i, p in enumerate(random_prompts(9))])
+    engine.submit([new_request(i, p, max_new_tokens=100) for i, p in enumerate(random_prompts(9))])
     engine.step()
     engine.cancel([0, 8])
     assert {c.id: c.stop for c in engine.step()} == {0: "cancelled", 8: "cancelled"}
@@ -129,7 +129,8 @@ def test_cancels_queued_and_running_requests_together(engine: SglangEngine, poli
 def test_request_ends_only_at_its_own_stop_conditions(engine: SglangEngine, policy: Path) -> None:
     prompts = random_prompts(6)
     done = answers(
-        engine, [ask(i, p, stop_tokens=[96], max_new_tokens=30) for i, p in enumerate(prompts)]
+        engine,
+        [new_request(i, p, stop_tokens=[96], max_new_tokens=30) for i, p in enumerate(prompts)],
     )
     for i, prompt in enumerate(prompts):
         whole = greedy_answer_of(policy, prompt)
@@ -149,7 +150,7 @@ def greedy_answer_of(policy: Path, prompt: tuple[int, ...]) -> list[int]:
 def test_idle_time_is_not_counted_as_a_stall(
     engine: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers(engine, [ask(0, [5, 6], max_new_tokens=2)])
+    answers(engine, [new_request(0, [5, 6], max_new_tokens=2)])
     late = monotonic() + 2 * STUCK_SECONDS
     monkeypatch.setattr("tlt.engine.sglang.engine.monotonic", lambda: late)
-    assert len(answers(engine, [ask(1, [5, 6, 7], max_new_tokens=40)])[1].tokens) == 40
+    assert len(answers(engine, [new_request(1, [5, 6, 7], max_new_tokens=40)])[1].tokens) == 40

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine.conftest import save_model
-from tests.engine.reference import ask, random_prompts
+from tests.engine.reference import new_request, random_prompts
 from tlt.engine.sglang.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import PolicyVersion
@@ -29,7 +29,7 @@ def test_update_that_fails_midway_ends_the_engine(
         seed=0,
         stuck_seconds=60,
     )
-    engine.submit([ask(0, random_prompts(1)[0], max_new_tokens=100)])
+    engine.submit([new_request(0, random_prompts(1)[0], max_new_tokens=100)])
     engine.step()
     weights = dict(load_decoder(policy).weights)
     weights["model.norm.weight"] = torch.zeros(3)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 # step, purpose, prompt, member
-Place = tuple[int, str, int, int]
+AnswerKey = tuple[int, str, int, int]
 DutyCommand = StartRollout | UpdatePolicy | ReplaceRanks
 
-_TOLD: dict[type[RunCommand], Duty] = {
+_DUTIES_BY_COMMAND: dict[type[RunCommand], Duty] = {
     StartRollout: Duty.ROLLOUT,
     TrainDrafter: Duty.DRAFTER_TRAINING,
     StopDrafterTraining: Duty.STOPPING,
@@ -49,7 +49,7 @@ _TOLD: dict[type[RunCommand], Duty] = {
 }
 
 
-def _place(event: RolloutFinished | RolloutScored | RolloutDropped) -> Place:
+def _answer_key(event: RolloutFinished | RolloutScored | RolloutDropped) -> AnswerKey:
     return event.step, event.purpose, event.prompt, event.member
 
 
@@ -59,13 +59,13 @@ class Checks:
         self.duties: dict[Incarnation, Duty] = {}
         self.drafter = DrafterChecks(world, self)
         # the members of every rollout batch, in the order in which the batches were opened
-        self.rounds: dict[tuple[int, str], set[Place]] = {}
+        self.batches: dict[tuple[int, str], set[AnswerKey]] = {}
         self.closed: set[tuple[int, str]] = set()
         # blobs that the run's folder ever had to hold
         self.named: set[str] = set()
-        self.finished: dict[Place, tuple[int, int]] = {}
-        self.scores: dict[Place, dict[int, float]] = {}
-        self.dropped: set[Place] = set()
+        self.finished: dict[AnswerKey, tuple[int, int]] = {}
+        self.scores: dict[AnswerKey, dict[int, float]] = {}
+        self.dropped: set[AnswerKey] = set()
         self.plans: dict[int, UpdatePlan] = {}
         # the weights of each version, the same in every attempt
         self.contents: dict[int, str] = {0: INITIAL}
@@ -80,7 +80,7 @@ class Checks:
         self.named |= {blob.digest for blob in _in_the_folder(after)}
         self._check_growth(before, after)
         self._check_duties(before, after)
-        self._check_rounds(before, after)
+        self._check_batches(before, after)
         self._check_plans(after)
         self._check_commands(after, commands)
         self._check_fence(before, event, after, commands)
@@ -93,15 +93,15 @@ class Checks:
     ) -> None:
         match event:
             case RolloutScored():
-                self.scores.setdefault(_place(event), {})[event.attempt] = event.reward
+                self.scores.setdefault(_answer_key(event), {})[event.attempt] = event.reward
             case RolloutDropped() if before.phase is not Phase.ENDED:
-                if _place(event) not in self.finished:
-                    self.dropped.add(_place(event))
+                if _answer_key(event) not in self.finished:
+                    self.dropped.add(_answer_key(event))
             case RolloutFinished() if event.purpose == "eval":
                 known = before.workers.get(event.worker)
                 current = known is not None and known.info.incarnation == event.incarnation
-                if current and _place(event) not in self.dropped:
-                    self.finished.setdefault(_place(event), (event.attempt, event.length))
+                if current and _answer_key(event) not in self.dropped:
+                    self.finished.setdefault(_answer_key(event), (event.attempt, event.length))
             case DrafterRefused():
                 if event.version in (NAMED, before.drafter.adoption.version_in_use):
                     self.drafter.refused.setdefault(event.version, set()).add(event.incarnation)
@@ -116,18 +116,18 @@ class Checks:
 
     def _keep(self, command: KeepRollout, event: RolloutFinished) -> None:
         """Assert that each answer is kept at most once, and dropped ones never."""
-        place = _place(event)
-        assert place == (command.step, "train", command.prompt, command.member)
-        assert place not in self.finished
-        assert place not in self.dropped
-        self.finished[place] = (event.attempt, event.length)
+        answer = _answer_key(event)
+        assert answer == (command.step, "train", command.prompt, command.member)
+        assert answer not in self.finished
+        assert answer not in self.dropped
+        self.finished[answer] = (event.attempt, event.length)
 
     def _issue(self, command: IssuePrompts) -> None:
         """Assert that every rollout batch is issued once, with different prompts."""
         key = (command.step, command.purpose)
-        assert key not in self.rounds
+        assert key not in self.batches
         assert len(set(command.prompts)) == len(command.prompts)
-        self.rounds[key] = {
+        self.batches[key] = {
             (*key, prompt, member)
             for prompt in command.prompts
             for member in range(command.members)
@@ -167,11 +167,11 @@ class Checks:
 
     def _check_commands(self, after: RunState, commands: Sequence[RunCommand]) -> None:
         """Assert that workers were sent their duties, at most one each in a decision."""
-        told = [c for c in commands if isinstance(c, DutyCommand)]
-        assert all(count == 1 for count in Counter(c.worker for c in told).values())
+        sent = [c for c in commands if isinstance(c, DutyCommand)]
+        assert all(count == 1 for count in Counter(c.worker for c in sent).values())
         for command in commands:
-            if isinstance(command, ToWorker) and type(command) in _TOLD:
-                self.duties[command.incarnation] = _TOLD[type(command)]
+            if isinstance(command, ToWorker) and type(command) in _DUTIES_BY_COMMAND:
+                self.duties[command.incarnation] = _DUTIES_BY_COMMAND[type(command)]
         for command in commands:
             if isinstance(command, ToWorker):
                 assert command.incarnation == after.newest_incarnations[command.worker]
@@ -211,7 +211,7 @@ class Checks:
         plan = self.plans[first.version]
         assert refs == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
 
-    def _check_rounds(self, before: RunState, after: RunState) -> None:
+    def _check_batches(self, before: RunState, after: RunState) -> None:
         """Assert that a batch closes when each answer is either scored or dropped."""
         old, new = before.batch, after.batch
         if old is None or (after.phase is Phase.ENDED and new is not None):
@@ -221,14 +221,14 @@ class Checks:
             return
         assert key not in self.closed
         self.closed.add(key)
-        for place in self.rounds[key]:
-            assert (self._score(place) is not None) != (place in self.dropped), place
+        for answer in self.batches[key]:
+            assert (self._score(answer) is not None) != (answer in self.dropped), answer
 
-    def _score(self, place: Place) -> float | None:
+    def _score(self, answer: AnswerKey) -> float | None:
         """Return the score of the answer that counts."""
-        if place not in self.finished:
+        if answer not in self.finished:
             return None
-        return self.scores.get(place, {}).get(self.finished[place][0])
+        return self.scores.get(answer, {}).get(self.finished[answer][0])
 
     def _check_plans(self, after: RunState) -> None:
         for version, plan in after.policy.plans.items():
@@ -240,10 +240,10 @@ class Checks:
     def _check_plan(self, plan: UpdatePlan) -> None:
         """Assert that a plan holds exactly the scored answers of groups with different scores."""
         groups: dict[int, dict[int, float]] = {}
-        for place in self.rounds[plan.step, "train"]:
-            score = self._score(place)
+        for answer in self.batches[plan.step, "train"]:
+            score = self._score(answer)
             if score is not None:
-                groups.setdefault(place[2], {})[place[3]] = score
+                groups.setdefault(answer[2], {})[answer[3]] = score
         expected = {
             (prompt, member)
             for prompt, scores in groups.items()
@@ -282,7 +282,7 @@ class Checks:
 
     # --- called by the world
 
-    def collected(self, learn: UpdatePolicy, content: str) -> None:
+    def check_repeated_update(self, learn: UpdatePolicy, content: str) -> None:
         """Assert that a repeated update of a version gives the same weights."""
         version = learn.version + 1
         assert self.contents.setdefault(version, content) == content, f"version {version}"
@@ -297,12 +297,12 @@ class Checks:
         ]
         return any(p.weights == weights for p in used) or weights in _blobs_of_the_drafter(state)
 
-    def lets_go(self, command: ReleaseBlobs | DiscardBlobs) -> None:
+    def check_released(self, command: ReleaseBlobs | DiscardBlobs) -> None:
         assert not any(map(self.is_in_use, command.blobs)), command
         if isinstance(command, DiscardBlobs):
             assert not _in_the_folder(self._world.state) & set(command.blobs), command
 
-    def unreadable(self, command: StartRollout) -> None:
+    def check_unreadable_weights(self, command: StartRollout) -> None:
         """Assert that unreadable weights are out of date or were lost with the shared memory."""
         state = self._world.state
         known = state.workers.get(command.worker)
@@ -310,7 +310,7 @@ class Checks:
         if current and state.policy.current == command.policy and state.phase is not Phase.ENDED:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
 
-    def samples_gone(self, command: UpdatePolicy) -> None:
+    def check_missing_samples(self, command: UpdatePolicy) -> None:
         """Assert that missing rollouts are not needed by a current update."""
         known = self._world.state.workers.get(command.worker)
         current = known is not None and known.info.incarnation == command.incarnation
@@ -321,7 +321,7 @@ class Checks:
         ended = self._world.state.phase is Phase.ENDED
         return known is not None and known.info.incarnation == incarnation.number and not ended
 
-    def at_the_end(self) -> None:
+    def check_end(self) -> None:
         """Assert that all batches are closed, and each step made one policy version."""
         state = self._world.state
         left = self._world.drafter_blobs.announced & self._world.flight
@@ -335,7 +335,7 @@ class Checks:
         assert state.policy.version == algorithm.steps
         assert state.policy.current.version == state.policy.version
         last = (int(state.step), "eval" if algorithm.eval_every else "train")
-        assert set(self.rounds) - self.closed <= {last}
+        assert set(self.batches) - self.closed <= {last}
         assert sorted(self.plans) == list(range(algorithm.steps))
         assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
         assert state.policy.current.weights is not None

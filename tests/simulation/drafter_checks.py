@@ -44,10 +44,10 @@ class DrafterChecks:
         # deltas that were announced, that are merged, and that can't be merged any more
         self.known: set[Part] = set()
         self.merged: set[Part] = set()
-        self.void: set[Part] = set()
+        self.discarded: set[Part] = set()
         # how often drafters were adopted and reverted, and time was reserved
         self.adopted = 0
-        self.returned = 0
+        self.reverted = 0
         self.reserved = 0
         # by drafter version: incarnations that couldn't load it
         self.refused: dict[DrafterVersion, set[Incarnation]] = {}
@@ -57,9 +57,9 @@ class DrafterChecks:
     ) -> None:
         """Assert that workers have stopped training before they decode or update the policy."""
         if isinstance(event, DrafterTrainingStopped):
-            told = self.training.pop(event.incarnation, event.training_session)
-            if told != event.training_session:
-                self.training[event.incarnation] = told
+            session = self.training.pop(event.incarnation, event.training_session)
+            if session != event.training_session:
+                self.training[event.incarnation] = session
         for command in commands:
             if isinstance(command, StartRollout | UpdatePolicy):
                 assert command.incarnation not in self.training, command
@@ -93,7 +93,7 @@ class DrafterChecks:
                     self.versions.append(command.version)
                     assert self._checks.duties[command.incarnation] is Duty.DRAFTER_TRAINING
                 case ReleaseBlobs() | DiscardBlobs():
-                    self._checks.lets_go(command)
+                    self._checks.check_released(command)
                 case _:
                     pass
         self.reserved += before.phase is not after.phase and after.phase is Phase.RESERVED_TRAINING
@@ -120,8 +120,8 @@ class DrafterChecks:
                 # the worker will try to load it again
                 self.refused.get(command.drafter.version, set()).discard(command.incarnation)
         without = self.refused.get(used, set())
-        everybody = {known.info.incarnation for known in after.workers.values()}
-        if used == NAMED and everybody <= without:
+        alive = {known.info.incarnation for known in after.workers.values()}
+        if used == NAMED and alive <= without:
             return
         trains = {
             known.info.incarnation
@@ -136,13 +136,13 @@ class DrafterChecks:
             known = before.workers.get(event.worker)
             if known is not None and known.info.incarnation == event.incarnation:
                 # at least one worker loaded it
-                assert everybody - without
+                assert alive - without
 
     def _check_adopted(self, before: RunState, drafter: DrafterRef | None) -> None:
         last = before.drafter.adoption.used
         if last is not None and (drafter is None or drafter.version < last.version):
             assert drafter in (before.drafter.adoption.fallback, before.drafter.adoption.previous)
-            self.returned += 1
+            self.reverted += 1
             return
         assert drafter is not None
         self.shape = self.shape or drafter.architecture
@@ -161,7 +161,7 @@ class DrafterChecks:
             fresh = {part for delta in old.merge.deltas for part in contents[name_of(delta)]}
             assert parts[event.base.version] == parts.get(old.base.version, frozenset()) | fresh
             assert not fresh & self.merged
-            assert not fresh & self.void
+            assert not fresh & self.discarded
             self.merged |= fresh
             assert not fresh & {part for d in new.deltas for part in contents[name_of(d)]}
         used = after.drafter.adoption.used
@@ -170,12 +170,12 @@ class DrafterChecks:
             parts[new.base.root] = begun
             learned = 0 if used is None else self._world.drafter_training.learned[used.version]
             assert (new.base.updates, new.base.micro_batches) == (learned // 2, learned)
-            self.void |= self.known - begun
+            self.discarded |= self.known - begun
             assert not new.deltas
         for delta in new.deltas:
-            assert self._world.drafter_training.grew_on[name_of(delta)] >= new.base.root
+            assert self._world.drafter_training.delta_bases[name_of(delta)] >= new.base.root
 
-    def base_gone(self, incarnation: WorkerIncarnation, base: DrafterBase) -> None:
+    def check_unreadable_base(self, incarnation: WorkerIncarnation, base: DrafterBase) -> None:
         """Assert that an unreadable base is out of date or was lost."""
         state, world = self._world.state, self._world
         assert base.weights is not None
@@ -183,14 +183,14 @@ class DrafterChecks:
             missed = world.drafter_blobs.is_missed(base.weights)
             assert world.blobs_were_lost or missed, f"{base} is gone"
 
-    def drafter_gone(self, incarnation: WorkerIncarnation, drafter: DrafterRef) -> None:
+    def check_unreadable_drafter(self, incarnation: WorkerIncarnation, drafter: DrafterRef) -> None:
         """Assert that an unreadable drafter is out of date or was lost before it was committed."""
         state, world = self._world.state, self._world
         if self._checks.is_current(incarnation) and drafter == state.drafter.adoption.used:
             missed = world.drafter_blobs.is_missed(drafter.weights)
             assert world.blobs_were_lost or missed, f"{drafter} is gone"
 
-    def rebased(
+    def check_rebase(
         self, incarnation: WorkerIncarnation, rank: int, unmerged: set[int], base: DrafterBase
     ) -> None:
         """Assert that a member adds no work to a base that already holds it or discarded it."""
@@ -201,4 +201,4 @@ class DrafterChecks:
             return
         own = {(int(incarnation.number), rank, number) for number in unmerged}
         assert not own & self._world.drafter_training.parts.get(base.version, frozenset())
-        assert not own & self.void
+        assert not own & self.discarded

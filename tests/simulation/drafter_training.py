@@ -56,7 +56,7 @@ class DrafterTraining:
     # micro-batches in each base
     learned: dict[DrafterVersion, int] = field(default_factory=dict)
     # the base that each delta's member trained from
-    grew_on: dict[Part, DrafterVersion] = field(default_factory=dict)
+    delta_bases: dict[Part, DrafterVersion] = field(default_factory=dict)
     merges: int = 0
     # the outcome of all evaluations; drawn at random if None
     quality: float | None = None
@@ -149,7 +149,7 @@ class DrafterTraining:
         if self.blobs.is_readable(drafter.weights):
             incarnation.drafter = drafter
             return
-        self.world.checks.drafter.drafter_gone(incarnation, drafter)
+        self.world.checks.drafter.check_unreadable_drafter(incarnation, drafter)
         self._say(
             incarnation,
             DrafterRefused(
@@ -197,7 +197,7 @@ class DrafterTraining:
         self, incarnation: WorkerIncarnation, rank_state: TrainingRank, rank: int, base: DrafterBase
     ) -> bool:
         if base.weights is not None and not self.blobs.is_readable(base.weights):
-            self.world.checks.drafter.base_gone(incarnation, base)
+            self.world.checks.drafter.check_unreadable_base(incarnation, base)
             self._diverge(incarnation, rank)
             return False
         number, _ = base.merged.get(f"{incarnation.number}.{rank}", (-1, 0))
@@ -207,7 +207,7 @@ class DrafterTraining:
         elif number in rank_state.sent:
             rank_state.unmerged -= rank_state.sent[number]
             rank_state.sent.clear()
-        self.world.checks.drafter.rebased(incarnation, rank, rank_state.unmerged, base)
+        self.world.checks.drafter.check_rebase(incarnation, rank, rank_state.unmerged, base)
         rank_state.base = base
         return True
 
@@ -228,7 +228,7 @@ class DrafterTraining:
             micro_batches=_BATCHES * (len(rank_state.unmerged) - 1) + rank_state.opened,
             known=0,
         )
-        self.grew_on[name_of(delta)] = base.version
+        self.delta_bases[name_of(delta)] = base.version
         self.contents[name_of(delta)] = frozenset(
             (int(incarnation.number), rank, number) for number in rank_state.unmerged
         )

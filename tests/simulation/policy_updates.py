@@ -37,7 +37,7 @@ class PolicyUpdates:
         answers = self.world.kept.get(command.step, {})
         wanted = [ref for share in command.minibatches for rank in share.ranks for ref in rank]
         if any((ref.prompt, ref.member) not in answers for ref in wanted):
-            self.world.checks.samples_gone(command)
+            self.world.checks.check_missing_samples(command)
             self.world.workers.crash(incarnation)
 
     def groups(self) -> list[str]:
@@ -93,7 +93,7 @@ class PolicyUpdates:
             if incarnation.learning is not None
         ]
         after = updated(before.pop(), shares)
-        self.world.checks.collected(learn, after)
+        self.world.checks.check_repeated_update(learn, after)
         for incarnation in members:
             incarnation.content, incarnation.version, incarnation.trained = (
                 after,

@@ -47,7 +47,9 @@ class TrainingWorld(World):
     def trainee(self) -> WorkerIncarnation:
         return self.incarnations[WorkerId("w0")]
 
-    def go(self, until: Callable[[], bool], *kinds: str, but: WorkerId | None = None) -> None:
+    def run_until(
+        self, until: Callable[[], bool], *kinds: str, but: WorkerId | None = None
+    ) -> None:
         """Repeat moves of these kinds until a condition holds; `but` finishes no answer."""
         for _ in range(1000):
             if until():
@@ -70,9 +72,9 @@ class TrainingWorld(World):
 
     def start_training(self) -> "TrainingWorld":
         second = self.incarnations[DECODING]
-        self.go(lambda: second.assignment is not None, "obey", "deliver")
+        self.run_until(lambda: second.assignment is not None, "obey", "deliver")
         self.do(Move("pull", (second,)))
-        self.go(lambda: self.trainee.training_session is not None, *WORK, but=DECODING)
+        self.run_until(lambda: self.trainee.training_session is not None, *WORK, but=DECODING)
         return self
 
     def train_delta(self, rank: int = 0, incarnation: WorkerIncarnation | None = None) -> None:
@@ -83,7 +85,9 @@ class TrainingWorld(World):
 
     def merge(self, quality: float) -> None:
         self.drafter_training.quality = quality
-        self.go(lambda: self.trainee.merge is not None, "deliver", "obey", "train", "send_delta")
+        self.run_until(
+            lambda: self.trainee.merge is not None, "deliver", "obey", "train", "send_delta"
+        )
         self.do(Move("merge", (self.trainee,)))
 
     def adopt(self, quality: float) -> DrafterRef:
@@ -112,7 +116,7 @@ class TrainingWorld(World):
 def reserve_time(ranks: tuple[int, ...] = (1, 1), **spec: Any) -> TrainingWorld:
     """Return a world in which all workers train for a reserved time."""
     world = TrainingWorld(ranks, train="auto", steps=12, **spec)
-    world.go(lambda: world.state.phase is Phase.RESERVED_TRAINING, *WORK)
+    world.run_until(lambda: world.state.phase is Phase.RESERVED_TRAINING, *WORK)
     world.settle()
     assert all(
         incarnation.training_session is not None for incarnation in world.incarnations.values()

@@ -61,4 +61,4 @@ def finish(world: World) -> None:
     world.run_out(MOST_DELIVERIES)
     assert world.status == "done"
     assert world.replay() == world.state
-    world.checks.at_the_end()
+    world.checks.check_end()

@@ -180,7 +180,7 @@ class Workers:
         if command.policy.version != incarnation.version and command.policy.weights is not None:
             if not self.world.is_readable(command.policy):
                 # a late command may name weights that were deleted
-                self.world.checks.unreadable(command)
+                self.world.checks.check_unreadable_weights(command)
                 self.crash(incarnation)
                 return
             incarnation.version = command.policy.version

@@ -233,7 +233,7 @@ class World:
         assert state == self.state, f"{event} changes the state"
         for command in commands:
             assert isinstance(command, ReleaseBlobs | DiscardBlobs), f"{event} causes {command}"
-            self.checks.lets_go(command)
+            self.checks.check_released(command)
 
     def _execute(self, command: RunCommand, event: AnyEvent) -> None:
         match command:

@@ -78,7 +78,7 @@ async def test_posts_a_cancellation_and_leaves_the_record(
 
 
 async def test_returns_none_for_an_unknown_job(jobs: Jobs) -> None:
-    assert await jobs.get(JobId("nobody-1")) is None
+    assert await jobs.get(JobId("unknown-1")) is None
 
 
 async def test_separates_the_jobs_of_sessions(

@@ -121,11 +121,11 @@ def whole(chosen: list[PolicySample]) -> Minibatch:
     return share(chosen, chosen)
 
 
-def share(mine: list[PolicySample], everybody: list[PolicySample]) -> Minibatch:
+def share(mine: list[PolicySample], all_samples: list[PolicySample]) -> Minibatch:
     return Minibatch(
         samples=mine,
-        total_tokens=sum(len(sample.completion) for sample in everybody),
-        total_sequences=len(everybody),
+        total_tokens=sum(len(sample.completion) for sample in all_samples),
+        total_sequences=len(all_samples),
     )
 
 

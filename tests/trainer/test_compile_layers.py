@@ -103,13 +103,13 @@ def test_reports_busy_while_compiling(fresh_dir: str, monkeypatch: pytest.Monkey
 
 
 def test_undoes_compilation_that_is_not_faster(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
-    said = [1.0, 2.0]
-    monkeypatch.setattr(LayerProbe, "seconds", lambda *_: said.pop(0))
+    durations = [1.0, 2.0]
+    monkeypatch.setattr(LayerProbe, "seconds", lambda *_: durations.pop(0))
     model = load_model(fresh_dir, CPU)
     (batch,) = build_micro_batches(samples(4), 1000, CPU, packed=False)
     assert not compile_layers(model, batch, bfloat16=False, forced=False)
     assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
-    said += [1.0, 2.0]
+    durations += [1.0, 2.0]
     assert compile_layers(model, batch, bfloat16=False, forced=True)
 
 

@@ -37,9 +37,9 @@ def test_packed_row_has_no_padding_and_lists_where_samples_begin():
     chosen = samples(12)
     (batch,) = build_micro_batches(chosen, 10_000, CPU, packed=True)
     assert batch.bounds is not None
-    fed = sorted((sample.length - 1 for sample in chosen), reverse=True)
-    assert batch.bounds.diff().tolist() == fed
-    assert batch.tokens.shape == (1, sum(fed))
+    lengths = sorted((sample.length - 1 for sample in chosen), reverse=True)
+    assert batch.bounds.diff().tolist() == lengths
+    assert batch.tokens.shape == (1, sum(lengths))
     starts = batch.tokens[0][batch.bounds[:-1]].tolist()
     assert sorted(starts) == sorted(sample.prompt[0] for sample in chosen)
 

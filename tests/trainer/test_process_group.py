@@ -82,11 +82,11 @@ def test_two_ranks_end_with_the_weights_of_one(
     assert peer.answer() == ours
 
     alone = learner(model_dir, averaging=averaging, learning_rate=RATE, gradient_clip=0.1)
-    everything = [
+    minibatches = [
         share([*a.samples, *b.samples], [*a.samples, *b.samples])
         for a, b in zip(shares(0), shares(1), strict=True)
     ]
-    metrics = alone.update(0, everything, None, never_interrupt)
+    metrics = alone.update(0, minibatches, None, never_interrupt)
     assert (metrics.tokens, metrics.samples) == (ours.tokens, ours.samples)
     assert metrics.loss == pytest.approx(ours.loss, abs=1e-5)
     assert metrics.gradient_norm == pytest.approx(ours.gradient_norm, rel=1e-4)
@@ -129,10 +129,10 @@ def compiles_in(rendezvous: str, name: str, rank: int, folder: str) -> list[int]
         )
         learns = learner(folder, compile=True)
         group = join(rendezvous, name, rank)
-        everybody = samples(4)
+        all_samples = samples(4)
         for step, cut in enumerate((4, 2, 2)):
-            mine = everybody[:cut] if rank == 0 else everybody[cut:]
-            learns.update(step, [share(mine, everybody)], group, never_interrupt)
+            mine = all_samples[:cut] if rank == 0 else all_samples[cut:]
+            learns.update(step, [share(mine, all_samples)], group, never_interrupt)
         groups.leave_group()
     return seen
 

@@ -98,12 +98,12 @@ async def test_restarts_a_process_that_prints_no_result(
         job=JOB, error="preparing ended with -9: its reply is unreadable"
     )
     site.unlink()
-    heard = await preparer.prepare(JOB, spec, tmp_path / "run")
-    assert isinstance(heard, JobPrepared)
+    outcome = await preparer.prepare(JOB, spec, tmp_path / "run")
+    assert isinstance(outcome, JobPrepared)
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"),
+    ("result", "outcome"),
     [
         (
             PreparedJob(train_prompts=3, eval_prompts=2),
@@ -113,18 +113,18 @@ async def test_restarts_a_process_that_prints_no_result(
     ],
 )
 async def test_reports_the_result_of_the_process(
-    said: PreparedJob,
-    heard: JobPrepared | JobRefused,
+    result: PreparedJob,
+    outcome: JobPrepared | JobRefused,
     preparer: Preparer,
     spec: JobSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = msgspec.json.encode(PreparationExit(code=0, prepared=said, last_line="")).decode()
+    line = msgspec.json.encode(PreparationExit(code=0, prepared=result, last_line="")).decode()
     code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert await preparer.prepare(JOB, spec, tmp_path / "run") == heard
+    assert await preparer.prepare(JOB, spec, tmp_path / "run") == outcome
 
 
 @pytest.mark.parametrize(

@@ -33,35 +33,35 @@ def test_scales_the_fallback_to_the_current_policy() -> None:
 
 @pytest.mark.parametrize("likely", [0.0, 0.3, 0.9, 1.0])
 def test_estimates_accept_length_from_chains_of_any_length(likely: float) -> None:
-    def asked(depth: int, rows: int = 10_000) -> ChainTally:
+    def chains(depth: int, rows: int = 10_000) -> ChainTally:
         return ChainTally(rows, round(rows * sum(likely**guess for guess in range(depth + 1))))
 
     expected = sum(likely**guess for guess in range(7))
     for depth in (1, 4, 8):
-        length = estimate_accept_length({f"{depth} plain": asked(depth)}, 6)
+        length = estimate_accept_length({f"{depth} plain": chains(depth)}, 6)
         assert length == pytest.approx(expected, abs=0.01)
-    both = {"2 noisy": asked(2), "8 plain": asked(8)}
+    both = {"2 noisy": chains(2), "8 plain": chains(8)}
     assert estimate_accept_length(both, 6) == pytest.approx(expected, abs=0.01)
-    assert estimate_accept_length({"4 plain": asked(4, rows=1999)}, 6) is None
+    assert estimate_accept_length({"4 plain": chains(4, rows=1999)}, 6) is None
 
 
 def test_forgets_old_tallies() -> None:
     drafter = DrafterVersion(0)
     then, now = (tally(rows * 3000, 1.0, rows=3000) for rows in (3, 1))
-    told = add_recent_tallies({}, [then] * 6, drafter)
-    assert told == {"2 noisy": ChainTally(18_000, 54_000)}
+    tallies = add_recent_tallies({}, [then] * 6, drafter)
+    assert tallies == {"2 noisy": ChainTally(18_000, 54_000)}
     for _ in range(80):
-        told = add_recent_tallies(told, [now], drafter)
-    assert 20_000 <= told["2 noisy"].rows < 40_000
-    assert told["2 noisy"].tokens == pytest.approx(told["2 noisy"].rows, rel=0.01)
-    assert add_recent_tallies(told, [now], DrafterVersion(7)) == told
+        tallies = add_recent_tallies(tallies, [now], drafter)
+    assert 20_000 <= tallies["2 noisy"].rows < 40_000
+    assert tallies["2 noisy"].tokens == pytest.approx(tallies["2 noisy"].rows, rel=0.01)
+    assert add_recent_tallies(tallies, [now], DrafterVersion(7)) == tallies
 
 
 def test_chains_that_are_no_longer_used_keep_their_estimate() -> None:
-    drafter, told = DrafterVersion(0), dict[str, ChainTally]()
+    drafter, tallies = DrafterVersion(0), dict[str, ChainTally]()
     for depth in (8, 4):
         length = sum(0.75**guess for guess in range(depth + 1))
         some = tally(round(40 * length), 1.0, strategy=Draft(depth=depth), rows=40)
         for _ in range(2000):
-            told = add_recent_tallies(told, [some], drafter)
-    assert estimate_accept_length(told, 6) == pytest.approx(3.47, abs=0.05)
+            tallies = add_recent_tallies(tallies, [some], drafter)
+    assert estimate_accept_length(tallies, 6) == pytest.approx(3.47, abs=0.05)

@@ -12,7 +12,7 @@ W0 = WorkerId("w0")
 _WORKERS = (W0, WorkerId("w1"))
 
 
-def _rolling() -> RunState:
+def _decoding_run() -> RunState:
     """Return a run whose ranks take a minute to start."""
     algorithm = msgspec.structs.replace(SPEC.algorithm, eval_every=0)
     spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
@@ -20,7 +20,7 @@ def _rolling() -> RunState:
     return decide(new_run(JOB, spec), begun, 100.0)[0]
 
 
-def _told(
+def _report(
     state: RunState, worker: int, rank: int, serial: int, step: int = 0, purpose: Purpose = "train"
 ) -> RunState:
     """Report three seconds of decoding."""
@@ -37,7 +37,7 @@ def _told(
     return decide(state, chosen, 160.0)[0]
 
 
-def _closed(state: RunState) -> RunState:
+def _close_batch(state: RunState) -> RunState:
     """Drop all answers after eight more seconds."""
     opened = state.batch
     assert opened is not None
@@ -63,36 +63,36 @@ def _longest(state: RunState) -> float | None:
 
 
 def test_measures_the_rank_that_decodes_longest() -> None:
-    state = _rolling()
+    state = _decoding_run()
     assert _longest(state) is None
     for worker, rank, serial in ((0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 1, 2)):
-        state = _told(state, worker, rank, serial)
+        state = _report(state, worker, rank, serial)
     assert _longest(state) == 6.0
-    assert _closed(state).rollout_seconds == 6.0
+    assert _close_batch(state).rollout_seconds == 6.0
 
 
 def test_without_reports_uses_the_time_that_passed() -> None:
-    assert _closed(_rolling()).rollout_seconds == 68.0
+    assert _close_batch(_decoding_run()).rollout_seconds == 68.0
 
 
 def test_ignores_repeated_reports_and_other_batches() -> None:
-    state = _told(_rolling(), 0, 0, 1)
-    state = _told(state, 0, 0, 1)
-    state = _told(state, 0, 0, 2, purpose="eval")
-    state = _told(state, 0, 0, 3, step=1)
+    state = _report(_decoding_run(), 0, 0, 1)
+    state = _report(state, 0, 0, 1)
+    state = _report(state, 0, 0, 2, purpose="eval")
+    state = _report(state, 0, 0, 3, step=1)
     assert _longest(state) == 3.0
 
 
 def test_averages_over_rollout_batches() -> None:
-    before = msgspec.structs.replace(_rolling(), rollout_seconds=9.0)
-    assert _closed(_told(before, 0, 0, 1)).rollout_seconds == 6.0
-    assert _closed(before).rollout_seconds == 9.0
+    before = msgspec.structs.replace(_decoding_run(), rollout_seconds=9.0)
+    assert _close_batch(_report(before, 0, 0, 1)).rollout_seconds == 6.0
+    assert _close_batch(before).rollout_seconds == 9.0
 
 
 def test_adds_to_the_seconds_of_a_worker_that_came_back() -> None:
-    state = _told(_rolling(), 0, 0, 1)
+    state = _report(_decoding_run(), 0, 0, 1)
     lost = WorkerLost(worker=W0, incarnation=Incarnation(1), reason="gone", returning=True)
     state, _ = decide(state, lost, 161.0)
     assert _longest(state) == 3.0
     state, _ = decide(state, WorkerJoined(info=worker_info(W0, 2, incarnation=2)), 162.0)
-    assert _longest(_told(state, 0, 0, 1)) == 6.0
+    assert _longest(_report(state, 0, 0, 1)) == 6.0

@@ -102,7 +102,7 @@ async def test_time_limit_ends_the_code_and_its_children(
     result = await hasty.score("hang", 1, {"pid": str(pid)})
     assert result == ScoreResult(reward=FALLBACK, error="no answer within 0.4 s")
     if pid.exists() and (text := pid.read_text()):  # or it was ended before it started a child
-        await wait_until(lambda: not _lives(int(text)), message="its child lives on")
+        await wait_until(lambda: not _is_alive(int(text)), message="its child lives on")
     assert await hasty.score("", 2, {}) == ScoreResult(reward=2.0)
     hasty.stop()
     await asyncio.sleep(0)
@@ -114,7 +114,7 @@ async def test_killed_process_gets_the_fallback_and_the_next_answer_is_scored(
     pid = tmp_path / "pid"
     row = {"pid": str(pid), "open": str(tmp_path / "never")}
     asking = asyncio.create_task(sandbox.score("gate", 1, row))
-    await wait_until(lambda: pid.exists() and pid.read_text(), message="nobody was asked")
+    await wait_until(lambda: pid.exists() and pid.read_text(), message="no request arrived")
     os.kill(int(pid.read_text()), signal.SIGKILL)
     assert await asking == ScoreResult(reward=FALLBACK, error="the reward's process ended")
     assert await sandbox.score("", 2, {}) == ScoreResult(reward=2.0)
@@ -125,7 +125,7 @@ async def test_cancelled_request_does_not_answer_the_next(
 ) -> None:
     row = {"pid": str(tmp_path / "pid"), "open": str(tmp_path / "open")}
     asking = asyncio.create_task(sandbox.score("gate", 1, row))
-    await wait_until((tmp_path / "pid").exists, message="nobody was asked")
+    await wait_until((tmp_path / "pid").exists, message="no request arrived")
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -149,7 +149,7 @@ async def test_refuses_a_verifier_that_cannot_be_loaded(tmp_path: Path) -> None:
     await asyncio.sleep(0)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

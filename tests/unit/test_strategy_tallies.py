@@ -33,33 +33,33 @@ def test_splits_a_control_run_between_buckets_and_cuts_it_at_the_end() -> None:
     tallies = TallyCollector()
     for rows in (6, 5, 4, 4, 3):
         tallies.add(CONTROL, None, rows, rows, 1.0, 1.0)
-    told = tallies.take(idle=True)
-    assert {tally.bucket: (tally.steps, tally.tokens) for tally in told} == {
+    taken = tallies.take(idle=True)
+    assert {tally.bucket: (tally.steps, tally.tokens) for tally in taken} == {
         8: (2, 11),
         4: (3, 11),
     }
-    assert [runs.count for runs in controlled(told).values()] == [1, 1]
+    assert [runs.count for runs in controlled(taken).values()] == [1, 1]
     assert tallies.take(idle=True) == ()
 
 
 def test_reports_every_decode_step_once() -> None:
     dice, tallies = Random(0), TallyCollector()
-    told: list[StrategyTally] = []
-    rounds = rows = tokens = 0
+    taken: list[StrategyTally] = []
+    steps = rows = tokens = 0
     for _ in range(2000):
         choice = dice.choice([CONTROL, CONTROL, BEST, Choice(Off(), 1.0, "explore")])
         batch, got = dice.randint(1, 64), dice.randint(1, 9)
         drafter = DRAFTER if choice is BEST else None
         tallies.add(choice, drafter, batch, got, 0.5, 0.5)
-        rounds, rows, tokens = rounds + 1, rows + batch, tokens + got
+        steps, rows, tokens = steps + 1, rows + batch, tokens + got
         if dice.random() < 0.1:
-            told += tallies.take(idle=False)
-    told += tallies.take(idle=True)
-    assert sum(tally.steps for tally in told) == rounds
-    assert sum(tally.rows for tally in told) == rows
-    assert sum(tally.tokens for tally in told) == tokens
-    assert sum(tally.seconds for tally in told) == rounds / 2
-    assert {(tally.strategy, tally.drafter) for tally in told} == {
+            taken += tallies.take(idle=False)
+    taken += tallies.take(idle=True)
+    assert sum(tally.steps for tally in taken) == steps
+    assert sum(tally.rows for tally in taken) == rows
+    assert sum(tally.tokens for tally in taken) == tokens
+    assert sum(tally.seconds for tally in taken) == steps / 2
+    assert {(tally.strategy, tally.drafter) for tally in taken} == {
         (Off(), None),
         (Draft(depth=4), DRAFTER),
     }
