@@ -55,12 +55,12 @@ def main() -> None:
             assert job.snapshot.job is not None
             for part in ("policy", "drafter"):
                 tlt("export", part, job.snapshot.job, str(folder / part))
-            used = _used(job.folder)
+            used = _last_drafter(job.folder)
         requests = _requests()
-        before = _native(folder, used, requests)
+        before = _native_accept_length(folder, used, requests)
         layers = read_config(folder / "policy").layers
-        native = _native(folder, load_drafter(folder / "drafter", layers), requests)
-        sglang = _sglang(folder, requests)
+        native = _native_accept_length(folder, load_drafter(folder / "drafter", layers), requests)
+        sglang = _sglang_accept_length(folder, requests)
     assert job.snapshot.drafter_training is not None
     adopted = [m for m in job.snapshot.drafter_training.evaluations if m.adopted]
     claims = [
@@ -83,7 +83,7 @@ def main() -> None:
     write_result("by_product", claims, details, time.monotonic() - began, out)
 
 
-def _used(run: Path) -> Drafter:
+def _last_drafter(run: Path) -> Drafter:
     ledger = read_ledger(run)
     assert ledger.state.drafter.adoption.used is not None
     return read_drafter(run, ledger.spec, ledger.state.drafter.adoption.used)
@@ -109,7 +109,7 @@ def _requests() -> list[Request]:
     ]
 
 
-def _native(folder: Path, drafter: Drafter, requests: Sequence[Request]) -> float:
+def _native_accept_length(folder: Path, drafter: Drafter, requests: Sequence[Request]) -> float:
     decoder = load_decoder(folder / "policy", torch.float32)
     chain = Draft(depth=_DEPTH, noise=False)
     engine = NativeEngine(
@@ -129,7 +129,7 @@ def _native(folder: Path, drafter: Drafter, requests: Sequence[Request]) -> floa
     return sum(t.tokens for t in tallies) / sum(t.rows for t in tallies)
 
 
-def _sglang(folder: Path, requests: Sequence[Request]) -> float:
+def _sglang_accept_length(folder: Path, requests: Sequence[Request]) -> float:
     config = read_config(folder / "policy")
     drafter = load_drafter(folder / "drafter", config.layers)
     trace = folder / "proposals"

@@ -67,7 +67,7 @@ class Listener(threading.Thread):
         self.over = False
 
     def run(self) -> None:
-        begun = time.monotonic()
+        began = time.monotonic()
         with _events(self._address) as lines:
             kind = ""
             for line in lines:
@@ -75,7 +75,7 @@ class Listener(threading.Thread):
                 if line.startswith(b"event: "):
                     kind = line[7:].strip().decode()
                 elif line.startswith(b"data: ") and kind == "run":
-                    self._receive(msgspec.json.decode(line[6:]), begun)
+                    self._receive(msgspec.json.decode(line[6:]), began)
                 if self.over:
                     return
 
@@ -84,11 +84,11 @@ class Listener(threading.Thread):
         while not self.full_state_seconds and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _receive(self, update: dict[str, object], begun: float) -> None:
+    def _receive(self, update: dict[str, object], began: float) -> None:
         head = update.get("head")
         if isinstance(head, dict):
             if not self.full_state_seconds:
-                self.full_state_seconds = time.monotonic() - begun
+                self.full_state_seconds = time.monotonic() - began
             self.received.append((time.time(), int(head["entries"])))
 
 
@@ -141,8 +141,8 @@ def resource_usage(pid: int) -> tuple[float, int]:
 def write_steadily(world: World, rate: float, seconds: float) -> list[float]:
     """Write entries at `rate`; return when each was written."""
     written: list[float] = [time.time()] * world.journal.position.entries
-    begun, count = time.monotonic(), 0
-    while (passed := time.monotonic() - begun) < seconds:
+    began, count = time.monotonic(), 0
+    while (passed := time.monotonic() - began) < seconds:
         due = int(rate * passed) - count
         if due:
             world.write(due)
@@ -199,9 +199,9 @@ class Load:
 
     def run(self, rate: float, seconds: float) -> tuple[float, list[float]]:
         """Return the dashboard's share of a core, and when each entry was written."""
-        before, begun = resource_usage(self.process.pid)[0], time.monotonic()
+        before, began = resource_usage(self.process.pid)[0], time.monotonic()
         written = write_steadily(self.world, rate, seconds)
-        return (resource_usage(self.process.pid)[0] - before) / (time.monotonic() - begun), written
+        return (resource_usage(self.process.pid)[0] - before) / (time.monotonic() - began), written
 
     def end(self) -> None:
         self._heartbeats.over = True
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    begun = time.monotonic()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
         with chromium() as browser:
             claims, details = measure_many_workers(
@@ -388,7 +388,7 @@ def main() -> None:
                 Path(folder) / "few", browser, arguments.seconds
             )
     both = {"many": details, "few": few_details}
-    write_result("dashboard", claims + more, both, time.monotonic() - begun, arguments.out)
+    write_result("dashboard", claims + more, both, time.monotonic() - began, arguments.out)
 
 
 if __name__ == "__main__":

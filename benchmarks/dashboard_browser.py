@@ -1,4 +1,4 @@
-"""Opens the dashboard's page in a browser and records paints and received updates."""
+"""Open the dashboard's page in a browser and record paints and received updates."""
 
 from typing import cast
 
@@ -41,6 +41,6 @@ def lanes_drawn(page: Page) -> float:
 
 
 def received(page: Page) -> list[tuple[float, int]]:
-    """Return when the page knew of how many journal entries."""
+    """Return the time of each update and the number of journal entries that it covers."""
     found = cast("list[list[float]]", page.evaluate("window.received"))
     return [(at, int(entries)) for at, entries in found]

@@ -70,17 +70,17 @@ class _Answers:
         self._spec = spec
         self._policy = policy
         began = time.process_time()
-        self._learned = list(self._written(spec.data.train, "train", _LEARNED))
+        self._learned = list(self._generate(spec.data.train, "train", _LEARNED))
         self.seconds = time.process_time() - began
-        self._held_out = list(self._written(str(spec.data.eval), "eval", _HELD_OUT))
+        self._held_out = list(self._generate(str(spec.data.eval), "eval", _HELD_OUT))
 
     def samples(self, layout: _Layout) -> list[DrafterSample]:
-        return [_read_by(found.sample, layout) for found in self._learned]
+        return [_for_layout(found.sample, layout) for found in self._learned]
 
     def held_out(self, layout: _Layout) -> list[PolicyRollout]:
-        return [replace(f, sample=_read_by(f.sample, layout)) for f in self._held_out]
+        return [replace(f, sample=_for_layout(f.sample, layout)) for f in self._held_out]
 
-    def _written(self, file: str, purpose: Purpose, count: int) -> Iterator[PolicyRollout]:
+    def _generate(self, file: str, purpose: Purpose, count: int) -> Iterator[PolicyRollout]:
         spec, tokenizer = self._spec, Tokenizer(self._spec.policy.path)
         engine = NativeEngine(
             self._policy,
@@ -113,7 +113,7 @@ class _Answers:
         engine.close()
 
 
-def _read_by(found: DrafterSample, layout: _Layout) -> DrafterSample:
+def _for_layout(found: DrafterSample, layout: _Layout) -> DrafterSample:
     return found if layout == "eagle3" else replace(found, states=found.states[:, -1:].contiguous())
 
 
@@ -132,7 +132,7 @@ class _Training:
         self._samples = samples
         self._windows = shuffled_micro_batches(samples, self.learner.hyperparameters.rows, seed)
 
-    def until(self, seconds: float) -> None:
+    def train_until(self, seconds: float) -> None:
         while self.seconds < seconds:
             began = time.process_time()
             steps = self.learner.hyperparameters.steps
@@ -159,7 +159,7 @@ def main() -> None:
     curve: dict[float, AcceptLengths] = {}
     speed = 0.0
     for seconds in _CURVE:
-        training.until(seconds)
+        training.train_until(seconds)
         curve[seconds] = training.gain(held_out)
         if seconds == _COUNTED:
             speed = training.rows / training.seconds
@@ -181,7 +181,7 @@ def main() -> None:
         "cpu_seconds_of_decoding_them": round(answers.seconds, 1),
         "held_out_answers": len(held_out),
         "recipe": training.learner.hyperparameters,
-        "accept_length_by_cpu_seconds": {s: _rounded(gain) for s, gain in curve.items()},
+        "accept_length_by_cpu_seconds": {s: _round_lengths(gain) for s, gain in curve.items()},
         "layouts": {
             "cpu_seconds": _EACH,
             "seeds": _SEEDS,
@@ -198,13 +198,13 @@ def _layout(policy: Decoder, answers: _Answers, layout: _Layout) -> dict[str, An
     speeds: list[float] = []
     for seed in _SEEDS:
         training = _Training(policy, samples, layout, seed)
-        training.until(_EACH)
+        training.train_until(_EACH)
         gains.append(training.gain(held_out))
         speeds.append(training.rows / training.seconds)
     return {
         "captured_bytes_a_token": samples[0].states[0].nbytes,
         "tokens_per_second": round(mean(speeds)),
-        "accept_length": [_rounded(gain) for gain in gains],
+        "accept_length": [_round_lengths(gain) for gain in gains],
     }
 
 
@@ -277,7 +277,7 @@ def _filled(found: DrafterSample, missing: int) -> DrafterSample:
     )
 
 
-def _rounded(gain: AcceptLengths) -> dict[str, dict[int, float]]:
+def _round_lengths(gain: AcceptLengths) -> dict[str, dict[int, float]]:
     return {
         kind: {depth: round(length, 3) for depth, length in lengths.items()}
         for kind, lengths in (("with_noise", gain.noise), ("likeliest", gain.plain))

@@ -39,7 +39,7 @@ _BARS = {1: 3.0, 4: 2.2, 16: 1.5, 64: 1.1}
 _PROMPT, _ANSWER = 32, 224
 _PAIRS = 7
 _SLOTS = (1, 2, 4, 8, 16, 32, 64)
-_ROUNDS = 3
+_REPETITIONS = 3
 _ROLLOUTS = 64
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm")
 # the profiler knows torch's operators; the one in C is recorded by name
@@ -138,18 +138,18 @@ def _by_slots(device: torch.device) -> dict[int, float]:
         for member in range(8)
     ]
     seen: dict[int, list[float]] = {slots: [] for slots in _SLOTS}
-    for _ in range(_ROUNDS):
+    for _ in range(_REPETITIONS):
         for slots in _SLOTS:
             engine = _engine(slots, 896, device)
             tokens = 0
 
-            def roll(engine: NativeEngine = engine) -> None:
+            def decode_all(engine: NativeEngine = engine) -> None:
                 nonlocal tokens
                 engine.submit(requests)
                 while engine.running:
                     tokens += sum(len(done.tokens) for done in engine.step())
 
-            seconds = _seconds(device, roll)
+            seconds = _seconds(device, decode_all)
             seen[slots].append(tokens / seconds)
             engine.close()
     return {slots: round(median(speeds), 1) for slots, speeds in seen.items()}
@@ -163,7 +163,7 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with _named(_ATTENTION[-1]), profile(activities=activities) as trace:
+    with _recording(_ATTENTION[-1]), profile(activities=activities) as trace:
         _decode(engine, prompts, 64)
     averages = trace.key_averages()
     spent = {event.key: _own_time(event, device) for event in averages}
@@ -175,7 +175,7 @@ def _shares(batch: int, device: torch.device) -> dict[str, float]:
 
 
 @contextmanager
-def _named(name: str) -> Generator[None]:
+def _recording(name: str) -> Generator[None]:
     attended = CompiledWindowAttention.attend
 
     def recorded(windows: CompiledWindowAttention, layer: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ _SHAPE = DecoderConfig(
 _BATCHES = (1, 4, 8)
 _CONTEXT = 256
 _STEPS = 9
-_WAYS: dict[str, tuple[Strategy, float]] = {
+_STRATEGIES: dict[str, tuple[Strategy, float]] = {
     "plain": (Off(), 0.15),
     "verify": (Draft(depth=4), 0.25),
 }
@@ -63,7 +63,7 @@ _SAMPLINGS = {
     # a filter keeps nearly all of almost equal logits, which no trained model has
     ".top_p": Sampling(top_p=0.95),
 }
-_UNCLAIMED = ".top_p"
+_WITHOUT_CLAIM = ".top_p"
 # tolerance of the stated memory in both directions
 _MEMORY = 1.1
 
@@ -80,9 +80,11 @@ def main() -> None:
     details: dict[str, Any] = {"context": _CONTEXT, "steps": _STEPS, "slots": max(_BATCHES)}
     claims: list[Claim] = []
     taken = 0
-    for (filters, sampling), (name, (strategy, bar)) in product(_SAMPLINGS.items(), _WAYS.items()):
-        measured = {batch: _measured(engine, strategy, sampling, batch) for batch in _BATCHES}
-        if filters != _UNCLAIMED:
+    for (filters, sampling), (name, (strategy, bar)) in product(
+        _SAMPLINGS.items(), _STRATEGIES.items()
+    ):
+        measured = {batch: _measure(engine, strategy, sampling, batch) for batch in _BATCHES}
+        if filters != _WITHOUT_CLAIM:
             claims.append(
                 Claim(
                     name=f"speculation.large_vocab_sampling_share.{name}{filters}",
@@ -146,13 +148,13 @@ def _engine(decoder: Decoder, drafter: Drafter) -> NativeEngine:
         device=torch.device("cpu"),
         version=PolicyVersion(0),
         captured=(_SHAPE.layers,),
-        arms=[strategy for strategy, _ in _WAYS.values()],
+        arms=[strategy for strategy, _ in _STRATEGIES.values()],
     )
     engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
     return engine
 
 
-def _measured(
+def _measure(
     engine: NativeEngine, strategy: Strategy, sampling: Sampling, batch: int
 ) -> dict[str, float]:
     """Return medians over steps without the first two, which prefill."""
@@ -161,7 +163,7 @@ def _measured(
     engine.submit([msgspec.structs.replace(one, sampling=sampling) for one in requests])
     steps: list[tuple[float, dict[str, float]]] = []
     for _ in range(_STEPS + 2):
-        with _sampling_timed() as spent:
+        with _time_sampling() as spent:
             started = time.thread_time()
             engine.step()
             steps.append((time.thread_time() - started, spent))
@@ -180,7 +182,7 @@ def _measured(
 
 
 @contextmanager
-def _sampling_timed() -> Generator[dict[str, float]]:
+def _time_sampling() -> Generator[dict[str, float]]:
     spent = {"noise": 0.0, "guess": 0.0, "draw": 0.0}
 
     def timed(part: str, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,11 +121,11 @@ def interleaved(
     sides: Mapping[str, Ours | Reference],
     work: list[list[Minibatch]],
     device: torch.device,
-    rounds: int,
+    repetitions: int,
 ) -> dict[str, float]:
     """Return median seconds of all updates in `work`, interleaved, after a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for pair in range(rounds + 1):
+    for pair in range(repetitions + 1):
         for name, side in sides.items():
             side.reset()
             began = _clock(device)

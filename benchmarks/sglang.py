@@ -27,7 +27,7 @@ from tlt.models.drafter_folder import default_captured_layers
 
 _SLOTS, _CONTEXT = 8, 1024
 _ANSWER = 160
-_ROUNDS = 7
+_REPETITIONS = 7
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     held = _memory()
     tapped, tapped_seconds = _start(device, (*default_captured_layers(layers), layers))
     speeds: dict[str, list[float]] = {"plain": [], "tapped": []}
-    for attempt in range(-1, _ROUNDS):
+    for attempt in range(-1, _REPETITIONS):
         for name, engine in (("plain", plain), ("tapped", tapped)):
             speed = _tokens_per_second(engine, attempt)
             if attempt >= 0:

@@ -50,7 +50,7 @@ def _always(rate: float) -> Callable[[float], float]:
     return lambda done: rate
 
 
-def _then(before: float, at: float, after: float) -> Callable[[float], float]:
+def _switching(before: float, at: float, after: float) -> Callable[[float], float]:
     return lambda done: before if done < at else after
 
 
@@ -67,7 +67,7 @@ WORLDS = {
         text=Text(drafter=_drifting, ngram=_always(0.5)), machine=_FLAT, bar=0.85
     ),
     "a better drafter": World(
-        text=Text(drafter=_then(0.45, 0.5, 0.85), ngram=_always(0.3), swaps=(0.5,))
+        text=Text(drafter=_switching(0.45, 0.5, 0.85), ngram=_always(0.3), swaps=(0.5,))
     ),
     "answers are like those that ended": World(
         text=Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
@@ -76,9 +76,9 @@ WORLDS = {
         text=Text(drafter=_always(0.8), ngram=_always(0.4), drafter_from=0.25, swaps=(0.25,))
     ),
     "nothing pays": World(text=Text(drafter=_always(0.05), ngram=_always(0.02)), bar=0.97),
-    "the drafter fails": World(text=Text(drafter=_then(0.85, 0.4, 0.05), ngram=_always(0.02))),
+    "the drafter fails": World(text=Text(drafter=_switching(0.85, 0.4, 0.05), ngram=_always(0.02))),
     "the drafter recovers unannounced": World(
-        text=Text(drafter=_then(0.05, 0.4, 0.8), ngram=_always(0.02)), bar=0.9
+        text=Text(drafter=_switching(0.05, 0.4, 0.8), ngram=_always(0.02)), bar=0.9
     ),
 }
 
@@ -116,8 +116,8 @@ def main() -> None:
 
 
 def _compare(world: World, rollouts: list[Rows]) -> dict[str, Any]:
-    shares = {label: _share(make, world, rollouts) for label, make in _POLICIES.items()}
-    fixed = _fixed(world, rollouts)
+    shares = {label: _share_of_oracle(make, world, rollouts) for label, make in _POLICIES.items()}
+    fixed = _fixed_shares(world, rollouts)
     best = max(fixed, key=lambda arm: fixed[arm])
     return {
         "share_of_oracle": {label: round(share, 4) for label, share in shares.items()},
@@ -135,8 +135,10 @@ def _constant_batches() -> dict[int, dict[str, float]]:
         rollouts = [[_CONSTANT_TOKENS] * batch] * 2
         for rate in (0.75, 0.05):
             world = World(text=Text(drafter=_always(rate), ngram=_always(rate / 3)))
-            shares = {label: _share(make, world, rollouts) for label, make in _POLICIES.items()}
-            fixed = _fixed(world, rollouts)
+            shares = {
+                label: _share_of_oracle(make, world, rollouts) for label, make in _POLICIES.items()
+            }
+            fixed = _fixed_shares(world, rollouts)
             shares |= {"off": fixed[_name(Off())], "best_fixed": max(fixed.values())}
             worse = seen.get(batch)
             margin = shares["adaptive"] / shares["best_fixed"]
@@ -145,12 +147,14 @@ def _constant_batches() -> dict[int, dict[str, float]]:
     return seen
 
 
-def _share(make: Callable[[], StrategyPolicy], world: World, rollouts: list[Rows]) -> float:
+def _share_of_oracle(
+    make: Callable[[], StrategyPolicy], world: World, rollouts: list[Rows]
+) -> float:
     outcomes = [run(make(), world.machine, world.text, rollouts, seed) for seed in _SEEDS]
     return sum(outcome.share for outcome in outcomes) / len(outcomes)
 
 
-def _fixed(world: World, rollouts: list[Rows]) -> dict[str, float]:
+def _fixed_shares(world: World, rollouts: list[Rows]) -> dict[str, float]:
     return {
         _name(arm): run(FixedPolicy(arm), world.machine, world.text, rollouts, _SEEDS[0]).share
         for arm in ARMS

@@ -41,22 +41,22 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class DrafterTraining(msgspec.Struct, kw_only=True):
     """Seconds are those of devices: a worker of two ranks that idles for one second has two."""
 
-    # no running rows and no prompts left: spent on drafter training, and not used at all
+    # without running rows and prompts: spent on drafter training, and unused
     idle_used: float = 0.0
     idle_left: float = 0.0
     # reserved for drafter training
     reserved: float = msgspec.field(name="bought", default=0.0)
-    # in micro-batches that were kept: of the idle time, and of the reserved time
+    # spent on micro-batches that were kept: idle time, and reserved time
     idle_kept: float = msgspec.field(name="harvested", default=0.0)
     reserved_kept: float = msgspec.field(name="harvested_bought", default=0.0)
-    # in reading other workers' answers, in publishing deltas, in merging and evaluating, and in
-    # micro-batches that were dropped
+    # spent on reading other workers' answers, on publishing deltas, on merging and evaluating, and
+    # on micro-batches that were dropped
     reading: float = 0.0
     publishing: float = 0.0
     merging: float = 0.0
     dropped: float = 0.0
     micro_batches: int = 0
-    # of a micro-batch: the last reported median, and the 95 % quantile of each delta's longest
+    # duration of a micro-batch: the last reported median, and the 95 % quantile of the longest ones
     median_seconds: float = msgspec.field(name="typical_seconds", default=0.0)
     longest_p95: float = 0.0
     tokens: TokensByOrigin = TokensByOrigin()

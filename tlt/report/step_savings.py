@@ -23,14 +23,14 @@ _CostsByBucket = dict[int, DecodeCost]
 class _Step:
     def __init__(self) -> None:
         self.total: _CostsByBucket = {}
-        # of the training rollouts, while every worker decoded
+        # costs of the training rollouts while every worker decoded
         self.shared: _CostsByBucket = {}
         self.ranks = 1
         # the worker whose answer finished last
         self.last: WorkerId | None = None
-        # when the first worker ran out of prompts
+        # time at which the first worker ran out of prompts
         self.drained: float | None = None
-        # of each rank, after that
+        # costs of each rank after that
         self.tails: dict[tuple[WorkerId, int], _CostsByBucket] = {}
 
     def critical(self) -> _CostsByBucket:
