@@ -1,8 +1,8 @@
-/* Vectors as wide as the machine's registers, by GCC's and Clang's vector types; what is rounded to them. */
+/* Vectors as wide as the machine's registers, in GCC's and Clang's vector types. */
 #pragma once
 #include <stdint.h>
 
-/* As many sums as hide a multiply-add's latency and fit the registers. TALL divides WIDE. */
+/* TALL x VECTORS sums hide a multiply-add's latency and fit the registers. TALL divides WIDE. */
 #if defined(__AVX512F__)
 enum { LANES = 16, TALL = 8 };
 #elif defined(__AVX__)
@@ -15,13 +15,13 @@ enum { VECTORS = 2, WIDE = LANES * VECTORS };
 typedef float lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t counts __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-static inline long most(long a, long b) { return a > b ? a : b; }
+static inline long smaller(long a, long b) { return a < b ? a : b; }
+static inline long larger(long a, long b) { return a > b ? a : b; }
 static inline long up(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
 static inline lanes all(float x) { return (lanes){0} + x; }
 
-static inline lanes chosen(counts which, lanes yes, lanes no)
+static inline lanes choose(counts which, lanes yes, lanes no)
 {
     return (lanes)(((counts)yes & which) | ((counts)no & ~which));
 }
@@ -33,11 +33,11 @@ static inline float total(lanes x)
     return sum;
 }
 
-/* Cephes' expf for what is not above zero, give or take a rounding; a NaN stays one. */
+/* Cephes' expf for numbers up to zero, but for rounding; NaN stays NaN. */
 static inline lanes exponential(lanes x)
 {
-    x = chosen(x < -87.0f, all(-87.0f), x);
-    /* adding and taking away 1.5 * 2^23 rounds to a whole number */
+    x = choose(x < -87.0f, all(-87.0f), x);
+    /* adding and subtracting 1.5 * 2^23 rounds to an integer */
     lanes whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     lanes rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
     lanes p = rest * 1.9875691500e-4f + 1.3981999507e-3f;

@@ -1,21 +1,21 @@
-/* What a decoder layer does to every token between its products, each way in one pass, in float32. */
+/* RMS norms and gates of a decoder layer, forward and backward in one pass each, in float32. */
 #include <math.h>
 #include <string.h>
 
 #include "lanes.h"
 
-/* Rows may end within a vector; what is behind them isn't touched. */
-static inline lanes load(const float *from, long left)
+/* A row may end within a vector; memory behind its end isn't touched. */
+static inline lanes load(const float *from, long remaining)
 {
-    if (left >= LANES) return *(const lanes *)from;
+    if (remaining >= LANES) return *(const lanes *)from;
     lanes part = {0};
-    memcpy(&part, from, left * sizeof(float));
+    memcpy(&part, from, remaining * sizeof(float));
     return part;
 }
 
-static inline void store(lanes x, float *to, long left)
+static inline void store(lanes x, float *to, long remaining)
 {
-    memcpy(to, &x, (left < LANES ? left : LANES) * sizeof(float));
+    memcpy(to, &x, (remaining < LANES ? remaining : LANES) * sizeof(float));
 }
 
 /* y = x * inverse * w, where inverse is one over the root of the mean square */
@@ -33,7 +33,7 @@ void rms_norm(const float *x, const float *w, float *y, float *inverse, long row
     }
 }
 
-/* dw starts as zeros */
+/* dw is added to, so the caller sets it to zero */
 void rms_norm_backward(const float *g, const float *x, const float *w, const float *inverse, float *dx, float *dw,
                        long rows, long width)
 {
@@ -44,10 +44,10 @@ void rms_norm_backward(const float *g, const float *x, const float *w, const flo
             along += slope * load(w + i, width - i) * part;
             store(load(dw + i, width - i) + slope * part * inverse[r], dw + i, width - i);
         }
-        float lean = total(along) * inverse[r] * inverse[r] / width;
+        float correction = total(along) * inverse[r] * inverse[r] / width;
         for (long i = 0; i < width; i += LANES) {
             lanes slope = load(g + i, width - i) * load(w + i, width - i);
-            store((slope - load(x + i, width - i) * lean) * inverse[r], dx + i, width - i);
+            store((slope - load(x + i, width - i) * correction) * inverse[r], dx + i, width - i);
         }
     }
 }
@@ -55,8 +55,8 @@ void rms_norm_backward(const float *g, const float *x, const float *w, const flo
 static inline lanes sigmoid(lanes x)
 {
     counts positive = x > 0;
-    lanes e = exponential(chosen(positive, -x, x));
-    return chosen(positive, all(1), e) / (1 + e);
+    lanes e = exponential(choose(positive, -x, x));
+    return choose(positive, all(1), e) / (1 + e);
 }
 
 /* out = gate * sigmoid(gate) * up */

@@ -20,10 +20,6 @@ class PolicyWeights:
         self.norm = buffer(hidden)
         self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
 
-    def without_memory(self) -> "PolicyWeights":
-        """Return weights of the same shapes on the meta device, to count bytes with."""
-        return PolicyWeights(self.config, self.embedding.dtype, torch.device("meta"))
-
     @torch.inference_mode()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         for index, layer in enumerate(self.layers):

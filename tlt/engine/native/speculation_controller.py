@@ -18,7 +18,7 @@ from tlt.engine.native.running_batch_tensors import Row, RunningBatch, StepNoise
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.errors import ConfigError
 from tlt.id_types import DrafterVersion
-from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
+from tlt.models.eagle_drafter import Drafter, describe_misfit
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, StrategyPolicy
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
@@ -58,12 +58,6 @@ class SpeculationController:
         """Count the memory of the proposers; the n-gram index counts as its budget."""
         drafter = self._drafter.bytes if self._drafter is not None else 0
         return drafter + (self._ngrams.budget if self._ngrams is not None else 0)
-
-    def drafter_bytes(self, config: DrafterConfig) -> int:
-        """Return the memory that adopting the first drafter of this kind will add."""
-        with torch.device("meta"):  # tensors without memory
-            drafter, policy = new_drafter(config), self._weights.without_memory()
-            return self._new_proposer(drafter, policy).bytes
 
     def set_strategy(self, strategy: Strategy) -> None:
         """Always decode with this strategy."""
