@@ -142,17 +142,17 @@ def _read(path: Path, ref: BlobRef) -> bytes:
 
 def _verified(path: Path, ref: BlobRef, check: CheckInterrupt) -> Path:
     try:
-        found = _ref(path, check)
+        actual = _ref(path, check)
     except OSError as error:
         raise _unreadable(path, error) from error
-    _require(path, ref, found)
+    _require(path, ref, actual)
     return path
 
 
-def _require(path: Path, ref: BlobRef, found: BlobRef) -> None:
-    if found.bytes != ref.bytes:
-        raise BlobLost(f"{path}: {found.bytes} bytes, {ref.bytes} expected")
-    if found.digest != ref.digest:
+def _require(path: Path, ref: BlobRef, actual: BlobRef) -> None:
+    if actual.bytes != ref.bytes:
+        raise BlobLost(f"{path}: {actual.bytes} bytes, {ref.bytes} expected")
+    if actual.digest != ref.digest:
         raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
 
 
@@ -168,9 +168,9 @@ def free_bytes(folder: Path) -> int:
 
 
 def _require_room(folder: Path, reserved_bytes: int) -> None:
-    if reserved_bytes and (left := free_bytes(folder)) < reserved_bytes:
+    if reserved_bytes and (remaining := free_bytes(folder)) < reserved_bytes:
         raise BlobError(
-            f"{folder}: cannot be written: it would leave {left >> 20} MB, "
+            f"{folder}: cannot be written: it would leave {remaining >> 20} MB, "
             f"and {reserved_bytes >> 20} MB are kept free for policies"
         )
 

@@ -78,7 +78,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: tuple[int, ...]
     row: Row
-    # the row's answer, where the data has one
+    # the row's answer, if the data has one
     answer: Any = None
 
 

@@ -55,10 +55,10 @@ def prepare(folder: Path) -> PreparedJob:
 
 
 def _tokenised(
-    path: Path, spec: JobSpec, tokenizer: Tokenizer, limit: int, most: int | None
+    path: Path, spec: JobSpec, tokenizer: Tokenizer, limit: int, max_prompts: int | None
 ) -> Iterator[Prompt]:
     for number, (location, row) in enumerate(rows(path, spec.data)):
-        if most is not None and number >= most:
+        if max_prompts is not None and number >= max_prompts:
             return
         tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, location)
         if not tokens:

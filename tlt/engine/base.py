@@ -61,7 +61,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     tokens: list[int]
-    # of each token, after temperature and before filters
+    # log-prob of each token, after temperature and before filters
     logprobs: list[float]
     text: str
     stop: StopReason
@@ -125,7 +125,7 @@ class Engine(Protocol):
         """Return [positions, captured layers, hidden] of a request that decodes or has just ended.
 
         The positions are those of its tokens from the prompt's first on, but for the newest token,
-        which was sampled and not yet fed. The next step overwrites this view.
+        which was sampled but not yet decoded. The next step overwrites this view.
         """
         ...
 

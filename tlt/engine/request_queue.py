@@ -1,4 +1,4 @@
-"""Validate requests, order those that wait, and know all that have not been returned yet.
+"""Validate requests, order those that wait, and track all that have not been returned yet.
 
 A submission with an invalid request is refused as a whole. Waiting requests are ordered by
 priority, then by arrival.

@@ -31,15 +31,15 @@ def build_kernels(
 ) -> _Built | None:
     """Return the wrapped library, or log why there is none and return None."""
     try:
-        found = wrap(_build(sources))
+        kernels = wrap(_build(sources))
     except subprocess.CalledProcessError as error:
         return _without(sources, str(error.stderr))
     except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired) as error:
         return _without(sources, str(error))
     # in another thread, because the caller may be inside an operator or have gradients disabled
     with ThreadPoolExecutor(1) as thread:
-        correct = thread.submit(agrees, found).result()
-    return found if correct else _without(sources, "what they compute is wrong")
+        correct = thread.submit(agrees, kernels).result()
+    return kernels if correct else _without(sources, "what they compute is wrong")
 
 
 def _build(sources: Sequence[Path]) -> ctypes.CDLL:

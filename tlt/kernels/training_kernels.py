@@ -22,9 +22,9 @@ class TrainingKernels:
         pointer, long, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
         def function(name: str, pointers: int, *others: type) -> Callable[..., int]:
-            found = getattr(library, name)
-            found.argtypes = (*(pointer,) * pointers, *others)
-            return found
+            symbol = getattr(library, name)
+            symbol.argtypes = (*(pointer,) * pointers, *others)
+            return symbol
 
         self._attend = function("attend", 6, long, long, long, long, real)
         self._attend_backward = function("attend_backward", 10, long, long, long, long, real)
@@ -134,13 +134,13 @@ def _agrees_with_torch(kernels: TrainingKernels) -> bool:
     )
     for tensor in (inputs := (query, key, value, x, weight, gate, up)):
         tensor.requires_grad_()
-    found = (
+    outputs = (
         attend_per_sequence(query, key, value, bounds, scale),
         functional.rms_norm(x, (40,), weight, eps),
         functional.silu(gate) * up,
     )
-    slopes = torch.autograd.grad(found, inputs, (slope, other, other))
-    theirs = (found[0], *slopes[:3], found[1], *slopes[3:5], found[2], *slopes[5:])
+    slopes = torch.autograd.grad(outputs, inputs, (slope, other, other))
+    theirs = (outputs[0], *slopes[:3], outputs[1], *slopes[3:5], outputs[2], *slopes[5:])
     return all(
         torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(ours, theirs, strict=True)
     )

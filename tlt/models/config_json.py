@@ -1,4 +1,4 @@
-"""Read a policy's config.json, or refuse the folder in one line: what was found, what we run.
+"""Read a policy's config.json, or refuse the folder in one line: the problem, and what we run.
 
 The file is read with Transformers' defaults and stricter than by Transformers, which fills in a
 missing size: a job is refused when it is submitted, not when its weights are loaded.
@@ -97,8 +97,8 @@ def read_config(folder: Path) -> DecoderConfig:
         "quantised weights": file.quantization_config is not None,
         "a sliding window": file.use_sliding_window and family.windows,
     }
-    if found := [what for what, present in refusals.items() if present]:
-        raise unsupported(folder, f"it has {' and '.join(found)}")
+    if refused := [what for what, present in refusals.items() if present]:
+        raise unsupported(folder, f"it has {' and '.join(refused)}")
     heads = file.num_attention_heads
     config = DecoderConfig(
         vocabulary=file.vocab_size,
@@ -125,9 +125,9 @@ def read_config(folder: Path) -> DecoderConfig:
     return config
 
 
-def unsupported(folder: Path, found: str) -> UnsupportedModel:
+def unsupported(folder: Path, problem: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{folder}: {found}; we run {', '.join(_FAMILIES)}, with the rope settings default, "
+        f"{folder}: {problem}; we run {', '.join(_FAMILIES)}, with the rope settings default, "
         "linear, llama3 and yarn, without sliding windows, unquantised"
     )
 
@@ -142,14 +142,14 @@ def read_json(path: Path, kind: type[_T]) -> _T:
 
 
 def _read_rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
-    found = file.rope_parameters or file.rope_scaling or _RopeFile()
-    theta = found.rope_theta or file.rope_theta or 10_000.0
-    kind = found.rope_type or found.type or "default"
-    partial = found.partial_rotary_factor or file.partial_rotary_factor or 1.0
+    parameters = file.rope_parameters or file.rope_scaling or _RopeFile()
+    theta = parameters.rope_theta or file.rope_theta or 10_000.0
+    kind = parameters.rope_type or parameters.type or "default"
+    partial = parameters.partial_rotary_factor or file.partial_rotary_factor or 1.0
     if partial != 1.0:
         raise unsupported(folder, f"it has a rope over {partial} of each head")
-    original = found.original_max_position_embeddings or positions
-    factor, low, high = found.factor, found.low_freq_factor, found.high_freq_factor
+    original = parameters.original_max_position_embeddings or positions
+    factor, low, high = parameters.factor, parameters.low_freq_factor, parameters.high_freq_factor
     if kind in ("linear", "llama3") and factor is None:
         raise unsupported(folder, f"its rope of type '{kind}' lacks a factor")
     match kind:
@@ -165,16 +165,16 @@ def _read_rope(folder: Path, file: _ConfigFile, positions: int) -> Rope:
             )
         case "yarn":
             factor = factor or positions / original
-            scale = found.attention_factor
+            scale = parameters.attention_factor
             if scale is None:
-                scale = yarn_scale(factor, found.mscale, found.mscale_all_dim)
+                scale = yarn_scale(factor, parameters.mscale, parameters.mscale_all_dim)
             return YarnRope(
                 theta=theta,
                 factor=factor,
                 original_positions=original,
-                fast=found.beta_fast or 32,
-                slow=found.beta_slow or 1,
-                truncate=found.truncate,
+                fast=parameters.beta_fast or 32,
+                slow=parameters.beta_slow or 1,
+                truncate=parameters.truncate,
                 scale=scale,
             )
         case _:

@@ -23,7 +23,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     config = read_config(folder)
     weights: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    wanted = weight_shapes(config)
+    expected = weight_shapes(config)
     for file in _weight_files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
@@ -34,7 +34,7 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
                     shapes[name] = tuple(stored.get_shape())
                     if stored.get_dtype() not in _FORMATS:
                         raise unsupported(folder, f"{name} is stored as {stored.get_dtype()}")
-                    if name in wanted:
+                    if name in expected:
                         weights[name] = tensors.get_tensor(name).to(dtype)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file}: cannot be read as safetensors: {error}") from error

@@ -76,16 +76,16 @@ def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {f"{name}.weight": (width,) for name, width in norms.items()}
 
 
-def describe_mismatch(config: DecoderConfig, found: Mapping[str, tuple[int, ...]]) -> str | None:
+def describe_mismatch(config: DecoderConfig, actual: Mapping[str, tuple[int, ...]]) -> str | None:
     """Say in a few words why weights of these shapes aren't this model's; None if they are.
 
     A tied head may be listed or not, because it is the embedding.
     """
     expected = weight_shapes(config)
     for name, shape in expected.items():
-        if name not in found:
+        if name not in actual:
             return f"the weight {name} is missing"
-        if found[name] != shape:
-            return f"the weight {name} is {list(found[name])}, config.json implies {list(shape)}"
-    unknown = sorted(found.keys() - expected.keys() - {HEAD})
+        if actual[name] != shape:
+            return f"the weight {name} is {list(actual[name])}, config.json implies {list(shape)}"
+    unknown = sorted(actual.keys() - expected.keys() - {HEAD})
     return f"the weight {unknown[0]} belongs to no part that we run" if unknown else None

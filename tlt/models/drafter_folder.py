@@ -65,22 +65,22 @@ def read_update_count(folder: Path) -> int | None:
 def load_drafter(folder: Path, policy_layers: int) -> Drafter:
     """Load a drafter; `policy_layers` decides which layers it reads by default."""
     drafter = new_drafter(read_drafter_config(folder, policy_layers))
-    wanted = drafter.state_dict()
+    expected = drafter.state_dict()
     try:
-        found = load_file(folder / "model.safetensors")
+        weights = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{folder}: model.safetensors cannot be read: {error}") from error
-    if missing := wanted.keys() - found.keys():
+    if missing := expected.keys() - weights.keys():
         raise UnsupportedModel(f"{folder}: the drafter lacks {min(missing)}")
-    if unknown := found.keys() - wanted.keys() - _UNUSED:
+    if unknown := weights.keys() - expected.keys() - _UNUSED:
         raise UnsupportedModel(f"{folder}: the drafter has {min(unknown)}, which we don't run")
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
+    for name, tensor in expected.items():
+        if weights[name].shape != tensor.shape:
             raise UnsupportedModel(
-                f"{folder}: the drafter's {name} is {list(found[name].shape)}, "
+                f"{folder}: the drafter's {name} is {list(weights[name].shape)}, "
                 f"config.json implies {list(tensor.shape)}"
             )
-    drafter.load_state_dict({name: found[name] for name in wanted})
+    drafter.load_state_dict({name: weights[name] for name in expected})
     return drafter
 
 
@@ -130,12 +130,12 @@ def _captured_layers(file: _ConfigFile, policy_layers: int) -> tuple[int, ...]:
 
 def _rope_theta(folder: Path, file: _ConfigFile) -> float:
     """Read theta from where version 5 of Transformers writes it, or version 4."""
-    given = file.rope_parameters
-    if given is None:
+    parameters = file.rope_parameters
+    if parameters is None:
         return 10_000.0 if file.rope_theta is None else file.rope_theta
-    if given.rope_type != "default":
+    if parameters.rope_type != "default":
         raise UnsupportedModel(f"{folder}: the drafter's rope is scaled, which we don't run")
-    return given.rope_theta
+    return parameters.rope_theta
 
 
 def default_captured_layers(policy_layers: int) -> tuple[int, int, int]:

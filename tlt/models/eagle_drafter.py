@@ -152,9 +152,9 @@ def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
 
 def _describe_wrong_shape(config: DrafterConfig, policy: DecoderConfig) -> str | None:
     for name in ("vocabulary", "hidden"):
-        own, needed = getattr(config, name), getattr(policy, name)
-        if own != needed:
-            return f"its {name} is {own}, the policy's {needed}"
+        own, expected = getattr(config, name), getattr(policy, name)
+        if own != expected:
+            return f"its {name} is {own}, the policy's {expected}"
     if config.heads % config.kv_heads:
         return f"its {config.heads} heads cannot share {config.kv_heads} keys"
     if config.head_dim % 2:

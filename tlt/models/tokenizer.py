@@ -32,7 +32,7 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # the template is a program of the model's authors
+        except Exception as error:  # the template is a program that the model's authors wrote
             raise DataError(f"{location}: the chat template refuses it: {error}") from error
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -47,17 +47,17 @@ class Tokenizer:
 
     def stop_tokens(self) -> frozenset[int]:
         """Return the tokenizer's end-of-text token and those of the generation config."""
-        found: set[int] = set()
+        stops: set[int] = set()
         if self._tokenizer.eos_token_id is not None:
-            found.add(int(self._tokenizer.eos_token_id))
+            stops.add(int(self._tokenizer.eos_token_id))
         file = Path(self.folder) / "generation_config.json"
         if file.is_file():
             listed = json.loads(file.read_text()).get("eos_token_id")
             if listed is not None:
-                found.update(listed if isinstance(listed, list) else [listed])
-        if not found:
+                stops.update(listed if isinstance(listed, list) else [listed])
+        if not stops:
             raise ConfigError(f"{self.folder}: neither tokenizer nor generation config has an end")
-        return frozenset(found)
+        return frozenset(stops)
 
 
 def _user(prompt: str) -> dict[str, str]:

@@ -86,7 +86,9 @@ class RewardSandbox:
             self._writer.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # what the user's code started, too
+                os.killpg(
+                    self._process.pid, signal.SIGKILL
+                )  # with all that the user's code started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
         self._process = self._reader = self._writer = None

@@ -64,15 +64,15 @@ def _import_module(dotted: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     name = f"reward_file_{path.stem}"  # a file may have the name of an imported module
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None or not path.is_file():
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"reward.function: {path}: no such file")
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     # last, because a file beside it may have the name of a standard module
     sys.path.append(str(path.parent))
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # raised by the user's code
         raise ConfigError(
             f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
@@ -85,13 +85,13 @@ def _text(answer: Any) -> str:
 
 
 def _after(text: str, marker: str) -> str | None:
-    _, found, rest = text.rpartition(marker)
-    return rest.strip() if found else None
+    _, separator, rest = text.rpartition(marker)
+    return rest.strip() if separator else None
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def _same_number(left: float | None, right: float | None, tolerance: float) -> bool:
@@ -110,8 +110,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _captured(pattern: re.Pattern[str], text: str) -> str | None:
     """Return the last match's first group, or the whole match if the pattern has no group."""
     last = None
-    for found in pattern.finditer(text):
-        last = found
+    for match in pattern.finditer(text):
+        last = match
     if last is None:
         return None
     captured = last.group(1) if pattern.groups else last.group(0)

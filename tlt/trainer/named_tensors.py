@@ -16,14 +16,14 @@ def copy_named(into: Mapping[str, Tensor], source: Mapping[str, Tensor], what: s
 
 
 def require_same_shapes(
-    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str
+    expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], what: str
 ) -> None:
-    """Raise ConfigError unless `found`, which the message calls `what`, matches."""
-    if odd := sorted(expected.keys() ^ found.keys()):
+    """Raise ConfigError unless `actual`, which the message calls `what`, matches."""
+    if odd := sorted(expected.keys() ^ actual.keys()):
         missing = [name for name in odd if name in expected]
         complaint = f"lacks {missing[0]}" if missing else f"has an unknown {odd[0]}"
         raise ConfigError(f"the {what} {complaint} ({len(odd)} names differ)")
     for name, tensor in expected.items():
-        if tensor.shape != found[name].shape:
-            shapes = f"{tuple(found[name].shape)} instead of {tuple(tensor.shape)}"
+        if tensor.shape != actual[name].shape:
+            shapes = f"{tuple(actual[name].shape)} instead of {tuple(tensor.shape)}"
             raise ConfigError(f"the {what} has {name} of shape {shapes}")

@@ -46,16 +46,16 @@ class CapturedStates:
             kept.index_copy_(0, indices, x)
 
     def columns(self, layers: Sequence[int]) -> list[int]:
-        """Return where these layers are among the captured ones."""
+        """Return the index of each layer among the captured ones."""
         return [self.layers.index(layer) for layer in layers]
 
     def at(self, indices: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
-        """Return [indices, columns, hidden]."""
+        """Return the states at flat indices: [indices, columns, hidden]."""
         parts = [self._flat[:, column].index_select(0, indices) for column in columns]
         return torch.stack(parts, 1)
 
     def of(self, row: int, positions: int) -> torch.Tensor:
-        """Return [positions, layers, hidden]: a view that the slot's next request overwrites."""
+        """Return a view [positions, layers, hidden], which the slot's next request overwrites."""
         return self._data[row, :positions]
 
     def copy(self, source: int, target: int, positions: int) -> None:

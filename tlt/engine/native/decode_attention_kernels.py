@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tlt.kernels.c_build import build_kernels
 
 _SOURCE = Path(__file__).with_name("decode_attention.c")
-# limits of the C kernel: the widest head, what widths are multiples of, the shortest cache
+# limits of the C kernel: the widest head, the unit of widths, the shortest cache
 _WIDEST, _UNIT, _SHORTEST = 256, 4, 8
 
 
@@ -45,7 +45,7 @@ class TorchWindowAttention:
         self._scale = scale
 
     def attend(self, layer: int) -> torch.Tensor:
-        found = [
+        outputs = [
             F.scaled_dot_product_attention(
                 # heads that share keys become more queries
                 part.queries.flatten(1, 2).transpose(1, 2),
@@ -56,7 +56,9 @@ class TorchWindowAttention:
             ).transpose(1, 2)
             for part in self._parts
         ]
-        return found[0] if len(found) == 1 else torch.cat([each.flatten(0, 1) for each in found])
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat([output.flatten(0, 1) for output in outputs])
 
 
 class CacheLayout(NamedTuple):
@@ -141,21 +143,21 @@ def find_kernel(
 
 @cache
 def kernel() -> AttentionKernel | None:
-    """Build the C kernel, or log why it can't be and return None."""
+    """Build the C kernel, or log why that fails and return None."""
     return build_kernels([_SOURCE], AttentionKernel, _agrees_with_reference)
 
 
-def _agrees_with_reference(found: AttentionKernel) -> bool:
+def _agrees_with_reference(compiled: AttentionKernel) -> bool:
     generator = torch.Generator().manual_seed(0)
     kv_heads, members, capacity = 2, 3, 40
     for width, window in ((4, 1), (8, 2), (16, 4), (32, 1), (32, 4), (32, 7)):
-        # fewer keys than the kernel scores at once, and more
+        # shorter and longer than the block of keys that the kernel scores at once
         positions = torch.tensor([[0], [3], [30]]) + torch.arange(window)
         shape = (len(positions), 2 * kv_heads, capacity, width)
         entries = torch.randn(shape, generator=generator)
         queries = torch.randn((positions.numel(), kv_heads * members, width), generator=generator)
         layout = CacheLayout([entries.data_ptr()], kv_heads, capacity)
-        attention = CompiledWindowAttention(found, layout, queries, positions, 0.3)
+        attention = CompiledWindowAttention(compiled, layout, queries, positions, 0.3)
         expected = reference_attention(queries, entries, positions, 0.3)
         if not torch.allclose(attention.attend(0), expected, rtol=1e-3, atol=1e-3):
             return False

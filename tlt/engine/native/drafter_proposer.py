@@ -1,8 +1,8 @@
 """Propose chains for the running rows with a drafter, whose cache is filled on demand.
 
 The cache holds, for the first positions of each row, keys and values made from the policy's own
-states. Missing positions (a new row or drafter, or steps of other strategies) are made before the
-first proposal; those that the drafter guessed its way through are made again from the true tokens.
+states. Missing positions (of a new row or drafter, or after steps of other strategies) are computed
+before the first proposal. Positions that were proposed are computed again from the true tokens.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.models.eagle_drafter import Drafter
 
-# A row that misses more positions is filled up by itself: all rows of a window are as wide as the
+# A row that misses more positions is filled alone, because all rows of a window are padded to the
 # widest.
 _NARROW = 16
 
@@ -42,7 +42,7 @@ class DrafterProposer:
         self._buffers = LayerBuffers(shape, tokens, positions, dtype, device)
         self._columns = slots.states.columns(drafter.config.captured)
         self._range = torch.arange(max(rows, positions), device=device)
-        # by request: the positions that the cache holds
+        # by request: how many positions the cache holds
         self._cached: dict[int, int] = {}
 
     @property
@@ -102,7 +102,7 @@ class DrafterProposer:
         positions_by_row = list(zip(batch.rows, batch.last_positions, strict=True))
         window = max(1, *(p - self._cached_positions(row) for row, p in positions_by_row))
         last = batch.positions[:, None]
-        # a row's first token has nothing before it: its draft means nothing
+        # a row's first token has no state before it, so its draft is meaningless
         positions = (last - window + self._range[:window]).clamp_(min=0)
         rows = self._range[: len(batch.rows)].repeat_interleave(window)
         tokens, features = self._features(rows, positions.view(-1))

@@ -137,10 +137,9 @@ class NativeEngine:
         return self.speculation.take_tallies(idle=not self.running)
 
     def partial_answer(self, id: int) -> list[int] | None:
-        found = self._rows.find(id)
-        if found is None:
+        if (running := self._rows.find(id)) is None:
             return None
-        index, row = found
+        index, row = running
         answer = slice(len(row.request.prompt), row.position(self._rows.step) + 1)
         return self._slots.tokens[index, answer].tolist()
 

@@ -24,40 +24,40 @@ def key_word(key: NoiseKey) -> int:
 
 
 class GumbelNoise:
-    def __init__(self, vocabulary: int, device: torch.device, kept: int = 0) -> None:
-        """Reuse one buffer for up to `kept` positions: their noise lasts until the next call."""
+    def __init__(self, vocabulary: int, device: torch.device, capacity: int = 0) -> None:
+        """Reuse one buffer for up to `capacity` positions; the next call overwrites it."""
         self._block = block(device)
         self._tokens = torch.arange(1, vocabulary + 1, device=device) * _signed(_GOLDEN)
-        self._made = torch.empty(kept, vocabulary, device=device)
+        self._buffer = torch.empty(capacity, vocabulary, device=device)
 
     @property
     def bytes(self) -> int:
-        return self._made.nbytes + self._tokens.nbytes
+        return self._buffer.nbytes + self._tokens.nbytes
 
     def gumbel(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return [..., vocabulary] in float32 for keys and positions of one shape."""
         draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
-        words, made = draws.view(-1, 1), self._room(draws.numel())
-        if made.numel() <= self._block:
-            _fill(made, words + self._tokens)
+        words, noise = draws.view(-1, 1), self._room(draws.numel())
+        if noise.numel() <= self._block:
+            _fill(noise, words + self._tokens)
         else:
-            self._fill_blocks(made, words)
-        return made.view(*draws.shape, -1)
+            self._fill_blocks(noise, words)
+        return noise.view(*draws.shape, -1)
 
     def _room(self, draws: int) -> torch.Tensor:
-        kept = self._made
-        return kept[:draws] if draws <= len(kept) else kept.new_empty(draws, kept.shape[1])
+        buffer = self._buffer
+        return buffer[:draws] if draws <= len(buffer) else buffer.new_empty(draws, buffer.shape[1])
 
-    def _fill_blocks(self, made: torch.Tensor, words: torch.Tensor) -> None:
-        rows = max(self._block // made.shape[1], 1)
-        for part, own in zip(made.split(rows), words.split(rows), strict=True):
+    def _fill_blocks(self, noise: torch.Tensor, words: torch.Tensor) -> None:
+        rows = max(self._block // noise.shape[1], 1)
+        for part, own in zip(noise.split(rows), words.split(rows), strict=True):
             blocks = part.split(self._block, dim=1), self._tokens.split(self._block)
             for target, tokens in zip(*blocks, strict=True):
                 _fill(target, own + tokens)
 
 
 def block(device: torch.device) -> int:
-    """Return how many numbers to work on at once: on a CPU as many as its cache holds."""
+    """Return how many numbers are computed at once: on a CPU as many as fit its cache."""
     return 1 << 16 if device.type == "cpu" else 1 << 24
 
 

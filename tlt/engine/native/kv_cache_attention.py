@@ -1,6 +1,6 @@
 """Attention of a pass's queries over the KV cache, each up to its own position.
 
-What a pass attends to is laid out once and serves all of its layers.
+The layout of a pass is computed once and serves all of its layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class SpanAttention:
         self._scale = scale
 
     def attend(self, layer: int) -> torch.Tensor:
-        found = [
+        outputs = [
             F.scaled_dot_product_attention(
                 part.queries,
                 part.keys[layer].repeat(1, self._grouped, 1, 1),
@@ -115,4 +115,4 @@ class SpanAttention:
             )
             for part in self._parts
         ]
-        return torch.cat(found, dim=2)[0].transpose(0, 1)
+        return torch.cat(outputs, dim=2)[0].transpose(0, 1)

@@ -1,7 +1,7 @@
 """Measure how many n-gram drafts would be accepted while other strategies decode.
 
 Acceptance changes within a rollout: it is low while siblings run side by side, and highest once
-most have ended. A look-up needs no pass, and the answer shows how far it was right. As in real
+most have ended. A look-up needs no pass, and the answer shows how much of it was right. As in real
 n-gram steps, a proposal begins where the one before it would have ended: begun anywhere else,
 proposals would meet long repetitions more often than real ones do.
 """
@@ -12,14 +12,14 @@ from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 
-# rows that are followed, and steps after which the tokens of the other rows are indexed
+# how many rows are followed, and after how many steps the other rows' tokens are indexed
 _ROWS, _INDEX_STEPS = 2, 8
 # proposals that are reported together
 REPORTED_TOGETHER = 4
 
 
 class _Proposal(NamedTuple):
-    # of the token before the first proposed one
+    # position of the token before the first proposed one
     position: int
     tokens: list[int]
 
@@ -33,7 +33,7 @@ class DraftCounts(NamedTuple):
 
 class NgramAcceptanceProbe:
     def __init__(self, ngrams: NgramProposer, slots: SlotTensors, most: int) -> None:
-        """Propose up to `most` tokens."""
+        """Propose up to `most` tokens at a time."""
         self._ngrams = ngrams
         self._slots = slots
         self._most = most
@@ -80,7 +80,7 @@ class NgramAcceptanceProbe:
         return _Proposal(position, self._ngrams.propose_row(row, index, position, self._most))
 
     def _accepted(self, proposal: _Proposal, index: int, position: int) -> int:
-        """Return how many proposed tokens were decoded, one after the other."""
+        """Return how many proposed tokens were decoded before the first that was not."""
         first, last = proposal.position, min(position, proposal.position + self._most)
         decoded: list[int] = self._slots.tokens[index, first + 1 : last + 1].tolist()
         pairs = enumerate(zip(proposal.tokens, decoded, strict=False))

@@ -22,13 +22,13 @@ class NgramProposer:
 
     def propose(self, batch: RunningBatch, most: int) -> torch.Tensor | None:
         """Return drafts [rows, some], or None if nothing has followed any row's words before."""
-        # all rows first: what its siblings have just written helps a row, too
+        # all rows first: the newest tokens of its siblings help a row, too
         self.index_rows(batch)
-        found = [self._index.propose(row.request.id, most).tokens for row in batch.rows]
-        width = max(map(len, found))
+        proposals = [self._index.propose(row.request.id, most).tokens for row in batch.rows]
+        width = max(map(len, proposals))
         if width == 0:
             return None
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
+        padded = [tokens + [0] * (width - len(tokens)) for tokens in proposals]
         return torch.tensor(padded, device=self._slots.tokens.device)
 
     def index_rows(self, batch: RunningBatch, but: Container[int] = ()) -> None:

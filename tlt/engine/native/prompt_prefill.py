@@ -10,16 +10,16 @@ from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 
 Prompt = tuple[int, ...]
 
-# tokens that are cached before a decode step, for which all running rows wait
+# most tokens that are cached before a decode step, because all running rows wait for them
 CHUNK = 512
-# prompts that are held at once
+# prompts that are cached at once
 MOST_PROMPTS = 4
 
 
 @dataclass
 class _HeldPrompt:
     row: int
-    # tokens so far
+    # tokens that are cached
     cached: int = 0
 
 
@@ -33,11 +33,11 @@ class PromptPrefiller:
 
     def advance(self, waiting: Iterable[Prompt]) -> bool:
         """Cache up to a chunk of the first prompts; return True if some are still incomplete."""
-        wanted = self._first(waiting)
+        needed = self._first(waiting)
         chunks: list[PrefillChunk] = []
         budget = CHUNK
-        for prompt in wanted:
-            held = self._held.get(prompt) or self._hold(prompt, wanted)
+        for prompt in needed:
+            held = self._held.get(prompt) or self._hold(prompt, needed)
             tokens = prompt[held.cached : min(held.cached + budget, len(prompt) - 1)]
             if tokens:
                 chunks.append(PrefillChunk(held.row, held.cached, tokens))
@@ -45,7 +45,7 @@ class PromptPrefiller:
                 budget -= len(tokens)
         if chunks:
             self._forward.prefill(chunks)
-        return any(self._held[p].cached < len(p) - 1 for p in wanted)
+        return any(self._held[p].cached < len(p) - 1 for p in needed)
 
     def row_of(self, prompt: Prompt) -> int | None:
         """Return the row that holds all but the prompt's last token, or None."""
@@ -59,18 +59,18 @@ class PromptPrefiller:
 
     def _first(self, waiting: Iterable[Prompt]) -> list[Prompt]:
         """Return the first distinct prompts that need a row, as many as fit."""
-        found: list[Prompt] = []
+        prompts: list[Prompt] = []
         for prompt in waiting:
-            if len(prompt) > 1 and prompt not in found:
-                found.append(prompt)
-                if len(found) == self._count:
+            if len(prompt) > 1 and prompt not in prompts:
+                prompts.append(prompt)
+                if len(prompts) == self._count:
                     break
-        return found
+        return prompts
 
-    def _hold(self, prompt: Prompt, wanted: Sequence[Prompt]) -> _HeldPrompt:
+    def _hold(self, prompt: Prompt, needed: Sequence[Prompt]) -> _HeldPrompt:
         if not self._free:
-            # the wanted ones fit together, so an unwanted one occupies a row
-            unwanted = next(held for held in self._held if held not in wanted)
-            self._free.append(self._held.pop(unwanted).row)
+            # the needed prompts fit together, so another one occupies a row
+            unneeded = next(prompt for prompt in self._held if prompt not in needed)
+            self._free.append(self._held.pop(unneeded).row)
         self._held[prompt] = held = _HeldPrompt(self._free.pop())
         return held

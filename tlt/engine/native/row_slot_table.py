@@ -82,12 +82,12 @@ class RowTable:
         return None
 
     def locate_states(self, id: int) -> tuple[int, int]:
-        """Return the slot of a request that runs or has just ended, and its positions fed."""
+        """Return a running or just ended request's slot and how many positions it has cached."""
         if id in self.ended:
             return self.ended[id]
-        if (found := self.find(id)) is None:
+        if (running := self.find(id)) is None:
             raise KeyError(id)
-        index, row = found
+        index, row = running
         return index, row.position(self.step)
 
     def _new_row(self, request: Request) -> Row:

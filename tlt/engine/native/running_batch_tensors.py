@@ -20,21 +20,21 @@ from tlt.id_types import StopReason
 @dataclass(kw_only=True, eq=False)
 class Row:
     request: Request
-    # the decode step that made, or will make, its first token
+    # the decode step that produces its first token
     first_step: int
     started: float
     # the position of the last token that it may have
     limit: int
     # filled only if the request has stop strings
     tokens: list[int] = field(default_factory=list[int])
-    # steps that gave it more than one token, and how many more
+    # steps that gave it more than one token, and how many more each gave
     accepted_by_step: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     accepted: int = 0
     # true if its last token is a draft, after which the policy's own token was not kept
     ends_on_draft: bool = False
 
     def position(self, step: int) -> int:
-        """Return the position of its newest token before a step: known, but not yet cached."""
+        """Return the position of its newest token before a step: sampled, but not yet cached."""
         return len(self.request.prompt) - 1 + step - self.first_step + self.accepted
 
     def add_accepted(self, step: int, tokens: int) -> None:
@@ -46,11 +46,11 @@ class Row:
 class StepOutcome(NamedTuple):
     """The tokens that a step gave each row."""
 
-    # tokens that it gets
+    # how many tokens each row gets
     kept: list[int]
-    # drafts that the policy sampled as well, even if the row doesn't get them
+    # how many drafts the policy sampled as well, even if the row doesn't get them
     accepted: list[int]
-    # by row that ends with its last kept token
+    # by row that ends with its last kept token: the stop reason
     reasons: dict[int, StopReason]
 
 
@@ -63,7 +63,7 @@ class RunningBatch:
         noise: GumbelNoise,
         like: torch.Tensor,
     ) -> None:
-        """Derive tensors from rows and `tokens` [slots, positions], all that they have so far.
+        """Derive tensors from rows and `tokens` [slots, positions], which hold all of their tokens.
 
         `like` has the device and dtype of the logits.
         """
@@ -72,7 +72,7 @@ class RunningBatch:
             return torch.tensor(values, device=tokens.device)
 
         self.rows = rows
-        # of the rows' newest tokens, on the host and on the device
+        # positions of the rows' newest tokens, on the host and on the device
         self.last_positions = [row.position(step) for row in rows]
         self.positions = integers(self.last_positions)
         self.starts = integers([i * tokens.shape[1] for i in range(len(rows))])

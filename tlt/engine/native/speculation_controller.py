@@ -82,7 +82,8 @@ class SpeculationController:
                 "which this engine does not keep"
             )
         self._drafter = None  # its memory is freed before the next one's is allocated
-        self._drafter = self._new_proposer(drafter, self._weights)
+        depth = max(self._most_drafts, 1)
+        self._drafter = DrafterProposer(drafter, self._weights, self._slots, self._count, depth)
         self._set_drafter_version(version)
 
     def drop_drafter(self) -> None:
@@ -176,10 +177,6 @@ class SpeculationController:
         counts = self._probe.take(least)
         if counts is not None:
             self._policy.observe_probe(Ngram(tokens=len(counts.reached)), self._batch, *counts)
-
-    def _new_proposer(self, drafter: Drafter, policy: PolicyWeights) -> DrafterProposer:
-        depth = max(self._most_drafts, 1)
-        return DrafterProposer(drafter, policy, self._slots, self._count, depth)
 
     def _set_drafter_version(self, version: DrafterVersion | None) -> None:
         self.drafter_version = version

@@ -44,8 +44,8 @@ class Sampler:
         for rows in _blocks(logits):
             scaled = self._scaled(logits, rows)
             tokens = self._best(scaled, noise, rows)
-            chosen = scaled.gather(-1, tokens[..., None])[..., 0]
-            drawn.append((tokens, chosen - scaled.logsumexp(-1)))
+            selected = scaled.gather(-1, tokens[..., None])[..., 0]
+            drawn.append((tokens, selected - scaled.logsumexp(-1)))
         if len(drawn) == 1:
             return drawn[0]
         tokens, logprobs = zip(*drawn, strict=True)

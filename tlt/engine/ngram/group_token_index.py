@@ -37,7 +37,7 @@ _PADDING = -1
 
 class Proposal(NamedTuple):
     tokens: list[int]
-    # the length of the context that they were found by; 0 if none
+    # length of the context that matched; 0 if none did
     matched: int
 
 
@@ -100,8 +100,8 @@ class GroupTokenIndex:
         """Propose what the newest occurrences of the longest known context agree on by majority."""
         written = self._sequences[number].tokens
         for order, length in enumerate(CONTEXTS):
-            if found := self._find(written[-length:], order, count):
-                return Proposal(_majority(found), length)
+            if occurrences := self._find(written[-length:], order, count):
+                return Proposal(_majority(occurrences), length)
         return Proposal([], 0)
 
     def drop_oldest(self, running: Set[int]) -> None:
@@ -111,7 +111,7 @@ class GroupTokenIndex:
         self._tokens -= len(dropped.tokens) - LONGEST
 
     def _find(self, context: "array[int]", order: int, count: int) -> "list[array[int]]":
-        found: list[array[int]] = []
+        occurrences: list[array[int]] = []
         location = self._tables[order][crc32(context) & self._mask]
         for _ in range(MAX_CHAIN_LINKS):
             sequence = self._sequences.get(location >> _OFFSET_BITS)
@@ -119,11 +119,11 @@ class GroupTokenIndex:
                 break
             start = location & _OFFSETS
             if sequence.tokens[start - len(context) : start] == context:
-                found.append(sequence.tokens[start : start + count])
-                if len(found) == _VOTERS:
+                occurrences.append(sequence.tokens[start : start + count])
+                if len(occurrences) == _VOTERS:
                     break
             location = sequence.links[order][start - LONGEST]
-        return found
+        return occurrences
 
     def _make_room(self, tokens: int) -> None:
         """Double the buckets as needed; each new one starts with the chain of the one it halves."""
@@ -134,9 +134,9 @@ class GroupTokenIndex:
             self._mask = 2 * self._mask + 1
 
 
-def _majority(found: "Sequence[array[int]]") -> list[int]:
+def _majority(occurrences: "Sequence[array[int]]") -> list[int]:
     """Choose each token by majority, the newest among equals, and drop the minority's votes."""
-    voters = [occurrence.tolist() for occurrence in found]
+    voters = [occurrence.tolist() for occurrence in occurrences]
     tokens: list[int] = []
     for at in range(max(map(len, voters))):
         votes = [voter[at] for voter in voters if at < len(voter)]

@@ -1,1 +1,1 @@
-"""The engine over SGLang. Only a rank that was told to use it imports SGLang, after `launch`."""
+"""The engine over SGLang. Only a rank that is configured to use it imports SGLang."""

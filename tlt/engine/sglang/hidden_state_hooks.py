@@ -1,7 +1,7 @@
 """Hooks in SGLang's scheduler process that copy hidden states into the tap.
 
-They change nothing that SGLang computes. One environment variable configures them; an answer that
-left no trace in the tap is an error, so a plugin that didn't load is noticed.
+They change nothing that SGLang computes. One environment variable configures them; an answer
+without states in the tap is an error, so a plugin that didn't load is detected.
 """
 
 import os

@@ -56,7 +56,7 @@ class SchedulerProcess:
         return self._exchange(self._channel.recv)
 
     def failure(self) -> str | None:
-        """Say how the process ended, with its last lines, or return None while it lives."""
+        """Say how the process ended, with its last lines, or return None while it runs."""
         code = self._process.poll()
         if code is None:
             return None

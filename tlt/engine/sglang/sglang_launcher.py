@@ -65,7 +65,7 @@ class Launched:
         return self._scheduler.pid
 
     def failure(self) -> str | None:
-        """Say how the scheduler ended, with its last lines, or return None while it works."""
+        """Say how the scheduler ended, with its last lines, or return None while it runs."""
         return self._scheduler.failure() or self.engine.reader_failure()
 
     def last_lines(self) -> str:

@@ -85,8 +85,8 @@ def _accepted_guesses(
             for step, readout in enumerate(unroll(drafter, batch, ends.embedding, None, check)):
                 targets = rows + step + 2
                 guesses = _guess_tokens(drafter, ends, rollout.noise, readout, targets, check)
-                wanted = tokens[targets.clamp(max=len(tokens) - 1)]
-                right[:, step, rows] = (guesses == wanted) & (targets < len(tokens))
+                expected = tokens[targets.clamp(max=len(tokens) - 1)]
+                right[:, step, rows] = (guesses == expected) & (targets < len(tokens))
     with_noise, without = right.int().cumprod(1).sum(1).tolist()
     return with_noise, without
 
@@ -100,25 +100,25 @@ def _guess_tokens(
     check: CheckInterrupt,
 ) -> Tensor:
     """Return the guesses for these positions, [with noise and without, rows]."""
-    found: list[Tensor] = []
-    # so many rows at once that their logits take no longer than the time between two checks
+    parts: list[Tensor] = []
+    # rows whose logits take no longer than the time between two checks
     most = max(1, work_per_check(ends.head) // ends.head.numel())
     for part, at in zip(readout.split(most), positions.split(most), strict=True):
         check()
         logits = drafter.logits(part, ends.head)
         tokens = drafter.token_ids(torch.arange(logits.shape[1], device=logits.device))
         noisy = logits + noise(at)[:, tokens].to(logits)
-        found.append(drafter.token_ids(torch.stack([noisy, logits]).argmax(-1)))
-    return torch.cat(found, dim=1)
+        parts.append(drafter.token_ids(torch.stack([noisy, logits]).argmax(-1)))
+    return torch.cat(parts, dim=1)
 
 
 def _count_verify_steps(
     sample: DrafterSample, accepted: Sequence[int], depth: int
 ) -> tuple[int, int]:
     """Return how many tokens of the answer are decoded, and in how many verify steps."""
-    first = known = max(2, sample.prompt)
+    first = decoded = max(2, sample.prompt)
     steps = 0
-    while known < len(sample.tokens):
-        known += min(accepted[known - 2], depth) + 1
+    while decoded < len(sample.tokens):
+        decoded += min(accepted[decoded - 2], depth) + 1
         steps += 1
     return len(sample.tokens) - first, steps

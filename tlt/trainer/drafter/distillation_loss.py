@@ -65,16 +65,16 @@ class _DistillationLoss(torch.autograd.Function):
             width = max(1, work_per_check(states) // max(1, states.numel()))
             drafters = _log_distribution(states, own, width, check)
             policys = _log_distribution(targets, policy_head, width, check)
-            for at, guessed, wanted in zip(
+            for at, guessed, target in zip(
                 range(0, len(own), width), drafters, policys, strict=True
             ):
                 tokens = slice(at, at + width)
                 check()
-                wanted.exp_()
-                loss -= torch.dot(wanted.flatten(), guessed.flatten())
+                target.exp_()
+                loss -= torch.dot(target.flatten(), guessed.flatten())
                 probability = guessed.exp_()
-                overlap += torch.minimum(probability, wanted).sum()
-                error = probability.sub_(wanted)
+                overlap += torch.minimum(probability, target).sum()
+                error = probability.sub_(target)
                 check()
                 out.addmm_(error, own[tokens])
                 if own_gradient is not None:

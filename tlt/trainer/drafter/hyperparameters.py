@@ -19,9 +19,9 @@ class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
     # from this update on, rates fall with the inverse root of the update's number
     decay_start: int = msgspec.field(default=100, name="level")
-    # updates that a drafter loaded from elsewhere counts as having behind it
+    # updates that count as made before this training, for a drafter loaded from elsewhere
     past: int = 0
-    # rates never fall below this part
+    # rates never fall below this part of the full ones
     lowest_factor: float = msgspec.field(default=0.1, name="lowest")
     # the running mean covers this part of all updates, but no more than `longest_mean` of them
     mean_part: float = msgspec.field(default=0.1, name="averaged")
@@ -38,7 +38,7 @@ class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
         return self.matrix_rate * factor, self.vector_rate * factor
 
     def mean_weight(self, updates: int) -> float:
-        """Return the weight in the running mean of the weights after so many updates."""
+        """Return the newest weights' share of the running mean after this many updates."""
         if updates == 1:
             return 1.0
         return 1.0 / (1.0 + min(self.mean_part * updates, self.longest_mean))

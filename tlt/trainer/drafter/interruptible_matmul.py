@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from tlt.interrupt_check import CheckInterrupt
 
-# multiplications that one CPU core does in some thirty milliseconds
+# multiplications that one CPU core does in about thirty milliseconds
 CPU_WORK = 2**30
-# how many times as many a GPU does
+# a GPU does this many times as many in that time
 _GPU_FACTOR = 64
-# layers with so many times less work get no check of their own, because hooks take time, too
+# layers with this many times less work get no check, because a hook takes time, too
 _NEGLIGIBLE = 64
 
 
@@ -52,14 +52,14 @@ def check_backward(tensor: Tensor, check: CheckInterrupt) -> None:
         tensor.register_hook(lambda gradient: check())
 
 
-def matmul(left: Tensor, right: Tensor, check: CheckInterrupt) -> Tensor:
+def matmul(a: Tensor, b: Tensor, check: CheckInterrupt) -> Tensor:
     """Multiply two matrices, with checks in between."""
-    rows = max(1, work_per_check(right) // right.numel())
-    if len(left) <= rows:
+    rows = max(1, work_per_check(b) // b.numel())
+    if len(a) <= rows:
         check()
-        return left @ right
-    product = left.new_empty(len(left), right.shape[1])
-    for part, out in zip(left.split(rows), product.split(rows), strict=True):
+        return a @ b
+    product = a.new_empty(len(a), b.shape[1])
+    for part, out in zip(a.split(rows), product.split(rows), strict=True):
         check()
-        torch.mm(part, right, out=out)
+        torch.mm(part, b, out=out)
     return product

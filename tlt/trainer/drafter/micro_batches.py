@@ -62,7 +62,7 @@ def shuffled_micro_batches(
     """Yield endless micro-batches: all samples once, then again in another order."""
     rng = random.Random(f"windows {seed}")
     while True:
-        chosen: list[Window] = []
+        batch: list[Window] = []
         rows = 0
         for index in rng.sample(range(len(samples)), len(samples)):
             whole = samples[index].rows
@@ -72,12 +72,12 @@ def shuffled_micro_batches(
                 yield from ([window] for window in parts)
                 continue
             if rows + whole > budget:
-                yield chosen
-                chosen, rows = [], 0
-            chosen.append(Window(sample=index, first=0, last=whole))
+                yield batch
+                batch, rows = [], 0
+            batch.append(Window(sample=index, first=0, last=whole))
             rows += whole
-        if chosen:
-            yield chosen
+        if batch:
+            yield batch
 
 
 def split_into_windows(sample: int, first: int, last: int, budget: int) -> Iterator[Window]:
@@ -116,13 +116,13 @@ def _build_part(sample: DrafterSample, window: Window, steps: int) -> DrafterBat
     tokens = torch.tensor(sample.tokens)
     rows = torch.arange(window.first, window.last)
     ahead = rows + torch.arange(steps)[:, None]
-    known = ahead.clamp(max=sample.rows - 1)
+    capped = ahead.clamp(max=sample.rows - 1)
     return DrafterBatch(
-        tokens=tokens[known + 1],
-        positions=known,
-        states=sample.states[: int(known.max()) + 2],
+        tokens=tokens[capped + 1],
+        positions=capped,
+        states=sample.states[: int(capped.max()) + 2],
         starts=rows,
-        targets=known + 1,
+        targets=capped + 1,
         measurable=(ahead < sample.rows) & (rows >= sample.first),
         bounds=torch.tensor([0, len(rows)]),
         prefix=tokens[1 : window.first + 1],

@@ -74,23 +74,21 @@ class _AttentionChoice:
     bfloat16: bool
 
     def choose(self) -> _Kind:
-        model, spec, wanted = self.model, self.spec, self.spec.attention
+        model, spec, name = self.model, self.spec, self.spec.attention
         device = model.device
-        if wanted == "padded" or (wanted == "auto" and device.type != "cpu"):
+        if name == "padded" or (name == "auto" and device.type != "cpu"):
             return "padded"
-        if wanted == "auto":
+        if name == "auto":
             shape = f"{self.context} {spec.microbatch_tokens} {self.bfloat16}"
             key = f"{model.config.to_json_string()} {shape}"
             if key not in choices:
                 choices[key] = self._fastest()
             return choices[key]
-        if wanted == "native" and (device.type != "cpu" or load_kernels() is None):
+        if name == "native" and (device.type != "cpu" or load_kernels() is None):
             raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
-        if not self._fits(wanted):
-            raise ConfigError(
-                f"algorithm.attention: {wanted} does not fit {model.config.model_type}"
-            )
-        return wanted
+        if not self._fits(name):
+            raise ConfigError(f"algorithm.attention: {name} does not fit {model.config.model_type}")
+        return name
 
     def _fastest(self) -> _Kind:
         began = time.monotonic()

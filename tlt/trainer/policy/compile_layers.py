@@ -72,6 +72,6 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
     return compiled
 
 
-def _run_uncompiled_on_errors(wanted: bool) -> None:
+def _run_uncompiled_on_errors(enabled: bool) -> None:
     """Choose if code that cannot be compiled runs uncompiled, or raises."""
-    torch._dynamo.config.suppress_errors = wanted  # pyright: ignore
+    torch._dynamo.config.suppress_errors = enabled  # pyright: ignore

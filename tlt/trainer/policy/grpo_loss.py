@@ -1,6 +1,6 @@
 """A minibatch's loss is a sum over its tokens, each weighted by the totals over all ranks.
 
-So the order of samples, micro-batches and ranks don't change the gradient: they only add up.
+The order of samples, micro-batches and ranks doesn't change the gradient, up to rounding.
 """
 
 import math

@@ -16,8 +16,8 @@ def score_batch(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> tu
     """Return log-prob and entropy of every completion token, in the micro-batch's order."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bfloat16):
         hidden = last_hidden_states(model, batch.tokens, batch.bounds)
-    chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
-    return score_tokens(chosen, output_head(model), batch.targets, batch.temperature)
+    predicting = hidden.flatten(0, 1).index_select(0, batch.positions)
+    return score_tokens(predicting, output_head(model), batch.targets, batch.temperature)
 
 
 def score_tokens(

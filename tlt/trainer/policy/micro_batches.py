@@ -46,23 +46,23 @@ def build_micro_batches(
 ) -> list[MicroBatch]:
     """Build micro-batches of at most `budget` tokens, longest first to run out of memory early."""
     if packed:
-        return [pack(chosen, device) for chosen in _group_by_budget(samples, budget)]
-    return [pad(chosen, device) for chosen in group_by_length(samples, budget)]
+        return [pack(batch, device) for batch in _group_by_budget(samples, budget)]
+    return [pad(batch, device) for batch in group_by_length(samples, budget)]
 
 
 def _group_by_budget(
     samples: Sequence[PolicySample], budget: int
 ) -> Iterator[Sequence[PolicySample]]:
-    chosen: list[PolicySample] = []
+    batch: list[PolicySample] = []
     tokens = 0
     for sample in sorted(samples, key=_input_length, reverse=True):
-        if chosen and tokens + _input_length(sample) > budget:
-            yield chosen
-            chosen, tokens = [], 0
-        chosen.append(sample)
+        if batch and tokens + _input_length(sample) > budget:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(sample)
         tokens += _input_length(sample)
-    if chosen:
-        yield chosen
+    if batch:
+        yield batch
 
 
 def group_by_length(

@@ -52,8 +52,8 @@ def last_hidden_states(
 
 def context_limit(model: PreTrainedModel, max_context: int | None) -> int | None:
     positions: int | None = getattr(model.config, "max_position_embeddings", None)
-    known = [limit for limit in (positions, max_context) if limit is not None]
-    limit = min(known, default=None)
+    candidates = [limit for limit in (positions, max_context) if limit is not None]
+    limit = min(candidates, default=None)
     steady = _steady_rope_length(model)
     if steady is not None and (limit is None or limit > steady):
         raise UnsupportedModel(

@@ -135,7 +135,7 @@ def record_callers(name: str) -> Generator[set[nn.Module]]:
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Make no mask, because `bounds` replaces it."""
+    """Return no mask, because `bounds` replaces it."""
 
 
 _eager = cast("_Attend", torch.compiler.disable(attend_per_sequence))

@@ -73,8 +73,8 @@ def _with_targets_of(model: PreTrainedModel, batch: MicroBatch) -> MicroBatch:
     """
     generator = torch.Generator(model.device).manual_seed(0)
     with torch.no_grad():
-        chosen = last_hidden_states(model, batch.tokens).flatten(0, 1)[batch.positions]
-        distribution = output_head(model)(chosen).softmax(-1)
+        states = last_hidden_states(model, batch.tokens).flatten(0, 1)[batch.positions]
+        distribution = output_head(model)(states).softmax(-1)
     targets = torch.multinomial(distribution, 1, generator=generator)[:, 0]
     return replace(batch, targets=targets)
 

@@ -67,8 +67,8 @@ class MetricSums:
 
     def add_comparison(self, sampling_kl: Tensor, truncated: Tensor) -> None:
         """Add tokens that were compared with their sampler without being learned from."""
-        found = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
-        for name, value in zip(_COMPARED, found, strict=True):
+        values = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
+        for name, value in zip(_COMPARED, values, strict=True):
             self._sums[_SUMS.index(name)] += value
 
     def add_step(self, gradient_norm: float) -> None:

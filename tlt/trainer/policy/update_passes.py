@@ -23,13 +23,13 @@ from tlt.trainer.policy.update_metrics import MetricSums
 
 # log-probs of one policy differ by less; ratios that are clipped differ by hundreds of times more
 _SAME_POLICY = 1e-3
-# one of so many samples of later minibatches is compared with its sampler
+# one in this many samples of later minibatches is compared with its sampler
 _COMPARED_STRIDE = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyModels:
-    """The policy, its frozen reference, and the way in which both are computed."""
+    """The policy, its frozen reference, and how both are computed."""
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None

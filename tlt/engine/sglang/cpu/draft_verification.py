@@ -78,9 +78,9 @@ def tree_speculative_sampling_target_only(
     heaped = rest.cumsum(1)
     aim = uniform_samples_for_final_sampling.double()[:, None] * heaped[:, -1:]
     drawn = torch.searchsorted(heaped, aim, right=True)[:, 0].clamp(max=rest.shape[1] - 1)
-    chosen = torch.nn.functional.pad(drafts, (0, 1))
-    chosen[requests, ended] = drawn
-    _commit(agree, chosen, predicts, accept_index, accept_token_num)
+    tokens = torch.nn.functional.pad(drafts, (0, 1))
+    tokens[requests, ended] = drawn
+    _commit(agree, tokens, predicts, accept_index, accept_token_num)
 
 
 def fill_bonus_tokens(
@@ -93,16 +93,16 @@ def fill_bonus_tokens(
 
 def _commit(
     agree: torch.Tensor,
-    chosen: torch.Tensor,
+    tokens: torch.Tensor,
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
     accept_count: torch.Tensor,
 ) -> None:
-    """Commit `chosen` up to and including the first position where draft and target differ."""
-    requests, count = chosen.shape
+    """Commit `tokens` up to and including the first position where draft and target differ."""
+    requests, count = tokens.shape
     accepted = agree.long().cumprod(1).sum(1)
-    taken = torch.arange(count) <= accepted[:, None]
+    committed = torch.arange(count) <= accepted[:, None]
     flat = torch.arange(requests * count).view(requests, count)
-    predicts.view(requests, count)[taken] = chosen[taken].to(predicts.dtype)
-    accept_index.copy_(torch.where(taken, flat, -1)[:, : accept_index.shape[1]])
+    predicts.view(requests, count)[committed] = tokens[committed].to(predicts.dtype)
+    accept_index.copy_(torch.where(committed, flat, -1)[:, : accept_index.shape[1]])
     accept_count.copy_(accepted)
