@@ -90,7 +90,7 @@ class Worker:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Return a process's memory, 0 if it is gone."""
+    """Return a process's memory, 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE

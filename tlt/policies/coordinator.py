@@ -1,4 +1,4 @@
-"""Decide how a job's run goes on: `decide(state, event, now)` returns a new state and commands.
+"""Decide how a job's run proceeds: `decide(state, event, now)` returns a state and commands.
 
 Only `decide` changes a run's state. Events may be delivered repeatedly or late: one that no longer
 applies changes nothing.

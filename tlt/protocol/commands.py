@@ -114,7 +114,7 @@ class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class StopDrafterTraining(ToWorkerOfJob, frozen=True, kw_only=True):
-    """End the training session: drop the micro-batch in progress and publish what was learned."""
+    """End the training session: drop the micro-batch in progress and publish its work."""
 
     training_session: int
 

@@ -238,7 +238,7 @@ class DrafterRefused(WorkerEvent, frozen=True, kw_only=True):
 
 
 class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
-    """A member published what it learned in its last micro-batches."""
+    """A member published the work of its last micro-batches."""
 
     training_session: int
     policy: PolicyVersion

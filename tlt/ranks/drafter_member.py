@@ -1,7 +1,7 @@
 """Take part in drafter training: a rank that trains is a member and waits for no other member.
 
-A member trains on the current base, publishes what it learned as deltas, and may be the one that
-merges them. A command ends any piece of that at once.
+A member trains from the current base, publishes its work as deltas, and may have to merge deltas. A
+command ends any of these at once.
 """
 
 import time

@@ -102,7 +102,7 @@ class Rank:
         self.duties: JobDuties | None = None
 
     def run(self) -> None:
-        """Take messages and compute until the worker is gone (EOFError)."""
+        """Handle messages and compute until the worker has ended (EOFError)."""
         while True:
             wait = None if self.duties is None else self.duties.wait_seconds
             for message in self._channel.receive(wait=wait):

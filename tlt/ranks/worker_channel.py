@@ -61,7 +61,7 @@ class RankChannel:
     def receive(self, *, wait: float | None) -> list[ToRank]:
         """Return all messages that arrive within `wait` seconds (None: without limit).
 
-        Raise EOFError if the worker is gone.
+        Raise EOFError if the worker has ended.
         """
         self._waiting += self._take_messages()
         while not self._waiting and self._is_readable(wait):

@@ -37,7 +37,7 @@ class _Header(msgspec.Struct):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """The end of an entry: how many entries and bytes lie before it."""
+    """The end of an entry, as the number of entries and bytes up to it."""
 
     entries: int = 0
     bytes: int = 0

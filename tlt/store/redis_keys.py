@@ -1,4 +1,4 @@
-"""All keys of a session lie under one prefix, so that several sessions can share a Redis."""
+"""All keys of a session have one prefix, so that several sessions can share a Redis."""
 
 from tlt.id_types import Incarnation, JobId, Step, WorkerId
 

@@ -106,7 +106,7 @@ def is_awaited(lineage: Lineage, event: DrafterMerged) -> bool:
 
 
 def finish_merge(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
-    """Continue from the merged base, and forget in it members that are gone."""
+    """Continue from the merged base, and forget lost members in it."""
     assert lineage.merge is not None
     alive, merged = lineage.newest_delta, lineage.merge.deltas
     members = {delta.member for delta in merged}
@@ -145,7 +145,7 @@ def restart(lineage: Lineage, used: DrafterRef | None) -> tuple[Lineage, Blobs]:
 
 
 def remove_members(lineage: Lineage, members: Collection[str]) -> Lineage:
-    """Forget members that are gone; the deltas they handed in stay."""
+    """Forget lost members, but keep the deltas that they handed in."""
     return msgspec.structs.replace(
         lineage,
         newest_delta={m: n for m, n in lineage.newest_delta.items() if m not in members},

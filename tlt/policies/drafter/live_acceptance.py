@@ -45,7 +45,7 @@ def add_tallies(
 def add_recent_tallies(
     live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
 ) -> LiveAcceptance:
-    """Add tallies, and halve all of them now and then, so that recent rows count most."""
+    """Add tallies, and halve all sums regularly so that recent rows count most."""
     found = _sum(live, tallies, drafter)
     if _rows(found) < _RECENT:
         return found
@@ -109,7 +109,7 @@ def is_known(live: Mapping[str, ChainTally]) -> bool:
 def find_regression(
     live: Mapping[str, ChainTally], fallback: Mapping[str, ChainTally]
 ) -> tuple[float, float] | None:
-    """Return the accept lengths of both in the chains they share, if `live` is much worse."""
+    """Return both accept lengths in chains that both proposed, if `live` is much worse."""
     rows, tokens, expected = 0, 0, 0.0
     for chain in sorted(live.keys() & fallback.keys()):
         rows += live[chain].rows

@@ -25,7 +25,7 @@ def is_merging(state: RunState, worker: WorkerId) -> bool:
 
 
 def lose_members(turn: Turn, worker: WorkerState) -> None:
-    """Forget the ranks of a worker that is gone; the deltas they handed in stay."""
+    """Forget the ranks of a lost worker, but keep the deltas that they handed in."""
     adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)
     known = turn.state.drafter.lineage
     if not worker.members.isdisjoint(known.newest_delta):

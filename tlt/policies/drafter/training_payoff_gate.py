@@ -74,7 +74,7 @@ class Judgement(Enum):
     UNMEASURED = auto()
     ADOPT = auto()
     REJECT = auto()
-    # rejected, and so much worse that training begins again from the drafter in use
+    # rejected and much worse, so that training restarts from the drafter in use
     RESTART = auto()
 
 

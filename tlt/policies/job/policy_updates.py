@@ -226,7 +226,7 @@ def return_to_checkpoint(turn: Turn) -> None:
 
 
 def end(turn: Turn) -> None:
-    """Free the weights in flight of a job that has ended."""
+    """Free the weights that a job leaves in shared memory when it ends."""
     state = turn.state
     for policy in (state.policy.current, state.policy.previous):
         _release(turn, policy)
@@ -236,7 +236,7 @@ def end(turn: Turn) -> None:
 
 
 def _release(turn: Turn, policy: PolicyRef | None) -> None:
-    """Free weights that only lie in flight; those in a checkpoint stay.
+    """Free weights that are only in shared memory; those in a checkpoint stay.
 
     An update without samples leaves the weights as they were, so versions may share them.
     """
