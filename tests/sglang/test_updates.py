@@ -38,7 +38,7 @@ def test_update_that_fails_midway_ends_the_engine(
         engine.swap_weights(PolicyVersion(1), weights)
     assert engine.running == 1
     # SGLang refuses it after other tensors were loaded
-    monkeypatch.setattr("tlt.engine.sglang.engine.mismatch", lambda *_: None)
+    monkeypatch.setattr("tlt.engine.sglang.engine.describe_mismatch", lambda *_: None)
     with pytest.raises(RankError, match="Attempted to load weight"):
         engine.swap_weights(PolicyVersion(1), weights)
     with pytest.raises(RankError, match="SGLang's scheduler ended"):
