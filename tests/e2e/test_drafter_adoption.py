@@ -90,7 +90,7 @@ def test_shows_drafter_training_in_the_ledger(live: Live, trained: str) -> None:
     ]
     assert drafting["longest_p95"] in {event.longest_seconds for event in deltas}
     shown = live.tlt("ledger", trained).stdout
-    for words in ("idle device-seconds", "micro-batches", "stopped when told"):
+    for words in ("idle device-seconds", "micro-batches", "stopped by command"):
         assert words in shown
     assert _versions(live.journal(trained)) <= {None, *(m["version"] for m in drafting["measured"])}
 

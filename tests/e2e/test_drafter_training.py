@@ -137,7 +137,7 @@ def test_resumes_with_the_same_command_after_ctrl_c(
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130, complaint
-    assert "the same command goes on" in complaint
+    assert "the same command continues" in complaint
     assert not out.exists()
     with pytest.raises(SystemExit) as ended:
         app(command)
