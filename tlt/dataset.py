@@ -61,7 +61,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f"{path}: parquet needs pyarrow: pip install 'tlt-rl[parquet]'") from error
+        raise DataError(f"{path}: parquet needs pyarrow: pip install pyarrow") from error
     try:
         table = pyarrow.parquet.ParquetFile(path)
         number = 0

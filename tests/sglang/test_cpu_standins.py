@@ -113,7 +113,7 @@ def test_names_the_install_command_if_sglang_is_missing(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'tlt-rl\[sglang\]'"):
+    with pytest.raises(ConfigError, match=r"pip install sglang==0\.5\.23"):
         sglang_launcher.start(_options(tmp_path), tmp_path / "log")
 
 

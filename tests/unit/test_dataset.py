@@ -173,5 +173,5 @@ def test_jsonl_needs_no_pyarrow(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    advice = "parquet needs pyarrow: pip install 'tlt-rl[parquet]'"
+    advice = "parquet needs pyarrow: pip install pyarrow"
     assert done.stdout == f"1\n{tmp_path}/x.parquet: {advice}\n"

@@ -50,7 +50,7 @@ class Coordinator:
     async def recover(self) -> None:
         """Begin an epoch, rebuild the state, and decide the events that are still unread.
 
-        `recovery` explains the order.
+        `startup_event_backlog` explains the order.
         """
         connection, keys = self.effects.connection, self.effects.keys
         epoch = self.committer.epoch = Epoch(int(await connection.incr(keys.epoch)))

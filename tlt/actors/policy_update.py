@@ -62,11 +62,14 @@ class PolicyUpdate:
             rank.send(UpdateSamples(job=command.job, minibatches=samples))
             rank.send(command)
 
-    def collect(self, event: UpdateEvent) -> list[UpdateEvent]:
-        """Return the worker's events once all of its ranks have finished."""
+    def collect(self, event: UpdateEvent) -> list[UpdateEvent] | None:
+        """Return the worker's events once all of its ranks have finished.
+
+        None: the event is about another update than the running one.
+        """
         command = self._running
         if command is None or _update_of(event) != _update_of(command):
-            return []
+            return None
         if not isinstance(event, PolicyUpdateFinished):
             self._published.append(event)
             return []

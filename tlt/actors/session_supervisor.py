@@ -45,7 +45,6 @@ class SessionSupervisor:
         self._actors: list[Any] = []
 
     def start(self) -> None:
-        check_schema(self.folder / "session")
         self.short.mkdir(mode=0o700, exist_ok=True)
         if self.spec.redis_url.startswith("unix://") and self._owns_redis():
             self.redis = EmbeddedRedis(self.folder / "redis", self.short / "redis.sock")
@@ -183,6 +182,11 @@ def main() -> None:
         supervisor.take_lock()
     except TltError as error:  # another supervisor uses the folder, so change nothing in it
         raise SystemExit(f"tlt: {error}") from error
+    try:
+        check_schema(folder / "session")
+    except TltError as error:  # the older version may go on with what lies in shared memory
+        write_ready(folder, Ready(pid=os.getpid(), error=str(error)))
+        raise SystemExit(1) from error
     try:
         supervisor.start()
         _stop_on_signals(stop)  # ray.init installs handlers that exit at once

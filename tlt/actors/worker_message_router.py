@@ -191,9 +191,10 @@ class MessageRouter:
                 if stopped is not None:
                     self._outbox.post(stopped)
             case CheckpointCommitted() | PolicyPublished() | PolicyUpdateFinished():
-                for found in self._update.collect(event):
+                if (collected := self._update.collect(event)) is not None:
                     self.productive = True
-                    self._outbox.post(found)
+                    for each in collected:
+                        self._outbox.post(each)
             case _:
                 self._outbox.post(event)
 

@@ -117,6 +117,8 @@ class Rank:
             elif self.duties is not None and self.duties.job.id == message.job:
                 self._dispatch(self.duties, message)
         except ConfigError as error:
+            if not isinstance(message, (OpenJob, DecodePrompts, UpdatePolicy)):
+                raise  # fresh ranks may do better: the incarnation ends, the job goes on
             setup = self._setup
             self._send(
                 WorkerFailed(

@@ -115,7 +115,7 @@ def check_version() -> None:
         version = importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            "engine sglang: SGLang is not installed; pip install 'tlt-rl[sglang]', "
+            "engine sglang: SGLang is not installed; pip install sglang==0.5.23, "
             "or `make setup` for a machine without a GPU"
         ) from None
     if version != VERSION:
