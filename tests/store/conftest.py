@@ -25,7 +25,10 @@ async def stream(connection: Connection, keys: Keys) -> Stream[PromptIssued]:
 
 
 class Proxy:
-    """Forward bytes, and swallow the next reply while `swallowing` is set."""
+    """Forward bytes; once `swallowing` is set, a connection loses its next reply and all others.
+
+    A reply may arrive in several pieces, of which none must pass.
+    """
 
     def __init__(self, redis_url: str, path: Path) -> None:
         self._upstream = urlsplit(redis_url)
@@ -52,12 +55,13 @@ class Proxy:
     async def _forward(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool
     ) -> None:
+        lost = False
         while data := await source.read(65536):
             if replies and self.swallowing:
-                self.swallowing = False
+                self.swallowing, lost = False, True
                 self.swallowed.set()
-                continue
-            sink.write(data)
+            if not lost:
+                sink.write(data)
         sink.close()
         await sink.wait_closed()
 
