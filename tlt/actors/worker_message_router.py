@@ -35,12 +35,18 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     CheckpointCommitted,
+    DecodingReported,
+    DrafterDeltaReady,
+    DrafterDiverged,
+    DrafterMerged,
+    DrafterRefused,
     DrafterTrainingStopped,
     PolicyPublished,
     PolicyUpdateFinished,
     RankEvent,
     RolloutFinished,
     SpeculationStopped,
+    WorkerFailed,
 )
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
 from tlt.store.message_codec import Codec
@@ -195,8 +201,17 @@ class MessageRouter:
                     self.productive = True
                     for each in collected:
                         self._outbox.post(each)
-            case _:
+            case (
+                DecodingReported()
+                | DrafterDeltaReady()
+                | DrafterDiverged()
+                | DrafterMerged()
+                | DrafterRefused()
+                | WorkerFailed()
+            ):
                 self._outbox.post(event)
+            case _:
+                assert_never(event)
 
     async def _follow_peers(self) -> None:
         async for event in follow_peers(self._outbox.events):
