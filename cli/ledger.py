@@ -12,6 +12,7 @@ from cli.session_client import run_folder
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.shared_values import Joules
 from tlt.report import Acceptance, Snapshot
+from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.run_folder_reader import read_snapshot
 
 
@@ -53,7 +54,10 @@ def describe_savings(snapshot: Snapshot) -> str:
 def seconds_tables(snapshot: Snapshot) -> tuple[Table, Table]:
     """Return the job's seconds by phase, and each worker's by duty."""
     workers = {str(worker): spent for worker, spent in sorted(snapshot.workers.items())}
-    return _seconds_table("phase", {"job": snapshot.phases}), _seconds_table("duty", workers)
+    return (
+        _seconds_table("phase", {"job": snapshot.phases}, PHASE_NAMES),
+        _seconds_table("duty", workers, DUTY_NAMES),
+    )
 
 
 def _joules(spent: Joules | None) -> str:
@@ -73,9 +77,11 @@ def describe_interval(saving: SavingsInterval | None) -> str:
     return f"{saving.seconds:.1f} s (95 %: {saving.low:.1f} to {saving.high:.1f})"
 
 
-def _seconds_table(by: str, spent: Mapping[str, Mapping[str, float]]) -> Table:
+def _seconds_table(
+    by: str, spent: Mapping[str, Mapping[str, float]], names: Mapping[str, str]
+) -> Table:
     columns = sorted({column for row in spent.values() for column in row})
-    table = number_table(f"seconds by {by}", *columns, "total")
+    table = number_table(f"seconds by {by}", *(names[column] for column in columns), "total")
     for name, row in spent.items():
         values = [row.get(column, 0.0) for column in columns]
         table.add_row(name, *(f"{value:.1f}" for value in (*values, sum(values))))
@@ -85,7 +91,9 @@ def _seconds_table(by: str, spent: Mapping[str, Mapping[str, float]]) -> Table:
 def _workers(snapshot: Snapshot) -> Table:
     """Return a row for each step and worker, which adds up to the seconds of the step."""
     duties = sorted({d for a in snapshot.accounts for spent in a.workers.values() for d in spent})
-    table = number_table("step", "worker", *duties, "total", "empty slots")
+    table = number_table(
+        "step", "worker", *(DUTY_NAMES[duty] for duty in duties), "total", "empty slots"
+    )
     for account in snapshot.accounts:
         for worker, spent in sorted(account.workers.items()):
             values = [*(spent.get(duty, 0.0) for duty in duties), sum(spent.values())]

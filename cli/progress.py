@@ -7,6 +7,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from cli.output import console, say
 from tlt.id_types import JobStatus
 from tlt.report import Snapshot
+from tlt.report.duties import PHASE_NAMES
 
 
 class RunProgress:
@@ -56,7 +57,7 @@ class RunProgress:
     def show(self, snapshot: Snapshot) -> None:
         if self._bar is None:
             return
-        detail = f"{snapshot.phase.value}"
+        detail = PHASE_NAMES[snapshot.phase.value]
         if snapshot.expected:
             detail += f" {snapshot.settled}/{snapshot.expected}"
         self._bar.update(

@@ -17,6 +17,7 @@ from tlt.dashboard.session_health import natural_order
 from tlt.dashboard.warnings_and_remedies import Advice, Urgency, by_urgency
 from tlt.human_format import seconds, sparkline
 from tlt.id_types import WorkerId
+from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.report.worker_lanes import OVER
 
 # a character and a colour for each duty, either of which suffices to tell duties apart
@@ -81,7 +82,7 @@ class Screen:
         speed = head.tokens_per_second
         parts = (
             head.status,
-            head.phase,
+            PHASE_NAMES[head.phase],
             f"step {head.step}/{head.steps}",
             f"policy {head.version}",
             seconds(now),
@@ -93,7 +94,9 @@ class Screen:
         legend = Text()
         for duty, (glyph, colour) in _DUTIES.items():
             if duty != OVER:
-                legend.append(glyph, style=colour).append(f" {duty}  ", style="bright_black")
+                legend.append(glyph, style=colour).append(
+                    f" {DUTY_NAMES[duty]}  ", style="bright_black"
+                )
         return self._wrapped("", legend)
 
     def _lanes(self, now: float, room: int) -> list[Text]:
@@ -128,7 +131,7 @@ class Screen:
         """Count the duties of the workers that have no lane."""
         duties = self._run.lanes.duties()
         counted = Counter(duties[worker] for worker in workers)
-        counts = ", ".join(f"{count} {duty}" for duty, count in counted.most_common())
+        counts = ", ".join(f"{count} {DUTY_NAMES.get(duty, duty)}" for duty, count in counted.most_common())
         return Text(f"{'…':>{_NAME}} {len(workers)} more: {counts}")
 
     def _tail(self, tail: TailView) -> list[Text]:

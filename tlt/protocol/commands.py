@@ -216,7 +216,8 @@ class CommitDrafter(JobCommand, frozen=True, kw_only=True):
     drafter: DrafterRef
 
 
-# "rest": don't train now; "buy": train in reserved time; "return": go back to the drafter in use.
+# "rest": don't train now; "buy": train in reserved time; "return": training restarts from the
+# drafter in use.
 # The values appear in outputs and journals, so they keep their older words.
 DrafterDecision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
 

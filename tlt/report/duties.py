@@ -1,4 +1,4 @@
-"""The duty of each worker as a report names it, and when it changes."""
+"""The duty of each worker as a report names it, when it changes, and what people read for it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +13,26 @@ AWAY = "away"
 WAITING = "waiting"
 # stands for all workers where they are summed
 ALL_WORKERS = WorkerId("all")
+# What people read for the values, which journals and JSON keep; tlt/dashboard/static/names.js has
+# the same texts.
+DUTY_NAMES = {
+    Duty.ROLLOUT.value: "rollout",
+    Duty.DRAFTER_TRAINING.value: "drafter training",
+    Duty.STOPPING.value: "stopping drafter training",
+    Duty.POLICY_UPDATE.value: "policy update",
+    WAITING: "waiting for weights",
+    Duty.IDLE.value: "idle",
+    Duty.LEAVING.value: "restarting ranks",
+    AWAY: "away",
+}
+PHASE_NAMES = {
+    Phase.STARTING.value: "starting",
+    Phase.EVALUATING.value: "evaluating",
+    Phase.ROLLOUT.value: "rollout",
+    Phase.RESERVED_TRAINING.value: "reserved drafter training",
+    Phase.POLICY_UPDATE.value: "policy update",
+    Phase.ENDED.value: "ended",
+}
 
 
 def duty_of(state: RunState, worker: WorkerState | None) -> str:

@@ -21,6 +21,7 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.report.journal_entry_effect import Transition
+from tlt.report.journal_log_lines import describe_decision
 
 
 class Happening(msgspec.Struct, frozen=True):
@@ -72,7 +73,7 @@ class Happenings:
                     self._drafter = version
                     yield Happening("drafter", f"drafter {version} in use")
             case ExplainDrafterDecision():
-                yield Happening("decision", f"drafter, {command.kind}: {command.why}")
+                yield Happening("decision", describe_decision(command))
             case GiveUpSpeculation():
                 yield Happening("off", "speculation given up")
             case _:

@@ -35,7 +35,7 @@ _DECISIONS = {
     "buy": "drafter: all workers train it for a while, in reserved time",
     "adopt": "drafter: the new version is better and is used from now on",
     "reject": "drafter: the new version is not better",
-    "return": "drafter: back to the version in use",
+    "return": "drafter: training restarts from the drafter in use",
 }
 
 

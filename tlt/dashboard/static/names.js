@@ -12,9 +12,12 @@ export const DUTY_NAMES = {
 };
 
 export const PHASE_NAMES = {
+  starting: "starting",
+  evaluating: "evaluating",
   rolling: "rollout",
   drafting: "reserved drafter training",
   learning: "policy update",
+  ended: "ended",
 };
 
 export const DECISION_NAMES = {
@@ -23,7 +26,7 @@ export const DECISION_NAMES = {
   buy: "all workers train it for a while",
   adopt: "a better one is used from now on",
   reject: "the new one is not better",
-  return: "back to the previous one",
+  return: "training restarts from the drafter in use",
 };
 
 export const ORIGIN_NAMES = {
