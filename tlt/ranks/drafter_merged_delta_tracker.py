@@ -42,15 +42,21 @@ class DeltaTracker:
         size = sum(tensor.nbytes for tensor in snapshot.tensors.values())
         self._kept = min(max(_LEAST_SNAPSHOTS, SNAPSHOT_BYTES // size), _MOST_SNAPSHOTS)
 
+    def is_known(self, base: DrafterBase) -> bool:
+        """Return True if the member can tell how much of its work a new base contains."""
+        number = self._merged_number(base)
+        given_up = self.base is not None and self.base.root != base.root
+        return not given_up and (number <= self._merged or number in self._snapshots)
+
     def move_to(
         self, base: DrafterBase, weights: BaseWeights, check: CheckInterrupt = never_interrupt
-    ) -> bool:
-        """Continue from another base; return False if work since the last delta is lost.
+    ) -> None:
+        """Continue from another base; work that isn't known in it is lost (`is_known`).
 
         An interrupt leaves everything as it was.
         """
-        is_known, number = self._is_known(base), self._merged_number(base)
-        if not is_known:
+        number = self._merged_number(base)
+        if not self.is_known(base):
             since, snapshots = self.learner.snapshot(check), dict[int, DrafterSnapshot]()
         elif number <= self._merged:
             since, snapshots = self._weights, self._snapshots
@@ -69,7 +75,6 @@ class DeltaTracker:
         self.learner.rebase(since, weights)
         self._snapshots, self._merged = snapshots, max(self._merged, number)
         self._weights, self.base = weights, base
-        return is_known
 
     def take_delta(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
         """Return all work that the base lacks; an interrupt leaves everything as it was."""
@@ -83,9 +88,3 @@ class DeltaTracker:
     def _merged_number(self, base: DrafterBase) -> int:
         number, _ = base.merged.get(self._member, (-1, 0))
         return number
-
-    def _is_known(self, base: DrafterBase) -> bool:
-        """Return True if the member can tell how much of its work this base contains."""
-        number = self._merged_number(base)
-        given_up = self.base is not None and self.base.root != base.root
-        return not given_up and (number <= self._merged or number in self._snapshots)

@@ -119,7 +119,9 @@ class DrafterTrainer:
             self.tracker = tracker
             self._divergence = DivergenceDetector()
         weights = self._bases.read(base, tracker.root, check)
-        if not tracker.move_to(base, weights, check):
+        is_known = tracker.is_known(base)
+        tracker.move_to(base, weights, check)
+        if not is_known:
             self._drop_unpublished()
         return tracker
 

@@ -214,7 +214,8 @@ class Rank:
     def _check_interrupt(self) -> None:
         """Raise Interrupted if a message has arrived that can't wait."""
         self._progress.report(0)
-        if self._channel.has_urgent():
+        self._channel.read_available()
+        if self._channel.has_urgent:
             raise Interrupted
 
     def _send(self, *messages: FromRank) -> None:

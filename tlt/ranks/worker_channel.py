@@ -70,11 +70,15 @@ class RankChannel:
         messages, self._waiting = self._waiting, []
         return messages
 
-    def has_urgent(self) -> bool:
-        """Return True if a message has arrived that can't wait until a micro-batch is done."""
+    def read_available(self) -> None:
+        """Read the messages that have arrived; `receive` returns them later."""
         while self._is_readable(0.0):
             self._read()
         self._waiting += self._take_messages()
+
+    @property
+    def has_urgent(self) -> bool:
+        """Return True if a message was read that can't wait until a micro-batch is done."""
         return any(isinstance(message, _URGENT) for message in self._waiting)
 
     def _read(self) -> None:
