@@ -145,13 +145,11 @@ class ReplayBuffer:
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
         """Draw answers of about `most_tokens` tokens, but none that evaluations need."""
         held = _held_out_answers(self._answers.values(), self._held_out)
-        spared = {answer.name for answer in held if answer.key.step == self._step}
-        spared |= {answer.name for answer in _evaluated(held, self._step)}
-        micro_batches = [answer for name, answer in self._answers.items() if name not in spared]
-        chosen = draw_answers(
-            [a.candidate for a in micro_batches], self._step, most_tokens, randoms
-        )
-        found = [micro_batches[index] for index in chosen]
+        untrainable = {answer.name for answer in held if answer.key.step == self._step}
+        untrainable |= {answer.name for answer in _evaluated(held, self._step)}
+        trainable = [answer for name, answer in self._answers.items() if name not in untrainable]
+        chosen = draw_answers([a.candidate for a in trainable], self._step, most_tokens, randoms)
+        found = [trainable[index] for index in chosen]
         for answer in found:
             answer.candidate = _replaced(answer.candidate, taken=answer.candidate.taken + 1)
         return found
