@@ -83,7 +83,9 @@ class Coordinator:
         """Fence workers off before their loss is decided, so that they can write no more."""
         for lost in losses:
             await worker_fence.fence_off(
-                self.effects.connection, self.effects.keys, lost.worker, lost.incarnation
+                worker_fence.FencePlace(
+                    self.effects.connection, self.effects.keys, lost.worker, lost.incarnation
+                )
             )
 
     async def _consume_events(self) -> None:

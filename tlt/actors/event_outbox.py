@@ -53,10 +53,7 @@ class Outbox:
         batch = list(self._waiting)
         if not batch:
             return
-        setup = self._setup
-        async with worker_fence.transaction(
-            setup.connection, setup.keys, setup.worker, setup.incarnation
-        ) as transaction:
+        async with worker_fence.transaction(self._setup.fence) as transaction:
             for event, answered in batch:
                 self.events.add(transaction, event)
                 if answered is not None:

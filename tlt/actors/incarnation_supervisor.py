@@ -73,7 +73,7 @@ class WorkerIncarnation:
         )
 
         async def join() -> None:
-            await worker_fence.admit(setup.connection, setup.keys, setup.worker, setup.incarnation)
+            await worker_fence.admit(setup.fence)
             self._outbox.post(WorkerJoined(info=info))
             await self._outbox.flush()
 
@@ -142,6 +142,5 @@ class WorkerIncarnation:
 
     async def _check_fence(self) -> None:
         """Raise Fenced if the lease has ended; a worker without events wouldn't notice."""
-        setup = self._setup
         with contextlib.suppress(*CONNECTION_ERRORS):
-            await worker_fence.check(setup.connection, setup.keys, setup.worker, setup.incarnation)
+            await worker_fence.check(self._setup.fence)

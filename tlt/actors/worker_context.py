@@ -8,6 +8,7 @@ from tlt.id_types import Incarnation, WorkerId
 from tlt.protocol.rank_messages import RankSetup, ToRank
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
+from tlt.store.worker_fence import FencePlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,11 @@ class IncarnationSetup:
     worker: WorkerId
     incarnation: Incarnation
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
+
+    @property
+    def fence(self) -> FencePlace:
+        """Return the place of this incarnation's fence."""
+        return FencePlace(self.connection, self.keys, self.worker, self.incarnation)
 
     def send(self, message: ToRank) -> None:
         """Send a message to all ranks."""

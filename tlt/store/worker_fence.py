@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import redis.exceptions
 
@@ -23,35 +24,38 @@ class Fenced(TltError):
     """The incarnation is over: a later one may have begun."""
 
 
-async def admit(
-    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
-) -> None:
+@dataclass(frozen=True)
+class FencePlace:
+    """An incarnation, and the Redis server that keeps the fence before it."""
+
+    connection: Connection
+    keys: Keys
+    worker: WorkerId
+    incarnation: Incarnation
+
+
+async def admit(place: FencePlace) -> None:
     """Let only this incarnation and later ones write from now on."""
-    await connection.eval(_RAISE, 1, keys.fence, worker, incarnation)
+    await _raise_fence(place, place.incarnation)
 
 
-async def fence_off(
-    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
-) -> None:
+async def fence_off(place: FencePlace) -> None:
     """Let only incarnations after this one write from now on."""
-    await connection.eval(_RAISE, 1, keys.fence, worker, incarnation + 1)
+    await _raise_fence(place, place.incarnation + 1)
 
 
-async def check(
-    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
-) -> None:
+async def check(place: FencePlace) -> None:
     """Raise Fenced if this incarnation is over."""
-    _refuse(await connection.hget(keys.fence, worker), worker, incarnation)
+    _refuse(await place.connection.hget(place.keys.fence, place.worker), place)
 
 
 @asynccontextmanager
-async def transaction(
-    connection: Connection, keys: Keys, worker: WorkerId, incarnation: Incarnation
-) -> AsyncGenerator[Transaction]:
+async def transaction(place: FencePlace) -> AsyncGenerator[Transaction]:
     """Execute what the body fills in, or raise Fenced and change nothing."""
-    async with connection.pipeline(transaction=True) as pipe:
-        await pipe.watch(keys.fence)
-        _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
+    fence, worker = place.keys.fence, place.worker
+    async with place.connection.pipeline(transaction=True) as pipe:
+        await pipe.watch(fence)
+        _refuse(await pipe.hget(fence, worker), place)
         pipe.multi()
         yield pipe
         commands = list(pipe.command_stack)
@@ -60,14 +64,19 @@ async def transaction(
                 await pipe.execute()
             except redis.exceptions.WatchError:
                 # Some worker's fence moved, rarely this one's, so check and try again.
-                await pipe.watch(keys.fence)
-                _refuse(await pipe.hget(keys.fence, worker), worker, incarnation)
+                await pipe.watch(fence)
+                _refuse(await pipe.hget(fence, worker), place)
                 pipe.multi()
                 pipe.command_stack = list(commands)
             else:
                 return
 
 
-def _refuse(least: bytes | None, worker: WorkerId, incarnation: Incarnation) -> None:
-    if least is not None and incarnation < int(least):
-        raise Fenced(f"{worker}: incarnation {incarnation} is over, {int(least)} has its place")
+async def _raise_fence(place: FencePlace, least: int) -> None:
+    await place.connection.eval(_RAISE, 1, place.keys.fence, place.worker, least)
+
+
+def _refuse(least: bytes | None, place: FencePlace) -> None:
+    if least is not None and place.incarnation < int(least):
+        over = f"incarnation {place.incarnation} is over, {int(least)} has its place"
+        raise Fenced(f"{place.worker}: {over}")
