@@ -1,5 +1,6 @@
 """tlt bench: run benchmarks and show whether this project's claims hold."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -41,15 +42,13 @@ def bench(
     ] = _FOLDER / "results",
 ) -> None:
     """Run benchmarks, or show their last results."""
-    known = sorted(file.stem for file in _FOLDER.glob("*.py") if _is_benchmark(file))
-    if not known:
-        raise ConfigError("the benchmarks are part of a checkout of tlt, and not installed with it")
+    known = _catalogue()
     if unknown := [name for name in names or [] if name not in known]:
         raise ConfigError(f"no benchmark is called {unknown[0]}; there are {', '.join(known)}")
     for name in names or []:
         say(f"{name}: running")
         _run(name, out.resolve() / f"{name}.json")
-    if not _show(names or known, out):
+    if not _show(names or _with_further_runs(known, out), out):
         raise typer.Exit(1)
 
 
@@ -62,8 +61,23 @@ def _run(name: str, file: Path) -> None:
         raise TltError(f"the benchmark {name} ended without a result")
 
 
-def _is_benchmark(file: Path) -> bool:
-    return "def main()" in file.read_text(encoding="utf-8")
+def _catalogue() -> list[str]:
+    """Return the names of all benchmarks, in the order of their catalogue."""
+    file = _FOLDER / "catalogue.py"
+    if not file.is_file():
+        raise ConfigError("the benchmarks are part of a checkout of tlt, and not installed with it")
+    return list(runpy.run_path(str(file))["BENCHMARKS"])
+
+
+def _with_further_runs(known: list[str], out: Path) -> list[str]:
+    """Add results of further runs (`speculation_16`), each after its benchmark."""
+    further = sorted({file.stem for file in out.glob("*.json")} - set(known))
+    ordered = [
+        name
+        for benchmark in known
+        for name in (benchmark, *(run for run in further if run.startswith(f"{benchmark}_")))
+    ]
+    return [*ordered, *(run for run in further if run not in ordered)]
 
 
 def _show(names: list[str], out: Path) -> bool:
