@@ -131,7 +131,9 @@ class Screen:
         """Count the duties of the workers that have no lane."""
         duties = self._run.lanes.duties()
         counted = Counter(duties[worker] for worker in workers)
-        counts = ", ".join(f"{count} {DUTY_NAMES.get(duty, duty)}" for duty, count in counted.most_common())
+        counts = ", ".join(
+            f"{count} {DUTY_NAMES.get(duty, duty)}" for duty, count in counted.most_common()
+        )
         return Text(f"{'…':>{_NAME}} {len(workers)} more: {counts}")
 
     def _tail(self, tail: TailView) -> list[Text]:
