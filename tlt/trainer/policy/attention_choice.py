@@ -33,7 +33,7 @@ _LONG_SEQUENCE = 512
 _Kind = Literal["padded", "packed", "native"]
 _REGISTERED = {"packed": PACKED, "native": NATIVE}
 
-_log = structlog.get_logger("learn")
+_log = structlog.get_logger("trainer")
 # choices of this process, by model and shape
 choices: dict[str, _Kind] = {}
 

@@ -21,7 +21,7 @@ _COMPILE_SECONDS = 130.0
 # measured part of an update that compiling saves where norms and gates are fused already
 _SAVED_PART = 0.05
 
-_log = structlog.get_logger("learn")
+_log = structlog.get_logger("trainer")
 
 
 def is_compiling_worthwhile(spec: AlgorithmSpec, step: int, last_update_seconds: float) -> bool:

@@ -24,7 +24,7 @@ from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
 _LEAST_COSINE = 0.999
 _MEASURED_LENGTHS = (64, 48, 32, 32)
 
-_log = structlog.get_logger("learn")
+_log = structlog.get_logger("trainer")
 
 
 def choose_bfloat16(model: PreTrainedModel, spec: AlgorithmSpec, context: int | None) -> bool:
