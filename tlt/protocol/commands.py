@@ -1,6 +1,7 @@
 """Commands say what to do, in the imperative: a closed union of frozen, tagged structs.
 
-A worker passes its commands on to its ranks as they are.
+A worker passes its commands on to its ranks as they are. `PromptIssued` is no command, but the
+entry of the prompts stream that `IssuePrompts` leads to.
 """
 
 from typing import Literal, TypeAlias
@@ -35,7 +36,7 @@ from tlt.protocol.shared_values import WorkerInfo
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An answer that some worker is to write: an entry of the job's queue."""
+    """An answer that some worker is to write: an entry of the job's prompts stream."""
 
     job: JobId
     epoch: Epoch
@@ -248,7 +249,10 @@ class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
 
 
 class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
-    """Record that speculation cost more than it saved: the seconds saved and their interval."""
+    """Report that speculation is off for the rest of the job, because it cost more than it saved.
+
+    Its fields are the seconds saved and their interval; `StopSpeculation` tells each worker.
+    """
 
     saved: float
     low: float
