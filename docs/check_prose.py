@@ -16,7 +16,8 @@ README_WORDS = 700
 # fmt: off
 RELATIVE = frozenset((
     "of", "whether", "who", "whom", "whose", "what", "which", "that", "how", "when", "where", "why",
-    "and", "by", "as", "with", "without", "from", "for", "to", "in", "until", "so", "because", "if",
+    "whoever", "whichever", "wherever", "and", "by", "as", "with", "without", "from", "for", "to",
+    "in", "until", "while", "once", "before", "so", "because", "if", "those",
 ))
 # fmt: on
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -261,7 +261,7 @@ async def test_slow_listener_receives_the_full_state_and_others_only_updates(
 
 
 async def test_forgets_entries_that_were_removed(world: World, tmp_path: Path) -> None:
-    """After a coordinator died before it committed, its successor removes these entries."""
+    """The successor of a coordinator that died before it committed removes these entries."""
     count = len(world.journal)
     folder = write_run(world, tmp_path, count)
     feed = feed_of(folder)

@@ -111,7 +111,7 @@ def stopping_at(calls: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("calls", [5, 17])
 def test_resumes_a_training_that_was_stopped(policy: Path, data: Path, tmp_path: Path, calls: int):
-    """It is stopped once while it generates answers and once between updates."""
+    """The training is stopped once while it generates answers and once between updates."""
     chosen = plan(policy, data)
     lines: list[str] = []
     train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False)

@@ -78,7 +78,7 @@ def test_next_delta_holds_the_work_done_during_a_merge() -> None:
 
 
 def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
-    """Its delta may be merged after the member moved to a base without it."""
+    """The delta may be merged after the member moved to a base without it."""
     one, other = new_tracker(), new_tracker()
     learn(one, 1)
     learn(other, 7)

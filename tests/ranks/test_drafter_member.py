@@ -45,7 +45,7 @@ def learn_long(member: DrafterMember) -> None:
 def test_counts_a_delta_that_is_merged_late_once(
     member: DrafterMember, peer: DrafterMember, tmp_path: Path
 ) -> None:
-    """It was learned on an older base, and its member has moved to a newer one since."""
+    """The delta was learned on an older base; its member has moved to a newer one since."""
     own, late = publish(member, NEW), publish(peer, NEW)
     second = merged(member, merge(NEW, 1, own)).base
     peer.trainer.move_to(second, never_interrupt)

@@ -62,7 +62,7 @@ def test_takes_bfloat16_if_faster_and_of_similar_gradient(
 
 @pytest.mark.usefixtures("units")
 def test_tiny_reasoner_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
-    """Its gradient on a real step has a cosine of 0.994, and the measurement agrees."""
+    """The gradient on a real step has a cosine of 0.994, and the measurement agrees."""
     monkeypatch.setattr(LayerProbe, "seconds", lambda _, bfloat16: 0.5 if bfloat16 else 1.0)
     demo = load_model("examples/tiny_reasoner/model", CPU)
     with capture_logs() as logs:

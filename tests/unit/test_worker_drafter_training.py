@@ -123,7 +123,7 @@ async def test_shares_partial_answers_until_the_rollout_batch_is_over() -> None:
 
 
 def test_a_training_session_ends_once() -> None:
-    """Its ranks have no samples, and a new base is on its way to them."""
+    """The ranks have no samples, and a new base is on its way to them."""
     ranks = [_Rank(), _Rank()]
     training = _training(ranks)
     training.begin(_train(session=1, version=0))

@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(ScoreResult)
 
 
 class RewardSandbox:
-    """Its process ends with the thread that starts it, so start it from a long-lived one."""
+    """Score answers in a process that ends with the thread that starts it: a long-lived one."""
 
     def __init__(self, spec: RewardSpec, log: Path) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""While an update runs, every parameter's gradient is a view into a few flat buffers.
+"""Every parameter's gradient is a view into a few flat buffers while an update runs.
 
 So gradients travel in one collective per buffer, without a copy, and a rank without samples takes
 part with zeros. Between updates no gradient holds memory, because decoding needs it.
