@@ -20,11 +20,6 @@ class Feed(ABC):
     def remove_listener(self, wakeup: asyncio.Event) -> None:
         self.broadcast.remove_listener(wakeup)
 
-    async def wait_idle(self) -> None:
-        """Return once nothing is followed, which takes until the last listener has left."""
-        if self._task is not None:
-            await self._task
-
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()

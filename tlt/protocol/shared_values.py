@@ -51,7 +51,6 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
     """Tokens that a drafter was trained on, by the answers that they belong to."""
 
     # whole answers of this step, by the training rank and by other ranks
-
     own: int = 0
     others: int = 0
     # answers that are still being written
