@@ -227,8 +227,8 @@ class MessageRouter:
         if self.job is None or rollout.job != self.job.job:
             return
         spec = self.job.spec
-        guesses = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
-        if not guesses and spec.drafter.train == "off":
+        proposes = any(isinstance(arm, Ngram) for arm in spec.speculation.arms)
+        if not proposes and spec.drafter.train == "off":
             return
         answer = PeerAnswer(
             job=rollout.job,

@@ -38,12 +38,13 @@ def _samples(session: SessionView | None, run: RunFeed | None) -> Iterator[_Samp
 
 def _session(view: SessionView) -> Iterator[_Sample]:
     health = view.health
-    yield "tlt_session_up", "whether the session is up", {}, float(view.up)
-    yield "tlt_redis_up", "whether its Redis answers", {}, float(health.error is None)
+    yield "tlt_session_up", "1 if the session is up", {}, float(view.up)
+    yield "tlt_redis_up", "1 if the session's Redis answers", {}, float(health.error is None)
     yield "tlt_redis_bytes", "memory used by Redis", {}, float(health.redis_bytes)
     yield "tlt_dead_letters", "entries that could not be handled", {}, float(health.dead_letters)
     yield "tlt_workers", "workers that have sent a heartbeat", {}, float(health.all_workers)
-    yield "tlt_workers_silent", "without a heartbeat for half a lease", {}, float(health.silent)
+    silent = "workers without a heartbeat for half a lease"
+    yield "tlt_workers_silent", silent, {}, float(health.silent)
     yield "tlt_rows_running", "running answers", {}, float(health.running)
     for status in ("queued", "preparing", "running", "done", "failed", "cancelled"):
         count = sum(job.status == status for job in view.jobs)
@@ -52,7 +53,8 @@ def _session(view: SessionView) -> Iterator[_Sample]:
         labels = {"stream": stream.name, "group": stream.group or ""}
         yield "tlt_stream_entries", "entries in the stream", labels, float(stream.depth)
         yield "tlt_stream_pending", "entries not acknowledged", labels, float(stream.pending)
-        yield "tlt_stream_oldest_seconds", "age of its oldest entry", labels, stream.oldest_seconds
+        oldest = "age of the stream's oldest entry"
+        yield "tlt_stream_oldest_seconds", oldest, labels, stream.oldest_seconds
 
 
 def _run(feed: RunFeed) -> Iterator[_Sample]:
@@ -63,12 +65,19 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
     yield "tlt_steps_planned", "planned training steps", job, float(head.steps)
     yield "tlt_policy_version", "policy version used in rollouts", job, float(head.version)
     yield "tlt_round_answers", "answers of the current rollout batch", job, float(head.expected)
-    yield "tlt_round_settled", "of them scored or dropped", job, float(head.settled)
-    yield "tlt_tokens_per_second", "over the last ten seconds", job, head.tokens_per_second or 0.0
+    settled = "answers of the current rollout batch that are scored or dropped"
+    yield "tlt_round_settled", settled, job, float(head.settled)
+    speed = "tokens decoded a second, over the last ten seconds"
+    yield "tlt_tokens_per_second", speed, job, head.tokens_per_second or 0.0
     yield "tlt_worker_losses", "incarnations of workers that were lost", job, float(head.losses)
     for phase in Phase:
         spent = snapshot.phases.get(phase.value, 0.0)
-        yield "tlt_phase_seconds", "of the job by phase", {**job, "phase": phase.value}, spent
+        yield (
+            "tlt_phase_seconds",
+            "seconds of the job by phase",
+            {**job, "phase": phase.value},
+            spent,
+        )
     for duty in (*(duty.value for duty in Duty), WAITING, AWAY):
         labels = {**job, "duty": duty}
         yield "tlt_workers_on_duty", "workers by duty", labels, float(head.duties.get(duty, 0))
@@ -96,7 +105,7 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
         yield "tlt_answers_clipped", "share of answers that hit the token limit", job, step.clipped
     metrics = next((step.metrics for step in reversed(snapshot.steps) if step.metrics), None)
     if metrics is not None:
-        yield "tlt_entropy", "in nats a token", job, metrics.entropy
+        yield "tlt_entropy", "entropy of the policy in nats a token", job, metrics.entropy
         yield "tlt_sampling_kl", "KL to the sampling policy", job, metrics.sampling_kl
         yield "tlt_gradient_norm", "gradient norm before clipping", job, metrics.gradient_norm
 

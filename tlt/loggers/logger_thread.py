@@ -37,11 +37,11 @@ class LoggerThread(threading.Thread):
         if report.number >= self._state.reports and not self.abandoned:
             self._queue.put(report)
 
-    def abandon_if_stuck(self, patience: float) -> None:
+    def abandon_if_stuck(self, most_seconds: float) -> None:
         since = self._busy_since
-        stuck = since is not None and time.monotonic() - since > patience
+        stuck = since is not None and time.monotonic() - since > most_seconds
         if stuck and not self.abandoned:
-            self.abandon(f"it did not answer for {patience:.0f} s")
+            self.abandon(f"it did not answer for {most_seconds:.0f} s")
 
     def abandon(self, why: str, trace: str = "") -> None:
         self.abandoned = True

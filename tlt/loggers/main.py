@@ -28,7 +28,7 @@ from tlt.store.journal import FILE_NAME, START, follow
 
 _POLL_SECONDS = 1.0
 # for one write; without a network, packages try for a minute or two
-_PATIENCE_SECONDS = 180.0
+_MOST_SECONDS = 180.0
 # for all writes once the session ends
 _LAST_SECONDS = 10.0
 # yield the processors to the ranks
@@ -52,7 +52,7 @@ def serve_loggers(folder: Path, spec: JobSpec, stop: threading.Event) -> bool:
         try:
             for report in _reports(folder, spec, stop):
                 for thread in threads:
-                    thread.abandon_if_stuck(_PATIENCE_SECONDS)
+                    thread.abandon_if_stuck(_MOST_SECONDS)
                     if report is not None:
                         thread.send(report)
         except JournalError:
@@ -67,8 +67,8 @@ def _end(threads: Sequence[LoggerThread], stop: threading.Event) -> bool:
     for thread in threads:
         while thread.is_alive() and not thread.abandoned:
             thread.join(0.05)
-            patience = _LAST_SECONDS if stop.is_set() else _PATIENCE_SECONDS
-            if time.monotonic() - began > patience:
+            most_seconds = _LAST_SECONDS if stop.is_set() else _MOST_SECONDS
+            if time.monotonic() - began > most_seconds:
                 thread.abandon("it does not end")
     return not any(thread.is_alive() for thread in threads)
 

@@ -29,7 +29,7 @@ from tlt.ranks.shared_hidden_states import HiddenStateStore
 from tlt.ranks.shared_memory_reserve import SharedMemoryBudget
 
 # time after which a member without answers to learn from leaves
-_PATIENCE_SECONDS = 3.0
+_MOST_WAIT_SECONDS = 3.0
 
 MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
 
@@ -127,8 +127,8 @@ class DrafterMember:
         self.lacks_answers = not answers
         if not answers:
             # answers of other workers may still arrive
-            patient = now - self._last_found <= _PATIENCE_SECONDS
-            return [] if patient else self.stop(session.training_session)
+            keeps_waiting = now - self._last_found <= _MOST_WAIT_SECONDS
+            return [] if keeps_waiting else self.stop(session.training_session)
         self._last_found = now
         complaint = self.trainer.train(session.base, answers, check)
         if complaint is not None:

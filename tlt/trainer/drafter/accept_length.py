@@ -42,7 +42,7 @@ class AcceptLengths:
 @torch.no_grad()
 def accept_lengths(
     drafter: Drafter,
-    ends: EmbeddingAndHead,
+    embedding_and_head: EmbeddingAndHead,
     rollouts: Iterable[PolicyRollout],
     depths: Sequence[int],
     budget: int | None = None,
@@ -52,7 +52,7 @@ def accept_lengths(
     counts = {(kind, depth): [0, 0] for kind in range(2) for depth in depths}
     for rollout in rollouts:
         for kind, accepted in enumerate(
-            _accepted_guesses(drafter, ends, rollout, max(depths), budget, check)
+            _accepted_guesses(drafter, embedding_and_head, rollout, max(depths), budget, check)
         ):
             for depth in depths:
                 tokens, steps = _count_verify_steps(rollout.sample, accepted, depth)
@@ -67,14 +67,14 @@ def accept_lengths(
 
 def _accepted_guesses(
     drafter: Drafter,
-    ends: EmbeddingAndHead,
+    embedding_and_head: EmbeddingAndHead,
     rollout: PolicyRollout,
     depth: int,
     budget: int | None,
     check: CheckInterrupt,
 ) -> tuple[list[int], list[int]]:
     """Count the right guesses of the chain that begins at each row: with noise, then without."""
-    sample, device = rollout.sample, ends.head.device
+    sample, device = rollout.sample, embedding_and_head.head.device
     tokens = torch.tensor(sample.tokens, device=device)
     # by kind of guess, step and row
     right = torch.zeros(2, depth, sample.rows, dtype=torch.bool, device=device)
@@ -82,9 +82,13 @@ def _accepted_guesses(
         batch = build_batch([sample], [window], depth, device)
         rows = torch.arange(window.first, window.last, device=device)
         with check_layers(drafter, window.rows, check):
-            for step, readout in enumerate(unroll(drafter, batch, ends.embedding, None, check)):
+            for step, readout in enumerate(
+                unroll(drafter, batch, embedding_and_head.embedding, None, check)
+            ):
                 targets = rows + step + 2
-                guesses = _guess_tokens(drafter, ends, rollout.noise, readout, targets, check)
+                guesses = _guess_tokens(
+                    drafter, embedding_and_head, rollout.noise, readout, targets, check
+                )
                 expected = tokens[targets.clamp(max=len(tokens) - 1)]
                 right[:, step, rows] = (guesses == expected) & (targets < len(tokens))
     with_noise, without = right.int().cumprod(1).sum(1).tolist()
@@ -93,7 +97,7 @@ def _accepted_guesses(
 
 def _guess_tokens(
     drafter: Drafter,
-    ends: EmbeddingAndHead,
+    embedding_and_head: EmbeddingAndHead,
     noise: Noise,
     readout: Tensor,
     positions: Tensor,
@@ -102,10 +106,10 @@ def _guess_tokens(
     """Return the guesses for these positions, [with noise and without, rows]."""
     parts: list[Tensor] = []
     # rows whose logits take no longer than the time between two checks
-    most = max(1, work_per_check(ends.head) // ends.head.numel())
+    most = max(1, work_per_check(embedding_and_head.head) // embedding_and_head.head.numel())
     for part, at in zip(readout.split(most), positions.split(most), strict=True):
         check()
-        logits = drafter.logits(part, ends.head)
+        logits = drafter.logits(part, embedding_and_head.head)
         tokens = drafter.token_ids(torch.arange(logits.shape[1], device=logits.device))
         noisy = logits + noise(at)[:, tokens].to(logits)
         parts.append(drafter.token_ids(torch.stack([noisy, logits]).argmax(-1)))

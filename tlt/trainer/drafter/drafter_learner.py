@@ -42,16 +42,16 @@ class DrafterLearner:
     def __init__(
         self,
         drafter: Drafter,
-        ends: EmbeddingAndHead,
+        embedding_and_head: EmbeddingAndHead,
         hyperparameters: DrafterHyperparameters,
         sizes: Tensor,
     ) -> None:
-        """Take ownership of the drafter, which has the device and precision of `ends`.
+        """Take ownership of the drafter, of the same device and precision as the weights.
 
         `sizes` come from `measure_input_sizes`.
         """
         self.hyperparameters = hyperparameters
-        self.ends = ends
+        self.ends = embedding_and_head
         # updates behind the weights, those of other members included
         self.updates = 0
         self.skipped = 0
@@ -59,7 +59,7 @@ class DrafterLearner:
         self._parameters = dict(drafter.named_parameters())
         self._mean = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._optimiser = MuonWithAdam(self._parameters, {"fc.weight": sizes})
-        self._kernels = _kernels_for(ends.head)
+        self._kernels = _kernels_for(embedding_and_head.head)
         if self._kernels is not None:
             fuse(drafter, self._kernels)
 
