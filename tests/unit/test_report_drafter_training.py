@@ -7,8 +7,8 @@ from tests.samples import JOB
 from tests.simulation.specs import small_spec
 from tlt.id_types import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
 from tlt.policies.coordinator import new_run
-from tlt.policies.drafter.base_and_pending_deltas import Lineage
 from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.policies.drafter.lineage import Lineage
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, DrafterDeltaReady, DrafterDiverged, DrafterRefused
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta

@@ -7,7 +7,7 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
-from tlt.policies.drafter.drafter_in_use import Adoption
+from tlt.policies.drafter.adoption import Adoption
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job import blob_retention
 from tlt.policies.job.run_state import BestPolicy, PolicyState, RunState, Turn

@@ -6,13 +6,15 @@ import msgspec
 
 from tlt.id_types import Incarnation
 from tlt.policies.drafter import (
-    base_and_pending_deltas,
-    drafter_in_use,
+    adoption,
+    lineage,
     payoff_evidence,
     speedup_model,
 )
 from tlt.policies.drafter import training_payoff_gate as gate
+from tlt.policies.drafter.adoption import Adoption
 from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.policies.drafter.lineage import Lineage
 from tlt.policies.drafter.live_acceptance import LiveAcceptance, scale_to_current_policy
 from tlt.policies.drafter.training_payoff_gate import Judgement
 from tlt.policies.job import blob_retention
@@ -31,7 +33,7 @@ from tlt.protocol.shared_values import DrafterEvaluation
 
 def finish_merge(turn: Turn, event: DrafterMerged) -> None:
     """Continue from the merged base, and adopt or reject the drafter in it."""
-    merged, unused = base_and_pending_deltas.finish_merge(turn.state.drafter.lineage, event.base)
+    merged, unused = lineage.finish_merge(turn.state.drafter.lineage, event.base)
     turn.set_drafter(lineage=merged)
     release(turn, unused)
     evaluation, used = event.evaluation, turn.state.drafter.adoption.used
@@ -75,7 +77,7 @@ def _adopt(turn: Turn, drafter: DrafterRef, evaluation: DrafterEvaluation) -> No
         speedup = speedup_model.without_drafter(state.spec, state.decode_costs)
         evidence = msgspec.structs.replace(evidence, speedup_without_drafter=speedup)
     live_now = _live_under_current_policy(state.drafter, evaluation)
-    turn.set_drafter(adoption=drafter_in_use.adopt(before, drafter, live_now), evidence=evidence)
+    turn.set_drafter(adoption=adoption.adopt(before, drafter, live_now), evidence=evidence)
     if before.used is not None:
         release(turn, (before.used.weights,))
     blob_retention.discard_drafters(turn, before.previous, before.fallback)
@@ -114,7 +116,7 @@ def _send_adopted(turn: Turn) -> None:
 def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     """Use an earlier drafter again, and restart training from it."""
     before = turn.state.drafter.adoption
-    after = drafter_in_use.revert(before, drafter)
+    after = adoption.revert(before, drafter)
     evidence = payoff_evidence.forget_later_versions(
         turn.state.drafter.evidence, after.version_in_use, turn.state.step
     )
@@ -128,7 +130,7 @@ def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
 
 def restart(turn: Turn, why: str) -> None:
     """Train from the drafter in use again; deltas against other weights become void."""
-    restarted, unused = base_and_pending_deltas.restart(
+    restarted, unused = lineage.restart(
         turn.state.drafter.lineage, turn.state.drafter.adoption.used
     )
     turn.set_drafter(lineage=restarted)
@@ -137,7 +139,7 @@ def restart(turn: Turn, why: str) -> None:
 
 
 def cancel_merge(turn: Turn, incarnation: Incarnation) -> None:
-    after, unused = base_and_pending_deltas.cancel_merge(turn.state.drafter.lineage, incarnation)
+    after, unused = lineage.cancel_merge(turn.state.drafter.lineage, incarnation)
     turn.set_drafter(lineage=after)
     release(turn, unused)
 
@@ -149,13 +151,13 @@ def end(turn: Turn) -> None:
     unused = before.lineage.blobs if used is None else (*before.lineage.blobs, used.weights)
     turn.set(
         drafter=DrafterState(
-            lineage=base_and_pending_deltas.Lineage(newest_version=before.lineage.newest_version),
-            adoption=drafter_in_use.Adoption(live=before.adoption.live),
+            lineage=Lineage(newest_version=before.lineage.newest_version),
+            adoption=Adoption(live=before.adoption.live),
             evidence=payoff_evidence.PayoffEvidence(evaluations=before.evidence.evaluations),
         )
     )
     release(turn, unused)  # `used` was committed to the run's folder
-    turn.set_drafter(adoption=drafter_in_use.Adoption(used=used, live=before.adoption.live))
+    turn.set_drafter(adoption=Adoption(used=used, live=before.adoption.live))
     blob_retention.discard_drafters(turn, before.adoption.previous, before.adoption.fallback)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tlt.id_types import NAMED
 from tlt.policies.drafter import (
     adopt_reject_revert,
-    base_and_pending_deltas,
-    drafter_in_use,
+    adoption,
+    lineage,
     payoff_evidence,
     training_sessions,
 )
@@ -26,7 +26,7 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
     if not training_sessions.is_eligible(turn.state, worker):
         # the worker evaluated against another drafter than the one in use
         adopt_reject_revert.cancel_merge(turn, event.incarnation)
-    if not base_and_pending_deltas.is_awaited(turn.state.drafter.lineage, event):
+    if not lineage.is_awaited(turn.state.drafter.lineage, event):
         late = (event.base.weights, event.drafter.weights)
         adopt_reject_revert.release(turn, (blob for blob in late if blob is not None))
         return
@@ -69,7 +69,7 @@ def restart_diverged(turn: Turn, event: DrafterDiverged) -> None:
 def restart_lost(turn: Turn) -> None:
     """Restart after blobs in flight were lost; the drafter in use was committed."""
     drafter = turn.state.drafter
-    restarted, _ = base_and_pending_deltas.restart(drafter.lineage, drafter.adoption.used)
+    restarted, _ = lineage.restart(drafter.lineage, drafter.adoption.used)
     turn.set_drafter(lineage=restarted)
     training_sessions.redirect_all(turn)
 
@@ -82,7 +82,7 @@ def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None
     if not is_wanted(turn.state):
         return
     drafter = turn.state.drafter
-    live = drafter_in_use.record_live(drafter.adoption, tallies)
+    live = adoption.record_live(drafter.adoption, tallies)
     turn.set_drafter(adoption=live)
     if live.used is None:
         evidence = payoff_evidence.record_named_live(drafter.evidence, tallies)
@@ -97,7 +97,7 @@ def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None
 
 def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:
     """Return to the previous drafter if the one in use isn't in the run's folder."""
-    known = drafter_in_use.forget_uncommitted(turn.state.drafter.adoption, event.version)
+    known = adoption.forget_uncommitted(turn.state.drafter.adoption, event.version)
     turn.set_drafter(adoption=known)
     if known.used is not None and known.used.version == event.version:
         why = f"version {event.version} could not be kept: {event.error}"
@@ -111,11 +111,11 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
     if current_worker(state, event.worker, event.incarnation) is None:
         return
     if version in (NAMED, known.version_in_use):
-        known = drafter_in_use.record_refusal(known, version, event.incarnation)
+        known = adoption.record_refusal(known, version, event.incarnation)
         turn.set_drafter(adoption=known)
     incarnations = [worker.info.incarnation for worker in state.workers.values()]
     in_use = known.used is not None and version == known.used.version
-    if in_use and drafter_in_use.is_refused_by_all(known, incarnations):
+    if in_use and adoption.is_refused_by_all(known, incarnations):
         _revert(turn, known.previous, event.error)
         _rest(turn)
     else:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tlt.policies.drafter.base_and_pending_deltas import Lineage
-from tlt.policies.drafter.drafter_in_use import Adoption
+from tlt.policies.drafter.adoption import Adoption
+from tlt.policies.drafter.lineage import Lineage
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.drafter.training_totals import TrainingProgress
 

@@ -7,10 +7,11 @@ at the end of reserved time.
 from tlt.id_types import WorkerId
 from tlt.policies.drafter import (
     adopt_reject_revert,
-    base_and_pending_deltas,
+    lineage,
     training_sessions,
     training_totals,
 )
+from tlt.policies.drafter.lineage import Merge
 from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, current_worker
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterDeltaReady
@@ -29,7 +30,7 @@ def lose_members(turn: Turn, worker: WorkerState) -> None:
     adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)
     known = turn.state.drafter.lineage
     if not worker.members.isdisjoint(known.newest_delta):
-        turn.set_drafter(lineage=base_and_pending_deltas.remove_members(known, worker.members))
+        turn.set_drafter(lineage=lineage.remove_members(known, worker.members))
 
 
 def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
@@ -37,10 +38,10 @@ def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
     worker = current_worker(state, delta.worker, delta.incarnation)
     if worker is None:
         return
-    if not base_and_pending_deltas.is_new(state.drafter.lineage, delta):
+    if not lineage.is_new(state.drafter.lineage, delta):
         adopt_reject_revert.release(turn, (delta.blob,))
         return
-    after, unused = base_and_pending_deltas.add_delta(state.drafter.lineage, delta)
+    after, unused = lineage.add_delta(state.drafter.lineage, delta)
     reserved = state.phase is Phase.RESERVED_TRAINING
     progress = training_totals.add_delta(state.drafter.progress, event, reserved)
     turn.set_drafter(lineage=after, progress=progress)
@@ -62,11 +63,11 @@ def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
         _request(turn, worker)
 
 
-def _await_merge(turn: Turn, merge: base_and_pending_deltas.Merge, worker: WorkerState) -> None:
+def _await_merge(turn: Turn, merge: Merge, worker: WorkerState) -> None:
     """Stop a member that keeps handing in deltas instead of merging."""
     if worker.info.incarnation != merge.incarnation:
         return
-    after = base_and_pending_deltas.count_delta_since(turn.state.drafter.lineage, merge)
+    after = lineage.count_delta_since(turn.state.drafter.lineage, merge)
     turn.set_drafter(lineage=after)
     if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * worker.info.ranks:
         training_sessions.stop(turn, merge.worker)
@@ -91,7 +92,7 @@ def _can_merge(state: RunState, worker: WorkerState) -> bool:
 
 def _request(turn: Turn, worker: WorkerState) -> None:
     state = turn.state
-    after, merge = base_and_pending_deltas.start_merge(state.drafter.lineage, worker.info)
+    after, merge = lineage.start_merge(state.drafter.lineage, worker.info)
     turn.set_drafter(lineage=after)
     turn.emit(
         MergeDrafter(

@@ -7,7 +7,7 @@ DrafterTrainingStopped or when its ranks die, so no worker trains and decodes at
 import msgspec
 
 from tlt.id_types import WorkerId
-from tlt.policies.drafter.drafter_in_use import lacks_drafter
+from tlt.policies.drafter.adoption import lacks_drafter
 from tlt.policies.job.run_state import Duty, RunState, Turn, WorkerState
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 

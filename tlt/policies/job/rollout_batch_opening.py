@@ -4,7 +4,7 @@ import msgspec
 
 from tlt.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.drafter import scheduler, training_sessions
-from tlt.policies.drafter.drafter_in_use import retry_loading
+from tlt.policies.drafter.adoption import retry_loading
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, Turn
