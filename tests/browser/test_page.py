@@ -9,6 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from docs.recording import unpack
 from tests.browser.conftest import RECORDED, Visit, await_run
+from tests.browser.journal_growth import around_an_inner_loss, growth
 from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
 from tests.simulation.world import JOB
@@ -159,10 +160,10 @@ def point(page: Page, over: Locator, share: float) -> None:
     page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2, steps=3)
 
 
-def zoom(page: Page, over: Locator) -> None:
-    point(page, over, 0.2)
+def zoom(page: Page, over: Locator, shares: tuple[float, float]) -> None:
+    point(page, over, shares[0])
     page.mouse.down()
-    point(page, over, 0.6)
+    point(page, over, shares[1])
     page.mouse.up()
 
 
@@ -171,15 +172,20 @@ _AT_END = "log => log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
 
 _FEW_ROWS_FIT = """() => {
     const sheet = new CSSStyleSheet();
-    sheet.replaceSync("#drafter .scroll { max-height: 6rem }");
+    sheet.replaceSync("#drafter .scroll { max-height: 3rem } #log pre { max-height: 6rem }");
     document.adoptedStyleSheets = [sheet];
 }"""
 
 
 def test_updates_keep_scroll_focus_and_zoom(visit: Visit, tmp_path: Path) -> None:
-    journal = unpack(tmp_path / RECORDED) / FILE_NAME
+    folder = unpack(tmp_path / RECORDED)
+    journal = folder / FILE_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:1500]))
+    shown = list(growth(folder))
+    # enough for a decision to scroll away and for a loss to zoom to; then a further step
+    early = next(s for s in shown if s.steps and s.decisions >= 5 and len(s.losses) >= 3)
+    later = next(s for s in shown if s.steps > early.steps and s.log_lines >= 15)
+    journal.write_bytes(b"".join(lines[: early.entries]))
     with serve_folder(journal.parent) as address, journal.open("ab", buffering=0) as file:
         page = visit.open(address)
         page.evaluate(_FEW_ROWS_FIT)
@@ -189,23 +195,23 @@ def test_updates_keep_scroll_focus_and_zoom(visit: Visit, tmp_path: Path) -> Non
         expect(page.locator("#times .scroll").first).not_to_have_attribute("tabindex", "0")
         reward = page.locator("#learning .chart").first
         reward.locator("summary").click()
-        expect(reward.locator(".numbers tbody tr")).to_have_count(1)
+        expect(reward.locator(".numbers tbody tr")).to_have_count(early.rewards)
         loss = page.locator("#drafter .u-over").first
-        zoom(page, loss)
+        zoom(page, loss, around_an_inner_loss(early.losses))
         point(page, loss, 0.95)
         pointed = page.locator("#drafter .u-value").first
         last = pointed.inner_text()
         decisions.evaluate("box => { box.focus(); box.scrollTop = 60; }")
         log = page.locator("#log pre")
         assert log.evaluate(_AT_END)
-        file.write(b"".join(lines[1500:3000]))
-        expect(log).to_contain_text("step 2: reward")
+        file.write(b"".join(lines[early.entries : later.entries]))
+        expect(log).to_contain_text(f"step {later.steps - 1}: reward")
         assert log.evaluate(_AT_END)
         log.evaluate("log => { log.scrollTop = 100; }")
-        file.write(b"".join(lines[3000:]))
+        file.write(b"".join(lines[later.entries :]))
         expect(page.locator("#job .chip")).to_have_text("done")
-        expect(decisions.locator("tbody tr")).to_have_count(18)
-        expect(reward.locator(".numbers tbody tr")).to_have_count(9)
+        expect(decisions.locator("tbody tr")).to_have_count(shown[-1].decisions)
+        expect(reward.locator(".numbers tbody tr")).to_have_count(shown[-1].rewards)
         assert decisions.evaluate("box => box === document.activeElement && box.scrollTop >= 60")
         point(page, loss, 0.95)
         expect(pointed).to_have_text(last)
