@@ -44,7 +44,7 @@ BREAKING_EDITS = {
     "end of a merge": (
         TO_DRAFTER,
         "tlt/policies/drafter/drafter_event_handling.py",
-        "adopt_reject_revert.finish_merge(turn, event)",
+        "adopt_reject_revert.adopt_or_reject(turn, event)",
         "pass",
     ),
     "start of a session": (

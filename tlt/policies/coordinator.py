@@ -84,7 +84,7 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case CheckpointCommitted():
             policy_updates.record_checkpoint(turn, event)
         case DrafterDeltaReady():
-            merges.add_delta(turn, event)
+            merges.record_delta(turn, event)
         case DrafterTrainingStopped():
             finished_answer_handling.end_session(turn, event)
         case DrafterMerged():

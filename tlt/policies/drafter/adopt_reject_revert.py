@@ -31,9 +31,9 @@ from tlt.protocol.refs import BlobRef, DrafterRef
 from tlt.protocol.shared_values import DrafterEvaluation
 
 
-def finish_merge(turn: Turn, event: DrafterMerged) -> None:
+def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
     """Continue from the merged base, and adopt or reject the drafter in it."""
-    merged, unused = lineage.finish_merge(turn.state.drafter.lineage, event.base)
+    merged, unused = lineage.replace_base(turn.state.drafter.lineage, event.base)
     turn.set_drafter(lineage=merged)
     release(turn, unused)
     evaluation, used = event.evaluation, turn.state.drafter.adoption.used
@@ -116,7 +116,7 @@ def _send_adopted(turn: Turn) -> None:
 def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     """Use an earlier drafter again, and restart training from it."""
     before = turn.state.drafter.adoption
-    after = adoption.revert(before, drafter)
+    after = adoption.use_earlier(before, drafter)
     evidence = payoff_evidence.forget_later_versions(
         turn.state.drafter.evidence, after.version_in_use, turn.state.step
     )
@@ -130,7 +130,7 @@ def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
 
 def restart(turn: Turn, why: str) -> None:
     """Train from the drafter in use again; deltas against other weights become void."""
-    restarted, unused = lineage.restart(
+    restarted, unused = lineage.begin_new_root(
         turn.state.drafter.lineage, turn.state.drafter.adoption.used
     )
     turn.set_drafter(lineage=restarted)

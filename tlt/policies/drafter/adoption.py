@@ -40,7 +40,7 @@ def adopt(adoption: Adoption, drafter: DrafterRef, live_now: LiveAcceptance) -> 
     )
 
 
-def revert(adoption: Adoption, drafter: DrafterRef | None) -> Adoption:
+def use_earlier(adoption: Adoption, drafter: DrafterRef | None) -> Adoption:
     return msgspec.structs.replace(
         adoption, used=drafter, previous=None, fallback=None, live={}, fallback_live={}
     )
@@ -60,9 +60,7 @@ def record_live(adoption: Adoption, tallies: Sequence[StrategyTally]) -> Adoptio
     return msgspec.structs.replace(adoption, live=live)
 
 
-def record_refusal(
-    adoption: Adoption, version: DrafterVersion, incarnation: Incarnation
-) -> Adoption:
+def add_refusal(adoption: Adoption, version: DrafterVersion, incarnation: Incarnation) -> Adoption:
     refused = tuple(sorted({*adoption.refused_by.get(version, ()), incarnation}))
     return msgspec.structs.replace(adoption, refused_by={**adoption.refused_by, version: refused})
 

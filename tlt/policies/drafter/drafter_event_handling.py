@@ -30,7 +30,7 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
         late = (event.base.weights, event.drafter.weights)
         adopt_reject_revert.release(turn, (blob for blob in late if blob is not None))
         return
-    adopt_reject_revert.finish_merge(turn, event)
+    adopt_reject_revert.adopt_or_reject(turn, event)
     _continue_or_stop(turn)
 
 
@@ -69,7 +69,7 @@ def restart_diverged(turn: Turn, event: DrafterDiverged) -> None:
 def restart_lost(turn: Turn) -> None:
     """Restart after blobs in flight were lost; the drafter in use was committed."""
     drafter = turn.state.drafter
-    restarted, _ = lineage.restart(drafter.lineage, drafter.adoption.used)
+    restarted, _ = lineage.begin_new_root(drafter.lineage, drafter.adoption.used)
     turn.set_drafter(lineage=restarted)
     training_sessions.redirect_all(turn)
 
@@ -111,7 +111,7 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
     if current_worker(state, event.worker, event.incarnation) is None:
         return
     if version in (NAMED, known.version_in_use):
-        known = adoption.record_refusal(known, version, event.incarnation)
+        known = adoption.add_refusal(known, version, event.incarnation)
         turn.set_drafter(adoption=known)
     incarnations = [worker.info.incarnation for worker in state.workers.values()]
     in_use = known.used is not None and version == known.used.version

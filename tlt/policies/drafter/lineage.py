@@ -105,7 +105,7 @@ def is_awaited(lineage: Lineage, event: DrafterMerged) -> bool:
     )
 
 
-def finish_merge(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
+def replace_base(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
     """Continue from the merged base, and forget lost members in it."""
     assert lineage.merge is not None
     alive, merged = lineage.newest_delta, lineage.merge.deltas
@@ -128,7 +128,7 @@ def finish_merge(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
     return after, tuple(unused)
 
 
-def restart(lineage: Lineage, used: DrafterRef | None) -> tuple[Lineage, Blobs]:
+def begin_new_root(lineage: Lineage, used: DrafterRef | None) -> tuple[Lineage, Blobs]:
     """Begin a new root from the drafter in use, and give up all work since."""
     version = _next_version(lineage)
     base = DrafterBase(

@@ -33,7 +33,7 @@ def lose_members(turn: Turn, worker: WorkerState) -> None:
         turn.set_drafter(lineage=lineage.remove_members(known, worker.members))
 
 
-def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
+def record_delta(turn: Turn, event: DrafterDeltaReady) -> None:
     state, delta = turn.state, event.delta
     worker = current_worker(state, delta.worker, delta.incarnation)
     if worker is None:
@@ -43,7 +43,7 @@ def add_delta(turn: Turn, event: DrafterDeltaReady) -> None:
         return
     after, unused = lineage.add_delta(state.drafter.lineage, delta)
     reserved = state.phase is Phase.RESERVED_TRAINING
-    progress = training_totals.add_delta(state.drafter.progress, event, reserved)
+    progress = training_totals.count_delta(state.drafter.progress, event, reserved)
     turn.set_drafter(lineage=after, progress=progress)
     adopt_reject_revert.release(turn, unused)
     if worker.duty is Duty.DRAFTER_TRAINING:

@@ -151,6 +151,7 @@ def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
             _start(turn, worker)
 
 
-def end_session(turn: Turn, worker: WorkerState) -> None:
+def set_idle(turn: Turn, worker: WorkerState) -> None:
+    """Let a worker whose training session is over idle, and give up the merge that it owed."""
     turn.assign(worker.info.worker, Duty.IDLE)
     adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)

@@ -51,7 +51,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, _READINGS * self.answer_tokens - self.tokens_read) / tokens
 
 
-def add_delta(
+def count_delta(
     progress: TrainingProgress, event: DrafterDeltaReady, reserved: bool
 ) -> TrainingProgress:
     return msgspec.structs.replace(

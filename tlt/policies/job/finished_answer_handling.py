@@ -56,7 +56,7 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     if worker is None or not training_sessions.is_open(worker, event.training_session):
         return
     merging = merges.is_merging(turn.state, event.worker)
-    scheduler.end_session(turn, worker)
+    scheduler.set_idle(turn, worker)
     batch = turn.state.batch
     if turn.state.phase not in ROLLOUT_PHASES or batch is None:
         phase_transitions.advance(turn)
