@@ -11,11 +11,18 @@ from cli.arguments import JobName, Json, SessionName, Set, SpecFile
 from cli.journal_lines import timed_lines
 from cli.output import complain, print_json, print_table, say, say_outcome
 from cli.progress import RunProgress
+from cli.run_report import report_run
 from cli.session_client import Client, with_client
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
-from tlt.run_folder_reader import follow_journal, journal_entries, open_ledger
+from tlt.run_folder_reader import (
+    follow_journal,
+    has_journal,
+    journal_entries,
+    open_ledger,
+    read_snapshot,
+)
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 
@@ -38,17 +45,20 @@ def submit(
     else:
         say(f"submitted {record.job} ({record.folder})")
     if wait:
-        _wait(session, record)
+        _wait(session, record, report=not json)
     elif not json:
         say(f"next: tlt logs {record.job} -f")
 
 
-def _wait(session: str, record: JobRecord) -> None:
+def _wait(session: str, record: JobRecord, report: bool) -> None:
     try:
         ended = watch(session, record)
     except KeyboardInterrupt:
         complain(f"detached; {record.job} runs on: `tlt logs {record.job} -f`")
         raise typer.Exit(130) from None
+    folder = Path(ended.folder)
+    if report and has_journal(folder):
+        report_run(read_snapshot(folder), folder)
     if ended.status != "done":
         say_outcome(record.job, ended.status, ended.error)
         raise typer.Exit(1)

@@ -24,6 +24,10 @@ def read_spec(folder: Path) -> JobSpec:
         raise ConfigError(f"{folder / 'spec.json'}: {error}") from error
 
 
+def has_journal(folder: Path) -> bool:
+    return (folder / FILE_NAME).exists()
+
+
 def journal_entries(folder: Path) -> Iterator[JournalEntry]:
     """Yield the entries up to now; none if the journal does not exist yet."""
     journal = folder / FILE_NAME

@@ -96,6 +96,19 @@ def test_runs_queued_jobs_one_after_the_other(live: Live, long_spec: Path, spec:
         assert live.journal(one)[-1].at <= live.journal(next_)[0].at
 
 
+def test_a_wait_ends_with_the_report_that_the_demo_prints(live: Live, spec: Path) -> None:
+    result = live.tlt("submit", str(spec), "--wait")
+    for line in ("seconds by phase", "seconds by duty", "reward  ", "length  ", "summary  "):
+        assert line in result.stdout
+
+
+def test_every_job_leaves_a_summary_and_a_plot(live: Live, spec: Path) -> None:
+    folder = Path(live.job(live.submit(spec))["folder"])
+    wait_until(lambda: (folder / "summary.json").exists(), "a summary")
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> None:
     endless = ("--set", "algorithm.steps=1000")
     process = live.start("submit", str(long_spec), "--wait", *endless)

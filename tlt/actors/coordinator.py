@@ -22,6 +22,7 @@ from tlt.id_types import Epoch
 from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.heartbeats import read_heartbeats
+from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
 from tlt.store.redis_stream import Entry
@@ -57,6 +58,9 @@ class Coordinator:
         for group in (COORDINATOR, REWARD):
             await self.effects.events.ensure_group(group)
         await self.effects.load_records()
+        for record in self.effects.records.values():
+            if record.status in ENDED_STATUSES:
+                self.committer.summaries.start(Path(record.folder))
         resumed = await self.deciders.open(epoch)
         heartbeats = await read_heartbeats(connection, keys)
         run = None if self.deciders.job is None else self.deciders.job.state

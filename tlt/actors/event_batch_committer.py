@@ -14,6 +14,7 @@ import structlog
 from tlt.actors.deciders import SESSION, Deciders
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
+from tlt.actors.summary_process import SummaryProcesses
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
@@ -52,6 +53,7 @@ class BatchCommitter:
     def __init__(self, spec: SessionSpec, effects: Effects, deciders: Deciders) -> None:
         self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
         self.preparations = JobPreparations(effects)
+        self.summaries = SummaryProcesses()
         self.epoch = Epoch(0)
         self._spec = spec
         self._effects = effects
@@ -120,6 +122,7 @@ class BatchCommitter:
                         self._deciders.blobs(command.job).discard(blob)
                 case FinishRun():
                     shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
+                    self.summaries.start(self._deciders.run_folder(command.job))
                 case RecordStatus():
                     if command.status == "cancelled":
                         self.preparations.cancel(command.job)

@@ -1,0 +1,73 @@
+"""Write summary.json and progress.png into the folder of a run that has ended.
+
+`python -m tlt.run_summary_files FOLDER`; the coordinator starts it when a job ends.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tlt.human_format import seconds
+from tlt.report import Snapshot
+from tlt.report.summary import summarise
+from tlt.run_folder_reader import read_snapshot
+
+SUMMARY, PLOT = "summary.json", "progress.png"
+
+
+def write_summary_files(snapshot: Snapshot, folder: Path) -> None:
+    """Write the summary, and the plot if a step was finished."""
+    if snapshot.steps:
+        draw_progress(snapshot, folder / PLOT)
+    partial = folder / f"{SUMMARY}.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(snapshot))))
+    # last, so that who finds the summary finds the plot, too
+    partial.replace(folder / SUMMARY)
+
+
+def draw_progress(snapshot: Snapshot, file: Path) -> None:
+    """Plot rewards and answer lengths by step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = [step.step for step in snapshot.steps]
+    figure: Any
+    figure, axes = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+    reward, length = axes
+    reward.plot(steps, [s.reward for s in snapshot.steps], marker="o", label="rollouts, mean")
+    if snapshot.evals:
+        reward.errorbar(
+            [done.step for done in snapshot.evals],
+            [done.mean for done in snapshot.evals],
+            yerr=[done.stderr for done in snapshot.evals],
+            marker="s",
+            capsize=3,
+            label=f"held out ({snapshot.evals[0].problems} problems, ± standard error)",
+        )
+    reward.set_ylabel("reward")
+    reward.legend()
+    for name, values in (
+        ("mean", [s.length.mean for s in snapshot.steps]),
+        ("p90", [s.length.p90 for s in snapshot.steps]),
+        ("longest", [s.length.max for s in snapshot.steps]),
+    ):
+        length.plot(steps, values, marker="o", label=name)
+    length.set_ylabel("answer length (tokens)")
+    length.set_xlabel("step")
+    length.legend()
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(f"{snapshot.job}: {seconds(snapshot.seconds)}")
+    partial = file.with_suffix(".partial")
+    figure.savefig(partial, dpi=110, format="png")
+    partial.replace(file)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    run = Path(sys.argv[1])
+    write_summary_files(read_snapshot(run), run)
