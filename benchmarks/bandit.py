@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation, bucket_of
+from tlt.policies.speculation.strategy_policy import Choice, RunObservation, bucket_of
 from tlt.strategies import Strategy
 
 
@@ -38,16 +38,12 @@ class BucketBandit:
             return Choice(arms[index], known[index], "best" if index == best else "explore")
         return Choice(arms[best], known[best], "best")
 
-    def observe(self, step: StepObservation) -> None:
-        if step.seconds > 0.0:
-            key = bucket_of(step.batch), step.strategy
+    def observe(self, run: RunObservation) -> None:
+        if run.seconds > 0.0:
+            key = bucket_of(run.batch), run.strategy
             window = self._seen.setdefault(key, deque(maxlen=self._window))
-            window.append((step.batch + sum(step.accepted)) / step.batch / step.seconds)
-
-    def observe_probe(
-        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
-    ) -> None:
-        """Ignore the probe: only speeds count."""
+            tokens = run.steps + sum(run.accepted) / run.batch
+            window.append(tokens / run.seconds)
 
     def handle_drafter_swap(self) -> None:
         """Do nothing: old measurements leave the window."""

@@ -11,6 +11,7 @@ from random import Random
 import msgspec
 
 from tlt.policies.speculation.strategy_policy import StepObservation, StrategyPolicy
+from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (
@@ -21,9 +22,6 @@ ARMS: tuple[Strategy, ...] = (
 # a step of 48 layers of width 64, measured on a CPU: tokens per second by batch
 _PLAIN = {1: 366.0, 2: 444.0, 4: 575.0, 8: 791.0, 16: 971.0, 32: 1218.0, 64: 1401.0}
 _PROMPT = 32
-# n-grams are probed about as often as the engine has a proposal to judge
-_CHECK_STEPS, _CHECK_ROWS = 2, 2
-_CHECKED = Ngram(tokens=8)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +152,16 @@ def run(
 
     Without a policy the oracle chooses the strategies.
     """
+    runs = None if policy is None else StrategyRuns(policy, Random(seed).random)
+    return decode(runs, machine, text, rollouts, seed)
+
+
+def decode(
+    runs: StrategyRuns | None, machine: Machine, text: Text, rollouts: list[Rows], seed: int
+) -> Outcome:
+    """Decode as `run` does, with a policy whose runs the caller follows."""
     job = _Job(machine, text, rollouts, seed)
-    job.run(policy)
+    job.run(runs)
     return job.outcome
 
 
@@ -174,7 +180,7 @@ class _Job:
         self._behind = 0
         self._started = 0
 
-    def run(self, policy: StrategyPolicy | None) -> None:
+    def run(self, policy: StrategyRuns | None) -> None:
         for rollout in self._rollouts:
             left, self._behind, self._started = list(rollout), 0, len(rollout)
             if policy is not None:
@@ -187,7 +193,7 @@ class _Job:
     def _share_done(self) -> float:
         return self.outcome.tokens / self._total
 
-    def _apply_due_changes(self, policy: StrategyPolicy | None) -> None:
+    def _apply_due_changes(self, policy: StrategyRuns | None) -> None:
         """Apply the first drafter or a swap when it is due."""
         ready = self._share_done >= self._text.drafter_from
         arms = [arm for arm in ARMS if ready or not isinstance(arm, Draft)]
@@ -200,7 +206,7 @@ class _Job:
             if policy is not None:
                 policy.handle_drafter_swap()
 
-    def _decode_step(self, policy: StrategyPolicy | None, left: Rows) -> Rows:
+    def _decode_step(self, policy: StrategyRuns | None, left: Rows) -> Rows:
         outcome, done = self.outcome, self._share_done
         batch = len(left)
         context = batch * _PROMPT + outcome.steps % 300 * batch
@@ -208,7 +214,7 @@ class _Job:
         best, speed = self._oracle.best(self._arms, batch, context, done, ended)
         strategy = best
         if policy is not None:
-            choice = policy.choose(batch, context, self._random.random())
+            choice = policy.choose(batch, context)
             strategy = choice.strategy
             outcome.explored += choice.why == "explore"
         rates = self._text.rates(strategy, done, ended)
@@ -226,10 +232,6 @@ class _Job:
             policy.observe(
                 StepObservation(strategy, batch, context, seconds, noisy, reached, accepted)
             )
-            if outcome.steps % _CHECK_STEPS == 0 and not isinstance(strategy, Ngram):
-                would = self._text.rates(_CHECKED, done, ended)
-                seen, right, _, _ = self._accept(would, left[:_CHECK_ROWS])
-                policy.observe_probe(_CHECKED, batch, seen, right)
         outcome.tokens += tokens
         outcome.steps += 1
         outcome.seconds += passing + proposing

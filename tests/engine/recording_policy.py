@@ -1,12 +1,12 @@
 """Record what an engine reports to its strategy policy."""
 
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation
+from tlt.policies.speculation.strategy_policy import Choice, RunObservation
 from tlt.strategies import Strategy
 
 
 class RecordingPolicy(AdaptivePolicy):
-    """Always make the same choice, and record the observations."""
+    """Always make the same choice for one step, and record the observations."""
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__()
@@ -16,5 +16,5 @@ class RecordingPolicy(AdaptivePolicy):
     def choose(self, batch: int, context: int, random: float) -> Choice:
         return Choice(self.strategy, 1.0, "only")
 
-    def observe(self, step: StepObservation) -> None:
-        self.observed.append((list(step.reached), list(step.accepted)))
+    def observe(self, run: RunObservation) -> None:
+        self.observed.append((list(run.reached), list(run.accepted)))

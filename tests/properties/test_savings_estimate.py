@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.decoding_world import Machine, Text, lengths, run
+from benchmarks.decoding_world import Machine, Text, decode, lengths
 from tlt.policies.speculation.control_runs import ControlRunPolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.savings_estimate import (
@@ -24,6 +24,7 @@ from tlt.policies.speculation.savings_estimate import (
     estimate_savings,
 )
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation
+from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Strategy
@@ -31,17 +32,17 @@ from tlt.strategies import Draft, Strategy
 MACHINE = Machine(outliers=0.0)
 
 
-class MeasuredControlRuns(ControlRunPolicy):
-    """A control run policy that also knows the true savings."""
+class MeasuredRuns(StrategyRuns):
+    """Runs of steps with control runs, which also know the true savings."""
 
-    def __init__(self, strategy: Strategy, share: float) -> None:
-        super().__init__(FixedPolicy(strategy), share)
+    def __init__(self, strategy: Strategy, share: float, seed: int) -> None:
+        super().__init__(ControlRunPolicy(FixedPolicy(strategy), share), Random(seed).random)
         self.tallies = TallyCollector()
         self.truth = self.seconds = 0.0
         self._chosen: Choice | None = None
 
-    def choose(self, batch: int, context: int, random: float) -> Choice:
-        self._chosen = super().choose(batch, context, random)
+    def choose(self, batch: int, context: int) -> Choice:
+        self._chosen = super().choose(batch, context)
         return self._chosen
 
     def observe(self, step: StepObservation) -> None:
@@ -58,12 +59,12 @@ class MeasuredControlRuns(ControlRunPolicy):
 
 def decoded(strategy: Strategy, acceptance: float, seed: int) -> tuple[Savings, float, float]:
     """Return the estimate, the true savings, and the seconds."""
-    policy = MeasuredControlRuns(strategy, 0.15)
+    runs = MeasuredRuns(strategy, 0.15, seed)
     text = Text(drafter=lambda done: acceptance, ngram=lambda done: 0.0)
-    run(policy, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
-    found = estimate_savings(add_tallies({}, policy.tallies.take(idle=True)))
+    decode(runs, MACHINE, text, [lengths(16, Random(1000 * seed + i)) for i in range(10)], seed)
+    found = estimate_savings(add_tallies({}, runs.tallies.take(idle=True)))
     assert found is not None
-    return found, policy.truth, policy.seconds
+    return found, runs.truth, runs.seconds
 
 
 @pytest.mark.parametrize(("strategy", "acceptance"), [(Draft(depth=4), 0.8), (Draft(depth=8), 0.1)])

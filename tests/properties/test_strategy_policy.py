@@ -4,7 +4,7 @@ The simulated worlds are the benchmark's; observations have noise and outliers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -16,7 +16,8 @@ from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StepObservation, StrategyPolicy
-from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
+from tlt.policies.speculation.strategy_runs import StrategyRuns
+from tlt.strategies import Draft, Off, max_drafts
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
 _SECONDS = st.one_of(st.floats(1e-5, 10.0), st.sampled_from([0.0, 1e-12, 1e9]))
@@ -40,12 +41,13 @@ def test_predictions_are_finite_after_any_observations(
     make: Callable[[], StrategyPolicy], data: st.DataObject
 ) -> None:
     policy = make()
+    runs = StrategyRuns(policy, Random(data.draw(st.integers(0, 1000))).random)
     offered = data.draw(st.lists(st.sampled_from(ARMS), min_size=1, unique=True))
-    policy.set_strategies(offered)
+    runs.set_strategies(offered)
     for _ in range(data.draw(st.integers(0, 30))):
         batch = data.draw(_BATCHES)
         context = data.draw(st.integers(0, 100_000))
-        choice = policy.choose(batch, context, data.draw(st.floats(0.0, 1.0, exclude_max=True)))
+        choice = runs.choose(batch, context)
         assert choice.strategy in offered
         assert math.isfinite(choice.predicted)
         assert choice.predicted >= 0.0
@@ -53,18 +55,19 @@ def test_predictions_are_finite_after_any_observations(
         for _ in range(max_drafts(choice.strategy)):
             chain.append(data.draw(st.integers(0, chain[-1])))
         seconds = data.draw(_SECONDS)
-        drafting = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
+        proposing = min(seconds, data.draw(_SECONDS)) if len(chain) > 1 else 0.0
         counts = chain[:-1], chain[1:]
-        step = StepObservation(choice.strategy, batch, context, seconds, drafting, *counts)
-        policy.observe(step)
-        happened = data.draw(st.sampled_from(["", "", "", "drafter", "weights", "probe"]))
-        if happened == "probe":
-            seen = [batch, *sorted(data.draw(st.tuples(*[st.integers(0, batch)] * 8)))[::-1]]
-            policy.observe_probe(Ngram(tokens=8), batch, seen[:-1], seen[1:])
-        elif happened == "drafter":
-            policy.handle_drafter_swap()
-        elif happened == "weights":
-            policy.handle_weight_swap()
+        runs.observe(StepObservation(choice.strategy, batch, context, seconds, proposing, *counts))
+        match data.draw(st.sampled_from(["", "", "run", "drafter", "weights"])):
+            case "run":
+                runs.end_run()
+            case "drafter":
+                runs.handle_drafter_swap()
+            case "weights":
+                runs.handle_weight_swap()
+            case _:
+                pass
+    runs.end_run()
     if isinstance(policy, AdaptivePolicy):
         for batch in (1, 7, 64):
             speeds = policy.predict_speeds(batch, 100 * batch)
@@ -76,7 +79,7 @@ def test_predictions_are_finite_after_any_observations(
 @given(
     batch=st.sampled_from([1, 4, 16, 64]),
     drafter=st.floats(0.05, 0.95),
-    ngram=st.floats(0.05, 0.8),
+    ngram=st.floats(0.05, 0.5),
     dear=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -85,8 +88,8 @@ def test_converges_to_nearly_the_best_strategy(
 ) -> None:
     machine = Machine(token_at_1=0.1, token_at_64=0.6, draft_step=0.1) if dear else Machine()
     text = Text(drafter=_always(drafter), ngram=_always(ngram))
-    outcome = run(AdaptivePolicy(), machine, text, [[1500] * batch], seed)
-    assert _late_loss(outcome, 0.5) < 0.15
+    outcome = run(AdaptivePolicy(), machine, text, [[1500] * batch] * 3, seed)
+    assert _late_loss(outcome, 0.5) < 0.2
 
 
 @settings(max_examples=8)
@@ -117,24 +120,22 @@ def test_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
     assert outcome.share > 0.85
 
 
-class _WithoutProbes(AdaptivePolicy):
-    def observe_probe(
-        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
-    ) -> None:
-        pass
-
-
-def test_notices_ngrams_that_begin_to_pay_while_others_decode() -> None:
+def test_uses_ngrams_once_they_pay() -> None:
     """The last answers of a rollout repeat those that ended."""
     text = Text(drafter=_always(0.7), ngram=_always(0.15), siblings=0.75)
-
-    def lost(make: Callable[[], StrategyPolicy], rows: int) -> float:
+    for rows in (8, 16, 64):
         dice = Random(rows)
         rollouts = [lengths(rows, dice) for _ in range(6)]
-        shares = [run(make(), Machine(), text, rollouts, seed).share for seed in (1, 2, 3)]
-        return 1.0 - sum(shares) / len(shares)
+        shares = [run(AdaptivePolicy(), Machine(), text, rollouts, seed).share for seed in (1, 2)]
+        assert sum(shares) / len(shares) > 0.85, rows
 
-    with_probes, without = (
-        sum(lost(make, rows) for rows in (8, 16, 64)) for make in (AdaptivePolicy, _WithoutProbes)
-    )
-    assert with_probes < 0.85 * without
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_losses_where_nothing_pays_are_bounded(rows: int) -> None:
+    """Trials and wrong predictions cost a share of the time, and a fixed number of steps."""
+    text = Text(drafter=_always(0.02), ngram=_always(0.01))
+    rollouts = [[3000] * rows]
+    off = run(FixedPolicy(Off()), Machine(), text, rollouts, 1)
+    for seed in range(3):
+        outcome = run(AdaptivePolicy(), Machine(), text, rollouts, seed)
+        assert outcome.seconds < 1.02 * off.seconds + 30 * off.seconds / off.steps

@@ -118,9 +118,9 @@ class DecodeLoop:
     def _end_row(self, index: int, reason: StopReason) -> Completion:
         row, step = self._rows.remove(index), self._rows.step
         position = row.position(step)
-        self._speculation.handle_row_end(row, index, position)
         answer = slice(len(row.request.prompt), position + 1)
         tokens: list[int] = self._slots.tokens[index, answer].tolist()
+        self._speculation.handle_row_end(row, tokens)
         logprobs: list[float] = self._slots.logprobs[index, answer].tolist()
         return Completion(
             id=row.request.id,

@@ -1,12 +1,19 @@
-"""Propose n-grams for the running rows; their new tokens are indexed only before a look-up."""
+"""Propose n-grams for the running rows.
 
-from collections.abc import Container, Sequence
+Tokens are indexed only before a look-up, and answers that have ended only when their group runs
+again, so that decoding with other strategies costs nothing.
+"""
+
+from collections.abc import Sequence
 
 import torch
 
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.ngram import NgramIndex
+
+# tokens of ended answers that wait to be indexed, at most
+_MOST_WAITING = 200_000
 
 
 class NgramProposer:
@@ -15,6 +22,7 @@ class NgramProposer:
         self._index = NgramIndex(budget)
         # tokens of each row's answer that the index holds
         self._indexed: dict[int, int] = {}
+        self._waiting = _WaitingAnswers()
 
     @property
     def budget(self) -> int:
@@ -23,7 +31,8 @@ class NgramProposer:
     def propose(self, batch: RunningBatch, most: int) -> torch.Tensor | None:
         """Return drafts [rows, some], or None if nothing has followed any row's words before."""
         # all rows first: the newest tokens of its siblings help a row, too
-        self.index_rows(batch)
+        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
+            self._index_row(row, index, position)
         proposals = [self._index.propose(row.request.id, most).tokens for row in batch.rows]
         width = max(map(len, proposals))
         if width == 0:
@@ -31,39 +40,54 @@ class NgramProposer:
         padded = [tokens + [0] * (width - len(tokens)) for tokens in proposals]
         return torch.tensor(padded, device=self._slots.tokens.device)
 
-    def index_rows(self, batch: RunningBatch, but: Container[int] = ()) -> None:
-        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
-            if row.request.id not in but:
-                self._index_row(row, index, position)
-
-    def indexed_position(self, row: Row) -> int:
-        """Return the position of the row's last token that the index holds."""
-        return len(row.request.prompt) + self._indexed.get(row.request.id, 0) - 1
-
-    def propose_row(self, row: Row, index: int, position: int, most: int) -> list[int]:
-        """Propose what follows this row's token at a position; later tokens are not indexed yet."""
-        self._index_row(row, index, position)
-        return self._index.propose(row.request.id, most).tokens
-
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        self._index.add(_group(prompt), prompt, tokens)
+        self._waiting.add(prompt, tokens)
 
-    def handle_row_end(self, row: Row, index: int, position: int) -> None:
-        """Index the rest of the answer: its siblings may continue alike."""
-        self._index_row(row, index, position)
-        self._index.end(row.request.id)
-        del self._indexed[row.request.id]
+    def handle_row_end(self, row: Row, tokens: Sequence[int]) -> None:
+        """Keep the rest of the answer: its siblings may continue alike."""
+        request = row.request
+        indexed = self._indexed.pop(request.id, None)
+        if indexed is None:
+            self._waiting.add(request.prompt, tokens)
+        else:
+            self._index.extend(request.id, tokens[indexed:])
+            self._index.end(request.id)
 
     def _index_row(self, row: Row, index: int, position: int) -> None:
         request = row.request
+        group = _group(request.prompt)
+        for prompt, answer in self._waiting.take(group):
+            self._index.add(group, prompt, answer)
         if request.id not in self._indexed:
-            self._index.begin(request.id, request.prompt, _group(request.prompt))
+            self._index.begin(request.id, request.prompt, group)
             self._indexed[request.id] = 0
         first = len(request.prompt) + self._indexed[request.id]
         tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
         if tokens:
             self._index.extend(request.id, tokens)
             self._indexed[request.id] += len(tokens)
+
+
+class _WaitingAnswers:
+    """Ended answers by group, without those of the groups that got none for the longest time."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
+        self._tokens = 0
+
+    def add(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        group = _group(prompt)
+        self._answers[group] = [*self._answers.pop(group, ()), (prompt, tokens)]
+        self._tokens += len(tokens)
+        while self._tokens > _MOST_WAITING and len(self._answers) > 1:
+            self.take(next(iter(self._answers)))
+
+    def take(self, group: int) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        if not self._answers:
+            return ()
+        found = self._answers.pop(group, ())
+        self._tokens -= sum(len(tokens) for _, tokens in found)
+        return found
 
 
 def _group(prompt: Sequence[int]) -> int:

@@ -75,6 +75,8 @@ class RunningBatch:
         # positions of the rows' newest tokens, on the host and on the device
         self.last_positions = [row.position(step) for row in rows]
         self.positions = integers(self.last_positions)
+        # tokens of all rows
+        self.context = sum(self.last_positions) + len(rows)
         self.starts = integers([i * tokens.shape[1] for i in range(len(rows))])
         self.newest = tokens.view(-1).index_select(0, self.starts + self.positions)
         self.sampler = Sampler([row.request for row in rows], noise, like)
@@ -86,11 +88,6 @@ class RunningBatch:
         stops = [sorted(row.request.stop_tokens) for row in rows]
         most = max(map(len, stops))
         self._stops = integers([s + [-1] * (most - len(s)) for s in stops]) if most else None
-
-    @property
-    def context(self) -> int:
-        """Count the tokens of all rows."""
-        return sum(self.last_positions) + len(self.last_positions)
 
     def next_positions(self, count: int) -> torch.Tensor:
         """Return [rows, count]: positions from each row's newest token on."""
@@ -142,6 +139,7 @@ class RunningBatch:
             counts = torch.tensor(kept, device=tokens.device)
             self.newest = tokens.gather(1, counts[:, None] - 1)[:, 0]
             self.positions = self.positions + counts
+        self.context += sum(kept)
         self.last_positions = [
             position + count for position, count in zip(self.last_positions, kept, strict=True)
         ]

@@ -11,7 +11,6 @@ from time import perf_counter, thread_time
 import torch
 
 from tlt.engine.native.drafter_proposer import DrafterProposer
-from tlt.engine.native.ngram_acceptance_probe import REPORTED_TOGETHER, NgramAcceptanceProbe
 from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch, StepNoise, StepOutcome
@@ -20,6 +19,7 @@ from tlt.errors import ConfigError
 from tlt.id_types import DrafterVersion
 from tlt.models.eagle_drafter import Drafter, describe_misfit
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, StrategyPolicy
+from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
@@ -42,15 +42,10 @@ class SpeculationController:
         self.drafter_version: DrafterVersion | None = None
         self._drafter: DrafterProposer | None = None
         self._ngrams: NgramProposer | None = None
-        self._probe: NgramAcceptanceProbe | None = None
-        if tokens := [each.tokens for each in strategies if isinstance(each, Ngram)]:
+        if any(isinstance(each, Ngram) for each in strategies):
             self._ngrams = NgramProposer(slots, ngram_bytes)
-            self._probe = NgramAcceptanceProbe(self._ngrams, slots, max(tokens))
-        self._fixed: Strategy = Off()
-        self._policy: StrategyPolicy | None = None
-        # rows of the last step
-        self._batch = 0
-        self._random = Random(0)
+        self._fixed = Choice(Off(), 0.0, "only")
+        self._runs: StrategyRuns | None = None
         self._tallies = TallyCollector()
 
     @property
@@ -66,11 +61,11 @@ class SpeculationController:
             raise ConfigError(f"{count} drafts per step, where {least} to {self._most_drafts} fit")
         if isinstance(strategy, Ngram) and self._ngrams is None:
             raise ConfigError("n-grams are not among the strategies that this engine was made for")
-        self._fixed, self._policy = strategy, None
+        self._fixed, self._runs = Choice(strategy, 0.0, "only"), None
 
     def set_policy(self, policy: StrategyPolicy, seed: int) -> None:
         """Let a policy choose the strategy of each step."""
-        self._policy, self._random = policy, Random(seed)
+        self._runs = StrategyRuns(policy, Random(seed).random)
         self._update_strategies()
 
     def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
@@ -91,14 +86,13 @@ class SpeculationController:
         self._set_drafter_version(None)
 
     def handle_weight_swap(self) -> None:
-        self._report_probe(least=1)
-        if self._policy is not None:
-            self._policy.handle_weight_swap()
+        if self._runs is not None:
+            self._runs.handle_weight_swap()
 
     def choose(self, batch: RunningBatch) -> Choice:
-        if self._policy is None:
-            return Choice(self._fixed, 0.0, "only")
-        return self._policy.choose(len(batch.rows), batch.context, self._random.random())
+        if self._runs is None:
+            return self._fixed
+        return self._runs.choose(len(batch.rows), batch.context)
 
     def propose(
         self, strategy: Strategy, batch: RunningBatch, noise: StepNoise
@@ -117,25 +111,26 @@ class SpeculationController:
     ) -> None:
         """Learn from a step; `batch` has advanced to the positions after it."""
         work = timer.work_seconds()
-        self._batch = timer.rows
-        self._observe_probe(choice, batch)
         seconds = perf_counter() - timer.began
         drafter = self.drafter_version if isinstance(choice.strategy, Draft) else None
         self._tallies.add(choice, drafter, timer.rows, sum(outcome.kept), seconds, work)
-        if self._policy is None:
+        if self._runs is None:
             return
-        reached, accepted = count_drafts(outcome)
+        reached: Sequence[int] = ()
+        accepted: Sequence[int] = ()
         # drafts that were not even proposed count as rejected
-        depths = range(max_drafts(choice.strategy))
-        self._policy.observe(
+        if (depth := max_drafts(choice.strategy)) > 0:
+            checked, right = count_drafts(outcome)
+            reached, accepted = _rows_by_depth(checked, depth), _rows_by_depth(right, depth)
+        self._runs.observe(
             StepObservation(
                 choice.strategy,
                 timer.rows,
                 timer.context,
                 work,
                 timer.proposal_seconds,
-                [sum(count > depth for count in reached) for depth in depths],
-                [sum(count > depth for count in accepted) for depth in depths],
+                reached,
+                accepted,
                 timer.width,
             )
         )
@@ -151,45 +146,24 @@ class SpeculationController:
         if self._drafter is not None:
             self._drafter.handle_row_move(row, source, target)
 
-    def handle_row_end(self, row: Row, index: int, position: int) -> None:
+    def handle_row_end(self, row: Row, tokens: Sequence[int]) -> None:
         if self._drafter is not None:
             self._drafter.handle_row_end(row)
-        if self._probe is not None:
-            self._probe.handle_row_end(row, index, position)
         if self._ngrams is not None:
-            self._ngrams.handle_row_end(row, index, position)
-
-    def _observe_probe(self, choice: Choice, batch: RunningBatch) -> None:
-        """Follow rows while other strategies decode.
-
-        Steps of n-grams measure their acceptance themselves, and control runs do nothing that
-        plain decoding wouldn't do.
-        """
-        if self._probe is None or self._policy is None:
-            return
-        if choice.why != "control" and not isinstance(choice.strategy, Ngram):
-            self._probe.observe(batch)
-        self._report_probe()
-
-    def _report_probe(self, least: int = REPORTED_TOGETHER) -> None:
-        if self._probe is None or self._policy is None:
-            return
-        counts = self._probe.take(least)
-        if counts is not None:
-            self._policy.observe_probe(Ngram(tokens=len(counts.reached)), self._batch, *counts)
+            self._ngrams.handle_row_end(row, tokens)
 
     def _set_drafter_version(self, version: DrafterVersion | None) -> None:
         self.drafter_version = version
         self._update_strategies()
-        if self._policy is not None:
-            self._policy.handle_drafter_swap()
+        if self._runs is not None:
+            self._runs.handle_drafter_swap()
 
     def _update_strategies(self) -> None:
         """Tell the policy which strategies are available: those of a drafter need one."""
-        if self._policy is not None:
+        if self._runs is not None:
             ready = self._drafter is not None
             usable = [each for each in self._strategies if ready or not isinstance(each, Draft)]
-            self._policy.set_strategies(usable or [Off()])
+            self._runs.set_strategies(usable or [Off()])
 
 
 class StepTimer:
@@ -221,3 +195,12 @@ def count_drafts(outcome: StepOutcome) -> tuple[list[int], list[int]]:
     """
     both = list(zip(outcome.accepted, outcome.kept, strict=True))
     return [min(agreed + 1, kept) for agreed, kept in both], [min(pair) for pair in both]
+
+
+def _rows_by_depth(counts: Sequence[int], depth: int) -> list[int]:
+    """Return how many of the counts exceed each number below `depth`."""
+    rows = [0] * (depth + 1)
+    for count in counts:
+        rows[min(count, depth)] += 1
+    above = len(counts)
+    return [above := above - fewer for fewer in rows[:depth]]

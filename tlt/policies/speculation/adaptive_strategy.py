@@ -1,162 +1,265 @@
-"""Choose the strategy with the most predicted tokens per second, and explore within a budget.
+"""Choose the strategy with the most predicted tokens per second; lose little in finding it.
 
-A strategy that could hardly become the best is not explored.
+Costs and acceptance are learnt apart and shared by strategies, so that one run improves the
+predictions for all. A strategy that may be better than it seems is tried within a budget. What is
+lost against plain decoding, by trials or by wrong predictions, is paid from an account that grows
+by a small share of the decoding time; while it is empty, decoding is plain.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from tlt.policies.speculation.exploration_budget import ExplorationBudget
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation
-from tlt.policies.speculation.strategy_statistics import Arm, StepSequence, StrategyStatistics
-from tlt.strategies import Strategy
+from tlt.policies.speculation.acceptance import Acceptance, AcceptancePrior
+from tlt.policies.speculation.step_costs import PassCost, ProposalCost
+from tlt.policies.speculation.strategy_policy import Choice, RunObservation, bucket_of
+from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
-# steps for which a decision holds while the batch size stays, so that deciding costs little
-_DECISION_STEPS = 4
-# rows that a trial should see
-_TRIAL_ROWS = 8
-# share of the decisions that explore, where the budget suffices
-_EXPLORE_CHANCE = 0.25
-# steps over which a better strategy pays back the cost of exploring it
+# share of the decoding time that trials may cost, and that may be lost against plain decoding
+_TRIAL_SHARE, _LOSS_SHARE = 0.01, 0.01
+# plain steps that both may cost at the beginning and after a new drafter, and that may be saved up
+_TRIALS_GRANTED, _TRIALS_SAVED = 4.0, 4.0
+_LOSS_GRANTED, _LOSS_SAVED = 24.0, 24.0
+# steps that a new choice holds for, doubled each time it is confirmed, and the longest
+_FIRST_STEPS, _MOST_STEPS = 4, 64
+# rows that a trial should see, its steps at most, those of one that is repeated, and steps over
+# which it pays back
+_TRIAL_ROWS, _TRIAL_STEPS, _MOST_TRIAL_STEPS = 8, 2, 4
 _HORIZON = 200.0
-# a step that takes this many times the expected time was interrupted
+# plain steps that one trial is charged at most
+_MOST_SPENT = 4.0
+# a run that takes this many times the expected time was interrupted
 _INTERRUPTED = 4.0
+# first guess of what a look-up, or a draft, costs as a share of a plain step
+_LOOKUP, _DRAFT = 0.01, 0.06
+# n-grams' acceptance changes with every sibling that ends
+_NGRAM_PRIOR = AcceptancePrior(first=0.4, memory=64.0, half_life=64.0)
+_DRAFTER_PRIOR = AcceptancePrior(first=0.6, memory=300.0, half_life=256.0)
+# rows that observations count for: with another drafter, other weights or another batch size
+_OLD_DRAFTER, _OLD_WEIGHTS, _NEIGHBOUR = 4.0, 32.0, 8.0
+
+_Proposer = Literal["ngram", "noisy", "plain"]
 
 
-@dataclass(eq=False)
+class _Arm(NamedTuple):
+    strategy: Strategy
+    proposer: _Proposer | None
+    drafts: int
+    # proposals per step whose cost is a unit: a look-up is one, a chain has one per draft
+    proposals: int
+
+
+class _Prediction(NamedTuple):
+    # tokens per second and row
+    speed: float
+    # of a step
+    seconds: float
+    # standard deviation of the logarithm of the speed
+    uncertainty: float
+
+
+@dataclass
 class _Decision:
-    choice: Choice
-    batch: int
-    best_speed: float
-    # predicted
+    arm: _Arm
+    trial: bool
     step_seconds: float
-    steps_left: int
+    # tokens per second and row of the best strategy and of plain decoding
+    best_speed: float
+    plain_speed: float
 
 
 class AdaptivePolicy:
     def __init__(self) -> None:
-        self._statistics = StrategyStatistics()
-        self._budget = ExplorationBudget()
-        self._arms: list[Arm] = []
+        self._passes = PassCost()
+        drafter = ProposalCost(_DRAFT)
+        self._proposals: dict[_Proposer, ProposalCost] = {
+            "ngram": ProposalCost(_LOOKUP),
+            "noisy": drafter,
+            "plain": drafter,
+        }
+        self._acceptances: dict[tuple[_Proposer, int], Acceptance] = {}
+        self._arms: list[_Arm] = []
         self._decision: _Decision | None = None
-        # steps that the statistics have not observed yet
-        self._steps: StepSequence | None = None
+        self._steps = _FIRST_STEPS
+        # plain steps that trials may still cost, and that may be lost
+        self._budget = _TRIALS_GRANTED
+        self._account = _LOSS_GRANTED
 
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
         if not strategies:
             raise ValueError("a policy needs at least one strategy to choose from")
-        self._learn()
-        self._arms = [self._statistics.arm(strategy) for strategy in strategies]
+        self._arms = [_arm(strategy) for strategy in strategies]
         self._decision = None
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
+        predictions = self._predict(batch, context)
+        best = max(range(len(predictions)), key=lambda index: predictions[index].speed)
+        plain = self._passes.seconds(batch, context, 0)
+        chosen, trial = best, None
+        if self._account <= 0.0:
+            chosen = self._plain_arm(otherwise=best)
+        else:
+            trial = self._best_trial(predictions, best, _trial_steps(batch), plain)
+        arm, before = self._arms[chosen if trial is None else trial], self._decision
+        found = predictions[chosen if trial is None else trial]
+        self._decision = _Decision(
+            arm, trial is not None, found.seconds, predictions[best].speed, 1.0 / plain
+        )
+        again = before is not None and before.arm == arm
+        if trial is not None:
+            # deciding takes time, too
+            steps = _MOST_TRIAL_STEPS if again else _trial_steps(batch)
+            return Choice(arm.strategy, batch * found.speed, "explore", steps)
+        confirmed = again or (before is not None and before.trial)
+        self._steps = min(2 * self._steps, _MOST_STEPS) if confirmed else _FIRST_STEPS
+        why = "only" if len(self._arms) == 1 else "best"
+        return Choice(arm.strategy, batch * found.speed, why, self._steps)
+
+    def observe(self, run: RunObservation) -> None:
+        arm = _arm(run.strategy)
+        if run.full_passes and run.pass_seconds > 0.0:
+            self._passes.observe(
+                run.batch, run.context, arm.drafts, run.pass_seconds, run.full_passes
+            )
+        plain = self._passes.seconds(run.batch, run.context, 0)
+        if arm.proposer is not None:
+            if run.proposals:
+                share = run.proposal_seconds / arm.proposals / plain
+                self._proposals[arm.proposer].observe(run.batch, share)
+            self._acceptance(arm.proposer, run.batch).observe(run.reached, run.accepted)
+        for acceptance in self._acceptances.values():
+            acceptance.age(run.steps)
         decision = self._decision
-        if decision is None or decision.batch != batch or decision.steps_left == 0:
-            self._learn()
-            decision = self._decision = self._decide(batch, context, random)
-        decision.steps_left -= 1
-        return decision.choice
-
-    def observe(self, step: StepObservation) -> None:
-        steps = self._steps
-        if (
-            steps is None
-            or steps.arm.strategy != step.strategy
-            or steps.batch != step.batch
-            or len(steps.pass_seconds) == _DECISION_STEPS
-        ):
-            self._learn()
-            arm = self._statistics.arm(step.strategy)
-            steps = self._steps = StepSequence(arm, step.batch, step.context)
-        steps.add(step)
-
-    def observe_probe(
-        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
-    ) -> None:
-        proposer = self._statistics.arm(strategy).proposer
-        if proposer is not None:
-            proposer.acceptance.observe(batch, reached, accepted)
+        if decision is not None and decision.arm == arm:
+            self._settle(decision, run, plain)
 
     def handle_drafter_swap(self) -> None:
-        self._learn()
-        self._statistics.discount_old_drafter()
-        self._budget.grant()
+        for (proposer, _), acceptance in self._acceptances.items():
+            if proposer != "ngram":
+                acceptance.limit_weight(_OLD_DRAFTER)
+        self._budget = max(self._budget, _TRIALS_GRANTED)
+        self._account = max(self._account, _LOSS_GRANTED)
         self._decision = None
 
     def handle_weight_swap(self) -> None:
-        self._learn()
-        self._statistics.discount_old_weights()
+        for acceptance in self._acceptances.values():
+            acceptance.limit_weight(_OLD_WEIGHTS)
 
     def predict_speeds(self, batch: int, context: int) -> dict[Strategy, float]:
         """Return the predicted tokens per second of every available strategy."""
-        self._learn()
-        speeds = self._statistics.predict_speeds(self._arms, batch, context)
-        return {arm.strategy: speed for arm, speed in zip(self._arms, speeds, strict=True)}
+        predictions = self._predict(batch, context)
+        return {
+            arm.strategy: batch * each.speed
+            for arm, each in zip(self._arms, predictions, strict=True)
+        }
 
-    def _decide(self, batch: int, context: int, random: float) -> _Decision:
-        speeds = self._statistics.predict_speeds(self._arms, batch, context)
-        most = max(speeds)
-        best = chosen = speeds.index(most)
-        why, steps = "only" if len(speeds) == 1 else "best", _DECISION_STEPS
-        if len(speeds) > 1 and random < _EXPLORE_CHANCE and self._budget.seconds > 0.0:
-            trial = self._best_trial(batch, context, speeds, best)
-            if trial is not None:
-                chosen, why, steps = trial, "explore", _trial_steps(batch)
-        arm, speed = self._arms[chosen], speeds[chosen]
-        step_seconds = batch * arm.tokens(batch) / speed
-        return _Decision(Choice(arm.strategy, speed, why), batch, most, step_seconds, steps)
+    def _predict(self, batch: int, context: int) -> list[_Prediction]:
+        deepest = max(arm.drafts for arm in self._arms)
+        plain = self._passes.seconds(batch, context, 0)
+        expected: dict[_Proposer, list[float]] = {}
+        predictions: list[_Prediction] = []
+        for arm in self._arms:
+            seconds = self._passes.seconds(batch, context, arm.drafts)
+            if arm.proposer is None:
+                predictions.append(_Prediction(1.0 / seconds, seconds, 0.0))
+                continue
+            acceptance = self._acceptance(arm.proposer, batch)
+            if arm.proposer not in expected:
+                expected[arm.proposer] = acceptance.expected_accepts(deepest)
+            accepts = expected[arm.proposer]
+            seconds += arm.proposals * self._proposals[arm.proposer].share(batch) * plain
+            uncertainty = math.hypot(
+                acceptance.uncertainty(accepts, arm.drafts),
+                self._passes.uncertainty(batch, context, arm.drafts),
+            )
+            speed = (1.0 + accepts[arm.drafts]) / seconds
+            predictions.append(_Prediction(speed, seconds, uncertainty))
+        return predictions
 
-    def _best_trial(self, batch: int, context: int, speeds: list[float], best: int) -> int | None:
-        """Return the arm whose expected gain exceeds the cost of a trial by the most.
+    def _best_trial(
+        self, predictions: Sequence[_Prediction], best: int, steps: int, plain: float
+    ) -> int | None:
+        """Return the strategy whose expected gain exceeds the cost of a trial by the most.
 
-        Both are counted in steps of the best arm.
+        Both are counted in steps of the best strategy.
         """
         found, most = None, 0.0
-        for index, (arm, speed) in enumerate(zip(self._arms, speeds, strict=True)):
-            steps = _trial_steps(batch) * (1.0 - speed / speeds[best])
-            seconds = steps * batch * arm.tokens(batch) / speed
-            if index == best or seconds > self._budget.seconds:
+        for index, each in enumerate(predictions):
+            if index == best or each.uncertainty == 0.0:
                 continue
-            behind = math.log(speeds[best] / speed)
-            uncertainty = self._statistics.uncertainty(arm, batch, context)
-            worth = _HORIZON * _expected_gain(behind, uncertainty)
-            if worth - steps > most:
-                found, most = index, worth - steps
+            cost = steps * (1.0 - each.speed / predictions[best].speed)
+            if cost * each.seconds > self._budget * plain:
+                continue
+            behind = math.log(predictions[best].speed / each.speed)
+            worth = _HORIZON * _expected_gain(behind, each.uncertainty)
+            if worth - cost > most:
+                found, most = index, worth - cost
         return found
 
-    def _learn(self) -> None:
-        """Learn from the steps since the last decision."""
-        steps, decision = self._steps, self._decision
-        self._steps = None
-        if steps is None:
-            return
-        self._statistics.observe(steps)
-        if decision is not None and decision.choice.strategy == steps.arm.strategy:
-            self._update_budget(steps, decision)
-
-    def _update_budget(self, steps: StepSequence, decision: _Decision) -> None:
-        """Earn a share of the time that passed; after a trial, spend its loss against the best."""
-        longest = _INTERRUPTED * decision.step_seconds
-        pairs = zip(steps.pass_seconds, steps.proposal_seconds, strict=True)
-        seconds = sum(min(own + proposal, longest) for own, proposal in pairs)
+    def _settle(self, decision: _Decision, run: RunObservation, plain: float) -> None:
+        """Pay for what a run lost, in plain steps; a gain is saved up to a limit."""
+        seconds = min(run.seconds, _INTERRUPTED * run.steps * decision.step_seconds)
         if not 0.0 < seconds < math.inf:
             return
-        if decision.choice.why == "explore":
-            tokens = len(steps.pass_seconds) * steps.batch + sum(steps.accepted)
-            lost = seconds - tokens / decision.best_speed
-            self._budget.spend(lost, decision.step_seconds)
-        self._budget.earn(seconds, decision.step_seconds)
+        tokens = run.steps + sum(run.accepted) / run.batch
+        earned = _TRIAL_SHARE * seconds
+        if decision.trial:
+            # a step that was interrupted doesn't keep other strategies from being tried for long
+            earned += max(tokens / decision.best_speed - seconds, -_MOST_SPENT * plain)
+        self._budget = _saved(self._budget, earned / plain, _TRIALS_SAVED)
+        earned = _LOSS_SHARE * seconds
+        if decision.arm.proposer is not None:
+            earned += tokens / decision.plain_speed - seconds
+        self._account = _saved(self._account, earned / plain, _LOSS_SAVED)
+
+    def _acceptance(self, proposer: _Proposer, batch: float) -> Acceptance:
+        bucket = bucket_of(batch) if proposer == "ngram" else 1
+        found = self._acceptances.get((proposer, bucket))
+        if found is None:
+            found = self._acceptances[proposer, bucket] = self._first_acceptance(proposer, bucket)
+        return found
+
+    def _first_acceptance(self, proposer: _Proposer, bucket: int) -> Acceptance:
+        """Start from what is most alike.
+
+        Fewer running answers can copy from more that have ended, so that what n-grams accept in
+        larger batches says nothing about smaller ones.
+        """
+        if proposer == "ngram":
+            known = [size for kind, size in self._acceptances if kind == "ngram" and size < bucket]
+            if known:
+                return self._acceptances["ngram", max(known)].copy(most=_NEIGHBOUR)
+            return Acceptance(_NGRAM_PRIOR)
+        twin = self._acceptances.get(("plain" if proposer == "noisy" else "noisy", 1))
+        return Acceptance(_DRAFTER_PRIOR) if twin is None else twin.copy(most=_NEIGHBOUR)
+
+    def _plain_arm(self, otherwise: int) -> int:
+        plain = (index for index, arm in enumerate(self._arms) if arm.proposer is None)
+        return next(plain, otherwise)
+
+
+def _arm(strategy: Strategy) -> _Arm:
+    drafts = max_drafts(strategy)
+    match strategy:
+        case Off():
+            return _Arm(strategy, None, 0, 0)
+        case Ngram():
+            return _Arm(strategy, "ngram", drafts, 1)
+        case Draft(noise=noise):
+            return _Arm(strategy, "noisy" if noise else "plain", drafts, drafts)
 
 
 def _trial_steps(batch: int) -> int:
-    return max(1, min(_DECISION_STEPS, _TRIAL_ROWS // batch))
+    return max(1, min(_TRIAL_STEPS, _TRIAL_ROWS // batch))
+
+
+def _saved(steps: float, earned: float, most: float) -> float:
+    return min(steps + earned, max(steps, most))
 
 
 def _expected_gain(behind: float, deviation: float) -> float:
     """Return the mean of the positive part of a normal variable with mean `-behind`."""
-    if deviation <= 0.0:
-        return 0.0
     z = behind / deviation
     density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     return deviation * (density - z * 0.5 * math.erfc(z / math.sqrt(2.0)))

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation
+from tlt.policies.speculation.strategy_policy import Choice, RunObservation
 from tlt.strategies import Off, Strategy
+
+_STEPS = 16
 
 
 class FixedPolicy:
@@ -15,14 +17,9 @@ class FixedPolicy:
         self._choice = self._strategy if self._strategy in strategies else Off()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
-        return Choice(self._choice, 0.0, "only")
+        return Choice(self._choice, 0.0, "only", _STEPS)
 
-    def observe(self, step: StepObservation) -> None:
-        pass
-
-    def observe_probe(
-        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
-    ) -> None:
+    def observe(self, run: RunObservation) -> None:
         pass
 
     def handle_drafter_swap(self) -> None:

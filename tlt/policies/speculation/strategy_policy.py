@@ -1,20 +1,24 @@
-"""The protocol of a policy that chooses how each decode step guesses."""
+"""The protocol of a policy that chooses how decode steps guess.
+
+A policy is asked once for a run of steps, and is told afterwards what the run cost. Between the two
+it isn't consulted, so that choosing takes no time from short steps.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
-
-import msgspec
 
 from tlt.strategies import Strategy
 
 ChoiceReason = Literal["best", "explore", "only", "control"]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(NamedTuple):
     strategy: Strategy
     # tokens per second
     predicted: float
     why: ChoiceReason
+    # decode steps that it holds for, unless the batch size changes much
+    steps: int = 1
 
 
 class StepObservation(NamedTuple):
@@ -31,25 +35,39 @@ class StepObservation(NamedTuple):
     # of the whole step
     seconds: float
     # of the step's part before the policy's own pass
-    proposal_seconds: float
+    proposal_seconds: float = 0.0
     # both are empty if the strategy proposes nothing
-    reached: Sequence[int]
-    accepted: Sequence[int]
+    reached: Sequence[int] = ()
+    accepted: Sequence[int] = ()
     # drafts that each row verified, if fewer than the strategy allows
     width: int | None = None
 
 
-def bucket_of(batch: int) -> int:
+class RunObservation(NamedTuple):
+    """Consecutive steps with one strategy: means of a step, and sums of the counts."""
+
+    strategy: Strategy
+    steps: int
+    batch: float
+    context: float
+    # of the pass, in steps that verified as many drafts as the strategy allows; 0 without any
+    full_passes: int
+    pass_seconds: float
+    # without the first step of a run, which catches up with what the proposer missed
+    proposals: int
+    proposal_seconds: float
+    # of all steps together
+    seconds: float
+    reached: Sequence[int]
+    accepted: Sequence[int]
+
+
+def bucket_of(batch: float) -> int:
     """Return the power of two that stands for this batch size: the next one at or above it."""
-    return 1 << (batch - 1).bit_length()
+    return 1 << (max(1, round(batch)) - 1).bit_length()
 
 
 class StrategyPolicy(Protocol):
-    """Choose a strategy and observe its step, once per decode step.
-
-    Observations from before the first choice are allowed.
-    """
-
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
         """Set the strategies to choose from; knowledge of others is kept."""
         ...
@@ -58,12 +76,8 @@ class StrategyPolicy(Protocol):
         """Choose for `context` tokens in all rows together, with a `random` in [0, 1)."""
         ...
 
-    def observe(self, step: StepObservation) -> None: ...
-
-    def observe_probe(
-        self, strategy: Strategy, batch: int, reached: Sequence[int], accepted: Sequence[int]
-    ) -> None:
-        """Observe the drafts that a strategy would have had accepted while another one decoded."""
+    def observe(self, run: RunObservation) -> None:
+        """Learn from a run; runs from before the first choice are allowed."""
         ...
 
     def handle_drafter_swap(self) -> None: ...
