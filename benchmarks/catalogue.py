@@ -47,6 +47,10 @@ BENCHMARKS = {
         "The strategy policy decodes in simulated worlds, against an oracle that knows their true"
         " costs and acceptances."
     ),
+    "foreign": (
+        "Policies of many shapes, tasks and acceptances that nothing was tuned for decode the same"
+        " requests without speculation and with its defaults, in turns in one process."
+    ),
     "large_vocabulary": (
         "Sampling's share of a decode step, and its memory, at the shape of Qwen2.5-0.5B with"
         " random weights and its whole vocabulary."

@@ -1,0 +1,223 @@
+"""Decode foreign workloads without speculation and with it, as a user gets it by default.
+
+`python -m benchmarks.foreign --out F.json [--only NAME]`
+
+Each workload has two engines in one process and one thread. They decode the same blocks of requests
+to the end, first the one and then the other, in alternating order, and must give the same tokens.
+What counts is CPU time. Speculation chooses with all of its defaults, control runs included, and
+starts without knowledge, so the search is included.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.foreign_workloads import (
+    WORKLOADS,
+    Requests,
+    Workload,
+    captured_layers,
+    make_drafter,
+    make_policy,
+    sharpened,
+)
+from benchmarks.result import Claim, write_result
+from tlt.config import SpeculationSpec
+from tlt.engine.native import NativeEngine
+from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.decoder_spec import Decoder
+from tlt.policies.speculation.savings_estimate import DecodeCost, add_tallies, estimate_savings
+from tlt.ranks.engine_factory import strategy_policy
+
+_SPECULATION = SpeculationSpec(mode="adaptive")
+_BLOCK_SECONDS = 5.0
+_LEAST_PAIRS, _MOST_PAIRS = 6, 12
+_NEVER_SLOWER = 0.97
+# requests of a block are counted in batches of all rows
+_MOST_BATCHES = 64
+_CONTEXT = 1024
+# one-sided 95 % of Student's t by degrees of freedom
+_T95 = {5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 11: 1.796}
+_SEED = 11
+
+
+class Window(NamedTuple):
+    cpu: float
+    wall: float
+    tokens: int
+
+
+class _Side:
+    """An engine that decodes blocks, with speculation or without."""
+
+    def __init__(self, workload: Workload, policy: Decoder, speculates: bool) -> None:
+        self._engine = NativeEngine(
+            policy,
+            decode_text=lambda tokens: "",
+            slots=workload.rows,
+            max_context=_CONTEXT,
+            device=torch.device("cpu"),
+            version=PolicyVersion(0),
+            captured=captured_layers(policy) if speculates else (),
+            arms=_SPECULATION.arms if speculates else (),
+        )
+        self.costs: dict[int, DecodeCost] = {}
+        # decode seconds by strategy, to explain a result
+        self.by_strategy: dict[str, float] = {}
+        if speculates:
+            self._engine.speculation.set_policy(strategy_policy(_SPECULATION), _SEED)
+
+    def swap_weights(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        self._engine.swap_weights(PolicyVersion(version), weights)
+
+    def adopt(self, drafter: Any) -> None:
+        self._engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
+
+    def decode(self, requests: Sequence[Any]) -> tuple[Window, dict[int, list[int]]]:
+        engine = self._engine
+        answers: dict[int, list[int]] = {}
+        cpu, wall = time.process_time(), time.perf_counter()
+        engine.submit(requests)
+        while engine.running:
+            answers |= {done.id: done.tokens for done in engine.step()}
+        tallies = engine.take_strategy_tallies()
+        window = Window(
+            time.process_time() - cpu,
+            time.perf_counter() - wall,
+            sum(map(len, answers.values())),
+        )
+        self.costs = add_tallies(self.costs, tallies)
+        for tally in tallies:
+            name = "control" if tally.control is not None else str(tally.strategy)
+            self.by_strategy[name] = self.by_strategy.get(name, 0.0) + tally.seconds
+        return window, answers
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", choices=WORKLOADS, nargs="+")
+    parser.add_argument("--block", type=float, default=_BLOCK_SECONDS, help="seconds of a block")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    results: dict[str, Any] = {}
+    for name in arguments.only or WORKLOADS:
+        results[name] = _decode_workload(WORKLOADS[name], arguments.block)
+        print(name, {k: v for k, v in results[name].items() if k != "pairs"}, flush=True)
+    verdicts = [result["verdict"] for result in results.values()]
+    claims = [
+        _at_most("foreign.failed", verdicts.count("failed"), "workloads", 0),
+        _at_most("foreign.undecided", verdicts.count("undecided"), "workloads", 2),
+        Claim(
+            name="foreign.rollout_off_over_tlt_min",
+            value=min(result["off_over_tlt"] for result in results.values()),
+            unit="x",
+            bar=0.93,
+        ),
+    ]
+    seconds = time.monotonic() - began
+    write_result("foreign", claims, {"decoding": results}, seconds, arguments.out)
+
+
+def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:
+    return Claim(name=name, value=value, unit=unit, bar=bar, less_is_better=True)
+
+
+def _decode_workload(workload: Workload, block_seconds: float) -> dict[str, Any]:
+    policy, requests = make_policy(workload, _SEED), Requests(workload, _SEED)
+    off, tlt = _Side(workload, policy, False), _Side(workload, policy, True)
+    if workload.drafter is not None:
+        tlt.adopt(make_drafter(workload, policy, requests, _SEED))
+    count = _requests_of_a_block(off, workload, requests, block_seconds)
+    pairs: list[tuple[Window, Window]] = []
+    version = 0
+    while not _decided(pairs):
+        number = len(pairs)
+        for factor in (workload.sharpness[number * len(workload.sharpness) // _MOST_PAIRS],):
+            version += 1
+            weights = sharpened(policy, factor)
+            for side in (off, tlt):
+                side.swap_weights(version, weights)
+        block = requests.block(number, count)
+        order = (off, tlt) if number % 2 == 0 else (tlt, off)
+        done = {side: side.decode(block) for side in order}
+        if done[off][1] != done[tlt][1]:
+            raise SystemExit("speculation changed a token")
+        pairs.append((done[off][0], done[tlt][0]))
+    value, low, high = _interval([math.log(plain.cpu / ours.cpu) for plain, ours in pairs])
+    result = {
+        "verdict": _verdict(low, high),
+        "off_over_tlt": round(value, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "wall": round(math.fsum(o.wall for o, _ in pairs) / math.fsum(t.wall for _, t in pairs), 4),
+        "requests": count,
+        "tokens_per_second": round(pairs[0][0].tokens / pairs[0][0].cpu),
+        "pairs": [(round(plain.cpu, 3), round(ours.cpu, 3)) for plain, ours in pairs],
+        "seconds_by_strategy": {n: round(s, 2) for n, s in sorted(tlt.by_strategy.items())},
+        "ledger": _ledger(tlt.costs, pairs),
+    }
+    off.close()
+    tlt.close()
+    return result
+
+
+def _requests_of_a_block(off: _Side, workload: Workload, requests: Requests, seconds: float) -> int:
+    """Decode until a block's duration is known."""
+    batches, number = 1, 900_000
+    while True:
+        took = off.decode(requests.block(number, workload.rows * batches))[0].cpu
+        if took >= seconds / 4 or batches >= _MOST_BATCHES:
+            return max(1, round(batches * seconds / took)) * workload.rows
+        batches, number = batches * 2, number + 1
+
+
+def _ledger(costs: dict[int, DecodeCost], pairs: Sequence[tuple[Window, Window]]) -> dict[str, Any]:
+    """Compare the savings that a job would report with those that the pairs show."""
+    true = math.fsum(plain.wall - ours.wall for plain, ours in pairs)
+    off = math.fsum(plain.wall for plain, _ in pairs)
+    savings = estimate_savings(costs)
+    if savings is None:
+        return {"true_share": round(true / off, 4)}
+    total = savings.total
+    return {
+        "true_share": round(true / off, 4),
+        "share": round(total.seconds / off, 4),
+        "low": None if total.low is None else round(total.low / off, 4),
+        "high": None if total.high is None else round(total.high / off, 4),
+        "runs": savings.runs,
+    }
+
+
+def _decided(pairs: Sequence[tuple[Window, Window]]) -> bool:
+    if len(pairs) < _LEAST_PAIRS:
+        return False
+    _, low, high = _interval([math.log(plain.cpu / ours.cpu) for plain, ours in pairs])
+    return len(pairs) == _MOST_PAIRS or _verdict(low, high) != "undecided"
+
+
+def _verdict(low: float, high: float) -> str:
+    if low >= _NEVER_SLOWER:
+        return "passed"
+    return "failed" if high < _NEVER_SLOWER else "undecided"
+
+
+def _interval(logs: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean and its one-sided 95 % bounds."""
+    mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
+    wide = _T95[len(logs) - 1] * error
+    return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
+
+
+if __name__ == "__main__":
+    main()
