@@ -64,7 +64,7 @@ class _Side:
             max_context=_CONTEXT,
             device=torch.device("cpu"),
             version=PolicyVersion(0),
-            captured=captured_layers(policy) if speculates else (),
+            captured=captured_layers(policy) if speculates and workload.drafter is not None else (),
             arms=_SPECULATION.arms if speculates else (),
         )
         self.costs: dict[int, DecodeCost] = {}

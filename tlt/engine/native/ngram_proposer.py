@@ -69,15 +69,14 @@ class NgramProposer:
 
 
 class _WaitingAnswers:
-    """Ended answers by group, without those of the groups that got none for the longest time."""
+    """Ended answers by group; those of the oldest groups are dropped first."""
 
     def __init__(self) -> None:
         self._answers: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
         self._tokens = 0
 
     def add(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        group = _group(prompt)
-        self._answers[group] = [*self._answers.pop(group, ()), (prompt, tokens)]
+        self._answers.setdefault(_group(prompt), []).append((prompt, tokens))
         self._tokens += len(tokens)
         while self._tokens > _MOST_WAITING and len(self._answers) > 1:
             self.take(next(iter(self._answers)))

@@ -17,7 +17,7 @@ from tlt.policies.speculation.strategy_policy import Choice, RunObservation, buc
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 # share of the decoding time that trials may cost, and that may be lost against plain decoding
-_TRIAL_SHARE, _LOSS_SHARE = 0.01, 0.01
+_TRIAL_SHARE, _LOSS_SHARE = 0.0075, 0.01
 # plain steps that both may cost at the beginning and after a new drafter, and that may be saved up
 _TRIALS_GRANTED, _TRIALS_SAVED = 4.0, 4.0
 _LOSS_GRANTED, _LOSS_SAVED = 24.0, 24.0
@@ -27,10 +27,9 @@ _FIRST_STEPS, _MOST_STEPS = 4, 64
 # which it pays back
 _TRIAL_ROWS, _TRIAL_STEPS, _MOST_TRIAL_STEPS = 8, 2, 4
 _HORIZON = 200.0
-# plain steps that one trial is charged at most
-_MOST_SPENT = 4.0
-# a run that takes this many times the expected time was interrupted
-_INTERRUPTED = 4.0
+# a run that takes this many times the expected time was interrupted; a first proposal, which
+# catches up with what the proposer missed, takes a few times as long
+_INTERRUPTED = 12.0
 # first guess of what a look-up, or a draft, costs as a share of a plain step
 _LOOKUP, _DRAFT = 0.01, 0.06
 # n-grams' acceptance changes with every sibling that ends
@@ -205,8 +204,7 @@ class AdaptivePolicy:
         tokens = run.steps + sum(run.accepted) / run.batch
         earned = _TRIAL_SHARE * seconds
         if decision.trial:
-            # a step that was interrupted doesn't keep other strategies from being tried for long
-            earned += max(tokens / decision.best_speed - seconds, -_MOST_SPENT * plain)
+            earned += tokens / decision.best_speed - seconds
         self._budget = _saved(self._budget, earned / plain, _TRIALS_SAVED)
         earned = _LOSS_SHARE * seconds
         if decision.arm.proposer is not None:
