@@ -63,7 +63,7 @@ class RandomPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is decoded, by how many rows at once."""
+    """A policy, its requests and its drafter, and the number of rows that decode at once."""
 
     # or the folder of an example with a spec
     policy: RandomPolicy | Path

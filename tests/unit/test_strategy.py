@@ -99,7 +99,7 @@ def test_a_choice_holds_longer_each_time_it_is_confirmed_and_ends_with_its_batch
 
 
 def test_decodes_plainly_while_more_was_lost_than_allowed() -> None:
-    """What was predicted to pay didn't, and costs too much."""
+    """A drafter was predicted to pay, but its proposals are rejected and cost too much."""
     policy = AdaptivePolicy()
     policy.set_strategies([Off(), Draft(depth=2)])
     lost = 0.0
