@@ -97,7 +97,7 @@ class AdaptivePolicy:
         plain = self._passes.seconds(batch, context, 0)
         chosen, trial = best, None
         if self._account <= 0.0:
-            chosen = self._plain_arm(otherwise=best)
+            chosen = _find_plain(self._arms, otherwise=best)
         else:
             trial = self._best_trial(predictions, best, _trial_steps(batch), plain)
         arm, before = self._arms[chosen if trial is None else trial], self._decision
@@ -232,10 +232,6 @@ class AdaptivePolicy:
         twin = self._acceptances.get(("plain" if proposer == "noisy" else "noisy", 1))
         return Acceptance(_DRAFTER_PRIOR) if twin is None else twin.copy(most=_NEIGHBOUR)
 
-    def _plain_arm(self, otherwise: int) -> int:
-        plain = (index for index, arm in enumerate(self._arms) if arm.proposer is None)
-        return next(plain, otherwise)
-
 
 def _arm(strategy: Strategy) -> _Arm:
     drafts = max_drafts(strategy)
@@ -246,6 +242,11 @@ def _arm(strategy: Strategy) -> _Arm:
             return _Arm(strategy, "ngram", drafts, 1)
         case Draft(noise=noise):
             return _Arm(strategy, "noisy" if noise else "plain", drafts, drafts)
+
+
+def _find_plain(arms: Sequence[_Arm], otherwise: int) -> int:
+    plain = (index for index, arm in enumerate(arms) if arm.proposer is None)
+    return next(plain, otherwise)
 
 
 def _trial_steps(batch: int) -> int:
