@@ -42,7 +42,7 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
 def describe_savings(snapshot: Snapshot) -> str:
     saved = snapshot.saved
     if saved is None:
-        return "speculation: savings not known yet, no control run is over"
+        return "speculation: savings not known yet, too few control runs are over"
     return (
         f"speculation saved {describe_interval(saved.total)} on all ranks, "
         f"from {saved.runs} control runs of {saved.control_seconds:.1f} s "

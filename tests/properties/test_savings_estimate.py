@@ -148,14 +148,15 @@ def test_bucket_without_control_runs_borrows_and_widens_its_interval() -> None:
     assert one.saved.seconds - one.saved.low > 3 * (four.saved.seconds - four.saved.low)
 
 
-def test_a_single_control_run_gives_no_interval() -> None:
-    found = estimate_savings(add_tallies({}, [control(2, [1.0]), speculated(2, 64, 1.0)]))
-    assert found is not None
-    assert found.total.seconds == pytest.approx(1.0)
-    assert (found.total.low, found.total.high) == (None, None)
-    assert found.control_cost == pytest.approx(0.5)
-    assert estimate_savings(add_tallies({}, [speculated(2, 64, 1.0)])) is None
+def test_claims_nothing_without_an_interval() -> None:
+    spent = [speculated(2, 64, 1.0)]
     assert not PlainRates({})
+    assert estimate_savings(add_tallies({}, spent)) is None
+    assert estimate_savings(add_tallies({}, [control(2, [1.0]), *spent])) is None
+    assert estimate_savings(add_tallies({}, [control(2, [1.0]), control(4, [1.0]), *spent])) is None
+    found = estimate_savings(add_tallies({}, [control(2, [1.0, 1.1]), *spent]))
+    assert found is not None
+    assert found.total.low is not None
 
 
 @given(parts=st.lists(st.tuples(st.sampled_from([1, 4]), st.floats(0.1, 2.0)), max_size=12))

@@ -89,7 +89,8 @@ class PlainRates:
         }
 
     def __bool__(self) -> bool:
-        return bool(self._rates)
+        """Return True if there are runs enough for an interval: nothing is claimed without one."""
+        return self._degrees_of_freedom >= 1
 
     def measured_at(self, bucket: int) -> int:
         """Return the nearest bucket with control runs; of two at one distance, the smaller."""
@@ -126,7 +127,7 @@ def add_tallies(costs: CostsByBucket, tallies: Iterable[StrategyTally]) -> dict[
 
 
 def estimate_savings(costs: CostsByBucket) -> Savings | None:
-    """Return None before the first control run."""
+    """Return None until some bucket has two control runs."""
     rates = PlainRates(costs)
     if not rates:
         return None
