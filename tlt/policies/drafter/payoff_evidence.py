@@ -42,6 +42,8 @@ class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
     # failures in a row to gain anything by training, and the next step that may try again
     failures: int = 0
     rest_until: Step = Step(0)
+    # the last decision about idle training, and why it was taken
+    explained: str | None = None
 
 
 def record_evaluation(

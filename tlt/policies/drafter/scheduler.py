@@ -48,10 +48,18 @@ def start_if_worth(turn: Turn, worker: WorkerId) -> None:
     if not is_wanted(state) or not training_sessions.is_eligible(state, state.workers[worker]):
         return
     verdict = judge_idle_training(turn)
-    if not training_sessions.is_any_open(state):
-        adopt_reject_revert.explain(turn, "train" if verdict.worth else "rest", verdict)
+    _explain_if_changed(turn, verdict)
     if verdict.worth:
         _start(turn, worker)
+
+
+def _explain_if_changed(turn: Turn, verdict: gate.Verdict) -> None:
+    """Explain a decision once for all workers and steps that it holds for."""
+    kind = "train" if verdict.worth else "rest"
+    evidence, explained = turn.state.drafter.evidence, f"{kind}: {verdict.why}"
+    if evidence.explained != explained:
+        turn.set_drafter(evidence=msgspec.structs.replace(evidence, explained=explained))
+        adopt_reject_revert.explain(turn, kind, verdict)
 
 
 def start_idle_workers(turn: Turn) -> None:
