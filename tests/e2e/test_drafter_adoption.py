@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 # adopt a drafter.
 UNEVEN = (
     "algorithm.steps=3",
-    "algorithm.prompts_per_step=8",
-    "rollout.slots=32",
+    "algorithm.prompts_per_step=24",
+    "rollout.slots=96",
     "rollout.spread=false",
 )
 SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[]")
