@@ -140,14 +140,12 @@ def _decode_workload(workload: Workload, block_seconds: float) -> dict[str, Any]
         tlt.adopt(make_drafter(workload, policy, requests, _SEED))
     count = _requests_of_a_block(off, workload, requests, block_seconds)
     pairs: list[tuple[Window, Window]] = []
-    version = 0
     while not _decided(pairs):
         number = len(pairs)
-        for factor in (workload.sharpness[number * len(workload.sharpness) // _MOST_PAIRS],):
-            version += 1
-            weights = sharpened(policy, factor)
-            for side in (off, tlt):
-                side.swap_weights(version, weights)
+        factor = workload.sharpness[number * len(workload.sharpness) // _MOST_PAIRS]
+        weights = sharpened(policy, factor)
+        for side in (off, tlt):
+            side.swap_weights(number + 1, weights)
         block = requests.block(number, count)
         order = (off, tlt) if number % 2 == 0 else (tlt, off)
         done = {side: side.decode(block) for side in order}

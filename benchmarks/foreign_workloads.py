@@ -21,7 +21,6 @@ from tlt.engine.native import NativeEngine
 from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import HEAD, Decoder, DecoderConfig, weight_shapes
-from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.rope import PlainRope
 from tlt.models.tokenizer import Tokenizer
@@ -256,8 +255,6 @@ def captured_layers(policy: Decoder) -> tuple[int, ...]:
 
 def make_drafter(workload: Workload, policy: Decoder, requests: Requests, seed: int) -> Drafter:
     """Train a drafter on the policy's answers for the workload's CPU seconds."""
-    if isinstance(workload.policy, Path) and workload.drafter is None:
-        return load_drafter(workload.policy / "drafter", policy.config.layers)
     engine = NativeEngine(
         policy,
         decode_text=lambda tokens: "",
