@@ -71,11 +71,11 @@ def _rollouts(job: Job) -> float:
     return round(math.fsum(step.rollout for step in job.steps), 2)
 
 
-def _saved(job: Job) -> list[float | None] | None:
+def _saved(job: Job) -> list[float] | None:
     """Return the ledger's saved device-seconds and their interval."""
     if (saved := job.snapshot.saved) is None:
         return None
-    return [v and round(v, 1) for v in (saved.total.seconds, saved.total.low, saved.total.high)]
+    return [round(v, 1) for v in (saved.total.seconds, saved.total.low, saved.total.high)]
 
 
 if __name__ == "__main__":

@@ -296,13 +296,13 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def _saved(job: Job) -> dict[str, float | None] | None:
+def _saved(job: Job) -> dict[str, float] | None:
     """Return the ledger's savings; too few control runs give no interval."""
     if (saved := job.snapshot.saved) is None:
         return None
     total = saved.total
     figures = {"seconds": total.seconds, "low": total.low, "high": total.high, "runs": saved.runs}
-    return {name: value if value is None else round(value, 1) for name, value in figures.items()}
+    return {name: round(value, 1) for name, value in figures.items()}
 
 
 def _result(name: str) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def describe_savings(snapshot: Snapshot) -> str:
         return "speculation: savings not known yet, too few control runs are over"
     return (
         f"speculation saved {describe_interval(saved.total)} on all ranks, "
-        f"from {saved.runs} control runs of {saved.control_seconds:.1f} s "
+        f"which would have taken {saved.plain_seconds:.1f} s without; "
+        f"overhead of speculation {saved.overhead:.1f} s, "
+        f"{saved.runs} control runs of {saved.control_seconds:.1f} s "
         f"that cost {saved.control_cost:.1f} s"
         + ("; it cost more than it saved and was given up" if snapshot.gave_up else "")
     )
@@ -72,8 +74,6 @@ def describe_interval(saving: SavingsInterval | None) -> str:
     """Return seconds with their 95 % interval, and no text without a saving."""
     if saving is None:
         return ""
-    if saving.low is None or saving.high is None:
-        return f"{saving.seconds:.1f} s (± unknown)"
     return f"{saving.seconds:.1f} s (95 %: {saving.low:.1f} to {saving.high:.1f})"
 
 
@@ -127,26 +127,17 @@ def _rollouts(snapshot: Snapshot) -> Table:
 
 def _savings(saved: Savings) -> Table:
     table = number_table(
-        *(
-            "batch up to",
-            "tokens",
-            "seconds",
-            "ms a token",
-            "without speculation",
-            "control runs",
-            "saved",
-        )
+        *("batch up to", "decode steps", "accept length", "ms a step"),
+        *("ms without speculation", "control runs"),
     )
     for part in saved.buckets:
-        borrowed = "" if part.measured_at == part.bucket else f" (from {part.measured_at})"
         table.add_row(
             str(part.bucket),
-            f"{part.tokens:.0f}",
-            f"{part.seconds:.1f}",
-            f"{1e3 * part.seconds / part.tokens:.3f}" if part.tokens else "",
-            f"{1e3 * part.plain:.3f}{borrowed}",
+            str(part.steps),
+            f"{part.tokens:.2f}",
+            f"{1e3 * part.seconds:.3f}",
+            f"{1e3 * part.plain:.3f}",
             str(part.runs),
-            describe_interval(part.saved),
         )
     return table
 

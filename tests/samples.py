@@ -195,6 +195,7 @@ def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:
         "rows": 1,
         "tokens": tokens,
         "seconds": seconds,
+        "overhead": 0.0,
         "expected": 0.0,
     }
     return StrategyTally(**{**values, **changes})

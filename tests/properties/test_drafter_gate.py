@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.properties.evaluations import FEW_ANSWERS, evaluated_versions
+from tests.properties.evaluations import evaluated_versions
+from tests.properties.test_speedup_model import control_runs, decoded, with_ngrams
 from tests.samples import tally
 from tests.simulation.specs import base_with, small_spec
 from tlt.config import JobSpec
 from tlt.id_types import DrafterVersion, Step
 from tlt.policies.drafter import speedup_model
 from tlt.policies.drafter import training_payoff_gate as gate
-from tlt.policies.drafter.learning_curve import EvaluatedVersion, extend_while_gaining, fit_curve
+from tlt.policies.drafter.learning_curve import EvaluatedVersion
 from tlt.policies.drafter.payoff_evidence import (
     PayoffEvidence,
     record_evaluation,
@@ -26,9 +27,9 @@ from tlt.policies.drafter.payoff_evidence import (
 )
 from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
 from tlt.policies.drafter.training_totals import TrainingProgress
-from tlt.policies.speculation.savings_estimate import add_tallies
-from tlt.protocol.shared_values import ControlRuns, DrafterEvaluation, StrategyTally
-from tlt.strategies import Draft, Ngram, Off
+from tlt.policies.speculation.savings_estimate import DecodeAccount
+from tlt.protocol.shared_values import DrafterEvaluation, StrategyTally
+from tlt.strategies import Draft
 
 _NOTHING = PayoffEvidence()
 
@@ -49,7 +50,7 @@ def _outlook(steps: int, rollout_seconds: float, **changes: Any) -> TrainingOutl
 
 def _ahead(spec: JobSpec, opened: int, seconds: float = 60.0, **changes: Any) -> TrainingOutlook:
     left = max(0, spec.algorithm.steps - opened - 1)
-    speedup = speedup_model.without_drafter(spec, {})
+    speedup = speedup_model.without_drafter(spec, DecodeAccount())
     values: dict[str, Any] = {"members": 4, "speedup_without_drafter": speedup, **changes}
     return _outlook(left, seconds, **values)
 
@@ -92,7 +93,7 @@ def test_counts_only_gains_over_ngrams() -> None:
     """A drafter is worth nothing if n-grams are accepted as often."""
     spec, saved = small_spec(steps=30, train="auto"), list[float]()
     for faster in (1.0, 1.3, 1.6, 2.4):
-        costs = add_tallies({}, [_with_ngrams(1000, 1.0 / faster), _control_runs(20, 1000, 1.0)])
+        costs = decoded([with_ngrams(1000, 1.0 / faster), control_runs(20, 1000, 1.0)])
         speedup = speedup_model.without_drafter(spec, costs)
         ahead = _outlook(29, 6.0, speedup_without_drafter=speedup)
         saved.append(gate.judge_reserved_time(spec, _NOTHING, ahead).saved)
@@ -119,12 +120,13 @@ def test_reserves_no_time_to_read_answers_too_often() -> None:
         )
         return gate.judge_reserved_time(spec, _NOTHING, ahead)
 
-    assert not reserved(3_000, 0).worth
-    some, many = reserved(15_000, 0), reserved(200_000, 0)
-    assert some.worth
-    assert many.worth
-    assert many.saved > some.saved
-    assert not reserved(15_000, 210).worth
+    few, some, many = reserved(3_000, 0), reserved(15_000, 0), reserved(200_000, 0)
+    assert few.worth
+    # 17 micro-batches by two members
+    assert few.cost == pytest.approx(17.6 / (2 * 10.0 * 0.85), rel=0.01)
+    assert few.cost < some.cost < many.cost
+    assert few.saved < some.saved < many.saved
+    assert not reserved(15_000, 90).worth
 
 
 def test_reserves_no_time_if_idle_seconds_suffice_soon() -> None:
@@ -155,14 +157,6 @@ def test_predicts_no_larger_savings_than_all_rollout_time(
     assert not verdict.worth or verdict.saved > 2.0 * verdict.cost
 
 
-def test_idle_seconds_explore_where_reserved_ones_may_not() -> None:
-    spec = small_spec(steps=30, train="auto")
-    evidence = _evidence(FEW_ANSWERS)
-    ahead = _ahead(spec, 8, seconds=4.5, members=2, micro_batches_per_second=453 / 30.0)
-    assert gate.judge_idle_training(spec, evidence, ahead).worth
-    assert not gate.judge_reserved_time(spec, evidence, ahead).worth
-
-
 _ENDED = [
     EvaluatedVersion(
         version=DrafterVersion(i), micro_batches=1000 + 50 * i, used=4.25, trained=4.25
@@ -177,7 +171,6 @@ def test_tries_new_answers_in_idle_seconds_where_the_curve_has_ended(
 ) -> None:
     spec = small_spec(steps=100, train="auto")
     evidence = msgspec.structs.replace(_evidence(_ENDED), failures=0, rest_until=Step(0))
-    assert extend_while_gaining(fit_curve(None, _ENDED), _ENDED) == fit_curve(None, _ENDED)
     tried = [_tries(spec, evidence, Step(0), Step(0))]
     for step in map(Step, range(1, 6)):
         tried.append(_tries(spec, evidence, step, step))
@@ -336,46 +329,36 @@ def test_adopts_better_drafters_and_restarts_much_worse_ones(
     assert gate.judge_evaluation(without_answers) is Judgement.UNMEASURED
 
 
-# --- speedup without a drafter ------------------------------------------------------------------
+# --- predictions that evaluations refute --------------------------------------------------------
 
 
-def test_measures_ngrams_where_control_runs_exist() -> None:
-    """A tail of single answers has no control run, so the time of plain decoding is unknown."""
-    spec = small_spec(steps=30, train="auto")
-    measured = [_with_ngrams(1000, 0.5), _control_runs(20, 1000, 1.0)]
-    found = speedup_model.without_drafter(spec, add_tallies({}, measured))
-    assert found == pytest.approx(2.0, rel=0.05)
-    tail = tally(1000, 9.0, strategy=Ngram(tokens=4), bucket=32)
-    assert speedup_model.without_drafter(spec, add_tallies({}, [*measured, tail])) == found
-    usual = speedup_model.without_drafter(spec, {})
-    assert speedup_model.without_drafter(spec, add_tallies({}, [tail])) == usual
-    one_run = add_tallies({}, [_with_ngrams(1000, 0.5), _control_runs(1, 1000, 1.0)])
-    assert speedup_model.without_drafter(spec, one_run) < found
-    # a drafter leaves n-grams the steps at which it is worse
-    assert speedup_model.without_drafter(_named(steps=30), add_tallies({}, measured)) == usual
+def test_trusts_predictions_less_after_evaluations_refuted_them() -> None:
+    """Three evaluations of drafters that gain a fifth of what the curve predicts."""
+    spec = small_spec(steps=60, train="auto")
+    ahead = _outlook(40, 6.0, step=Step(20), newest_step=Step(0), idle_micro_batches=20.0)
+    evidence = _evidence([_evaluated(50, None, 1.6)])
+    assert evidence.trust == 1.0
+    hopeful = gate.judge_idle_training(spec, evidence, ahead)
+    trusts, length = list[float](), 1.6
+    for micro_batches in (100, 150, 200):
+        assert evidence.curve is not None
+        predicted = evidence.curve.after(50) - evidence.curve.now
+        evaluation = DrafterEvaluation(used=length, trained=length + 0.2 * predicted, answers=8)
+        evidence = _evaluate(evidence, evaluation, micro_batches, Step(0))
+        trusts.append(evidence.trust)
+        length = evaluation.trained
+    assert trusts == sorted(trusts, reverse=True)
+    assert trusts[-1] < 0.3
+    doubtful = gate.judge_idle_training(spec, evidence, ahead)
+    assert doubtful.saved < 0.5 * hopeful.saved
+    # a gain as large as predicted restores half of the trust
+    assert evidence.curve is not None
+    predicted = evidence.curve.after(50) - evidence.curve.now
+    evaluation = DrafterEvaluation(used=length, trained=length + predicted, answers=8)
+    assert _evaluate(evidence, evaluation, 250, Step(0)).trust > 1.5 * evidence.trust
 
 
-def _with_ngrams(tokens: int, seconds: float) -> StrategyTally:
-    return tally(tokens, seconds, strategy=Ngram(tokens=4))
-
-
-def _control_runs(runs: int, tokens: int, seconds: float) -> StrategyTally:
-    """Return a tally of control runs of this many tokens and seconds each."""
-    sums = ControlRuns(
-        count=runs,
-        tokens_squared=runs * tokens**2,
-        seconds_squared=runs * seconds**2,
-        product=runs * tokens * seconds,
+def _evaluated(micro_batches: int, used: float | None, trained: float) -> EvaluatedVersion:
+    return EvaluatedVersion(
+        version=DrafterVersion(1), micro_batches=micro_batches, used=used, trained=trained
     )
-    return tally(runs * tokens, runs * seconds, strategy=Off(), control=sums)
-
-
-@given(
-    tokens=st.integers(0, 10**6),
-    seconds=st.just(0.0) | st.floats(1e-9, 1e6),
-    plain=st.just(0.0) | st.floats(1e-9, 1e3),
-    runs=st.integers(0, 50),
-)
-def test_speedup_by_ngrams_is_finite(tokens: int, seconds: float, plain: float, runs: int) -> None:
-    costs = add_tallies({}, [_with_ngrams(tokens, seconds), _control_runs(runs, 100, plain)])
-    assert 1.0 <= speedup_model.without_drafter(small_spec(train="auto"), costs) < math.inf

@@ -46,8 +46,8 @@ def test_reverts_a_drafter_that_does_worse_in_rollouts() -> None:
         world.merge(quality=1.5)
         world.settle()
         used.append(world.state.drafter.adoption.used)
-        world.workers.report_decoding(second)
-        world.workers.report_decoding(second)
+        world.workers.report_decoding(second, 3200)
+        world.workers.report_decoding(second, 3200)
         world.settle()
     assert world.checks.drafter.adopted == 6
     assert world.checks.drafter.reverted == 2
@@ -148,7 +148,7 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
         world.settle()
         # either often enough to know its live acceptance, or never
         for _ in range(tells):
-            world.workers.report_decoding(second)
+            world.workers.report_decoding(second, 3200)
         world.settle()
     state = world.state.drafter
     assert used[0] != used[1]
@@ -182,8 +182,8 @@ def test_never_falls_back_on_an_uncommitted_drafter(learned: str) -> None:
         world.log = [posted for posted in world.log if posted.event != lost]
         world.drafter_blobs.disk_is_full = False
         world.settle()
-        world.workers.report_decoding(second)
-        world.workers.report_decoding(second)
+        world.workers.report_decoding(second, 3200)
+        world.workers.report_decoding(second, 3200)
         world.settle()
         world.train_delta()
         world.merge(quality=1.5)
@@ -205,7 +205,7 @@ def test_learns_from_rollouts_how_good_a_named_drafter_is() -> None:
     world.run_until(lambda: second.assignment is not None, "obey", "deliver")
     world.do(Move("pull", (second,)))
     for _ in range(2):
-        world.workers.report_decoding(second)
+        world.workers.report_decoding(second, 3200)
     world.settle()
     known = world.state.drafter.evidence.curve
     assert known is not None

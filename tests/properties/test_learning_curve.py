@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.evaluations import FEW_ANSWERS, accept_lengths, evaluated_versions
+from tests.properties.evaluations import accept_lengths, evaluated_versions
 from tlt.id_types import DrafterVersion
 from tlt.policies.drafter.learning_curve import (
     MOST_EVALUATIONS,
     EvaluatedVersion,
-    extend_while_gaining,
     fit_curve,
     lift_plateau,
 )
@@ -94,33 +93,19 @@ def test_expects_no_gain_of_a_trained_drafter_that_stopped_improving(
     assert found.after(1000) - found.now < 0.35
 
 
-def test_extends_a_curve_while_evaluations_still_find_gains() -> None:
-    found = fit_curve(None, FEW_ANSWERS)
-    assert found.after(384) < 2.8
-    assert extend_while_gaining(found, FEW_ANSWERS).after(384) > 3.2
-    still = [
-        EvaluatedVersion(
-            version=DrafterVersion(0), micro_batches=453 + 50 * i, used=2.7, trained=2.7
-        )
-        for i in range(1, 5)
-    ]
-    assert extend_while_gaining(found, [*FEW_ANSWERS, *still]) == found
-    assert extend_while_gaining(found, FEW_ANSWERS[:4]) == found
-
-
 @given(
     start=st.none() | accept_lengths,
     evaluations=evaluated_versions,
     micro_batches=st.floats(0.0, 1e9),
 )
-def test_extended_and_lifted_curves_predict_no_less(
+def test_lifted_curve_predicts_no_less(
     start: float | None, evaluations: list[EvaluatedVersion], micro_batches: float
 ) -> None:
     found = fit_curve(start, evaluations)
-    for further in (extend_while_gaining(found, evaluations), lift_plateau(found)):
-        assert math.isfinite(further.after(micro_batches))
-        assert further.plateau >= found.plateau
-        assert further.now - 1e-9 <= further.after(micro_batches) <= further.plateau + 1e-9
+    lifted = lift_plateau(found)
+    assert math.isfinite(lifted.after(micro_batches))
+    assert lifted.plateau >= found.plateau
+    assert lifted.now - 1e-9 <= lifted.after(micro_batches) <= lifted.plateau + 1e-9
 
 
 def test_ignores_evaluations_beyond_the_newest_ones() -> None:

@@ -85,7 +85,7 @@ def test_a_whole_answer_replaces_the_partial_one(store: HiddenStateStore) -> Non
     assert len(answer.tokens) == len(PROMPT) + 12
 
 
-def test_keeps_answers_of_this_step_and_the_one_before(
+def test_keeps_whole_answers_of_recent_steps(
     store: HiddenStateStore,
 ) -> None:
     replay = ReplayBuffer(store, 10**6)
@@ -96,8 +96,22 @@ def test_keeps_answers_of_this_step_and_the_one_before(
     add(replay, second, 9, step=1)
     origins = {answer.candidate.origin for answer in replay.draw(1000, [0.1, 0.9, 0.3])}
     assert origins == {"own", "previous"}
-    replay.begin(Step(2))
-    assert {answer.candidate.origin for answer in replay.draw(1000, [0.1, 0.9])} == {"previous"}
+    replay.begin(Step(5))
+    drawn = replay.draw(1000, [0.1, 0.9])
+    assert {answer.candidate.origin for answer in drawn} == {"previous"}
+    assert {answer.key.step for answer in drawn} == {0, 1}
+    replay.begin(Step(17))
+    assert {answer.key.step for answer in replay.draw(1000, [0.1, 0.9])} == {1}
+
+
+def test_makes_room_for_new_answers_by_forgetting_old_ones(store: HiddenStateStore) -> None:
+    size = store.token_bytes + 8
+    replay = ReplayBuffer(store, 5 * (len(PROMPT) + 9) * size)
+    for step in range(8):
+        replay.begin(Step(step))
+        add(replay, drawable_prompts(step)[0], 9, step=step)
+    drawn = replay.draw(1000, [i / 50 for i in range(50)])
+    assert {answer.key.step for answer in drawn} == {3, 4, 5, 6, 7}
 
 
 def test_deletes_files_that_a_dead_rank_has_left(store: HiddenStateStore, tmp_path: Path) -> None:
@@ -108,7 +122,7 @@ def test_deletes_files_that_a_dead_rank_has_left(store: HiddenStateStore, tmp_pa
     (tmp_path / "0.7.0.unfinished-x").touch()
     replay.begin(Step(1))
     assert len(list(tmp_path.iterdir())) == 3
-    replay.begin(Step(2))
+    replay.begin(Step(17))
     assert not list(tmp_path.iterdir())
 
 
@@ -152,7 +166,7 @@ def test_draws_held_out_answers_a_step_later(
     replay.begin(Step(2))
     replay.hold_out({Step(1): (PromptIndex(3),), Step(2): (PromptIndex(5),)})
     assert evaluate_on() == {(3, 0)}
-    assert drawn() == set()
+    assert drawn() == {1, 7, 9, 12}
 
 
 def test_refuses_answers_to_evaluations_and_of_old_steps(store: HiddenStateStore) -> None:
@@ -177,7 +191,7 @@ def test_finds_states_that_another_rank_has_captured(tmp_path: Path) -> None:
     assert theirs.fetch(answer)
     assert answer.states is not None
     assert torch.equal(answer.states, states(9))
-    ours.begin(Step(2))
+    ours.begin(Step(17))
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(answer.states, states(9))  # still mapped in this process
 
@@ -197,7 +211,7 @@ def test_shares_states_of_partial_answers_until_they_are_whole(tmp_path: Path) -
     add(ours, name, 12)
     assert len(list(tmp_path.iterdir())) == 1
     ours.begin(Step(1))
-    ours.begin(Step(2))
+    ours.begin(Step(17))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -45,18 +45,21 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
     )
 
 
-def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[StrategyTally, ...]:
-    """Tally control runs at 32 tokens a second, and decoding with speculation at another speed.
+def tallies(
+    speedup: float, number: int, drafter: DrafterRef | None, tokens: int
+) -> tuple[StrategyTally, ...]:
+    """Tally control runs at 32 tokens a second, and `tokens` with speculation at another speed.
 
     One drafter in four does worse in rollouts than in its evaluation.
     """
     version = NAMED if drafter is None else drafter.version
     length = 1 if version % 4 == 3 else 2
-    runs = [1.0 + 0.1 * (-1) ** (number + i) for i in range(3)]
-    common: dict[str, Any] = {"bucket": 1 << number % 3, "explored": 0, "expected": 0.0}
+    bucket = 1 << number % 3
+    runs = [bucket * (1.0 + 0.1 * (-1) ** (number + i)) for i in range(3)]
+    common: dict[str, Any] = {"bucket": bucket, "explored": 0, "overhead": 0.0, "expected": 0.0}
     control = ControlRuns(
         count=len(runs),
-        tokens_squared=len(runs) * 32.0**2,
+        steps_squared=len(runs) * 32.0**2,
         seconds_squared=sum(seconds**2 for seconds in runs),
         product=32.0 * sum(runs),
     )
@@ -65,10 +68,10 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
             strategy=Draft(depth=2),
             drafter=version,
             control=None,
-            steps=3200 // length,
-            rows=3200 // length,
-            tokens=3200,
-            seconds=100.0 / speedup,
+            steps=tokens // (length * bucket),
+            rows=tokens // length,
+            tokens=tokens,
+            seconds=tokens / (32.0 * speedup),
             **common,
         ),
         StrategyTally(
@@ -76,8 +79,8 @@ def tallies(speedup: float, number: int, drafter: DrafterRef | None) -> tuple[St
             drafter=None,
             control=control,
             steps=32 * len(runs),
-            rows=32 * len(runs),
-            tokens=32 * len(runs),
+            rows=32 * len(runs) * bucket,
+            tokens=32 * len(runs) * bucket,
             seconds=sum(runs),
             **common,
         ),

@@ -196,12 +196,15 @@ class Workers:
         self.world.prompts.pending.setdefault(incarnation.number, {})[entry] = prompt
 
     def finish(self, incarnation: WorkerIncarnation, entry: int) -> None:
-        prompt = incarnation.held.pop(entry)
-        if self.report(incarnation, answer(incarnation, prompt)):
+        answered = answer(incarnation, incarnation.held[entry])
+        if not self.report_decoding(incarnation, answered.length):
+            return
+        del incarnation.held[entry]
+        if self.report(incarnation, answered):
             self.world.prompts.pending.get(incarnation.number, {}).pop(entry, None)
 
-    def report_decoding(self, incarnation: WorkerIncarnation) -> None:
-        """Report how the first rank has decoded."""
+    def report_decoding(self, incarnation: WorkerIncarnation, tokens: int = 0) -> bool:
+        """Report how the first rank has decoded these tokens; return False after its lease."""
         incarnation.reports += 1
         (held, *_) = incarnation.held.values()
         chosen = DecodingReported(
@@ -212,11 +215,11 @@ class Workers:
             serial=incarnation.reports,
             step=held.step,
             purpose=held.purpose,
-            tallies=tallies(self.world.speedup, incarnation.reports, incarnation.drafter)
+            tallies=tallies(self.world.speedup, incarnation.reports, incarnation.drafter, tokens)
             if incarnation.speculates
             else (),
         )
-        self.report(incarnation, chosen)
+        return self.report(incarnation, chosen)
 
     def idle(self, incarnation: WorkerIncarnation) -> None:
         assignment = incarnation.assignment

@@ -1,17 +1,19 @@
 """Savings and acceptance of single steps agree with figures computed by hand."""
 
-import msgspec
 import pytest
 
 from tests.samples import JOB, tally
-from tests.simulation.specs import small_spec
 from tlt.id_types import DrafterVersion, Incarnation, Step, WorkerId
-from tlt.policies.coordinator import new_run
-from tlt.policies.job.run_state import RunState, WorkerState
-from tlt.policies.speculation.savings_estimate import PlainRates, add_tallies
+from tlt.policies.speculation.plain_replay import Replay
+from tlt.policies.speculation.plain_step_costs import PlainStepCosts
+from tlt.policies.speculation.savings_estimate import (
+    DecodeAccount,
+    add_tallies,
+    plain_step_costs,
+)
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.refs import DrafterSpan, OriginSpan
-from tlt.protocol.shared_values import ControlRuns, WorkerInfo
+from tlt.protocol.shared_values import ControlRuns
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.step_savings import StepSavings
 from tlt.strategies import Draft, Ngram, Off
@@ -34,50 +36,56 @@ def decoding_report(
     )
 
 
-def state_with_ranks(ranks: int) -> RunState:
-    info = WorkerInfo(worker=W0, incarnation=Incarnation(1), ranks=ranks, host="", rendezvous="")
-    workers = {W0: WorkerState(info=info)}
-    return msgspec.structs.replace(new_run(JOB, small_spec()), workers=workers)
+def plain_costs() -> PlainStepCosts:
+    """Plain steps take one second, whatever their rows."""
+    runs = ControlRuns(count=100, steps_squared=100.0, seconds_squared=100.0, product=100.0)
+    plain = [
+        tally(0, 100.0, steps=100, rows=100 * rows, bucket=rows, strategy=Off(), control=runs)
+        for rows in (1, 2, 4)
+    ]
+    costs = plain_step_costs(add_tallies(DecodeAccount(), plain, beside_training=False))
+    assert costs is not None
+    return costs
 
 
-def test_only_the_last_worker_saves_in_the_tail() -> None:
-    """Plain tokens take 1 s each: both save 60 s together, then the last one waits 50 s less."""
-    runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
-    plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
-    rates = PlainRates(add_tallies({}, [plain]))
+def test_compares_a_step_with_its_replay() -> None:
+    """Both ranks save 30 s of 60; the rank that ended last saves 20 s of its 40."""
     savings = StepSavings()
-    savings.open_batch(state_with_ranks(3))
-    for worker, tokens in ((W0, 60), (W1, 20)):
-        savings.add(decoding_report(worker, tokens, 10.0), 10.0)
-    savings.idle_worker(Step(0), 10.0)
-    savings.add(decoding_report(W0, 100, 10.0), 20.0)
-    savings.add(decoding_report(W1, 70, 20.0, rank=0), 30.0)
-    savings.add(decoding_report(W1, 50, 10.0, rank=1), 30.0)
+    savings.add(decoding_report(W0, 100, 10.0))
+    savings.add(decoding_report(W1, 70, 15.0))
+    savings.add(decoding_report(W1, 50, 5.0))
+    savings.finish_answer(Step(0), W0)
     savings.finish_answer(Step(0), W1)
-    saved, critical = savings.of(Step(0), rates)
+    savings.close_batch(Step(0), "train", Replay(steps={2: 40.0, 1: 20.0}, last={2: 40.0}))
+    saved, critical = savings.of(Step(0), plain_costs())
     assert saved is not None
     assert critical is not None
-    assert saved.seconds == pytest.approx(60 + 90 + 50 + 40)
-    assert critical.seconds == pytest.approx(60 / 3 + 50)
+    assert saved.seconds == pytest.approx(30.0, rel=0.01)
+    assert critical.seconds == pytest.approx(20.0, rel=0.01)
 
 
-def test_divides_a_report_at_the_moment_when_a_worker_ran_out() -> None:
-    """The last worker saves 50 s in ten seconds, during three of which both decode."""
-    runs = ControlRuns(count=2, tokens_squared=2.0, seconds_squared=2.0, product=2.0)
-    plain = tally(2, 2.0, strategy=Off(), drafter=None, control=runs)
+def test_waits_for_the_busiest_rank_of_the_last_worker() -> None:
     savings = StepSavings()
-    savings.open_batch(state_with_ranks(2))
-    savings.idle_worker(Step(0), 3.0)
-    savings.idle_worker(Step(0), 9.0)
-    savings.add(decoding_report(W1, 60, 10.0), 10.0)
-    # reported at that moment, so all of its time is before
-    savings.add(decoding_report(W0, 12, 2.0), 3.0)
+    for rank, seconds in ((0, 3.0), (1, 9.0)):
+        savings.add(decoding_report(W1, 10, seconds, rank=rank))
+    savings.add(decoding_report(W0, 10, 20.0))
     savings.finish_answer(Step(0), W1)
-    saved, critical = savings.of(Step(0), PlainRates(add_tallies({}, [plain])))
-    assert saved is not None
+    savings.close_batch(Step(0), "train", Replay(steps={1: 40.0}, last={1: 30.0}))
+    _, critical = savings.of(Step(0), plain_costs())
     assert critical is not None
-    assert saved.seconds == pytest.approx(50 + 10)
-    assert critical.seconds == pytest.approx((0.3 * 50 + 10) / 2 + 0.7 * 50)
+    assert critical.seconds == pytest.approx(30.0 - 9.0, rel=0.01)
+
+
+def test_claims_nothing_for_a_step_that_was_not_replayed() -> None:
+    savings = StepSavings()
+    savings.add(decoding_report(W0, 100, 10.0))
+    savings.finish_answer(Step(0), W0)
+    assert savings.of(Step(0), plain_costs()) == (None, None)
+    savings.close_batch(Step(0), "train", None)
+    assert savings.of(Step(0), plain_costs()) == (None, None)
+    savings.close_batch(Step(0), "train", Replay(steps={1: 5.0}, last={1: 5.0}))
+    assert savings.of(Step(0), None) == (None, None)
+    assert savings.of(Step(1), plain_costs()) == (None, None)
 
 
 def test_counts_accepted_tokens_by_position() -> None:

@@ -16,7 +16,7 @@ def report(*tallies: object) -> DecodingReported:
 def test_lists_predicted_and_measured_speed_by_strategy() -> None:
     usage = StrategyUsage()
     usage.add(report(tally(30, 1.0, expected=28.0, steps=10), tally(30, 2.0, expected=62.0)), 1.0)
-    control = ControlRuns(count=1, tokens_squared=1.0, seconds_squared=1.0, product=1.0)
+    control = ControlRuns(count=1, steps_squared=1.0, seconds_squared=1.0, product=1.0)
     plain = tally(10, 1.0, strategy=Off(), drafter=None, control=control)
     usage.add(report(plain, tally(8, 1.0, strategy=Ngram(tokens=4), expected=9.0)), 2.0)
     found = {(row.name, row.control): (row.predicted, row.measured) for row in usage.table()}

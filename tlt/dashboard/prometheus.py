@@ -95,9 +95,10 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
     if snapshot.saved is not None:
         total = snapshot.saved.total
         yield "tlt_saved_seconds", "seconds of all ranks saved by speculation", job, total.seconds
-        if total.low is not None and total.high is not None:
-            yield "tlt_saved_seconds_low", "lower end of the 95 % interval", job, total.low
-            yield "tlt_saved_seconds_high", "upper end of the 95 % interval", job, total.high
+        yield "tlt_saved_seconds_low", "lower end of the 95 % interval", job, total.low
+        yield "tlt_saved_seconds_high", "upper end of the 95 % interval", job, total.high
+        overhead = snapshot.saved.overhead
+        yield "tlt_speculation_overhead_seconds", "cost of being able to speculate", job, overhead
     if snapshot.steps:
         step = snapshot.steps[-1]
         yield "tlt_reward", "mean reward of the last step", job, step.reward

@@ -62,6 +62,6 @@ def _rounded(saving: SavingsInterval | None) -> SavingsInterval | None:
         return None
     return SavingsInterval(
         seconds=round(saving.seconds, 3),
-        low=None if saving.low is None else round(saving.low, 3),
-        high=None if saving.high is None else round(saving.high, 3),
+        low=round(saving.low, 3),
+        high=round(saving.high, 3),
     )

@@ -12,7 +12,7 @@ from tlt.id_types import (
     WorkerId,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,13 @@ from tlt.strategies import Strategy
 
 
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
-    """Sums over control runs of the squares and the product of each run's tokens and seconds."""
+    """Sums over control runs of the squares and the product of each run's steps and seconds.
+
+    The seconds are those of plain decoding, without the overhead.
+    """
 
     count: int
-    tokens_squared: float
+    steps_squared: float
     seconds_squared: float
     product: float
 
@@ -32,6 +35,8 @@ class StrategyTally(Value, frozen=True, kw_only=True):
     rows: int
     tokens: int
     seconds: float
+    # of these seconds: what being able to speculate costs, whether or not a step speculates
+    overhead: float
     # tokens predicted for these seconds
     expected: float
 

@@ -26,6 +26,8 @@ from tlt.trainer.drafter.samples import DrafterSample
 
 _TOKEN_BYTES = 8
 _SAMPLED_ANSWERS = 32
+# steps for which answers are kept at most; their memory is the closer limit for large policies
+_MOST_STEPS = 16
 _EVALUATION_ANSWERS = 8
 
 
@@ -52,7 +54,7 @@ class Answer:
 
 
 class ReplayBuffer:
-    """The answers of this step and of the one before that a drafter may learn from."""
+    """The answers of recent steps that a drafter may learn from."""
 
     def __init__(self, states: HiddenStateStore, most_bytes: int) -> None:
         self._states = states
@@ -69,18 +71,18 @@ class ReplayBuffer:
         return sum(answer.candidate.bytes for answer in self._answers.values())
 
     def begin(self, step: Step) -> None:
-        """Begin a step: forget answers older than the step before."""
+        """Begin a step: forget unfinished answers, and those of steps long ago."""
         if step == self._step:
             return
         self._step = step
-        kept = [a for a in self._answers.values() if step - a.key.step <= 1]
+        kept = [a for a in self._answers.values() if step - a.key.step <= _MOST_STEPS]
         self._answers = {answer.name: answer for answer in kept if not _is_partial(answer)}
         for answer in self._answers.values():
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="previous")
         self._partial_bytes.clear()
         self._states.keep_only(self._answers)
-        self._states.forget_before(Step(step - 1))
+        self._states.forget_before(Step(step - _MOST_STEPS))
 
     def hold_out(self, prompts: Mapping[Step, tuple[PromptIndex, ...]]) -> None:
         """Keep answers to these prompts, by step, for evaluations."""
@@ -144,7 +146,7 @@ class ReplayBuffer:
 
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
         """Draw answers of about `most_tokens` tokens, but none that evaluations need."""
-        held = _held_out_answers(self._answers.values(), self._held_out)
+        held = _held_out_answers(self._answers.values(), self._held_out, self._step)
         untrainable = {answer.name for answer in held if answer.key.step == self._step}
         untrainable |= {answer.name for answer in _evaluated(held, self._step)}
         trainable = [answer for name, answer in self._answers.items() if name not in untrainable]
@@ -161,7 +163,8 @@ class ReplayBuffer:
 
     def evaluation_answers(self, most: int = _EVALUATION_ANSWERS) -> list[Answer]:
         """Return held-out answers of all lengths, from short to long."""
-        kept = _evaluated(_held_out_answers(self._answers.values(), self._held_out), self._step)
+        held = _held_out_answers(self._answers.values(), self._held_out, self._step)
+        kept = _evaluated(held, self._step)
         # answers that have states need no prefill
         known = [answer for answer in kept if answer.states is not None]
         kept = sorted(known if len(known) >= most else kept, key=lambda a: len(a.tokens))
@@ -186,9 +189,11 @@ def _is_partial(answer: Answer) -> bool:
 
 
 def _held_out_answers(
-    answers: Iterable[Answer], prompts: Mapping[Step, tuple[PromptIndex, ...]]
+    answers: Iterable[Answer], prompts: Mapping[Step, tuple[PromptIndex, ...]], step: Step
 ) -> list[Answer]:
-    return [a for a in answers if is_held_out(prompts.get(a.key.step, ()), *a.name)]
+    """Return the held-out answers of this step and of the one before; older ones train."""
+    recent = (answer for answer in answers if answer.key.step >= step - 1)
+    return [a for a in recent if is_held_out(prompts.get(a.key.step, ()), *a.name)]
 
 
 def _evaluated(held_out: Sequence[Answer], step: Step) -> list[Answer]:

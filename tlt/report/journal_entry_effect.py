@@ -35,7 +35,7 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
         before, after = self.before, self.after
         match self.event:
             case DecodingReported():
-                return after.decode_costs is not before.decode_costs
+                return after.decoding is not before.decoding
             case RolloutFinished():
                 return after.batch is not before.batch
             case DrafterDeltaReady() | DrafterMerged() | DrafterDiverged():

@@ -28,7 +28,6 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RolloutFinished,
     RunEvent,
-    WorkerIdled,
 )
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummary, Rollout
@@ -110,7 +109,7 @@ class Ledger:
         if transition.counts:
             self._add_event(event)
         for command in commands:
-            self._add_command(command)
+            self._add_command(command, before)
         if isinstance(event, PolicyPublished) and transition.counts:
             self._finish_update(event)
         return transition
@@ -141,7 +140,7 @@ class Ledger:
             joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(since),
-            saved=savings_estimate.estimate_savings(state.decode_costs),
+            saved=savings_estimate.estimate_savings(state.decoding, self._open_seconds()),
             gave_up=not state.speculation_allowed,
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
@@ -155,10 +154,10 @@ class Ledger:
         )
 
     def _accounts(self, since: Step) -> tuple[StepAccount, ...]:
-        rates = savings_estimate.PlainRates(self._state.decode_costs)
+        plain = savings_estimate.plain_step_costs(self._state.decoding)
         accounts: list[StepAccount] = []
         for step, time in self._time.steps(since):
-            saved, critical = self._savings.of(step, rates)
+            saved, critical = self._savings.of(step, plain)
             accounts.append(
                 StepAccount(
                     step=step,
@@ -195,27 +194,21 @@ class Ledger:
                 if event.purpose == "train":
                     self._savings.finish_answer(event.step, event.worker)
             case DecodingReported():
-                self._savings.add(event, self._now)
+                self._savings.add(event)
                 self._accepted.add_tallies(event.tallies)
             case PolicyUpdateFinished():
                 worker = self._state.workers.get(event.worker)
                 if worker is not None:
                     self._energy.add(event, worker.info.host)
-            case WorkerIdled(purpose="train"):
-                self._savings.idle_worker(event.step, self._now)
             case _:
                 pass
 
-    def _add_command(self, command: Command) -> None:
+    def _add_command(self, command: Command, before: RunState) -> None:
         match command:
             case IssuePrompts():
                 self.batch = BatchAnswers(self._now)
-                self._savings.open_batch(self._state)
-            case RecordRolloutBatch(purpose="eval"):
-                self.evals.append(self._eval_summary(command))
             case RecordRolloutBatch():
-                self._finish_batch(command)
-                self._update_began = self._now
+                self._close_batch(command, before)
             case CommitBestPolicy() if command.policy.weights is not None:
                 self._best = StoredPolicy(
                     version=command.policy.version, weights=command.policy.weights
@@ -224,6 +217,20 @@ class Ledger:
                 self._status, self._error = command.status, command.error
             case _:
                 pass
+
+    def _close_batch(self, command: RecordRolloutBatch, before: RunState) -> None:
+        if before.speculation_allowed:
+            newest = self._state.decoding.newest
+            self._savings.close_batch(command.step, command.purpose, newest)
+        if command.purpose == "eval":
+            self.evals.append(self._eval_summary(command))
+        else:
+            self._finish_batch(command)
+            self._update_began = self._now
+
+    def _open_seconds(self) -> float:
+        batch = self._state.batch
+        return 0.0 if batch is None else sum(batch.decode_seconds.values())
 
     def _eval_summary(self, record: RecordRolloutBatch) -> EvalSummary:
         rewards = record.rewards

@@ -138,10 +138,7 @@ def _saved(account: StepAccount) -> _Metrics:
 def _interval(name: str, saving: SavingsInterval | None) -> _Metrics:
     if saving is None:
         return {}
-    metrics = {name: saving.seconds}
-    if saving.low is not None and saving.high is not None:
-        metrics |= {f"{name}_low": saving.low, f"{name}_high": saving.high}
-    return metrics
+    return {name: saving.seconds, f"{name}_low": saving.low, f"{name}_high": saving.high}
 
 
 def _whole_run(snapshot: Snapshot) -> _Metrics:

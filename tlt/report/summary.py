@@ -23,12 +23,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     worker_losses: int
     device_seconds: float
-    # by speculation on all ranks together, with the 95 % interval; None without a control run
+    # by speculation on all ranks together, with the 95 % interval; None before an interval is known
     saved_seconds: float | None
     saved_low: float | None
     saved_high: float | None
-    # seconds that speculation would have saved in the control runs
+    # rank seconds that the same rollouts would have taken without speculation
+    plain_seconds: float | None
+    # of what was lost: by decoding without speculation in control runs, and by being able to
+    # speculate, which costs time in every decode step
     control_cost: float | None
+    overhead: float | None
     # share of the generated tokens that updates trained on
     trained: float
     drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
@@ -57,7 +61,9 @@ def summarise(snapshot: Snapshot) -> Summary:
         saved_seconds=saved.total.seconds if saved else None,
         saved_low=saved.total.low if saved else None,
         saved_high=saved.total.high if saved else None,
+        plain_seconds=saved.plain_seconds if saved else None,
         control_cost=saved.control_cost if saved else None,
+        overhead=saved.overhead if saved else None,
         trained=snapshot.trained,
         drafter_training=snapshot.drafter_training,
     )

@@ -1,9 +1,11 @@
 """Hidden states at the entrances of some layers, kept by row and position, for the drafter.
 
-The decoding pass writes them; nothing is computed for them.
+The decoding pass writes them; nothing but the last layer's norm is computed for them. What this
+takes is measured, because a job without speculation doesn't need it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import torch
 
@@ -25,6 +27,8 @@ class CapturedStates:
             rows, positions, len(layers), config.hidden, dtype=dtype, device=device
         )
         self.layers = tuple(layers)
+        # time that keeping states has taken so far; on a GPU, that of its launches
+        self.seconds = 0.0
         self._flat = self._data.view(rows * positions, len(layers), config.hidden)
         self._kept = {layer: self._flat[:, column] for column, layer in enumerate(layers)}
 
@@ -37,13 +41,21 @@ class CapturedStates:
         """Return the states of one token: [layers, hidden]."""
         return self._data[0, 0]
 
-    def captures(self, layer: int) -> bool:
-        return layer in self._kept
-
     def keep(self, layer: int, indices: torch.Tensor, x: torch.Tensor) -> None:
         """Store a layer's states at flat indices, if the layer is captured."""
         if (kept := self._kept.get(layer)) is not None:
+            began = perf_counter()
             kept.index_copy_(0, indices, x)
+            self.seconds += perf_counter() - began
+
+    def keep_computed(
+        self, layer: int, indices: torch.Tensor, compute: Callable[[], torch.Tensor]
+    ) -> None:
+        """Compute and store a layer's states that nothing else needs, if it is captured."""
+        if layer in self._kept:
+            began = perf_counter()
+            self._kept[layer].index_copy_(0, indices, compute())
+            self.seconds += perf_counter() - began
 
     def columns(self, layers: Sequence[int]) -> list[int]:
         """Return the index of each layer among the captured ones."""

@@ -16,7 +16,7 @@ from tlt.engine.native.policy_forward import PolicyForward
 from tlt.engine.native.row_slot_table import RowTable
 from tlt.engine.native.running_batch_tensors import RunningBatch, StepOutcome
 from tlt.engine.native.slot_tensors import SlotTensors
-from tlt.engine.native.speculation_controller import SpeculationController, StepTimer
+from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.native.token_origins import TokenOrigins
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.stop_strings import completes_stop_string
@@ -47,8 +47,9 @@ class DecodeLoop:
         if not self._rows.rows:
             return []
         batch = self._rows.batch or self._new_batch()
-        timer = StepTimer(batch)
+        timer = self._speculation.start_step(batch)
         choice = self._speculation.choose(batch)
+        timer.mark_chosen()
         noise = batch.noise(max_drafts(choice.strategy) + 1)
         drafts = self._speculation.propose(choice.strategy, batch, noise)
         timer.mark_proposed(drafts)
@@ -72,7 +73,7 @@ class DecodeLoop:
                 row.add_accepted(step, kept - 1)
         batch.advance(tokens, outcome.kept)
         self._rows.step += 1
-        self._speculation.observe(choice, timer, batch, outcome)
+        self._speculation.observe(choice, timer, outcome)
         return self._end_rows(batch, outcome)
 
     def end_cancelled(self, queue: RequestQueue) -> list[Completion]:

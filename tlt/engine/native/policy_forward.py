@@ -76,8 +76,7 @@ class PolicyForward:
         layer = self._begin(tokens, positions)
         attention = self._attention.span_attention(layer.queries, spans)
         indices = self._run(layer, rows, positions, attention)
-        if self._states.captures(self._config.layers):
-            self._states.keep(self._config.layers, indices, self._final_norm(layer.x))
+        self._states.keep_computed(self._config.layers, indices, lambda: self._final_norm(layer.x))
 
     def _run(
         self,

@@ -47,6 +47,8 @@ class SpeculationController:
         self._fixed = Choice(Off(), 0.0, "only")
         self._runs: StrategyRuns | None = None
         self._tallies = TallyCollector()
+        # seconds spent on keeping states up to the last decode step, and on learning from that step
+        self._keeping_before = self._learning = 0.0
 
     @property
     def bytes(self) -> int:
@@ -89,6 +91,9 @@ class SpeculationController:
         if self._runs is not None:
             self._runs.handle_weight_swap()
 
+    def start_step(self, batch: RunningBatch) -> "StepTimer":
+        return StepTimer(batch, self._slots.states.seconds)
+
     def choose(self, batch: RunningBatch) -> Choice:
         if self._runs is None:
             return self._fixed
@@ -106,23 +111,36 @@ class SpeculationController:
             case _:
                 return None
 
-    def observe(
-        self, choice: Choice, timer: "StepTimer", batch: RunningBatch, outcome: StepOutcome
-    ) -> None:
-        """Learn from a step; `batch` has advanced to the positions after it."""
-        work = timer.work_seconds()
-        seconds = perf_counter() - timer.began
+    def observe(self, choice: Choice, timer: "StepTimer", outcome: StepOutcome) -> None:
+        """Count a step and learn from it."""
+        work, ended = timer.work_seconds(), perf_counter()
+        keeping, kept_before = self._slots.states.seconds, self._keeping_before
+        self._keeping_before = keeping
+        # prefills before the step have kept states as well
+        outside = timer.keeping_before - kept_before + self._learning
+        overhead = timer.choosing_seconds + keeping - kept_before + self._learning
         drafter = self.drafter_version if isinstance(choice.strategy, Draft) else None
-        self._tallies.add(choice, drafter, timer.rows, sum(outcome.kept), seconds, work)
-        if self._runs is None:
-            return
+        tokens, seconds = sum(outcome.kept), ended - timer.began + outside
+        self._tallies.add(choice, drafter, timer.rows, tokens, seconds, overhead, work)
+        if self._runs is not None:
+            self._learn(self._runs, choice, timer, outcome, work)
+            self._learning = perf_counter() - ended
+
+    def _learn(
+        self,
+        runs: StrategyRuns,
+        choice: Choice,
+        timer: "StepTimer",
+        outcome: StepOutcome,
+        work: float,
+    ) -> None:
         reached: Sequence[int] = ()
         accepted: Sequence[int] = ()
         # drafts that were not even proposed count as rejected
         if (depth := max_drafts(choice.strategy)) > 0:
             checked, right = count_drafts(outcome)
             reached, accepted = _rows_by_depth(checked, depth), _rows_by_depth(right, depth)
-        self._runs.observe(
+        runs.observe(
             StepObservation(
                 choice.strategy,
                 timer.rows,
@@ -169,16 +187,22 @@ class SpeculationController:
 class StepTimer:
     """Measure a step's seconds and remember the batch that it began with."""
 
-    def __init__(self, batch: RunningBatch) -> None:
+    def __init__(self, batch: RunningBatch, keeping_before: float) -> None:
         # CPU time: other programs on the machine must not make a strategy look slow
         self._clock = thread_time if batch.newest.device.type == "cpu" else perf_counter
         self.began = perf_counter()
-        self._work_began = self._clock()
+        # seconds that keeping states had taken by then
+        self.keeping_before = keeping_before
+        self._work_began = self.choosing_seconds = 0.0
         self.rows = len(batch.rows)
         self.context = batch.context
         self.proposal_seconds = 0.0
         # drafts per row
         self.width = 0
+
+    def mark_chosen(self) -> None:
+        self._work_began = self._clock()
+        self.choosing_seconds = perf_counter() - self.began
 
     def mark_proposed(self, drafts: torch.Tensor | None) -> None:
         self.proposal_seconds = self.work_seconds()

@@ -74,7 +74,7 @@ def _adopt(turn: Turn, drafter: DrafterRef, evaluation: DrafterEvaluation) -> No
     turn.emit(CommitDrafter(job=state.job, drafter=drafter))
     evidence = state.drafter.evidence
     if evidence.speedup_without_drafter is None:
-        speedup = speedup_model.without_drafter(state.spec, state.decode_costs)
+        speedup = speedup_model.without_drafter(state.spec, state.decoding)
         evidence = msgspec.structs.replace(evidence, speedup_without_drafter=speedup)
     live_now = _live_under_current_policy(state.drafter, evaluation)
     turn.set_drafter(adoption=adoption.adopt(before, drafter, live_now), evidence=evidence)

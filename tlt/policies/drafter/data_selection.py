@@ -1,8 +1,9 @@
 """Choose the answers that a drafter trains on, and those worth their memory.
 
 Drafters pay off in the tail, and the answers that have finished while others still run are the
-short ones. So long answers weigh more than their tokens alone, and answers of the step before and
-unfinished ones stand in for the long ones that are missing.
+short ones. So long answers weigh more than their tokens alone, and answers of earlier steps and
+unfinished ones stand in for the long ones that are missing. A drafter that reads the few answers of
+two steps again and again learns them by heart, so answers are kept as long as memory allows.
 
 Answers to one prompt are so alike that a drafter trained on some proposes far better for the others
 than for those to any other prompt. So it is evaluated on prompts whose answers it never trains on.
@@ -25,7 +26,7 @@ _MOST_HELD_OUT = 8
 # power of the length by which an answer weighs more
 _TAIL = 0.5
 # factor for each step that an answer is older
-_OLD = 0.5
+_OLD = 0.85
 # factor for each draw of an answer, and the number of draws after which it stays the same
 _TAKEN = 0.5
 _MOST_TAKEN = 60

@@ -22,8 +22,6 @@ _ERROR = 0.15
 _LIFT = 0.15
 # evaluations that the fit uses; older ones say little about the next
 MOST_EVALUATIONS = 40
-# the accept length still rises if it has gained this much over this many newest evaluations
-_RECENT, _DOUBT = 4, 0.1
 _PLATEAUS = tuple(1.0 + 0.25 * i for i in range(33))
 _SPANS = tuple(20.0 * 1.3**i for i in range(20))
 
@@ -48,6 +46,11 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
         left = math.exp(-max(0.0, micro_batches) / self.span)
         return self.plateau - (self.plateau - self.now) * left
 
+    def trusted(self, trust: float) -> "LearningCurve":
+        """Return a curve that gains this share of what this one predicts."""
+        plateau = self.now + trust * (self.plateau - self.now)
+        return msgspec.structs.replace(self, plateau=plateau)
+
 
 def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) -> LearningCurve:
     """Fit a curve; `initial` is the accept length before training, if there was a drafter."""
@@ -68,27 +71,6 @@ def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) ->
     # the policy moves, so the last measurement counts even where it lies off the curve
     now = max(seen[-1].used or 1.0, seen[-1].trained) if seen else began
     return LearningCurve(now=min(now, plateau), plateau=plateau, span=span)
-
-
-def extend_while_gaining(
-    curve: LearningCurve, evaluations: Sequence[EvaluatedVersion]
-) -> LearningCurve:
-    """Raise the plateau to where the gains of the last evaluations would lead at the usual rate.
-
-    The few answers of the first steps allow a lower plateau than later ones, so a curve fitted to
-    them ends too low. Each evaluation compares the new drafter with the one in use on the same
-    answers, and shows that the plateau rises.
-    """
-    recent = evaluations[-_RECENT - 1 :]
-    if len(recent) <= _RECENT:
-        return curve
-    gains = sum(each.trained - (each.used or 1.0) for each in recent[1:])
-    micro_batches = recent[-1].micro_batches - recent[0].micro_batches
-    now = max(recent[-1].used or 1.0, recent[-1].trained)
-    rise = _SPAN * (gains - _DOUBT) / micro_batches if micro_batches > 0 else 0.0
-    if rise <= 0.0 or now + rise <= curve.plateau:
-        return curve
-    return LearningCurve(now=now, plateau=now + rise, span=_SPAN)
 
 
 def lift_plateau(curve: LearningCurve) -> LearningCurve:

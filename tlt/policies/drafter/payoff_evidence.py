@@ -1,5 +1,6 @@
 """Evidence from evaluations and rollouts about how good the drafter is and may become."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +25,9 @@ EVALUATION_DEPTH = 6
 # failures in a row before training pauses, each time for twice as many steps
 _FAILURES_BEFORE_REST = 2
 _LONGEST_REST = 8
+# predicted gains below this can't be told from errors of the evaluations
+_LEAST_PREDICTION = 0.1
+_LEAST_TRUST = 0.1
 
 
 class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,8 @@ class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
     speedup_without_drafter: float | None = None
     # the newest step with answers at the last evaluation
     evaluated_step: Step = Step(0)
+    # share of the predicted gains that evaluations have confirmed
+    trust: float = 1.0
     # failures in a row to gain anything by training, and the next step that may try again
     failures: int = 0
     rest_until: Step = Step(0)
@@ -65,8 +71,22 @@ def record_evaluation(
         evaluations=evaluations,
         initial_length=initial,
         curve=fit_curve(initial, evaluations),
+        trust=_updated_trust(evidence, evaluated),
         evaluated_step=newest_step,
     )
+
+
+def _updated_trust(evidence: PayoffEvidence, evaluated: EvaluatedVersion) -> float:
+    """Compare the gain with the predicted one, and meet halfway."""
+    if evidence.curve is None or not evidence.evaluations:
+        return evidence.trust
+    micro_batches = evaluated.micro_batches - evidence.evaluations[-1].micro_batches
+    predicted = evidence.curve.after(micro_batches) - evidence.curve.now
+    if predicted < _LEAST_PREDICTION:
+        return evidence.trust
+    gained = (evaluated.trained - (evaluated.used or 1.0)) / predicted
+    confirmed = max(_LEAST_TRUST, min(1.0, gained))
+    return math.sqrt(evidence.trust * confirmed)
 
 
 def record_named_live(evidence: PayoffEvidence, tallies: Sequence[StrategyTally]) -> PayoffEvidence:

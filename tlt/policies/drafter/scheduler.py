@@ -98,7 +98,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         members=sum(worker.info.ranks for worker in state.workers.values()),
         micro_batches_per_second=progress.micro_batch_rate,
         speedup_without_drafter=measured
-        or speedup_model.without_drafter(state.spec, state.decode_costs),
+        or speedup_model.without_drafter(state.spec, state.decoding),
         learnable_micro_batches=progress.learnable_micro_batches,
         idle_micro_batches=progress.idle_micro_batches / max(1, state.step + 1),
     )

@@ -5,6 +5,7 @@ seconds cost the decoding that they slow down; reserved seconds cost their own l
 """
 
 import math
+from collections.abc import Sequence
 from enum import Enum, auto
 
 import msgspec
@@ -12,26 +13,21 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import Step
 from tlt.policies.drafter import speedup_model
-from tlt.policies.drafter.learning_curve import (
-    LearningCurve,
-    extend_while_gaining,
-    fit_curve,
-    lift_plateau,
-)
+from tlt.policies.drafter.learning_curve import LearningCurve, fit_curve, lift_plateau
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.protocol.shared_values import DrafterEvaluation
 
 # share of a second of decoding lost beside a worker that trains: both share a cache or power limit
 _SLOWED = 0.1
-# micro-batches of idle time to consider, because many may gain where the first few gain nothing
-_STRETCHES = (24, 96, 384)
+# micro-batches of a step's idle time, before any was measured
+_USUAL_IDLE = 8.0
 # share of a single member's gain that a micro-batch has where several members train
 _MERGED = 0.85
 # reserved time must be predicted to save this many times its cost
 _MARGIN = 2.0
 _RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # steps to come at which the gain is evaluated
-_SAMPLED_STEPS = 16
+_SAMPLED_STEPS = 6
 # shares of the accept length in use
 _BETTER = 1.01
 _MUCH_WORSE = 0.9
@@ -97,13 +93,12 @@ def judge_idle_training(
     if outlook.step < evidence.rest_until:
         return _resting(evidence)
     curve = _hopeful_curve(spec, evidence, outlook)
-    verdicts: list[Verdict] = []
-    for micro_batches in _STRETCHES:
-        saved = outlook.steps * _saved_in_a_step(curve, 0.0, micro_batches, outlook)
-        cost = _SLOWED * micro_batches / outlook.micro_batches_per_second
-        why = f"accept length {curve.now:.2f} now, {curve.after(micro_batches):.2f} expected"
-        verdicts.append(Verdict(worth=saved > cost, saved=saved, cost=cost, why=why))
-    return max(verdicts, key=lambda verdict: verdict.saved - verdict.cost)
+    idle = outlook.idle_micro_batches or _USUAL_IDLE
+    saved = _saved(curve, outlook, [(0.0, idle * (step + 1.0)) for step in _sampled_steps(outlook)])
+    cost = _SLOWED * idle * outlook.steps / outlook.micro_batches_per_second
+    next_length = curve.after(spec.drafter.merge_every)
+    why = f"accept length {curve.now:.2f} now, {next_length:.2f} expected at the next evaluation"
+    return Verdict(worth=saved > cost, saved=saved, cost=cost, why=why)
 
 
 def judge_reserved_time(
@@ -120,8 +115,9 @@ def judge_reserved_time(
     curve = _curve(spec, evidence)
     rate = outlook.members * outlook.micro_batches_per_second
     rate *= _MERGED if outlook.members > 1 else 1.0
-    for seconds in _RESERVATIONS:
-        micro_batches = min(seconds * rate, outlook.learnable_micro_batches)
+    most = outlook.learnable_micro_batches / rate
+    for seconds in {min(seconds, most): None for seconds in _RESERVATIONS}:
+        micro_batches = seconds * rate
         saved = _saved_beside_idle_training(curve, micro_batches, outlook)
         if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
             after = curve.after(micro_batches)
@@ -135,14 +131,15 @@ def _resting(evidence: PayoffEvidence) -> Verdict:
 
 
 def _curve(spec: JobSpec, evidence: PayoffEvidence) -> LearningCurve:
-    return evidence.curve or _UNMEASURED[spec.drafter.path is not None]
+    curve = evidence.curve or _UNMEASURED[spec.drafter.path is not None]
+    return curve.trusted(evidence.trust)
 
 
 def _hopeful_curve(
     spec: JobSpec, evidence: PayoffEvidence, outlook: TrainingOutlook
 ) -> LearningCurve:
-    """Assume that the curve may not have ended yet, because idle seconds cost little."""
-    curve = extend_while_gaining(_curve(spec, evidence), evidence.evaluations)
+    """Assume that new answers lift a curve that has ended, because idle seconds cost little."""
+    curve = _curve(spec, evidence)
     new_answers = evidence.evaluations and outlook.newest_step > evidence.evaluated_step
     return lift_plateau(curve) if new_answers else curve
 
@@ -151,22 +148,31 @@ def _saved_beside_idle_training(
     curve: LearningCurve, micro_batches: float, outlook: TrainingOutlook
 ) -> float:
     """Count the gain of reserved time only until idle seconds would have taught the same."""
+    before = [outlook.idle_micro_batches * (step + 0.5) for step in _sampled_steps(outlook)]
+    return _saved(curve, outlook, [(count, count + micro_batches) for count in before])
+
+
+def _sampled_steps(outlook: TrainingOutlook) -> list[float]:
+    """Return some of the steps to come, each of which stands for as many."""
     count = min(outlook.steps, _SAMPLED_STEPS)
-    idle = (
-        outlook.idle_micro_batches * outlook.steps * (index + 0.5) / count for index in range(count)
-    )
-    return sum(
-        outlook.steps / count * _saved_in_a_step(curve, before, micro_batches, outlook)
-        for before in idle
-    )
+    return [outlook.steps * (index + 0.5) / count - 0.5 for index in range(count)]
 
 
-def _saved_in_a_step(
-    curve: LearningCurve, before: float, micro_batches: float, outlook: TrainingOutlook
+def _saved(
+    curve: LearningCurve, outlook: TrainingOutlook, sampled: Sequence[tuple[float, float]]
 ) -> float:
-    """Return the rollout seconds that micro-batches save in a step after `before` other ones."""
-    now, without, then = (
-        max(outlook.speedup_without_drafter, speedup_model.with_drafter(curve.after(count)))
-        for count in (0.0, before, before + micro_batches)
+    """Return the rollout seconds saved in all steps to come.
+
+    `sampled` has the micro-batches at some steps, without the training in question and with it.
+    """
+    if not sampled:
+        return 0.0
+    now, *_ = speeds = [
+        speedup_model.with_drafter(curve.after(count), outlook.speedup_without_drafter)
+        for count in (0.0, *(count for pair in sampled for count in pair))
+    ]
+    saved = sum(
+        now / without - now / with_it
+        for without, with_it in zip(speeds[1::2], speeds[2::2], strict=True)
     )
-    return outlook.rollout_seconds * (now / without - now / then)
+    return outlook.rollout_seconds * saved * outlook.steps / len(sampled)

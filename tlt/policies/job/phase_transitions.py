@@ -6,7 +6,7 @@ until the target version is published. Evaluations are rollout batches without a
 
 from tlt.id_types import JobStatus, PolicyVersion, Step
 from tlt.policies.drafter import adopt_reject_revert, scheduler, training_sessions
-from tlt.policies.job import policy_updates, rollout_batch_opening
+from tlt.policies.job import policy_updates, rollout_batch_opening, stop_losing_speculation
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
 from tlt.policies.job.update_sample_selection import plan_update
@@ -17,6 +17,7 @@ def close_batch(turn: Turn) -> None:
     state, batch = turn.state, turn.state.batch
     assert batch is not None
     turn.set(batch=None)
+    stop_losing_speculation.account_for_batch(turn, batch)
     turn.emit(
         RecordRolloutBatch(
             job=state.job,

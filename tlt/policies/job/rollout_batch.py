@@ -63,6 +63,14 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
         """Return the longest decoding time of a rank, without its start, which may take long."""
         return max(self.decode_seconds.values(), default=None)
 
+    @property
+    def dropped(self) -> int:
+        return sum(answer.dropped for group in self.groups.values() for answer in group.members)
+
+    def lengths(self) -> list[int]:
+        """Return the lengths of all answers in the order of the queue."""
+        return [answer.length for group in self.groups.values() for answer in group.members]
+
     def rewards(self) -> list[float]:
         return [
             answer.reward

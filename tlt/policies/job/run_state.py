@@ -12,7 +12,7 @@ from tlt.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.update_sample_selection import UpdatePlan
-from tlt.policies.speculation.savings_estimate import DecodeCost
+from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
 from tlt.protocol.shared_values import WorkerInfo
@@ -129,8 +129,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     batch_opened_at: float = 0.0
     # mean decoding time of recent rollout batches
     rollout_seconds: float = 0.0
-    # by bucket of batch sizes; no longer updated once speculation is not allowed
-    decode_costs: dict[int, DecodeCost] = {}
+    # no longer updated once speculation is not allowed
+    decoding: DecodeAccount = DecodeAccount()
     # False after speculation was found to cost more than it saves
     speculation_allowed: bool = True
 

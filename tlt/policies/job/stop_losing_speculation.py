@@ -1,12 +1,17 @@
-"""Add up the savings of speculation, and give it up once it clearly costs more than it saves."""
+"""Account for what decoding cost, and give up speculation that clearly costs more than it saves."""
 
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import rollout_batch
-from tlt.policies.job.run_state import Turn, current_worker
-from tlt.policies.speculation import savings_estimate
+from tlt.policies.job.rollout_batch import RolloutBatch
+from tlt.policies.job.run_state import RunState, Turn, current_worker
+from tlt.policies.speculation import plain_replay, savings_estimate
+from tlt.policies.speculation.plain_replay import Replay
 from tlt.protocol.commands import GiveUpSpeculation, StopSpeculation
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.shared_values import WorkerInfo
+
+# seconds of a step by its rows, up to a factor, before control runs have measured them
+_USUAL_EXPONENT = 0.5
 
 
 def record_decoding(turn: Turn, event: DecodingReported) -> None:
@@ -18,14 +23,42 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
         return
     serials = {**worker.reported_serials, event.rank: event.serial}
     turn.set_worker(event.worker, reported_serials=serials)
-    costs = savings_estimate.add_tallies(state.decode_costs, event.tallies)
-    turn.set(decode_costs=costs)
+    beside = training_sessions.is_any_open(state)
+    turn.set(decoding=savings_estimate.add_tallies(state.decoding, event.tallies, beside))
     if state.batch is not None:
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
     drafter_event_handling.record_live_acceptance(turn, event.tallies)
-    lost = savings_estimate.estimate_loss(costs)
-    if lost is not None and lost.low is not None and lost.high is not None:
+
+
+def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
+    """Count the plain steps of a settled batch, and give up if speculation lost time so far."""
+    state = turn.state
+    if not state.speculation_allowed or state.decoding.runs == 0:
+        return
+    replayed = replay_batch(state, batch)
+    if replayed is None:
+        seconds = sum(batch.decode_seconds.values())
+        turn.set(decoding=savings_estimate.exclude(state.decoding, seconds))
+        return
+    decoding = savings_estimate.add_replay(state.decoding, replayed)
+    turn.set(decoding=decoding)
+    lost = savings_estimate.estimate_loss(decoding, open_seconds=0.0)
+    if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)
+
+
+def replay_batch(state: RunState, batch: RolloutBatch) -> Replay | None:
+    """Replay a settled batch without speculation; None if some of it was lost on the way."""
+    ranks = sum(worker.info.ranks for worker in state.workers.values())
+    if batch.requeues > 0 or batch.dropped > 0 or ranks == 0:
+        return None
+    plain = savings_estimate.plain_step_costs(state.decoding)
+    return plain_replay.replay(
+        batch.lengths(),
+        ranks,
+        state.spec.rollout.slots,
+        plain.seconds if plain is not None else lambda rows: rows**_USUAL_EXPONENT,
+    )
 
 
 def _give_up(turn: Turn, saved: float, low: float, high: float) -> None:

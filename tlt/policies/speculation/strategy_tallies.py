@@ -1,7 +1,7 @@
 """Add up what each strategy decoded, until the sums are taken.
 
 A control run is reported as a whole once it has ended, because its steps are correlated and may not
-count as independent runs. A change of the batch's bucket splits the run.
+count as independent runs. It counts for the bucket of batch sizes in which it began.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from tlt.policies.speculation.strategy_policy import Choice, bucket_of
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Strategy
 
-_NO_RUNS = ControlRuns(count=0, tokens_squared=0.0, seconds_squared=0.0, product=0.0)
+_NO_RUNS = ControlRuns(count=0, steps_squared=0.0, seconds_squared=0.0, product=0.0)
 # strategy, bucket, drafter, true for control runs
 _Key = tuple[Strategy, int, DrafterVersion | None, bool]
 
@@ -23,6 +23,7 @@ class _Sums:
     rows: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    overhead: float = 0.0
     expected: float = 0.0
 
     def add(self, other: "_Sums") -> None:
@@ -31,6 +32,7 @@ class _Sums:
         self.rows += other.rows
         self.tokens += other.tokens
         self.seconds += other.seconds
+        self.overhead += other.overhead
         self.expected += other.expected
 
 
@@ -41,12 +43,12 @@ class _Entry:
 
     def add_run(self, run: _Sums) -> None:
         self.sums.add(run)
-        before = self.runs or _NO_RUNS
+        before, seconds = self.runs or _NO_RUNS, run.seconds - run.overhead
         self.runs = ControlRuns(
             count=before.count + 1,
-            tokens_squared=before.tokens_squared + run.tokens**2,
-            seconds_squared=before.seconds_squared + run.seconds**2,
-            product=before.product + run.tokens * run.seconds,
+            steps_squared=before.steps_squared + run.steps**2,
+            seconds_squared=before.seconds_squared + seconds**2,
+            product=before.product + run.steps * seconds,
         )
 
 
@@ -63,16 +65,15 @@ class TallyCollector:
         rows: int,
         tokens: int,
         seconds: float,
+        overhead: float,
         work: float,
     ) -> None:
         """Add one decode step; `work` is its seconds by the clock of the predictions."""
-        control = choice.why == "control"
-        key = choice.strategy, bucket_of(rows), drafter, control
         explored = choice.why == "explore"
-        step = _Sums(1, explored, rows, tokens, seconds, choice.predicted * work)
-        if self._run is not None and self._run[0] != key:
+        step = _Sums(1, explored, rows, tokens, seconds, overhead, choice.predicted * work)
+        key = choice.strategy, bucket_of(rows), drafter, choice.why == "control"
+        if choice.why != "control":
             self._end_run()
-        if not control:
             self._entry(key).sums.add(step)
         elif self._run is None:
             self._run = key, step

@@ -1,0 +1,131 @@
+"""Run a foreign workload as whole jobs: its policy in a folder, with a tokenizer and a task.
+
+Some of the vocabulary ends an answer, as many tokens as give about the workload's mean length. The
+task rewards answers with an odd number of characters, which a policy hardly learns in a few steps.
+"""
+
+import json
+import math
+import random
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from benchmarks.foreign_workloads import RandomPolicy, Requests, Workload, make_policy
+from benchmarks.stacks import run, session
+from tlt.models.decoder_spec import Decoder
+
+_FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+_WORKERS, _GROUP = 2, 8
+_PROMPTS = 128
+_SAMPLED_LENGTHS = 400
+# tokens of an answer; the rest of the context is for its prompt
+_LONGEST = 900
+# of a job without speculation, roughly
+_SECONDS = 15.0
+_LEAST_STEPS, _MOST_STEPS = 4, 30
+_COIN = "def coin(completion, **_):\n    return float(len(completion) % 2)\n"
+
+
+@contextmanager
+def job_session() -> Generator[None]:
+    with session(workers=_WORKERS):
+        yield
+
+
+def seconds_of_pair(workload: Workload, folder: Path, seed: int) -> tuple[float, float]:
+    """Return the seconds of a job without speculation and of one as a user gets it by default."""
+    spec = _write_spec(workload, folder, seed)
+    first = run("off", seed, "algorithm.steps=2", spec=spec)
+    a_step = min(step.whole for step in first.steps)
+    steps = max(_LEAST_STEPS, min(_MOST_STEPS, round(_SECONDS / a_step)))
+    length = f"algorithm.steps={steps}"
+    jobs = [run(stack, seed, length, spec=spec) for stack in ("off", "cold")]
+    off, tlt = (math.fsum(step.whole for step in job.steps) for job in jobs)
+    return off, tlt
+
+
+def _write_spec(workload: Workload, folder: Path, seed: int) -> Path:
+    policy = workload.policy
+    if isinstance(policy, Path):
+        return policy / "job.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    dice = random.Random(seed)
+    mean = fmean(workload.lengths(dice) for _ in range(_SAMPLED_LENGTHS))
+    _write_policy(policy, make_policy(workload, seed), folder / "policy", mean)
+    (folder / "coin.py").write_text(_COIN)
+    prompts = [request.prompt for request in Requests(workload, seed).block(0, _GROUP * _PROMPTS)]
+    rows = [{"prompt": _words(prompt), "answer": ""} for prompt in prompts[::_GROUP]]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    most = min(round(4 * mean), _LONGEST)
+    spec: dict[str, Any] = {
+        "name": "foreign",
+        "policy": {"path": "policy"},
+        "data": {"train": "data.jsonl"},
+        "reward": {"kind": "function", "function": "coin.py:coin"},
+        "algorithm": {
+            "steps": _LEAST_STEPS,
+            "prompts_per_step": max(2, math.ceil(_WORKERS * workload.rows / _GROUP)),
+            "group_size": _GROUP,
+            "learning_rate": 1e-6,
+            "checkpoint_every": 1000,
+        },
+        "rollout": {"max_new_tokens": most, "slots": workload.rows},
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, mean: float) -> None:
+    """Write the policy and its tokenizer; answers have about the `mean` length."""
+    config = made.config
+    kinds, model_class = _FAMILIES[policy.family]
+    own = kinds(
+        vocab_size=config.vocabulary,
+        hidden_size=config.hidden,
+        intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.norm_eps,
+        max_position_embeddings=config.max_positions,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    model = model_class(own)
+    model.load_state_dict(made.weights)
+    model.save_pretrained(folder)
+    ends = list(range(max(1, round(config.vocabulary / mean))))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    words = {f"w{token}": token for token in range(config.vocabulary)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _words(tokens: Sequence[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
