@@ -89,12 +89,12 @@ def test_a_choice_holds_longer_each_time_it_is_confirmed_and_ends_with_its_batch
     policy = AdaptivePolicy()
     runs = StrategyRuns(policy, lambda: 0.5)
     runs.set_strategies([Off(), Ngram(tokens=4)])
-    for _ in range(400):
+    for _ in range(1500):
         choice = runs.choose(8, 800)
         rejected = () if choice.strategy == Off() else ([8] * 1 + [0] * 3, [0] * 4)
         seconds = 0.008 if choice.strategy == Off() else 0.02
         runs.observe(StepObservation(choice.strategy, 8, 800, seconds, 0.0, *rejected))
-    assert (choice.strategy, choice.steps) == (Off(), 64)
+    assert (choice.strategy, choice.steps) == (Off(), 256)
     assert runs.choose(9, 900) is not choice
 
 

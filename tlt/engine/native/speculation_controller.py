@@ -123,8 +123,9 @@ class SpeculationController:
         tokens, seconds = sum(outcome.kept), ended - timer.began + outside
         self._tallies.add(choice, drafter, timer.rows, tokens, seconds, overhead, work)
         if self._runs is not None:
+            began = perf_counter()
             self._learn(self._runs, choice, timer, outcome, work)
-            self._learning = perf_counter() - ended
+            self._learning = perf_counter() - began
 
     def _learn(
         self,

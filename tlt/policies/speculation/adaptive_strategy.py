@@ -17,12 +17,13 @@ from tlt.policies.speculation.strategy_policy import Choice, RunObservation, buc
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 # share of the decoding time that trials may cost, and that may be lost against plain decoding
-_TRIAL_SHARE, _LOSS_SHARE = 0.0075, 0.01
+_TRIAL_SHARE, _LOSS_SHARE = 0.005, 0.01
 # plain steps that both may cost at the beginning and after a new drafter, and that may be saved up
 _TRIALS_GRANTED, _TRIALS_SAVED = 4.0, 4.0
 _LOSS_GRANTED, _LOSS_SAVED = 24.0, 24.0
-# steps that a new choice holds for, doubled each time it is confirmed, and the longest
-_FIRST_STEPS, _MOST_STEPS = 4, 64
+# steps that a new choice holds for, doubled each time it is confirmed, and the longest; plain steps
+# teach nothing that would change the choice
+_FIRST_STEPS, _MOST_STEPS, _MOST_PLAIN_STEPS = 4, 64, 256
 # rows that a trial should see, its steps at most, those of one that is repeated, and steps over
 # which it pays back
 _TRIAL_ROWS, _TRIAL_STEPS, _MOST_TRIAL_STEPS = 8, 2, 4
@@ -111,7 +112,8 @@ class AdaptivePolicy:
             steps = _MOST_TRIAL_STEPS if again else _trial_steps(batch)
             return Choice(arm.strategy, batch * found.speed, "explore", steps)
         confirmed = again or (before is not None and before.trial)
-        self._steps = min(2 * self._steps, _MOST_STEPS) if confirmed else _FIRST_STEPS
+        most = _MOST_STEPS if arm.proposer is not None else _MOST_PLAIN_STEPS
+        self._steps = min(2 * self._steps, most) if confirmed else _FIRST_STEPS
         why = "only" if len(self._arms) == 1 else "best"
         return Choice(arm.strategy, batch * found.speed, why, self._steps)
 
