@@ -42,7 +42,7 @@ def _seconds(training: DrafterTraining) -> Table:
         ("tokens from own answers", f"{tokens.own}"),
         ("  from other workers' answers", f"{tokens.others}"),
         ("  from unfinished answers", f"{tokens.running}"),
-        ("  from the step before", f"{tokens.previous}"),
+        ("  from earlier steps", f"{tokens.previous}"),
         ("discarded because training diverged", f"{len(training.diverged)} times"),
         ("stopped by command", f"{training.stops} times"),
         ("  time until stopped, median", f"{1e3 * training.stop_p50:.0f} ms"),

@@ -60,7 +60,7 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
     others: int = 0
     # answers that are still being written
     running: int = 0
-    # answers of the step before
+    # answers of earlier steps
     previous: int = 0
 
     @property
