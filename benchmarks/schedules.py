@@ -31,7 +31,7 @@ from tlt.config import (
     SpeculationSpec,
 )
 from tlt.id_types import DrafterVersion, Step
-from tlt.policies.drafter import payoff_evidence
+from tlt.policies.drafter import payoff_evidence, speedup_model
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
@@ -47,8 +47,9 @@ _MICRO_BATCH = 1024
 _READINGS = 10.0
 # decoding lost beside a worker that trains, as a share of its idle seconds
 _SLOWED = 0.1
-# error of an evaluation on a few answers
+# error of an evaluation on a few answers, and that of a speedup, relative
 _ERROR = 0.1
+_SPEEDUP_ERROR = 0.1
 # share of a single member's micro-batches that several members' are worth
 _MERGED = 0.85
 
@@ -67,7 +68,7 @@ class _World:
     plateau: float
     # micro-batches until two thirds of the rise are done
     span: float
-    # power of the accept length by which rollouts speed up
+    # power of the accept length by which rollouts speed up; 0 where proposing costs what it gains
     gain: float
 
     @classmethod
@@ -84,7 +85,7 @@ class _World:
             dice.uniform(1.0, 1.5),
             dice.uniform(1.5, 6.0),
             math.exp(dice.uniform(math.log(80.0), math.log(600.0))),
-            dice.uniform(0.4, 0.65),
+            dice.choice([0.0, *(dice.uniform(0.4, 0.65) for _ in range(3))]),
         )
 
     def speedup(self, length: float) -> float:
@@ -126,6 +127,16 @@ class _Drafter:
         self.progress = msgspec.structs.replace(
             self.progress, answer_tokens=tokens, held_out={Step(step): ()}
         )
+
+    def measure_speedup(self, in_use: float) -> None:
+        """Learn from a rollout with this accept length, unless the drafter was swapped in it."""
+        if self.length != in_use or self.evidence.curve is None:
+            return
+        without = self._world.ngrams
+        predicted = speedup_model.with_drafter(self.evidence.curve.now, without) - without
+        error = _SPEEDUP_ERROR * without
+        measured = self._world.speedup(in_use) - without + self._dice.gauss(0.0, error)
+        self.evidence = payoff_evidence.record_speedup(self.evidence, predicted, measured, error)
 
     def _evaluate(self, now: float, step: int) -> None:
         self._version += 1
@@ -185,13 +196,15 @@ def _seconds(world: _World, schedule: _Schedule, seed: int) -> float:
     """Return the seconds of a job; reserved time is reviewed after each evaluation."""
     drafter, total = _Drafter(world, seed), 0.0
     for step in range(world.steps):
-        rollout = world.rollout / world.speedup(drafter.length)
+        in_use = drafter.length
+        rollout = world.rollout / world.speedup(in_use)
         train, _ = schedule(world, drafter, _outlook(world, drafter, step, rollout, opened=True))
         if train:
             idle = world.idle * rollout
             drafter.train(idle * world.rate, step, idle, idle=True)
             rollout += _SLOWED * idle
         drafter.add_answers(step)
+        drafter.measure_speedup(in_use)
         total += rollout + world.update
         while True:
             outlook = _outlook(world, drafter, step, rollout, opened=False)
@@ -223,6 +236,8 @@ def _outlook(
         speedup_without_drafter=world.ngrams,
         learnable_micro_batches=progress.learnable_micro_batches,
         idle_micro_batches=progress.idle_micro_batches / (step + (0 if opened else 1) or 1),
+        reserved_seconds=progress.reserved_micro_batches / progress.micro_batch_rate / _WORKERS,
+        planned_seconds=rollout * world.steps,
     )
 
 

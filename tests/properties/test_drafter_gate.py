@@ -22,6 +22,7 @@ from tlt.policies.drafter.payoff_evidence import (
     record_evaluation,
     record_failure,
     record_named_live,
+    record_speedup,
     record_success,
     refit_named,
 )
@@ -362,3 +363,38 @@ def _evaluated(micro_batches: int, used: float | None, trained: float) -> Evalua
     return EvaluatedVersion(
         version=DrafterVersion(1), micro_batches=micro_batches, used=used, trained=trained
     )
+
+
+def test_reserves_little_before_a_rollout_has_shown_a_speedup() -> None:
+    spec = small_spec(steps=30, train="auto")
+    plan: dict[str, Any] = {"planned_seconds": 200.0, "speedup_without_drafter": 1.0}
+    first = gate.judge_reserved_time(spec, _NOTHING, _outlook(29, 6.0, **plan))
+    assert first.worth
+    assert first.cost == pytest.approx(0.03 * 200.0)
+    spent = _outlook(29, 6.0, reserved_seconds=6.0, **plan)
+    assert not gate.judge_reserved_time(spec, _NOTHING, spent).worth
+    shown = record_speedup(_NOTHING, predicted=0.5, measured=0.5, error=0.05)
+    assert gate.judge_reserved_time(spec, shown, spent).cost > first.cost
+
+
+def test_trains_no_further_where_rollouts_get_no_faster() -> None:
+    """A shallow policy's step costs as little as the drafts that would save it."""
+    spec = small_spec(steps=30, train="auto")
+    ahead = _outlook(29, 6.0, planned_seconds=200.0, idle_micro_batches=10.0)
+    evidence = _evidence([_evaluated(50, None, 1.6), _evaluated(100, 1.6, 2.2)])
+    assert gate.judge_idle_training(spec, evidence, ahead).worth
+    for _ in range(8):
+        evidence = record_speedup(evidence, predicted=0.4, measured=-0.02, error=0.1)
+    assert evidence.realised is not None
+    assert evidence.realised < 0.05
+    assert not gate.judge_idle_training(spec, evidence, ahead).worth
+    assert not gate.judge_reserved_time(spec, evidence, ahead).worth
+
+
+def test_uncertain_speedups_say_little() -> None:
+    certain = record_speedup(_NOTHING, predicted=0.4, measured=0.0, error=0.01)
+    vague = record_speedup(_NOTHING, predicted=0.4, measured=0.0, error=4.0)
+    small = record_speedup(_NOTHING, predicted=0.1, measured=0.0, error=0.01)
+    assert certain.realised == pytest.approx(0.5, abs=0.01)
+    assert vague.realised == pytest.approx(1.0, abs=0.01)
+    assert small.realised is None

@@ -96,6 +96,6 @@ function timeRows(account) {
       ["from the command to stop until stopped, median", account.preempt_p50],
       ["from the command to stop until stopped, 99 %", account.preempt_p99],
     ].map(([name, value]) => [name, seconds(value)]),
-    ["trained tokens: own, other workers', unfinished, previous step", [own, others, running, previous].map(count).join(" · ")],
+    ["trained tokens: own, other workers', unfinished, earlier steps", [own, others, running, previous].map(count).join(" · ")],
   ];
 }

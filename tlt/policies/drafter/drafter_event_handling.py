@@ -8,12 +8,15 @@ from tlt.policies.drafter import (
     adoption,
     lineage,
     payoff_evidence,
+    speedup_model,
     training_sessions,
 )
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.live_acceptance import find_regression
 from tlt.policies.drafter.scheduler import is_wanted, judge_idle_training, outlook
+from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Duty, Phase, Turn, current_worker
+from tlt.policies.speculation.plain_step_costs import SavingsInterval
 from tlt.protocol.events import DrafterCommitFailed, DrafterDiverged, DrafterMerged, DrafterRefused
 from tlt.protocol.refs import DrafterRef
 from tlt.protocol.shared_values import StrategyTally
@@ -93,6 +96,22 @@ def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None
         now, before = regression
         why = f"accept length {now:.2f} in rollouts, {before:.2f} with the one before"
         _revert(turn, live.fallback, why)
+
+
+def record_speedup(turn: Turn, batch: RolloutBatch, saved: SavingsInterval, spent: float) -> None:
+    """Learn from a batch what the drafter, if it was in use all the time, gained in speed."""
+    drafter, spec = turn.state.drafter, turn.state.spec
+    evidence, used = drafter.evidence, drafter.adoption.used
+    if used is None or used.version != batch.drafter or evidence.curve is None:
+        return
+    without = evidence.speedup_without_drafter
+    if without is None:
+        without = speedup_model.without_drafter(spec, turn.state.decoding)
+    predicted = speedup_model.with_drafter(evidence.curve.now, without) - without
+    measured = (saved.seconds + spent) / spent - without
+    error = (saved.high - saved.low) / 4.0 / spent
+    after = payoff_evidence.record_speedup(evidence, predicted, measured, error)
+    turn.set_drafter(evidence=after)
 
 
 def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:

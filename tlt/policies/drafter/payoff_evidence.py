@@ -28,6 +28,8 @@ _LONGEST_REST = 8
 # predicted gains below this can't be told from errors of the evaluations
 _LEAST_PREDICTION = 0.1
 _LEAST_TRUST = 0.1
+# predicted gains in speed below this say nothing about those of better drafters
+_LEAST_SPEEDUP = 0.2
 
 
 class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +45,10 @@ class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
     speedup_without_drafter: float | None = None
     # the newest step with answers at the last evaluation
     evaluated_step: Step = Step(0)
-    # share of the predicted gains that evaluations have confirmed
+    # share of the predicted gains in accept length that evaluations have confirmed
     trust: float = 1.0
+    # share of the predicted speedup that rollouts have shown; None before one was measured
+    realised: float | None = None
     # failures in a row to gain anything by training, and the next step that may try again
     failures: int = 0
     rest_until: Step = Step(0)
@@ -87,6 +91,19 @@ def _updated_trust(evidence: PayoffEvidence, evaluated: EvaluatedVersion) -> flo
     gained = (evaluated.trained - (evaluated.used or 1.0)) / predicted
     confirmed = max(_LEAST_TRUST, min(1.0, gained))
     return math.sqrt(evidence.trust * confirmed)
+
+
+def record_speedup(
+    evidence: PayoffEvidence, predicted: float, measured: float, error: float
+) -> PayoffEvidence:
+    """Compare the gain in speed by a drafter with the predicted one, as far as it is certain."""
+    if predicted < _LEAST_SPEEDUP:
+        return evidence
+    before = 1.0 if evidence.realised is None else evidence.realised
+    weight = 0.5 * predicted**2 / (predicted**2 + error**2)
+    shown = min(1.0, max(0.0, measured / predicted))
+    realised = (1.0 - weight) * before + weight * shown
+    return msgspec.structs.replace(evidence, realised=realised)
 
 
 def record_named_live(evidence: PayoffEvidence, tallies: Sequence[StrategyTally]) -> PayoffEvidence:

@@ -90,17 +90,20 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         seconds = state.batch.longest_decode_seconds or turn.now - state.batch_opened_at
     opened = state.phase is not Phase.EVALUATING
     measured = state.drafter.evidence.speedup_without_drafter
+    members = max(1, sum(worker.info.ranks for worker in state.workers.values()))
     return gate.TrainingOutlook(
         step=state.step,
         newest_step=progress.newest_step,
         steps=max(0, state.spec.algorithm.steps - state.step - opened),
         rollout_seconds=max(0.0, seconds),
-        members=sum(worker.info.ranks for worker in state.workers.values()),
+        members=members,
         micro_batches_per_second=progress.micro_batch_rate,
         speedup_without_drafter=measured
         or speedup_model.without_drafter(state.spec, state.decoding),
         learnable_micro_batches=progress.learnable_micro_batches,
         idle_micro_batches=progress.idle_micro_batches / max(1, state.step + 1),
+        reserved_seconds=progress.reserved_micro_batches / progress.micro_batch_rate / members,
+        planned_seconds=seconds * state.spec.algorithm.steps,
     )
 
 

@@ -20,10 +20,14 @@ _NGRAMS = 1.25
 _NGRAMS_RUNS = 2
 
 
-def with_drafter(accept_length: float, without: float) -> float:
-    """Return the speedup by a drafter and n-grams together; `without` is that by n-grams alone."""
+def with_drafter(accept_length: float, without: float, realised: float = 1.0) -> float:
+    """Return the speedup by a drafter and n-grams together; `without` is that by n-grams alone.
+
+    `realised` is the share of the gain over n-grams that rollouts of this job have shown so far.
+    """
     drafter = accept_length ** (_GAIN * _TOGETHER)
-    return (without**_TOGETHER + drafter - 1.0) ** (1.0 / _TOGETHER)
+    together = (without**_TOGETHER + drafter - 1.0) ** (1.0 / _TOGETHER)
+    return without + realised * (together - without)
 
 
 def without_drafter(spec: JobSpec, decoding: DecodeAccount) -> float:

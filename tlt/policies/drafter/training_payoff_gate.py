@@ -25,6 +25,10 @@ _USUAL_IDLE = 8.0
 _MERGED = 0.85
 # reserved time must be predicted to save this many times its cost
 _MARGIN = 2.0
+# share of the rollouts' time that may be reserved before a rollout has shown that drafters pay
+_UNPROVEN_SHARE = 0.03
+# share of the predicted speedup that proves it
+_PROOF = 0.75
 _RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # steps to come at which the gain is evaluated
 _SAMPLED_STEPS = 6
@@ -54,6 +58,9 @@ class TrainingOutlook(msgspec.Struct, frozen=True, kw_only=True):
     learnable_micro_batches: float = math.inf
     # micro-batches of idle time in each step
     idle_micro_batches: float = 0.0
+    # seconds that were reserved so far, and those of all rollouts of the job at the present speed
+    reserved_seconds: float = 0.0
+    planned_seconds: float = math.inf
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +101,8 @@ def judge_idle_training(
         return _resting(evidence)
     curve = _hopeful_curve(spec, evidence, outlook)
     idle = outlook.idle_micro_batches or _USUAL_IDLE
-    saved = _saved(curve, outlook, [(0.0, idle * (step + 1.0)) for step in _sampled_steps(outlook)])
+    stretches = [(0.0, idle * (step + 1.0)) for step in _sampled_steps(outlook)]
+    saved = _saved(curve, stretches, evidence, outlook)
     cost = _SLOWED * idle * outlook.steps / outlook.micro_batches_per_second
     next_length = curve.after(spec.drafter.merge_every)
     why = f"accept length {curve.now:.2f} now, {next_length:.2f} expected at the next evaluation"
@@ -116,9 +124,13 @@ def judge_reserved_time(
     rate = outlook.members * outlook.micro_batches_per_second
     rate *= _MERGED if outlook.members > 1 else 1.0
     most = outlook.learnable_micro_batches / rate
+    if evidence.realised is None or evidence.realised < _PROOF:
+        most = min(most, _UNPROVEN_SHARE * outlook.planned_seconds - outlook.reserved_seconds)
+    if most <= 0.0:
+        return best
     for seconds in {min(seconds, most): None for seconds in _RESERVATIONS}:
         micro_batches = seconds * rate
-        saved = _saved_beside_idle_training(curve, micro_batches, outlook)
+        saved = _saved_beside_idle_training(curve, micro_batches, evidence, outlook)
         if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
             after = curve.after(micro_batches)
             why = f"accept length {curve.now:.2f} now, {after:.2f} expected"
@@ -145,11 +157,12 @@ def _hopeful_curve(
 
 
 def _saved_beside_idle_training(
-    curve: LearningCurve, micro_batches: float, outlook: TrainingOutlook
+    curve: LearningCurve, micro_batches: float, evidence: PayoffEvidence, outlook: TrainingOutlook
 ) -> float:
     """Count the gain of reserved time only until idle seconds would have taught the same."""
     before = [outlook.idle_micro_batches * (step + 0.5) for step in _sampled_steps(outlook)]
-    return _saved(curve, outlook, [(count, count + micro_batches) for count in before])
+    stretches = [(count, count + micro_batches) for count in before]
+    return _saved(curve, stretches, evidence, outlook)
 
 
 def _sampled_steps(outlook: TrainingOutlook) -> list[float]:
@@ -159,7 +172,10 @@ def _sampled_steps(outlook: TrainingOutlook) -> list[float]:
 
 
 def _saved(
-    curve: LearningCurve, outlook: TrainingOutlook, sampled: Sequence[tuple[float, float]]
+    curve: LearningCurve,
+    sampled: Sequence[tuple[float, float]],
+    evidence: PayoffEvidence,
+    outlook: TrainingOutlook,
 ) -> float:
     """Return the rollout seconds saved in all steps to come.
 
@@ -167,8 +183,10 @@ def _saved(
     """
     if not sampled:
         return 0.0
+    without_drafter = outlook.speedup_without_drafter
+    realised = 1.0 if evidence.realised is None else evidence.realised
     now, *_ = speeds = [
-        speedup_model.with_drafter(curve.after(count), outlook.speedup_without_drafter)
+        speedup_model.with_drafter(curve.after(count), without_drafter, realised)
         for count in (0.0, *(count for pair in sampled for count in pair))
     ]
     saved = sum(

@@ -36,6 +36,10 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.held_out, default=Step(0))
 
     @property
+    def reserved_micro_batches(self) -> int:
+        return self.micro_batches - self.idle_micro_batches
+
+    @property
     def micro_batch_rate(self) -> float:
         """Return one member's micro-batches a second."""
         if self.micro_batches == 0 or self.seconds <= 0.0:

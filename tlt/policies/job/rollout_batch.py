@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.id_types import Attempt, PromptIndex, Purpose, Step
+from tlt.id_types import Attempt, DrafterVersion, PromptIndex, Purpose, Step
 from tlt.policies.keyed_random import permuted
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 
@@ -44,6 +44,8 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     groups: dict[PromptIndex, Group]
     unsettled: int
+    # the drafter in use when the batch was opened
+    drafter: DrafterVersion | None = None
     # times that prompts went back to the queue
     requeues: int = 0
     # by rank; a rank of a later incarnation adds to the seconds of the earlier one

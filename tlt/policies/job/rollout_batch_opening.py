@@ -32,7 +32,11 @@ def _open_batch(
     turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
 ) -> None:
     state = turn.state
-    opened = rollout_batch.new_batch(state.step, purpose, prompts, members)
+    used = state.drafter.adoption.used
+    opened = msgspec.structs.replace(
+        rollout_batch.new_batch(state.step, purpose, prompts, members),
+        drafter=None if used is None else used.version,
+    )
     turn.set(batch=opened, batch_opened_at=turn.now)
     turn.emit(
         IssuePrompts(

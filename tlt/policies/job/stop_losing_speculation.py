@@ -42,6 +42,11 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
         return
     decoding = savings_estimate.add_replay(state.decoding, replayed)
     turn.set(decoding=decoding)
+    plain = savings_estimate.plain_step_costs(decoding)
+    spent = sum(batch.decode_seconds.values())
+    if plain is not None and spent > 0.0:
+        saved = plain.saving(replayed.steps, spent)
+        drafter_event_handling.record_speedup(turn, batch, saved, spent)
     lost = savings_estimate.estimate_loss(decoding, open_seconds=0.0)
     if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)
