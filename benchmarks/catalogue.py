@@ -49,7 +49,16 @@ BENCHMARKS = {
     ),
     "foreign": (
         "Policies of many shapes, tasks and acceptances that nothing was tuned for decode the same"
-        " requests without speculation and with its defaults, in turns in one process."
+        " requests without speculation and with its defaults, in turns in one process; then whole"
+        " jobs of each."
+    ),
+    "ledger": (
+        "The savings that simulated jobs claim are compared with the truth: how often the interval"
+        " covers it, and how wide it is."
+    ),
+    "schedules": (
+        "The gate that decides when drafters are trained plays simulated jobs against two naive"
+        " schedules: idle seconds only, and all workers to the plateau after the first step."
     ),
     "large_vocabulary": (
         "Sampling's share of a decode step, and its memory, at the shape of Qwen2.5-0.5B with"
@@ -70,7 +79,11 @@ BENCHMARKS = {
     "e2e": (
         "Whole jobs, two workers of one core each, submitted as `tlt submit` does and taking turns:"
         " no speculation (off), n-grams alone, a frozen drafter, and all of TLT, with 64 answers a"
-        " worker, with 16 (tail), and from random weights (cold)."
+        " worker and with 16 (tail)."
+    ),
+    "cold": (
+        "The same with 32 answers a worker in jobs that start without a drafter, of 30 steps and of"
+        " 8; also with a drafter that is trained in idle seconds only."
     ),
     "by_product": (
         "The drafter that a job leaves behind decodes in SGLang and in the native engine: accept"

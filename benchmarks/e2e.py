@@ -7,9 +7,9 @@ time. Each has the number of slots, and all have the trainer settings, that `ben
 best. A step's seconds are those of its rollout and those until the new policy is published.
 
 64 answers a worker show the savings at large batches, 16 those in the tail of a large cluster. All
-of it fits into an hour, so jobs that start without a drafter have 32, and a last repetition with 64
-is left out on slow machines. The rest of the hour measures what readiness to train costs with 64,
-and what training beside short rollouts costs with 16.
+of it fits into an hour, so a last repetition with 64 is left out on slow machines. The rest of the
+hour measures what readiness to train costs with 64, and what training beside short rollouts costs
+with 16. Jobs that start without a drafter are those of `benchmarks.cold`.
 """
 
 import argparse
@@ -30,17 +30,15 @@ from tlt.report import DrafterTraining
 # by stack
 _Jobs = dict[str, list[Job]]
 
-_STEPS, _COLD_STEPS = 10, 30
-_REPETITIONS, _COLD_REPETITIONS, _MORE_REPETITIONS = 4, 2, 4
+_STEPS = 10
+_REPETITIONS, _MORE_REPETITIONS = 4, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
 # tokens that drafters train on
 _ORIGINS = ("own", "others", "running", "previous")
-# steps of jobs with 64, 32 and 16 answers a worker; those of 32 start without a drafter
+# stacks of jobs with 64 and 16 answers a worker
 _STACKS_OF_64 = ("off", "n-gram", "frozen", "warm")
-_STACKS_OF_32 = ("off", "n-gram", "cold")
 _STACKS_OF_16 = ("off", "n-gram", "frozen", "warm", "forced")
 _SETTINGS_OF_64 = (f"algorithm.steps={_STEPS}",)
-_SETTINGS_OF_32 = (f"algorithm.steps={_COLD_STEPS}", "algorithm.prompts_per_step=4")
 SETTINGS_OF_16 = (*_SETTINGS_OF_64, "algorithm.prompts_per_step=2", "algorithm.minibatches=1")
 # repeats while there is time
 _SIDE_BY_SIDE = ("frozen", "warm")
@@ -58,11 +56,11 @@ def main() -> None:
     began = time.monotonic()
     with session():
         run("off", 1, *WARM_UP, *best_settings("off"))
-        whole, cold, tail = _take_turns(repetitions, began + _SECONDS - _SPARE_SECONDS)
+        whole, tail = _take_turns(repetitions, began + _SECONDS - _SPARE_SECONDS)
     seconds = time.monotonic() - began
     claims = [
         *_warm_claims(whole, tail),
-        *_cold_claims(cold),
+        *_training_claims(tail["forced"]),
         *_idle_claims(tail),
         _duration_claim(seconds),
     ]
@@ -70,13 +68,11 @@ def main() -> None:
         "ratios": {
             "64 answers a worker": _table(whole, _STEPS),
             "16 answers a worker": _table(tail, _STEPS),
-            f"32 answers a worker, {_COLD_STEPS} steps": _table(cold, _COLD_STEPS),
         },
         "intervals": {
             "frozen_over_tlt": _rounded(
                 ratio(whole["frozen"], whole["warm"], _step_seconds, _STEPS)
             ),
-            "cold_ngram_over_tlt": _rounded(ratio(cold["n-gram"], cold["cold"], _step_seconds)),
             "tail_frozen_over_tlt": _rounded(
                 ratio(tail["frozen"], tail["warm"], _step_seconds, _STEPS)
             ),
@@ -85,25 +81,21 @@ def main() -> None:
             ),
         },
         "frozen_over_tlt_by_step": _by_step(whole["frozen"], whole["warm"]),
-        "ahead_of_off_from_step": _first_step_ahead(cold),
         "slower_while_somebody_trained": round(loss_beside_training(tail), 3),
         "stacks": {name: _account(jobs) for name, jobs in whole.items()},
-        "stacks_cold": {name: _account(jobs) for name, jobs in cold.items()},
         "stacks_tail": {name: _account(jobs) for name, jobs in tail.items()},
-        "settings": {name: best_settings(name) for name in {**whole, **cold, **tail}},
+        "settings": {name: best_settings(name) for name in {**whole, **tail}},
         "engine": _claims_of("engine"),
     }
     write_result("e2e", claims, details, seconds, out)
 
 
-def _take_turns(repetitions: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
-    """Run jobs with 64, 32 and 16 answers a worker."""
-    whole, cold, tail = _Jobs(), _Jobs(), _Jobs()
+def _take_turns(repetitions: int, end: float) -> tuple[_Jobs, _Jobs]:
+    """Run jobs with 64 and 16 answers a worker."""
+    whole, tail = _Jobs(), _Jobs()
     longest = pair = 0.0
     for repetition in range(repetitions - 1):
         longest = max(longest, _turn(whole, repetition, _STACKS_OF_64, _SETTINGS_OF_64))
-        if repetition < _COLD_REPETITIONS:
-            _turn(cold, repetition, _STACKS_OF_32, _SETTINGS_OF_32)
         _turn(tail, repetition, _STACKS_OF_16, SETTINGS_OF_16)
     lately = _turn(tail, repetitions - 1, _STACKS_OF_16, SETTINGS_OF_16)
     if time.monotonic() + longest < end:
@@ -113,7 +105,7 @@ def _take_turns(repetitions: int, end: float) -> tuple[_Jobs, _Jobs, _Jobs]:
             pair = _turn(whole, repetition, _SIDE_BY_SIDE, _SETTINGS_OF_64)
         if time.monotonic() + lately < end:
             lately = _turn(tail, repetition, _IDLING, SETTINGS_OF_16)
-    return whole, cold, tail
+    return whole, tail
 
 
 def _turn(jobs: _Jobs, repetition: int, stacks: Sequence[str], settings: tuple[str, ...]) -> float:
@@ -161,15 +153,11 @@ def _rollout_share(jobs: Sequence[Job], most: int) -> float:
     return math.fsum(s.rollout for s in steps) / math.fsum(s.whole for s in steps)
 
 
-def _cold_claims(jobs: _Jobs) -> list[Claim]:
-    off = ratio(jobs["off"], jobs["cold"], _step_seconds)
-    ngram = ratio(jobs["n-gram"], jobs["cold"], _step_seconds)
-    learned = [d.tokens for d in _drafter_trainings(jobs["cold"])]
+def _training_claims(jobs: Sequence[Job]) -> list[Claim]:
+    learned = [d.tokens for d in _drafter_trainings(jobs)]
     least = min(sum(getattr(tokens, origin) for tokens in learned) for origin in _ORIGINS)
     return [
         Claim(name="e2e.least_tokens_of_an_origin", value=least, unit="tokens", bar=1),
-        Claim(name="e2e.cold_off_over_tlt", value=off.value, unit="x", bar=1.15),
-        Claim(name="e2e.cold_ngram_over_tlt", value=ngram.value, unit="x", bar=1.0),
         Claim(name="e2e.accuracy_gain", value=_accuracy_gain(), unit="points", bar=15.0),
     ]
 
@@ -237,19 +225,6 @@ def _table(jobs: _Jobs, most: int) -> dict[str, Any]:
 
 def _rounded(found: Ratio) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found._asdict().items()}
-
-
-def _first_step_ahead(jobs: _Jobs) -> dict[str, int | None]:
-    """Return the step from which a job without a drafter has taken less time than each other."""
-    cold, found = jobs["cold"], dict[str, int | None]()
-    for name in ("off", "n-gram"):
-        ahead: int | None = None
-        for step in range(_COLD_STEPS, 0, -1):
-            if ratio(jobs[name], cold, _step_seconds, step).value < 1.0:
-                break
-            ahead = step
-        found[name] = ahead
-    return found
 
 
 def _by_step(above: Sequence[Job], below: Sequence[Job]) -> list[float]:

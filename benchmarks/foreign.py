@@ -41,26 +41,20 @@ from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.ranks.engine_factory import strategy_policy
 
 _SPECULATION = SpeculationSpec(mode="adaptive")
-_BLOCK_SECONDS = 5.0
-_LEAST_PAIRS, _MOST_PAIRS = 6, 12
+# short, because the machine's speed drifts: pairs close in time differ less
+_BLOCK_SECONDS = 2.0
+_LEAST_PAIRS, _MOST_PAIRS = 8, 24
+# pairs with the same weights
+_SAME_WEIGHTS = 2
 _NEVER_SLOWER, _LEAST_OF_JOBS = 0.97, 0.93
 # requests of a block are counted in batches of all rows
 _MOST_BATCHES = 64
 _CONTEXT = 1024
-# one-sided 95 % of Student's t by degrees of freedom
-_T95 = {
-    1: 6.314,
-    2: 2.920,
-    3: 2.353,
-    4: 2.132,
-    5: 2.015,
-    6: 1.943,
-    7: 1.895,
-    8: 1.860,
-    9: 1.833,
-    10: 1.812,
-    11: 1.796,
-}
+# one-sided 95 % of Student's t, for one degree of freedom and more
+_T95 = (
+    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782),
+    *(1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714),
+)
 _Z95 = 1.96
 _SEED = 11
 
@@ -208,7 +202,7 @@ def _decode_workload(workload: Workload, block_seconds: float) -> dict[str, Any]
     pairs: list[tuple[Window, Window]] = []
     while not _decided(pairs):
         number = len(pairs)
-        factor = workload.sharpness[number * len(workload.sharpness) // _MOST_PAIRS]
+        factor = workload.sharpness[number // _SAME_WEIGHTS % len(workload.sharpness)]
         weights = sharpened(policy, factor)
         for side in (off, tlt):
             side.swap_weights(number + 1, weights)
@@ -286,7 +280,7 @@ def _verdict(low: float, high: float) -> str:
 def _interval(logs: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean and its one-sided 95 % bounds."""
     mean, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
-    wide = _T95[len(logs) - 1] * error
+    wide = _T95[len(logs) - 2] * error
     return math.exp(mean), math.exp(mean - wide), math.exp(mean + wide)
 
 

@@ -42,7 +42,8 @@ STACKS: dict[str, tuple[str, ...]] = {
     "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}"),
     "warm": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=auto"),
     "cold": (*_SPECULATES, "drafter.train=auto"),
-    # idle workers always train
+    # idle workers always train, and nobody else does
+    "idle-only": (*_SPECULATES, "drafter.train=always"),
     "forced": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=always"),
 }
 

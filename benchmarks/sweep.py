@@ -2,8 +2,8 @@
 
 `python -m benchmarks.sweep --out F.json`
 
-Each has as many answers a worker as in `benchmarks.e2e`: 64, or 32 where a job starts without a
-drafter (16 fit into any number of slots).
+Each has as many answers a worker as in `benchmarks.e2e`, 64, or as in `benchmarks.cold`, 32 (16 fit
+into any number of slots).
 """
 
 import argparse
@@ -40,7 +40,7 @@ _TRIALS = (
     _Trial("cold", 12, 32),
 )
 # all stacks with a drafter decode alike
-_DECODES_LIKE = {"warm": "frozen", "forced": "frozen"}
+_DECODES_LIKE = {"warm": "frozen", "forced": "frozen", "idle-only": "cold"}
 _RESULT = ROOT / "benchmarks" / "results" / "sweep.json"
 _SEED = 11
 
