@@ -30,12 +30,13 @@ _WARM_UP = (_ANSWERS, "algorithm.steps=1")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=list(_SEEDS), nargs="+")
     arguments = parser.parse_args()
     began = time.monotonic()
     few, many = dict[str, list[Job]](), dict[str, list[Job]]()
     with session():
         run("off", 1, *_WARM_UP, *best_settings("off"))
-        for seed in _SEEDS:
+        for seed in arguments.seeds:
             _take_turn(many, seed, _STEPS)
             _take_turn(few, seed, _FEW_STEPS)
     claims = [

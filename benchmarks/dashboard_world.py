@@ -177,6 +177,7 @@ class World:
             rows=280,
             tokens=900,
             seconds=0.9,
+            work=0.9,
             overhead=0.002,
             expected=880.0,
         )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.foreign_jobs import job_session, seconds_of_pair
+from benchmarks.foreign_jobs import job_session, off_over_tlt
 from benchmarks.foreign_workloads import (
     WORKLOADS,
     Requests,
@@ -147,8 +147,8 @@ def _run_jobs(names: Sequence[str]) -> dict[str, list[float]]:
         for name in names:
             ratios = found.setdefault(name, [])
             while not ratios or (len(ratios) == 1 and ratios[0] < _LEAST_OF_JOBS):
-                off, tlt = seconds_of_pair(WORKLOADS[name], Path(folder) / name, _SEED)
-                ratios.append(round(off / tlt, 4))
+                ratio = off_over_tlt(WORKLOADS[name], Path(folder) / name, _SEED)
+                ratios.append(round(ratio, 4))
             print(name, "job off / TLT", ratios, flush=True)
     return found
 
@@ -241,9 +241,9 @@ def _requests_of_a_block(off: _Side, workload: Workload, requests: Requests, sec
 
 
 def _ledger(account: DecodeAccount, pairs: Sequence[tuple[Window, Window]]) -> dict[str, Any]:
-    """Compare the savings that a job would report with those that the pairs show, by the wall."""
-    off = math.fsum(plain.wall for plain, _ in pairs)
-    saved = [plain.wall - ours.wall for plain, ours in pairs]
+    """Compare the savings that a job would report with those that the pairs show."""
+    off = math.fsum(plain.cpu for plain, _ in pairs)
+    saved = [plain.cpu - ours.cpu for plain, ours in pairs]
     truth, error = math.fsum(saved), stdev(saved) * math.sqrt(len(saved))
     result: dict[str, Any] = {
         "off": round(off, 3),

@@ -148,7 +148,7 @@ class _Rank:
         work += world.machine.proposing(choice.strategy, rows)
         overhead = world.overhead * world.machine.plain(rows) * factor
         seconds = work * factor + overhead
-        self.tallies.add(choice, None, rows, sum(kept), seconds, overhead, seconds)
+        self.tallies.add(choice, None, rows, sum(kept), seconds, seconds, overhead)
         self._runs.observe(StepObservation(choice.strategy, rows, context, seconds))
         return self._advance(kept, seconds)
 

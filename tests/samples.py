@@ -117,6 +117,7 @@ def rolls(step: int = 0, share: int = 1) -> StartRollout:
         drafter=None,
         requeues=0,
         share=share,
+        keep_answers=True,
     )
 
 
@@ -195,6 +196,7 @@ def tally(tokens: int, seconds: float, **changes: Any) -> StrategyTally:
         "rows": 1,
         "tokens": tokens,
         "seconds": seconds,
+        "work": seconds,
         "overhead": 0.0,
         "expected": 0.0,
     }

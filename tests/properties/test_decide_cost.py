@@ -123,7 +123,14 @@ def test_a_training_decision_takes_few_instructions(marks: int) -> None:
         evidence = record_evaluation(evidence, evaluation, base_with(24 * i), Step(0))
         evidence = record_success(evidence, Step(0))
     drafter = msgspec.structs.replace(state.drafter, evidence=evidence)
-    state = msgspec.structs.replace(state, spec=spec, drafter=drafter, rollout_seconds=1e3)
+    assert state.batch is not None
+    state = msgspec.structs.replace(
+        state,
+        spec=spec,
+        drafter=drafter,
+        rollout_seconds=1e3,
+        batch=msgspec.structs.replace(state.batch, keep_answers=True),
+    )
     after, commands = decide(state, _idled(), 0.0)
     assert after.workers[WORKER].duty is Duty.DRAFTER_TRAINING
     assert [type(command) for command in commands] == [ExplainDrafterDecision, TrainDrafter]

@@ -66,6 +66,7 @@ def _tally(
         rows=steps * bucket,
         tokens=tokens,
         seconds=seconds,
+        work=seconds,
         overhead=overhead,
         expected=0.0,
     )

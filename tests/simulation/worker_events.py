@@ -72,6 +72,7 @@ def tallies(
             rows=tokens // length,
             tokens=tokens,
             seconds=tokens / (32.0 * speedup),
+            work=tokens / (32.0 * speedup),
             **common,
         ),
         StrategyTally(
@@ -82,6 +83,7 @@ def tallies(
             rows=32 * len(runs) * bucket,
             tokens=32 * len(runs) * bucket,
             seconds=sum(runs),
+            work=sum(runs),
             **common,
         ),
     )

@@ -19,12 +19,12 @@ def controlled(tallies: tuple[StrategyTally, ...]) -> dict[int, ControlRuns]:
 
 def test_reports_a_control_run_once_it_is_over() -> None:
     tallies = TallyCollector()
-    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.0, 0.25)
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25, 0.0)
     for _ in range(3):
-        tallies.add(CONTROL, None, 4, 4, 0.125, 0.0625, 0.125)
+        tallies.add(CONTROL, None, 4, 4, 0.125, 0.125, 0.0625)
     assert controlled(tallies.take(idle=False)) == {}
-    tallies.add(CONTROL, None, 4, 4, 0.125, 0.0625, 0.125)
-    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.0, 0.25)
+    tallies.add(CONTROL, None, 4, 4, 0.125, 0.125, 0.0625)
+    tallies.add(BEST, DRAFTER, 4, 12, 0.25, 0.25, 0.0)
     (runs,) = controlled(tallies.take(idle=False)).values()
     assert runs == ControlRuns(count=1, steps_squared=16, seconds_squared=0.0625, product=1.0)
 
@@ -32,7 +32,7 @@ def test_reports_a_control_run_once_it_is_over() -> None:
 def test_counts_a_control_run_where_it_began_and_cuts_it_at_the_end() -> None:
     tallies = TallyCollector()
     for rows in (6, 5, 4, 4, 3):
-        tallies.add(CONTROL, None, rows, rows, 1.0, 0.25, 1.0)
+        tallies.add(CONTROL, None, rows, rows, 1.0, 1.0, 0.25)
     (tally,) = tallies.take(idle=True)
     assert (tally.bucket, tally.steps, tally.rows, tally.tokens) == (8, 5, 22, 22)
     assert (tally.seconds, tally.overhead) == (5.0, 1.25)
@@ -50,7 +50,7 @@ def test_reports_every_decode_step_once() -> None:
         choice = dice.choice([CONTROL, CONTROL, BEST, Choice(Off(), 1.0, "explore")])
         batch, got = dice.randint(1, 64), dice.randint(1, 9)
         drafter = DRAFTER if choice is BEST else None
-        tallies.add(choice, drafter, batch, got, 0.5, 0.125, 0.5)
+        tallies.add(choice, drafter, batch, got, 0.5, 0.5, 0.125)
         steps, rows, tokens = steps + 1, rows + batch, tokens + got
         if dice.random() < 0.1:
             taken += tallies.take(idle=False)

@@ -36,6 +36,8 @@ class PartialAnswerExchange:
         # set while another worker idles in the rollout batch that this one decodes
         self._wanted = asyncio.Event()
         self._wanted_in: tuple[Step, Purpose] | None = None
+        # False while drafter training doesn't pay
+        self._keeps_answers = True
 
     @property
     def is_wanted(self) -> bool:
@@ -54,6 +56,7 @@ class PartialAnswerExchange:
 
     def start_rollout(self, command: StartRollout) -> None:
         """Forget workers that idled in another rollout batch."""
+        self._keeps_answers = command.keep_answers
         if self._wanted_in != (command.step, command.purpose):
             self._wanted.clear()
 
@@ -66,7 +69,7 @@ class PartialAnswerExchange:
         job = self._job
         if job is None or event.job != job.job or job.spec.drafter.train == "off":
             return
-        if event.purpose == "train" and self._training.session is None:
+        if event.purpose == "train" and self._keeps_answers and self._training.session is None:
             self._wanted_in = event.step, event.purpose
             self._wanted.set()
 

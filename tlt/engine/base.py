@@ -113,6 +113,10 @@ class Engine(Protocol):
         """Decode without drafts from the next step on."""
         ...
 
+    def set_capturing(self, capture: bool) -> None:
+        """Keep hidden states for drafter training, or only those that proposing needs."""
+        ...
+
     def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         """Return what each strategy decoded since the last call."""
         ...

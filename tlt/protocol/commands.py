@@ -98,6 +98,8 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
     requeues: int
     # answers of the rollout batch that the worker may take before it leaves some to the others
     share: int
+    # False while drafter training doesn't pay, so that nobody will read the answers
+    keep_answers: bool
 
 
 class StopSpeculation(ToWorkerOfJob, frozen=True, kw_only=True):

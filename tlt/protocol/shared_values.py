@@ -9,7 +9,7 @@ from tlt.strategies import Strategy
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
     """Sums over control runs of the squares and the product of each run's steps and seconds.
 
-    The seconds are those of plain decoding, without the overhead.
+    The seconds are those of work without the overhead.
     """
 
     count: int
@@ -35,7 +35,9 @@ class StrategyTally(Value, frozen=True, kw_only=True):
     rows: int
     tokens: int
     seconds: float
-    # of these seconds: what being able to speculate costs, whether or not a step speculates
+    # the same by a clock that stops while other programs run: CPU time, on CPUs
+    work: float
+    # of this work: what being able to speculate costs, whether or not a step speculates
     overhead: float
     # tokens predicted for these seconds
     expected: float

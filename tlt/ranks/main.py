@@ -153,6 +153,7 @@ class Rank:
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
             case StartRollout():
                 rollout.use_policy(message.policy)
+                rollout.keep_answers(message.keep_answers)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
             case AdoptDrafter():

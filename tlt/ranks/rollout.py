@@ -31,7 +31,7 @@ class RolloutDuty:
         stop_tokens: frozenset[int],
         replay: ReplayBuffer | None,
     ) -> None:
-        """Keep answers in `replay` if the job trains a drafter."""
+        """Keep answers in `replay`, if the job trains a drafter, while that may pay."""
         self.engine = engine
         self.version = PolicyVersion(0)
         self._job = job
@@ -39,7 +39,7 @@ class RolloutDuty:
         self._stop_tokens = stop_tokens
         self._context = context_of(job.spec)
         self._blobs = job.blobs()
-        self._replay = replay
+        self._replay = self._all_answers = replay
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
         # by request: token count of the answer when it was last shared
@@ -81,6 +81,11 @@ class RolloutDuty:
             purpose=purpose,
             tallies=tallies,
         )
+
+    def keep_answers(self, keep: bool) -> None:
+        """Keep answers and hidden states for drafter training from now on, or don't."""
+        self._replay = self._all_answers if keep else None
+        self.engine.set_capturing(self._replay is not None)
 
     def add_peer_answer(self, answer: PeerAnswer) -> None:
         """Use another rank's answer for n-gram proposals and for drafter training."""

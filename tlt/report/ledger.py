@@ -230,7 +230,7 @@ class Ledger:
 
     def _open_seconds(self) -> float:
         batch = self._state.batch
-        return 0.0 if batch is None else sum(batch.decode_seconds.values())
+        return 0.0 if batch is None else batch.decode_work
 
     def _eval_summary(self, record: RecordRolloutBatch) -> EvalSummary:
         rewards = record.rewards

@@ -42,7 +42,7 @@ class StepSavings:
 
     def add(self, event: DecodingReported) -> None:
         seconds, rank = self._batch(event.step, event.purpose).seconds, (event.worker, event.rank)
-        seconds[rank] = seconds.get(rank, 0.0) + sum(tally.seconds for tally in event.tallies)
+        seconds[rank] = seconds.get(rank, 0.0) + sum(tally.work for tally in event.tallies)
 
     def close_batch(self, step: Step, purpose: str, replay: Replay | None) -> None:
         self._batch(step, purpose).replay = replay

@@ -30,11 +30,17 @@ class CapturedStates:
         # time that keeping states has taken so far; on a GPU, that of its launches
         self.seconds = 0.0
         self._flat = self._data.view(rows * positions, len(layers), config.hidden)
-        self._kept = {layer: self._flat[:, column] for column, layer in enumerate(layers)}
+        self._columns = {layer: self._flat[:, column] for column, layer in enumerate(layers)}
+        # empty while nobody reads states
+        self._kept = self._columns
 
     @property
     def bytes(self) -> int:
         return self._data.nbytes
+
+    def enable(self, enabled: bool) -> None:
+        """Keep states from the next pass on, or don't."""
+        self._kept = self._columns if enabled else {}
 
     @property
     def token(self) -> torch.Tensor:

@@ -133,6 +133,9 @@ class NativeEngine:
     def stop_speculating(self) -> None:
         self.speculation.set_strategy(Off())
 
+    def set_capturing(self, capture: bool) -> None:
+        self.speculation.set_capturing(capture)
+
     def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         return self.speculation.take_tallies(idle=not self.running)
 
@@ -159,9 +162,13 @@ class NativeEngine:
         fed = list(tokens[:-1])
         if len(fed) > self._slots.positions:
             raise ConfigError(f"{len(fed)} tokens do not fit {self._slots.positions} positions")
-        for first in range(0, len(fed), CHUNK):
-            check_interrupt()
-            self._forward.prefill([PrefillChunk(0, first, fed[first : first + CHUNK])])
+        self._slots.states.enable(True)
+        try:
+            for first in range(0, len(fed), CHUNK):
+                check_interrupt()
+                self._forward.prefill([PrefillChunk(0, first, fed[first : first + CHUNK])])
+        finally:
+            self.speculation.update_capturing()
         return self._slots.states.of(0, len(fed))
 
     @torch.inference_mode()

@@ -47,6 +47,8 @@ class SpeculationController:
         self._fixed = Choice(Off(), 0.0, "only")
         self._runs: StrategyRuns | None = None
         self._tallies = TallyCollector()
+        # True while states are kept for drafter training
+        self._capturing = True
         # seconds spent on keeping states up to the last decode step, and on learning from that step
         self._keeping_before = self._learning = 0.0
 
@@ -64,6 +66,7 @@ class SpeculationController:
         if isinstance(strategy, Ngram) and self._ngrams is None:
             raise ConfigError("n-grams are not among the strategies that this engine was made for")
         self._fixed, self._runs = Choice(strategy, 0.0, "only"), None
+        self.update_capturing()
 
     def set_policy(self, policy: StrategyPolicy, seed: int) -> None:
         """Let a policy choose the strategy of each step."""
@@ -86,6 +89,10 @@ class SpeculationController:
     def drop_drafter(self) -> None:
         self._drafter = None
         self._set_drafter_version(None)
+
+    def set_capturing(self, capture: bool) -> None:
+        self._capturing = capture
+        self.update_capturing()
 
     def handle_weight_swap(self) -> None:
         if self._runs is not None:
@@ -113,7 +120,7 @@ class SpeculationController:
 
     def observe(self, choice: Choice, timer: "StepTimer", outcome: StepOutcome) -> None:
         """Count a step and learn from it."""
-        work, ended = timer.work_seconds(), perf_counter()
+        pass_work, ended = timer.work_seconds(), perf_counter()
         keeping, kept_before = self._slots.states.seconds, self._keeping_before
         self._keeping_before = keeping
         # prefills before the step have kept states as well
@@ -121,10 +128,11 @@ class SpeculationController:
         overhead = timer.choosing_seconds + keeping - kept_before + self._learning
         drafter = self.drafter_version if isinstance(choice.strategy, Draft) else None
         tokens, seconds = sum(outcome.kept), ended - timer.began + outside
-        self._tallies.add(choice, drafter, timer.rows, tokens, seconds, overhead, work)
+        work = pass_work + timer.choosing_seconds + outside
+        self._tallies.add(choice, drafter, timer.rows, tokens, seconds, work, overhead)
         if self._runs is not None:
             began = perf_counter()
-            self._learn(self._runs, choice, timer, outcome, work)
+            self._learn(self._runs, choice, timer, outcome, pass_work)
             self._learning = perf_counter() - began
 
     def _learn(
@@ -173,9 +181,15 @@ class SpeculationController:
 
     def _set_drafter_version(self, version: DrafterVersion | None) -> None:
         self.drafter_version = version
+        self.update_capturing()
         self._update_strategies()
         if self._runs is not None:
             self._runs.handle_drafter_swap()
+
+    def update_capturing(self) -> None:
+        """Keep states only while drafters learn from them or propose with them."""
+        proposes = self._runs is not None or isinstance(self._fixed.strategy, Draft)
+        self._slots.states.enable(self._capturing or (self._drafter is not None and proposes))
 
     def _update_strategies(self) -> None:
         """Tell the policy which strategies are available: those of a drafter need one."""

@@ -118,6 +118,9 @@ class SglangEngine:
     def stop_speculating(self) -> None:
         """Do nothing: this engine doesn't speculate."""
 
+    def set_capturing(self, capture: bool) -> None:
+        """Do nothing: SGLang's tap always captures."""
+
     def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
         return ()
 

@@ -98,7 +98,7 @@ def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None
         _revert(turn, live.fallback, why)
 
 
-def record_speedup(turn: Turn, batch: RolloutBatch, saved: SavingsInterval, spent: float) -> None:
+def record_speedup(turn: Turn, batch: RolloutBatch, saved: SavingsInterval) -> None:
     """Learn from a batch what the drafter, if it was in use all the time, gained in speed."""
     drafter, spec = turn.state.drafter, turn.state.spec
     evidence, used = drafter.evidence, drafter.adoption.used
@@ -108,8 +108,8 @@ def record_speedup(turn: Turn, batch: RolloutBatch, saved: SavingsInterval, spen
     if without is None:
         without = speedup_model.without_drafter(spec, turn.state.decoding)
     predicted = speedup_model.with_drafter(evidence.curve.now, without) - without
-    measured = (saved.seconds + spent) / spent - without
-    error = (saved.high - saved.low) / 4.0 / spent
+    measured = 1.0 + saved.seconds / batch.decode_work - without
+    error = (saved.high - saved.low) / 4.0 / batch.decode_work
     after = payoff_evidence.record_speedup(evidence, predicted, measured, error)
     turn.set_drafter(evidence=after)
 

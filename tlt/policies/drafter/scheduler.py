@@ -33,6 +33,23 @@ def is_wanted(state: RunState) -> bool:
     return state.spec.drafter.train != "off" and state.speculation_allowed
 
 
+def may_train(turn: Turn) -> bool:
+    """Return False if training in the batch to be opened is not expected to pay.
+
+    Nothing is known before the first batch.
+    """
+    state = turn.state
+    if not is_wanted(state):
+        return False
+    if not state.rollout_seconds:
+        return True
+    evidence, ahead = state.drafter.evidence, outlook(turn)
+    return (
+        gate.judge_idle_training(state.spec, evidence, ahead).worth
+        or gate.judge_reserved_time(state.spec, evidence, ahead).worth
+    )
+
+
 def _start(turn: Turn, worker: WorkerId) -> None:
     """Start a training session, and request a merge that is due."""
     training_sessions.start(turn, worker)
@@ -49,8 +66,12 @@ def start_if_worth(turn: Turn, worker: WorkerId) -> None:
         return
     verdict = judge_idle_training(turn)
     _explain_if_changed(turn, verdict)
-    if verdict.worth:
+    if verdict.worth and _keeps_answers(state):
         _start(turn, worker)
+
+
+def _keeps_answers(state: RunState) -> bool:
+    return state.batch is None or state.batch.keep_answers
 
 
 def _explain_if_changed(turn: Turn, verdict: gate.Verdict) -> None:
@@ -66,6 +87,8 @@ def start_idle_workers(turn: Turn) -> None:
     """Let idle workers train on an answer that has just finished."""
     state = turn.state
     if not is_wanted(state) or state.phase not in (Phase.ROLLOUT, Phase.EVALUATING):
+        return
+    if not _keeps_answers(state):
         return
     idle = [
         worker
@@ -134,10 +157,10 @@ def count_answers(turn: Turn, batch: RolloutBatch) -> None:
     turn.set_drafter(progress=counted)
 
 
-def plan_reservation(turn: Turn) -> Reservation | None:
+def plan_reservation(turn: Turn, batch: RolloutBatch) -> Reservation | None:
     """Return the time to reserve for drafter training before the policy update, if it pays."""
     state = turn.state
-    if not is_wanted(state) or not state.workers:
+    if not is_wanted(state) or not state.workers or not batch.keep_answers:
         return None
     verdict = gate.judge_reserved_time(state.spec, state.drafter.evidence, outlook(turn))
     free = (Duty.IDLE, Duty.ROLLOUT, Duty.DRAFTER_TRAINING)

@@ -41,7 +41,7 @@ def close_batch(turn: Turn) -> None:
     )
     turn.set(rollout_seconds=_mean_rollout_seconds(state, batch, turn.now))
     scheduler.count_answers(turn, batch)
-    reservation = scheduler.plan_reservation(turn)
+    reservation = scheduler.plan_reservation(turn, batch)
     if reservation is None:
         enter_policy_update(turn)
     else:

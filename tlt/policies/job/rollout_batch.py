@@ -46,10 +46,14 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: int
     # the drafter in use when the batch was opened
     drafter: DrafterVersion | None = None
+    # False while drafter training doesn't pay: then its answers aren't kept for it
+    keep_answers: bool = True
     # times that prompts went back to the queue
     requeues: int = 0
     # by rank; a rank of a later incarnation adds to the seconds of the earlier one
     decode_seconds: dict[str, float] = {}
+    # of all ranks
+    decode_work: float = 0.0
 
     @property
     def settled(self) -> bool:
@@ -109,7 +113,11 @@ def add_decode_seconds(batch: RolloutBatch, event: DecodingReported) -> RolloutB
         return batch
     rank = f"{event.worker}.{event.rank}"
     seconds = batch.decode_seconds.get(rank, 0.0) + sum(t.seconds for t in event.tallies)
-    return msgspec.structs.replace(batch, decode_seconds={**batch.decode_seconds, rank: seconds})
+    return msgspec.structs.replace(
+        batch,
+        decode_seconds={**batch.decode_seconds, rank: seconds},
+        decode_work=batch.decode_work + sum(t.work for t in event.tallies),
+    )
 
 
 def contains(batch: RolloutBatch, event: AnswerEvent) -> bool:

@@ -36,6 +36,7 @@ def _open_batch(
     opened = msgspec.structs.replace(
         rollout_batch.new_batch(state.step, purpose, prompts, members),
         drafter=None if used is None else used.version,
+        keep_answers=scheduler.may_train(turn),
     )
     turn.set(batch=opened, batch_opened_at=turn.now)
     turn.emit(
@@ -79,6 +80,7 @@ def assign(turn: Turn, worker: WorkerId) -> None:
             drafter=adoption.used,
             requeues=state.batch.requeues,
             share=_share(state, state.batch, current.info),
+            keep_answers=state.batch.keep_answers,
         )
     )
 

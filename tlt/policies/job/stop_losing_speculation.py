@@ -37,16 +37,14 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
         return
     replayed = replay_batch(state, batch)
     if replayed is None:
-        seconds = sum(batch.decode_seconds.values())
-        turn.set(decoding=savings_estimate.exclude(state.decoding, seconds))
+        turn.set(decoding=savings_estimate.exclude(state.decoding, batch.decode_work))
         return
     decoding = savings_estimate.add_replay(state.decoding, replayed)
     turn.set(decoding=decoding)
     plain = savings_estimate.plain_step_costs(decoding)
-    spent = sum(batch.decode_seconds.values())
-    if plain is not None and spent > 0.0:
-        saved = plain.saving(replayed.steps, spent)
-        drafter_event_handling.record_speedup(turn, batch, saved, spent)
+    if plain is not None and batch.decode_work > 0.0:
+        saved = plain.saving(replayed.steps, batch.decode_work)
+        drafter_event_handling.record_speedup(turn, batch, saved)
     lost = savings_estimate.estimate_loss(decoding, open_seconds=0.0)
     if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)

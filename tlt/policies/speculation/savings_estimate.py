@@ -3,7 +3,8 @@
 Control runs show what a plain step costs, replays of the finished rollout batches how many there
 would have been. What speculation costs beyond its own steps counts as spent: choosing, keeping
 states for the drafter, control runs, and slower decoding beside a worker that trains. All seconds
-are rank seconds: two ranks that decode side by side spend two in one second.
+are rank seconds, two in one second of two ranks side by side, and on CPUs those of CPU time: what
+other programs take from a rank would hide what speculation saves.
 """
 
 from collections.abc import Iterable
@@ -88,12 +89,12 @@ def add_tallies(
     costs, controls = dict(account.costs), dict(account.controls)
     seconds, control_seconds, overhead = account.seconds, account.control_seconds, account.overhead
     for tally in tallies:
-        seconds += tally.seconds
+        seconds += tally.work
         overhead += tally.overhead
         if tally.control is None:
             costs[tally.bucket] = _add_cost(costs.get(tally.bucket, DecodeCost()), tally)
             continue
-        control_seconds += tally.seconds
+        control_seconds += tally.work
         key = tally.bucket, beside_training
         controls[key] = controls.get(key, ControlSums()).plus(_control_sums(tally))
     return msgspec.structs.replace(
@@ -177,7 +178,7 @@ def _add_cost(cost: DecodeCost, tally: StrategyTally) -> DecodeCost:
         cost.steps + tally.steps,
         cost.rows + tally.rows,
         cost.tokens + tally.tokens,
-        cost.seconds + tally.seconds,
+        cost.seconds + tally.work,
     )
 
 
@@ -187,7 +188,7 @@ def _control_sums(tally: StrategyTally) -> ControlSums:
         tally.control.count,
         tally.steps,
         tally.rows,
-        tally.seconds - tally.overhead,
+        tally.work - tally.overhead,
         tally.control.steps_squared,
         tally.control.seconds_squared,
         tally.control.product,

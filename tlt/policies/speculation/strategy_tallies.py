@@ -23,6 +23,7 @@ class _Sums:
     rows: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    work: float = 0.0
     overhead: float = 0.0
     expected: float = 0.0
 
@@ -32,6 +33,7 @@ class _Sums:
         self.rows += other.rows
         self.tokens += other.tokens
         self.seconds += other.seconds
+        self.work += other.work
         self.overhead += other.overhead
         self.expected += other.expected
 
@@ -43,7 +45,7 @@ class _Entry:
 
     def add_run(self, run: _Sums) -> None:
         self.sums.add(run)
-        before, seconds = self.runs or _NO_RUNS, run.seconds - run.overhead
+        before, seconds = self.runs or _NO_RUNS, run.work - run.overhead
         self.runs = ControlRuns(
             count=before.count + 1,
             steps_squared=before.steps_squared + run.steps**2,
@@ -65,12 +67,14 @@ class TallyCollector:
         rows: int,
         tokens: int,
         seconds: float,
-        overhead: float,
         work: float,
+        overhead: float,
     ) -> None:
-        """Add one decode step; `work` is its seconds by the clock of the predictions."""
+        """Add one decode step, with the overhead in its work."""
         explored = choice.why == "explore"
-        step = _Sums(1, explored, rows, tokens, seconds, overhead, choice.predicted * work)
+        step = _Sums(
+            1, explored, rows, tokens, seconds, work, overhead, choice.predicted * (work - overhead)
+        )
         key = choice.strategy, bucket_of(rows), drafter, choice.why == "control"
         if choice.why != "control":
             self._end_run()

@@ -1,0 +1,71 @@
+"""Answers are kept for drafter training only in batches in which it may pay."""
+
+import msgspec
+import pytest
+
+from tests.simulation.specs import small_spec
+from tests.simulation.worker_events import JOB
+from tlt.id_types import Attempt, Epoch, Incarnation, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.drafter import scheduler
+from tlt.policies.job.run_state import Duty, RunState, Turn
+from tlt.protocol.commands import StartRollout, TrainDrafter
+from tlt.protocol.events import JobStarted, WorkerIdled
+from tlt.protocol.shared_values import WorkerInfo
+
+WORKER = WorkerId("w0")
+
+
+def started(train: str) -> tuple[RunState, list[StartRollout]]:
+    spec = small_spec(steps=9, prompts=4, group=8, train=train)  # pyright: ignore
+    info = WorkerInfo(
+        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
+    )
+    event = JobStarted(
+        folder="/runs",
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        train_prompts=4,
+        eval_prompts=0,
+        workers=(info,),
+    )
+    state, commands = decide(new_run(JOB, spec), event, 0.0)
+    return state, [command for command in commands if isinstance(command, StartRollout)]
+
+
+@pytest.mark.parametrize(("train", "kept"), [("auto", True), ("always", True), ("off", False)])
+def test_first_batch_is_kept_if_the_job_may_train(train: str, kept: bool) -> None:
+    state, rollouts = started(train)
+    assert state.batch is not None
+    assert state.batch.keep_answers is kept
+    assert [command.keep_answers for command in rollouts] == [kept]
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(1e-3, False), (1e3, True)])
+def test_later_batches_are_kept_if_training_is_expected_to_pay(seconds: float, kept: bool) -> None:
+    state = msgspec.structs.replace(started("auto")[0], rollout_seconds=seconds)
+    assert scheduler.may_train(Turn(state, 0.0)) is kept
+    given_up = msgspec.structs.replace(state, speculation_allowed=False)
+    assert not scheduler.may_train(Turn(given_up, 0.0))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_idle_workers_train_only_where_answers_are_kept(kept: bool) -> None:
+    state = started("always")[0]
+    assert state.batch is not None
+    batch = msgspec.structs.replace(state.batch, keep_answers=kept)
+    idled = WorkerIdled(
+        job=JOB,
+        epoch=Epoch(1),
+        step=Step(0),
+        attempt=Attempt(0),
+        worker=WORKER,
+        incarnation=Incarnation(1),
+        purpose="train",
+        requeues=0,
+    )
+    after, commands = decide(msgspec.structs.replace(state, batch=batch), idled, 1.0)
+    trains = any(isinstance(command, TrainDrafter) for command in commands)
+    assert trains is kept
+    assert after.workers[WORKER].duty is (Duty.DRAFTER_TRAINING if kept else Duty.IDLE)
