@@ -1,6 +1,5 @@
 """Evidence from evaluations and rollouts about how good the drafter is and may become."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -25,9 +24,8 @@ EVALUATION_DEPTH = 6
 # failures in a row before training pauses, each time for twice as many steps
 _FAILURES_BEFORE_REST = 2
 _LONGEST_REST = 8
-# predicted gains below this can't be told from errors of the evaluations
-_LEAST_PREDICTION = 0.1
-_LEAST_TRUST = 0.1
+# error of a gain in accept length, from evaluations on a few answers
+_LENGTH_ERROR = 0.3
 # predicted gains in speed below this say nothing about those of better drafters
 _LEAST_SPEEDUP = 0.2
 
@@ -81,16 +79,21 @@ def record_evaluation(
 
 
 def _updated_trust(evidence: PayoffEvidence, evaluated: EvaluatedVersion) -> float:
-    """Compare the gain with the predicted one, and meet halfway."""
+    """Compare the gain with the one that the curve predicted."""
     if evidence.curve is None or not evidence.evaluations:
         return evidence.trust
     micro_batches = evaluated.micro_batches - evidence.evaluations[-1].micro_batches
     predicted = evidence.curve.after(micro_batches) - evidence.curve.now
-    if predicted < _LEAST_PREDICTION:
-        return evidence.trust
-    gained = (evaluated.trained - (evaluated.used or 1.0)) / predicted
-    confirmed = max(_LEAST_TRUST, min(1.0, gained))
-    return math.sqrt(evidence.trust * confirmed)
+    gained = evaluated.trained - (evaluated.used or 1.0)
+    return _confirmed(evidence.trust, predicted, gained, _LENGTH_ERROR)
+
+
+def _confirmed(share: float, predicted: float, seen: float, error: float) -> float:
+    """Move the confirmed share of predicted gains by up to half of the way to the one seen."""
+    if predicted <= 0.0:
+        return share
+    weight = 0.5 * predicted**2 / (predicted**2 + error**2)
+    return (1.0 - weight) * share + weight * min(1.0, max(0.0, seen / predicted))
 
 
 def record_speedup(
@@ -100,9 +103,7 @@ def record_speedup(
     if predicted < _LEAST_SPEEDUP:
         return evidence
     before = 1.0 if evidence.realised is None else evidence.realised
-    weight = 0.5 * predicted**2 / (predicted**2 + error**2)
-    shown = min(1.0, max(0.0, measured / predicted))
-    realised = (1.0 - weight) * before + weight * shown
+    realised = _confirmed(before, predicted, measured, error)
     return msgspec.structs.replace(evidence, realised=realised)
 
 
