@@ -97,7 +97,7 @@ class _Drafter:
         self._world = world
         self._dice = Random(seed)
         self._learnt = 0.0
-        self._merged = 0.0
+        self.merged = 0.0
         self._version = 0
         self.progress = TrainingProgress()
         self.evidence = PayoffEvidence()
@@ -117,8 +117,8 @@ class _Drafter:
             seconds=before.seconds + seconds,
             idle_micro_batches=before.idle_micro_batches + (round(micro_batches) if idle else 0),
         )
-        if self.progress.micro_batches - self._merged >= DrafterSpec().merge_every or not idle:
-            self._merged = self.progress.micro_batches
+        if self.progress.micro_batches - self.merged >= DrafterSpec().merge_every or not idle:
+            self.merged = self.progress.micro_batches
             now = 1.0 + (world.plateau - 1.0) * (1.0 - math.exp(-self._learnt / world.span))
             self._evaluate(now, step)
 
@@ -235,6 +235,7 @@ def _outlook(
         micro_batches_per_second=progress.micro_batch_rate,
         speedup_without_drafter=world.ngrams,
         learnable_micro_batches=progress.learnable_micro_batches,
+        unmerged_micro_batches=progress.micro_batches - drafter.merged,
         idle_micro_batches=progress.idle_micro_batches / (step + (0 if opened else 1) or 1),
         reserved_seconds=progress.reserved_micro_batches / progress.micro_batch_rate / _WORKERS,
         planned_seconds=rollout * world.steps,

@@ -175,7 +175,7 @@ def test_ignores_divergence_of_a_replaced_base() -> None:
 
 def test_rests_after_repeated_divergence() -> None:
     """Training starts again only after a new answer."""
-    world = TrainingWorld(train="auto", merge_every=100, prompts=4).start_training()
+    world = TrainingWorld(train="auto", merge_every=8, prompts=4).start_training()
     rests: list[int] = []
     for _ in range(3):
         world.post("w0", diverged(world, base=world.state.drafter.lineage.base.version))

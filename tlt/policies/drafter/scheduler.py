@@ -124,6 +124,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         speedup_without_drafter=measured
         or speedup_model.without_drafter(state.spec, state.decoding),
         learnable_micro_batches=progress.learnable_micro_batches,
+        unmerged_micro_batches=state.drafter.lineage.unmerged_micro_batches,
         idle_micro_batches=progress.idle_micro_batches / max(1, state.step + 1),
         reserved_seconds=progress.reserved_micro_batches / progress.micro_batch_rate / members,
         planned_seconds=seconds * state.spec.algorithm.steps,

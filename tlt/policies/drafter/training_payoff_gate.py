@@ -31,7 +31,7 @@ _UNPROVEN_SHARE = 0.03
 _PROOF = 0.75
 _RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # steps to come at which the gain is evaluated
-_SAMPLED_STEPS = 6
+_SAMPLED_STEPS = 5
 # shares of the accept length in use
 _BETTER = 1.01
 _MUCH_WORSE = 0.9
@@ -56,6 +56,8 @@ class TrainingOutlook(msgspec.Struct, frozen=True, kw_only=True):
     speedup_without_drafter: float
     # micro-batches until more readings of the answers would teach little
     learnable_micro_batches: float = math.inf
+    # micro-batches since the last evaluation
+    unmerged_micro_batches: float = 0.0
     # micro-batches of idle time in each step
     idle_micro_batches: float = 0.0
     # seconds that were reserved so far, and those of all rollouts of the job at the present speed
@@ -101,7 +103,10 @@ def judge_idle_training(
         return _resting(evidence)
     curve = _hopeful_curve(spec, evidence, outlook)
     idle = outlook.idle_micro_batches or _USUAL_IDLE
-    stretches = [(0.0, idle * (step + 1.0)) for step in _sampled_steps(outlook)]
+    # a drafter is used only once its micro-batches are merged and evaluated
+    every, unmerged = spec.drafter.merge_every, outlook.unmerged_micro_batches
+    trained = (unmerged + idle * (step + 1.0) for step in _sampled_steps(outlook))
+    stretches = [(0.0, every * math.floor(count / every)) for count in trained]
     saved = _saved(curve, stretches, evidence, outlook)
     cost = _SLOWED * idle * outlook.steps / outlook.micro_batches_per_second
     next_length = curve.after(spec.drafter.merge_every)
