@@ -32,7 +32,7 @@ def test_fits_any_width(visit: Visit, served: str, scheme: Any) -> None:
 
 
 def test_run_without_an_end_is_not_live(visit: Visit, tmp_path: Path) -> None:
-    with serve_folder(write_run(some_run(3), tmp_path, lines=20)) as address:
+    with serve_folder(write_run(some_run(3), tmp_path, lines=8)) as address:
         page = visit.open(address)
         await_run(page)
         expect(page.locator("#job .chip")).to_have_text("no end")

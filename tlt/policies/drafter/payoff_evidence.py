@@ -27,7 +27,7 @@ _LONGEST_REST = 8
 # error of a gain in accept length, from evaluations on a few answers
 _LENGTH_ERROR = 0.3
 # predicted gains in speed below this say nothing about those of better drafters
-_LEAST_SPEEDUP = 0.2
+_LEAST_SPEEDUP = 0.4
 
 
 class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):

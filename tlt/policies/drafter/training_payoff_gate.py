@@ -26,7 +26,7 @@ _MERGED = 0.85
 # reserved time must be predicted to save this many times its cost
 _MARGIN = 2.0
 # share of the rollouts' time that may be reserved before a rollout has shown that drafters pay
-_UNPROVEN_SHARE = 0.03
+_UNPROVEN_SHARE = 0.05
 # share of the predicted speedup that proves it
 _PROOF = 0.75
 _RESERVATIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
