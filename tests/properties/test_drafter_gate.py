@@ -370,8 +370,8 @@ def test_reserves_little_before_a_rollout_has_shown_a_speedup() -> None:
     plan: dict[str, Any] = {"planned_seconds": 200.0, "speedup_without_drafter": 1.0}
     first = gate.judge_reserved_time(spec, _NOTHING, _outlook(29, 6.0, **plan))
     assert first.worth
-    assert first.cost == pytest.approx(0.03 * 200.0)
-    spent = _outlook(29, 6.0, reserved_seconds=6.0, **plan)
+    assert first.cost == pytest.approx(0.05 * 200.0)
+    spent = _outlook(29, 6.0, reserved_seconds=10.0, **plan)
     assert not gate.judge_reserved_time(spec, _NOTHING, spent).worth
     shown = record_speedup(_NOTHING, predicted=0.5, measured=0.5, error=0.05)
     assert gate.judge_reserved_time(spec, shown, spent).cost > first.cost
