@@ -78,7 +78,7 @@ def test_follows_a_job_from_submission_to_cancellation(visit: Visit, live: Live,
     started = dashboard(live)
     page = visit.open(started.address)
     worker = page.locator("#streams tr", has_text="w1")
-    expect(worker).to_contain_text(re.compile(r"\d MiB"), timeout=20000)
+    expect(worker).to_contain_text(re.compile(r"\d [MG]iB"), timeout=20000)
 
     page.get_by_role("button", name="Submit a job").click()
     page.locator("#spec").fill(spec)
