@@ -14,33 +14,19 @@ import pytest
 
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
+from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB, answer, reward
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
+from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step
+from tlt.policies.coordinator import decide
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
-from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
-from tlt.protocol.shared_values import DrafterEvaluation, WorkerInfo
-
-WORKER = WorkerId("w0")
+from tlt.protocol.events import RolloutFinished, RolloutScored, RunEvent, WorkerIdled
+from tlt.protocol.shared_values import DrafterEvaluation
 
 
 def _started(prompts: int, group: int) -> RunState:
-    spec = small_spec(steps=1, prompts=prompts, group=group)
-    info = WorkerInfo(
-        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
-    )
-    event = JobStarted(
-        folder="/runs",
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        train_prompts=prompts,
-        eval_prompts=0,
-        workers=(info,),
-    )
-    return decide(new_run(JOB, spec), event, 0.0)[0]
+    return started_run(small_spec(steps=1, prompts=prompts, group=group))[0]
 
 
 def _finished(prompt: int, member: int) -> RolloutFinished:

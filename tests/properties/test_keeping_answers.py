@@ -4,33 +4,19 @@ import msgspec
 import pytest
 
 from tests.simulation.specs import small_spec
+from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB
-from tlt.id_types import Attempt, Epoch, Incarnation, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
+from tlt.id_types import Attempt, Epoch, Incarnation, Step
+from tlt.policies.coordinator import decide
 from tlt.policies.drafter import scheduler
 from tlt.policies.job.run_state import Duty, RunState, Turn
 from tlt.protocol.commands import StartRollout, TrainDrafter
-from tlt.protocol.events import JobStarted, WorkerIdled
-from tlt.protocol.shared_values import WorkerInfo
-
-WORKER = WorkerId("w0")
+from tlt.protocol.events import WorkerIdled
 
 
 def started(train: str) -> tuple[RunState, list[StartRollout]]:
     spec = small_spec(steps=9, prompts=4, group=8, train=train)  # pyright: ignore
-    info = WorkerInfo(
-        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
-    )
-    event = JobStarted(
-        folder="/runs",
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        train_prompts=4,
-        eval_prompts=0,
-        workers=(info,),
-    )
-    state, commands = decide(new_run(JOB, spec), event, 0.0)
+    state, commands = started_run(spec)
     return state, [command for command in commands if isinstance(command, StartRollout)]
 
 

@@ -38,14 +38,14 @@ class CapturedStates:
     def bytes(self) -> int:
         return self._data.nbytes
 
-    def enable(self, enabled: bool) -> None:
-        """Keep states from the next pass on, or don't."""
-        self._kept = self._columns if enabled else {}
-
     @property
     def token(self) -> torch.Tensor:
         """Return the states of one token: [layers, hidden]."""
         return self._data[0, 0]
+
+    def enable(self, enabled: bool) -> None:
+        """Keep states from the next pass on, or don't."""
+        self._kept = self._columns if enabled else {}
 
     def keep(self, layer: int, indices: torch.Tensor, x: torch.Tensor) -> None:
         """Store a layer's states at flat indices, if the layer is captured."""

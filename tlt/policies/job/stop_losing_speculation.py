@@ -6,6 +6,7 @@ from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import RunState, Turn, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
 from tlt.policies.speculation.plain_replay import Replay
+from tlt.policies.speculation.plain_step_costs import PlainStepCosts
 from tlt.protocol.commands import GiveUpSpeculation, StopSpeculation
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.shared_values import WorkerInfo
@@ -35,13 +36,13 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
     state = turn.state
     if not state.speculation_allowed or state.decoding.runs == 0:
         return
-    replayed = replay_batch(state, batch)
+    plain = savings_estimate.plain_step_costs(state.decoding)
+    replayed = _replay_batch(state, batch, plain)
     if replayed is None:
         turn.set(decoding=savings_estimate.exclude(state.decoding, batch.decode_work))
         return
     decoding = savings_estimate.add_replay(state.decoding, replayed)
     turn.set(decoding=decoding)
-    plain = savings_estimate.plain_step_costs(decoding)
     if plain is not None and batch.decode_work > 0.0:
         saved = plain.saving(replayed.steps, batch.decode_work)
         drafter_event_handling.record_speedup(turn, batch, saved)
@@ -50,12 +51,13 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
         _give_up(turn, lost.seconds, lost.low, lost.high)
 
 
-def replay_batch(state: RunState, batch: RolloutBatch) -> Replay | None:
+def _replay_batch(
+    state: RunState, batch: RolloutBatch, plain: PlainStepCosts | None
+) -> Replay | None:
     """Replay a settled batch without speculation; None if some of it was lost on the way."""
     ranks = sum(worker.info.ranks for worker in state.workers.values())
     if batch.requeues > 0 or batch.dropped > 0 or ranks == 0:
         return None
-    plain = savings_estimate.plain_step_costs(state.decoding)
     return plain_replay.replay(
         batch.lengths(),
         ranks,

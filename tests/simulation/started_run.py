@@ -1,0 +1,30 @@
+"""A run that has just started on one worker, for tests of single decisions."""
+
+from collections.abc import Sequence
+
+from tests.simulation.worker_events import JOB
+from tlt.config import JobSpec
+from tlt.id_types import Epoch, Incarnation, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.job.run_state import RunState
+from tlt.protocol.commands import RunCommand
+from tlt.protocol.events import JobStarted
+from tlt.protocol.shared_values import WorkerInfo
+
+WORKER = WorkerId("w0")
+
+
+def started_run(spec: JobSpec) -> tuple[RunState, Sequence[RunCommand]]:
+    info = WorkerInfo(
+        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
+    )
+    event = JobStarted(
+        folder="/runs",
+        job=JOB,
+        epoch=Epoch(1),
+        spec=spec,
+        train_prompts=spec.algorithm.prompts_per_step,
+        eval_prompts=0,
+        workers=(info,),
+    )
+    return decide(new_run(JOB, spec), event, 0.0)
