@@ -135,8 +135,9 @@ class DrafterTrainer:
             last = self._random.randint(samples[0].first + 1, samples[0].rows)
             windows = [Window(sample=0, first=max(0, last - rows), last=last)]
         began = time.monotonic()
-        with self.size.adapt():
-            steps = learner.hyperparameters.steps
+        hyperparameters = learner.hyperparameters
+        with self.size.adapt(hyperparameters.past + learner.updates):
+            steps = hyperparameters.steps
             result = learner.learn(
                 build_batch(samples, windows, steps, self._factory.device), check
             )
