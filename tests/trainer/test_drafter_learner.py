@@ -168,6 +168,8 @@ def test_rates_rise_then_stay_then_fall_to_a_limit():
     # a member with fresh moments, on a base that others trained
     assert recipe.rates(39, 0) == (0.25, 0.125)
     assert recipe.rates(42, 3) == recipe.rates(42, 42)
+    assert taught.rates(9, 9, members=4) == (1.0, 0.5)
+    assert taught.rates(9, 9, members=9) == (1.0, 0.5)
 
 
 def test_mean_starts_with_the_first_weights_and_covers_ever_more_updates():

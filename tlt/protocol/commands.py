@@ -112,6 +112,8 @@ class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
     step: Step
     training_session: int
     base: DrafterBase
+    # ranks that train at the same time, whose work is averaged
+    members: int = 1
     # prompts of this step and the one before whose answers evaluate drafters
     held_out: dict[Step, tuple[PromptIndex, ...]] = {}
 

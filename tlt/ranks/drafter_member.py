@@ -75,7 +75,7 @@ class DrafterMember:
         if self._session is None:
             self._last_found = time.monotonic()
         self._session = command
-        self.trainer.begin(command.base)
+        self.trainer.begin(command.base, command.members)
         if self._pending_merge is not None and not self._can_merge(self._pending_merge):
             self._pending_merge = None
         self.replay.begin(command.step)

@@ -45,6 +45,7 @@ class DrafterTrainer:
         # None until the member first trains, and after its drafter has diverged
         self.tracker: DeltaTracker | None = None
         self._name = job.member
+        self._members = 1
         self._engine = engine
         self._factory = factory
         self._replay = replay
@@ -67,8 +68,12 @@ class DrafterTrainer:
         dropped, self._dropped_seconds = self._dropped_seconds, 0.0
         return dropped
 
-    def begin(self, base: DrafterBase) -> None:
-        """Drop unpublished work if this base is of another lineage."""
+    def begin(self, base: DrafterBase, members: int) -> None:
+        """Drop unpublished work if this base is of another lineage.
+
+        `members` train at the same time, and their work is averaged.
+        """
+        self._members = members
         tracker = self.tracker
         if tracker is not None and tracker.base is not None and tracker.base.root != base.root:
             self._drop_unpublished()
@@ -138,9 +143,8 @@ class DrafterTrainer:
         hyperparameters = learner.hyperparameters
         with self.size.adapt(hyperparameters.past + learner.updates):
             steps = hyperparameters.steps
-            result = learner.learn(
-                build_batch(samples, windows, steps, self._factory.device), check
-            )
+            batch = build_batch(samples, windows, steps, self._factory.device)
+            result = learner.learn(batch, check, self._members)
         seconds = time.monotonic() - began
         self._durations.append(seconds)
         if result.skipped:

@@ -45,8 +45,8 @@ def close_batch(turn: Turn) -> None:
     if reservation is None:
         enter_policy_update(turn)
     else:
-        scheduler.start_reserved_training(turn, reservation)
         turn.enter(Phase.RESERVED_TRAINING)
+        scheduler.start_reserved_training(turn, reservation)
 
 
 def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:

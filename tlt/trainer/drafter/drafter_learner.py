@@ -64,9 +64,12 @@ class DrafterLearner:
             fuse(drafter, self._kernels)
 
     def learn(
-        self, batch: DrafterBatch, check: CheckInterrupt = never_interrupt
+        self, batch: DrafterBatch, check: CheckInterrupt = never_interrupt, members: int = 1
     ) -> MicroBatchResult:
-        """Make one update; `check` is called often and gives the micro-batch up by raising."""
+        """Make one update; `check` is called often and gives the micro-batch up by raising.
+
+        `members` are the learners whose work is averaged with this one's.
+        """
         with check_layers(self._drafter, batch.rows, check):
             loss, overlap = self._loss(batch, check)
             slopes = torch.autograd.grad(loss, list(self._parameters.values()))
@@ -77,7 +80,7 @@ class DrafterLearner:
         if skipped:
             self.skipped += 1
         else:
-            rates = self.hyperparameters.rates(self.updates, self._optimiser.steps)
+            rates = self.hyperparameters.rates(self.updates, self._optimiser.steps, members)
             self._optimiser.step(gradients, *rates, check)
             self.updates += 1
             self._average()

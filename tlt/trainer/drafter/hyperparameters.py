@@ -6,6 +6,9 @@ slow to follow a policy that changes.
 
 import msgspec
 
+# members beyond these no longer raise the rates: more weren't tried
+_MOST_MEMBERS = 4
+
 
 class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     # guesses in a row that a chain is trained on
@@ -27,14 +30,16 @@ class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     mean_part: float = msgspec.field(default=0.1, name="averaged")
     longest_mean: int = msgspec.field(default=200, name="most_averaged")
 
-    def rates(self, update: int, steps: int) -> tuple[float, float]:
+    def rates(self, update: int, steps: int, members: int = 1) -> tuple[float, float]:
         """Return the rates for matrices and for the rest.
 
-        Both numbers count from 0; `steps` are the optimiser's own.
+        Both numbers count from 0; `steps` are the optimiser's own. Averaging the work of several
+        members takes away noise, so that each may move further.
         """
         decay = (self.decay_start / (self.past + update + 1)) ** 0.5
         falling = max(self.lowest_factor, decay)
         factor = min(1.0, (steps + 1) / self.warmup, falling)
+        factor *= min(members, _MOST_MEMBERS) ** 0.5
         return self.matrix_rate * factor, self.vector_rate * factor
 
     def mean_weight(self, updates: int) -> float:
