@@ -166,8 +166,9 @@ class TraceSpans:
         span.attributes = {
             "worker": event.worker,
             "drafter": event.drafter.version,
-            "accept_length": event.evaluation.trained,
         }
+        if event.evaluation.answers:
+            span.attributes["accept_length"] = event.evaluation.trained
         return span
 
     def _add_moments(self, transition: Transition) -> None:
