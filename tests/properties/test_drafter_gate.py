@@ -121,13 +121,13 @@ def test_reserves_no_time_to_read_answers_too_often() -> None:
         )
         return gate.judge_reserved_time(spec, _NOTHING, ahead)
 
-    few, some, many = reserved(3_000, 0), reserved(15_000, 0), reserved(200_000, 0)
+    few, some, many = reserved(9_000, 0), reserved(45_000, 0), reserved(600_000, 0)
     assert few.worth
     # 17 micro-batches by two members
     assert few.cost == pytest.approx(17.6 / (2 * 10.0 * 0.85), rel=0.01)
     assert few.cost < some.cost < many.cost
     assert few.saved < some.saved < many.saved
-    assert not reserved(15_000, 90).worth
+    assert not reserved(45_000, 90).worth
 
 
 def test_reserves_no_time_if_idle_seconds_suffice_soon() -> None:
