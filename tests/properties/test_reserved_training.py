@@ -30,7 +30,7 @@ def test_reserves_time_for_every_rank(ranks: tuple[int, ...]) -> None:
 
 
 def test_ends_reserved_time_early_if_it_turns_out_not_to_pay() -> None:
-    world = reserve_time(merge_every=1)
+    world = reserve_time(merge_every=1, group=6)
     reserved = world.state.drafter.progress.reserved_seconds
     world.drafter_training.quality = 1.0
     world.run_until(lambda: world.state.phase is Phase.POLICY_UPDATE, *WORK, *TRAINING_MOVES)
