@@ -23,8 +23,8 @@ from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.hidden_state_hooks import Proposal
-from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
+from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.export.drafter_export import read_drafter
 from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
@@ -132,7 +132,7 @@ def _native_accept_length(folder: Path, drafter: Drafter, requests: Sequence[Req
 def _sglang_accept_length(folder: Path, requests: Sequence[Request]) -> float:
     config = read_config(folder / "policy")
     drafter = load_drafter(folder / "drafter", config.layers)
-    trace = folder / "proposals"
+    trace, chain = folder / "proposals", Draft(depth=_DEPTH, noise=False)
     server, tap = start_client(
         folder / "policy",
         slots=_SLOTS,
@@ -143,14 +143,19 @@ def _sglang_accept_length(folder: Path, requests: Sequence[Request]) -> float:
         folder=folder,
         stuck_seconds=60,
         captured=(*drafter.config.captured,),
-        drafts=DrafterOptions(
+        speculation=SpeculationOptions(
             algorithm="EAGLE" if drafter.config.layout == "eagle" else "EAGLE3",
-            drafter=folder / "drafter",
-            steps=_DEPTH,
+            drafter=str(folder / "drafter"),
+            trained=True,
+            layers=len(drafter.config.captured),
+            arms=(chain,),
+            fixed=chain,
         ),
         proposals=trace,
     )
-    engine = SglangEngine(server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, _FIRST)
+    engine = SglangEngine(
+        server, folder / "policy", tap, lambda tokens: "", _SLOTS, _CONTEXT, _FIRST
+    )
     lengths = _answer(engine, requests)
     server.close()
     made = [msgspec.json.decode(line, type=Proposal) for line in trace.read_bytes().splitlines()]

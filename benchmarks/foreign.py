@@ -36,9 +36,9 @@ from tlt.engine.native import NativeEngine
 from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import Decoder
 from tlt.policies.speculation import savings_estimate
+from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.plain_replay import replay
 from tlt.policies.speculation.savings_estimate import DecodeAccount
-from tlt.ranks.engine_factory import strategy_policy
 
 _SPECULATION = SpeculationSpec(mode="adaptive")
 # short, because the machine's speed drifts: pairs close in time differ less
@@ -84,7 +84,8 @@ class _Side:
         # decode seconds by strategy, to explain a result
         self.by_strategy: dict[str, float] = {}
         if speculates:
-            self._engine.speculation.set_policy(strategy_policy(_SPECULATION), _SEED)
+            chosen = configured_policy(None, _SPECULATION.control_share)
+            self._engine.speculation.set_policy(chosen, _SEED)
 
     def swap_weights(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         self._engine.swap_weights(PolicyVersion(version), weights)

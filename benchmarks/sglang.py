@@ -66,7 +66,7 @@ def main() -> None:
 
 def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine, float]:
     began = time.perf_counter()
-    config, version = read_config(MODEL), PolicyVersion(0)
+    version = PolicyVersion(0)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         server, tap = start_client(
             MODEL,
@@ -80,7 +80,7 @@ def _start(device: torch.device, captured: Sequence[int]) -> tuple[SglangEngine,
             captured=captured,
         )
     seconds = time.perf_counter() - began
-    engine = SglangEngine(server, config, tap, lambda tokens: "", _SLOTS, _CONTEXT, version)
+    engine = SglangEngine(server, MODEL, tap, lambda tokens: "", _SLOTS, _CONTEXT, version)
     return engine, seconds
 
 

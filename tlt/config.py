@@ -180,7 +180,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 class RolloutSpec(Section, frozen=True, kw_only=True):
     """Set how answers are decoded."""
 
-    # Engine that decodes; speculation needs `native`.
+    # Engine that decodes.
     engine: Literal["native", "sglang"] = "native"
     # Sampling temperature.
     temperature: float = 1.0
@@ -350,8 +350,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
             "algorithm.eval_every needs data.eval",
         )
         _require(
-            self.speculation.mode == "off" or self.rollout.engine == "native",
-            "speculation needs rollout.engine: native",
+            self.speculation.mode == "off"
+            or self.rollout.engine == "native"
+            or self.rollout.min_p == 0,
+            "rollout.min_p with speculation needs rollout.engine: native, SGLang would ignore it",
         )
         _require(
             not isinstance(self.speculation.strategy, Draft)

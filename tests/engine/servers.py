@@ -36,7 +36,7 @@ class Servers:
         policy = load_decoder(model, dtype)
         server, tap = self._started.get((model, dtype)) or self._start(model, dtype, policy.config)
         version = PolicyVersion(0)
-        engine = SglangEngine(server, policy.config, tap, decode_text, slots, max_context, version)
+        engine = SglangEngine(server, model, tap, decode_text, slots, max_context, version)
         engine.swap_weights(version, policy.weights)
         return engine
 

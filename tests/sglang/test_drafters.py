@@ -24,16 +24,17 @@ from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.hidden_state_hooks import Proposal
 from tlt.engine.sglang.sglang_client import SglangClient
-from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
+from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.errors import ConfigError
-from tlt.id_types import PolicyVersion
-from tlt.models.config_json import read_config
+from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter
+from tlt.strategies import Draft
 
 STEPS = 3
+FIXED = Draft(depth=STEPS, noise=False)
 
 
 class Speculating(NamedTuple):
@@ -44,9 +45,14 @@ class Speculating(NamedTuple):
     trace: Path
 
     def engine(self) -> SglangEngine:
-        config = read_config(self.policy)
         return SglangEngine(
-            self.server, config, self.tap, str, slots=8, max_context=128, version=PolicyVersion(0)
+            self.server,
+            self.policy,
+            self.tap,
+            str,
+            slots=8,
+            max_context=128,
+            version=PolicyVersion(0),
         )
 
     def proposals(self) -> list[Proposal]:
@@ -72,10 +78,13 @@ def started(
         folder=folder,
         stuck_seconds=60,
         captured=drafter_models.captured(request.param),
-        drafts=DrafterOptions(
+        speculation=SpeculationOptions(
             algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
-            drafter=folder / "drafter",
-            steps=STEPS,
+            drafter=str(folder / "drafter"),
+            trained=True,
+            layers=len(drafter.config.captured),
+            arms=(FIXED,),
+            fixed=FIXED,
         ),
         proposals=folder / "proposals",
     )
@@ -91,9 +100,10 @@ def taught(started: Speculating) -> Drafter:
 @pytest.fixture
 def fitted(started: Speculating, taught: Drafter) -> Iterator[Speculating]:
     """Give the server the fitted drafter for one test."""
-    started.server.run(started.server.update_drafter(dict(taught.state_dict())))
+    started.server.run(started.server.update_drafter(dict(taught.state_dict()), DrafterVersion(1)))
     yield started._replace(drafter=taught)
-    started.server.run(started.server.update_drafter(dict(started.drafter.state_dict())))
+    first = dict(started.drafter.state_dict())
+    started.server.run(started.server.update_drafter(first, DrafterVersion(2)))
 
 
 def requests(sampling: Sampling) -> list[Request]:
@@ -193,7 +203,7 @@ def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
 def test_pushes_only_the_weights_of_the_drafter(fitted: Speculating) -> None:
     foreign = {"embed_tokens.weight": torch.zeros(97, 64)}
     with pytest.raises(ConfigError, match="no weight of the drafter's own"):
-        fitted.server.run(fitted.server.update_drafter(foreign))
+        fitted.server.run(fitted.server.update_drafter(foreign, DrafterVersion(3)))
     prompt = random_prompts(1, shortest=5)[0]
     done = answers(fitted.engine(), [new_request(0, prompt)])
     assert done[0].tokens == greedy_answer(fitted.policy, prompt, 20)

@@ -14,7 +14,6 @@ from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.id_types import PolicyVersion
-from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
 
 STUCK_SECONDS = 30.0
@@ -40,7 +39,7 @@ def engine(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         captured=(1, 2, 3),
     )
     engine = SglangEngine(
-        server, read_config(policy), tap, str, slots=2, max_context=128, version=PolicyVersion(0)
+        server, policy, tap, str, slots=2, max_context=128, version=PolicyVersion(0)
     )
     yield engine
     engine.close()

@@ -182,9 +182,12 @@ def test_refuses_impossible_speculation(section: dict[str, Any], complaint: str)
     assert str(error.value).startswith(f"job.yaml: {complaint}")
 
 
-def test_refuses_speculation_in_sglang() -> None:
-    with pytest.raises(ConfigError, match=r"speculation needs rollout.engine: native"):
-        parse(speculation__mode="adaptive", rollout__engine="sglang")
+def test_refuses_min_p_with_speculation_in_sglang() -> None:
+    filtered = {"rollout__min_p": 0.1, "algorithm__allow_filtered_sampling": True}
+    with pytest.raises(ConfigError, match=r"rollout.min_p with speculation needs rollout.engine"):
+        parse(speculation__mode="adaptive", rollout__engine="sglang", **filtered)
+    parse(speculation__mode="adaptive", rollout__engine="sglang")
+    parse(rollout__engine="sglang", **filtered)
 
 
 def test_lists_the_strategies_to_choose_from() -> None:

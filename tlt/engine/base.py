@@ -1,16 +1,26 @@
 """The protocol that every engine implements: requests go in, completions come out.
 
+A drafter is trained from what an engine offers beyond that: token states, embedding and head.
 Tokens follow the policy's distribution. An engine belongs to one rank, whose loop calls `step`;
 between two steps requests may be added or cancelled and weights swapped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 import torch
 
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step, StopReason
+from tlt.id_types import (
+    DrafterVersion,
+    Member,
+    PolicyVersion,
+    PromptIndex,
+    Purpose,
+    Step,
+    StopReason,
+)
+from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 from tlt.protocol.shared_values import StrategyTally
 
@@ -79,6 +89,16 @@ class Engine(Protocol):
         ...
 
     @property
+    def version(self) -> PolicyVersion:
+        """Return the version of the policy that decodes."""
+        ...
+
+    @property
+    def policy_bytes(self) -> int:
+        """Return the size of the policy's weights."""
+        ...
+
+    @property
     def slots(self) -> int:
         """Return how many requests decode at once, at most."""
         ...
@@ -131,6 +151,38 @@ class Engine(Protocol):
         The positions are those of its tokens from the prompt's first on, but for the newest token,
         which was sampled but not yet decoded. The next step overwrites this view.
         """
+        ...
+
+    @property
+    def token_state_example(self) -> torch.Tensor:
+        """Return a tensor with the shape and dtype of one token's captured states."""
+        ...
+
+    @property
+    def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the policy's embedding and head; new weights are written into them."""
+        ...
+
+    def compute_hidden_states(
+        self, tokens: Sequence[int], check_interrupt: Callable[[], None]
+    ) -> torch.Tensor:
+        """Return what `hidden_states` would for a prompt and answer, while nothing runs.
+
+        `check_interrupt` is called meanwhile and may raise.
+        """
+        ...
+
+    @property
+    def drafter_version(self) -> DrafterVersion | None:
+        """Return the version of the drafter that proposes, or None without one."""
+        ...
+
+    def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
+        """Propose with this drafter from the next step on; raise ConfigError if it doesn't fit."""
+        ...
+
+    def drop_drafter(self) -> None:
+        """Propose with no drafter from the next step on."""
         ...
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Read a model folder completely, as Transformers would compute it, or refuse it."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,13 @@ from safetensors import SafetensorError, safe_open
 
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_json import read_config, read_json, unsupported
-from tlt.models.decoder_spec import Decoder, describe_mismatch, weight_shapes
+from tlt.models.decoder_spec import (
+    EMBEDDING,
+    HEAD,
+    Decoder,
+    describe_mismatch,
+    weight_shapes,
+)
 
 _FORMATS = {"F64", "F32", "F16", "BF16"}
 # a buffer in old checkpoints; it follows from rope_theta
@@ -41,6 +48,25 @@ def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     if (complaint := describe_mismatch(config, shapes)) is not None:
         raise UnsupportedModel(f"{folder}: {complaint}")
     return Decoder(config=config, weights=weights)
+
+
+def load_embedding_and_head(
+    folder: Path, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read only the weights that a drafter shares; they are one tensor if the model ties them."""
+    found: dict[str, torch.Tensor] = {}
+    for file in _weight_files(folder):
+        with safe_open(file, framework="pt") as tensors:
+            for name in {EMBEDDING, HEAD}.intersection(tensors.keys()):
+                found[name] = tensors.get_tensor(name).to(device, dtype)
+    embedding = found[EMBEDDING]
+    return embedding, embedding if read_config(folder).tied else found[HEAD]
+
+
+def count_weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Return the size of a model's weights in this precision."""
+    shapes = weight_shapes(read_config(folder)).values()
+    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
 def _weight_files(folder: Path) -> list[Path]:

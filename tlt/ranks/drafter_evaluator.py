@@ -15,8 +15,10 @@ from tlt.trainer.drafter.samples import EmbeddingAndHead
 class DrafterEvaluator:
     """Compare the drafter that was trained with the one in use."""
 
-    def __init__(self, shared: EmbeddingAndHead) -> None:
+    def __init__(self, shared: EmbeddingAndHead, proposes_with_noise: bool) -> None:
+        """Replay proposals with the policy's noise, too, if the engine can make them."""
         self._shared = shared
+        self._proposes_with_noise = proposes_with_noise
 
     def evaluate(
         self,
@@ -38,7 +40,10 @@ class DrafterEvaluator:
             lengths = accept_lengths(
                 drafter, self._shared, rollouts, (EVALUATION_DEPTH,), rows, check
             )
-            return max(lengths.noise[EVALUATION_DEPTH], lengths.plain[EVALUATION_DEPTH])
+            plain = lengths.plain[EVALUATION_DEPTH]
+            if not self._proposes_with_noise:
+                return plain
+            return max(lengths.noise[EVALUATION_DEPTH], plain)
 
         return DrafterEvaluation(
             used=None if used is None else accept_length(used),

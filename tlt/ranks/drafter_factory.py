@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tlt.config import JobSpec
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine
 from tlt.errors import BlobError
 from tlt.id_types import Digest
 from tlt.models.drafter_folder import read_update_count
@@ -25,7 +25,7 @@ _TRAINED_UPDATES = 3000
 class DrafterFactory:
     """The drafter's shape, and the weights that it shares with the policy or the named drafter."""
 
-    def __init__(self, spec: JobSpec, engine: NativeEngine, named: Drafter | None) -> None:
+    def __init__(self, spec: JobSpec, engine: Engine, named: Drafter | None) -> None:
         """Take the shape from `named`, the drafter that the spec names, if it names one."""
         embedding, head = engine.embedding_and_head
         self.named = named

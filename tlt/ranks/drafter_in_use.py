@@ -1,7 +1,7 @@
 """Swap the drafter that the engine proposes with."""
 
 from tlt.blobs import Blobs
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine
 from tlt.errors import BlobError, ConfigError
 from tlt.id_types import NAMED
 from tlt.models.eagle_drafter import Drafter
@@ -13,7 +13,7 @@ from tlt.ranks.drafter_factory import DrafterFactory
 class DrafterInUse:
     """The drafter that the engine proposes with now."""
 
-    def __init__(self, engine: NativeEngine, factory: DrafterFactory, blobs: Blobs) -> None:
+    def __init__(self, engine: Engine, factory: DrafterFactory, blobs: Blobs) -> None:
         self.drafter: Drafter | None = factory.named
         self._engine = engine
         self._factory = factory
@@ -24,14 +24,14 @@ class DrafterInUse:
         if ref is None:
             self._restore_named()
             return None
-        if ref.version == self._engine.speculation.drafter_version:
+        if ref.version == self._engine.drafter_version:
             return None
         name = f"drafter version {ref.version}"
         if ref.architecture != self._factory.architecture:
             return f"{name} was made for another architecture"
         try:
             drafter = self._factory.build(read_weights(self._blobs, ref.weights))
-            self._engine.speculation.adopt_drafter(ref.version, drafter)
+            self._engine.adopt_drafter(ref.version, drafter)
         except (BlobError, ConfigError) as error:
             return f"{name}: {error}"
         self.drafter = drafter
@@ -40,7 +40,7 @@ class DrafterInUse:
     def _restore_named(self) -> None:
         named = self._factory.named
         if named is not None:
-            self._engine.speculation.adopt_drafter(NAMED, named)
-        elif self._engine.speculation.drafter_version is not None:
-            self._engine.speculation.drop_drafter()
+            self._engine.adopt_drafter(NAMED, named)
+        elif self._engine.drafter_version is not None:
+            self._engine.drop_drafter()
         self.drafter = named

@@ -6,7 +6,7 @@ command ends any of these at once.
 
 import time
 
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine
 from tlt.errors import BlobError, ConfigError
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
@@ -37,7 +37,7 @@ MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrain
 class DrafterMember:
     """The rank's training sessions."""
 
-    def __init__(self, job: RankJob, engine: NativeEngine, named: Drafter | None) -> None:
+    def __init__(self, job: RankJob, engine: Engine, named: Drafter | None) -> None:
         """Train the drafter that the spec names (`named`), or a new one."""
         factory = DrafterFactory(job.spec, engine, named)
         budget = SharedMemoryBudget(engine, factory.delta_bytes)
@@ -54,7 +54,7 @@ class DrafterMember:
         self._job = job
         self._engine = engine
         self._merger = DrafterMerger(job, factory, blobs)
-        self._evaluator = DrafterEvaluator(factory.shared)
+        self._evaluator = DrafterEvaluator(factory.shared, engine.capabilities.token_identical)
         self._session: TrainDrafter | None = None
         # the requested merge that is not finished yet
         self._pending_merge: MergeDrafter | None = None

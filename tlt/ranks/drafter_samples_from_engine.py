@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tlt.engine.base import NoiseKey, Request, Sampling
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 from tlt.id_types import Member, PromptIndex, Step
 from tlt.trainer.drafter.accept_length import PolicyRollout
@@ -26,9 +25,7 @@ class Text:
     prompt: int
 
 
-def answered(
-    engine: NativeEngine, requests: Iterable[Request]
-) -> Iterator[tuple[Text, torch.Tensor]]:
+def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[Text, torch.Tensor]]:
     """Answer prompts; yield texts with states, in the order in which the answers end."""
     by_id = {request.id: request for request in requests}
     engine.submit(list(by_id.values()))
@@ -39,7 +36,7 @@ def answered(
             yield text, engine.hidden_states(done.id).clone()
 
 
-def read(engine: NativeEngine, texts: Iterable[Text]) -> Iterator[tuple[Text, torch.Tensor]]:
+def read(engine: Engine, texts: Iterable[Text]) -> Iterator[tuple[Text, torch.Tensor]]:
     """Read texts; yield them with states, in the order in which the engine finishes them."""
     by_id = {text.id: text for text in texts}
     engine.submit([_reading(text) for text in by_id.values()])

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from statistics import median
 
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine
 from tlt.errors import BlobError, ConfigError
 from tlt.interrupt_check import CheckInterrupt
 from tlt.kernels.training_kernels import load_kernels
@@ -36,7 +36,7 @@ class DrafterTrainer:
     def __init__(
         self,
         job: RankJob,
-        engine: NativeEngine,
+        engine: Engine,
         factory: DrafterFactory,
         replay: ReplayBuffer,
         publisher: DeltaPublisher,

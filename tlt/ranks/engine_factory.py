@@ -6,24 +6,22 @@ from pathlib import Path
 
 import torch
 
-from tlt.config import JobSpec, SpeculationSpec
+from tlt.config import JobSpec
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
+from tlt.engine.sglang.speculation_options import SpeculationOptions, without_noise
 from tlt.errors import TltError
 from tlt.id_types import NAMED, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
-from tlt.models.drafter_folder import load_drafter
+from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.keyed_random import mix
-from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.control_runs import ControlRunPolicy
-from tlt.policies.speculation.fixed_strategy import FixedPolicy
-from tlt.policies.speculation.strategy_policy import StrategyPolicy
+from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.ranks.rank_job_context import RankJob
 from tlt.strategies import Draft
-from tlt.trainer.drafter.initial_drafter import drafter_config_for
+from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 
 
@@ -42,7 +40,7 @@ def start_engine(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
         case "native":
             return _start_native(job, tokenizer)
         case "sglang":
-            return StartedEngine(engine=_start_sglang(job, tokenizer))
+            return _start_sglang(job, tokenizer)
 
 
 def drafter_config(spec: JobSpec, named: Drafter | None) -> DrafterConfig:
@@ -82,19 +80,10 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     if drafter is not None:
         engine.speculation.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
-        # With the same random numbers all ranks would explore in the same decode steps.
-        setup = job.setup
-        seed = mix(spec.seed, *setup.worker.encode(), setup.incarnation, setup.rank)
-        engine.speculation.set_policy(strategy_policy(spec.speculation), seed)
+        speculation = spec.speculation
+        policy = configured_policy(speculation.strategy, speculation.control_share)
+        engine.speculation.set_policy(policy, _exploration_seed(job))
     return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
-
-
-def strategy_policy(speculation: SpeculationSpec) -> StrategyPolicy:
-    """Return the policy that chooses each decode step's strategy, control runs included."""
-    fixed = speculation.strategy
-    policy = AdaptivePolicy() if fixed is None else FixedPolicy(fixed)
-    share = speculation.control_share
-    return ControlRunPolicy(policy, share) if share > 0 else policy
 
 
 def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
@@ -113,21 +102,59 @@ def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
     return drafter, None
 
 
-def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> Engine:
+def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     # Importing SGLang changes the process, so only a job that uses it does.
     from tlt.engine.sglang import start_engine_with_tap
 
-    spec = job.spec
+    spec, model = job.spec, Path(job.spec.policy.path)
+    dtype: torch.dtype = getattr(torch, spec.policy.dtype)
     job.flight.mkdir(parents=True, exist_ok=True)
-    return start_engine_with_tap.start_engine(
-        Path(spec.policy.path),
+    folder = Path(tempfile.mkdtemp(prefix="sglang-", dir=job.flight))
+    drafter, complaint = _load_named_drafter(spec)
+    captured: tuple[int, ...] = ()
+    speculation: SpeculationOptions | None = None
+    if spec.speculation.mode != "off":
+        config = drafter_config(spec, drafter)
+        captured = state_layers(config, read_config(model).layers)
+        speculation = _sglang_speculation(job, drafter, config, folder / "drafter")
+    engine = start_engine_with_tap.start_engine(
+        model,
         tokenizer.decode,
         spec.rollout.slots,
         context_of(spec),
         job.device,
-        getattr(torch, spec.policy.dtype),
+        dtype,
         PolicyVersion(0),
-        Path(tempfile.mkdtemp(prefix="sglang-", dir=job.flight)),
+        folder,
         seed=spec.seed,
         stuck_seconds=spec.workers.stuck_seconds,
+        captured=captured,
+        speculation=speculation,
     )
+    return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
+
+
+def _sglang_speculation(
+    job: RankJob, named: Drafter | None, config: DrafterConfig, folder: Path
+) -> SpeculationOptions:
+    """Write the drafter that SGLang starts with: the named one, or one that never proposes."""
+    speculation = job.spec.speculation
+    drafter = named or initialise_drafter(config, torch.ones(1), job.spec.seed)
+    save_drafter(drafter, folder)
+    return SpeculationOptions(
+        algorithm="EAGLE" if config.layout == "eagle" else "EAGLE3",
+        drafter=str(folder),
+        trained=named is not None,
+        layers=len(config.captured),
+        arms=tuple(dict.fromkeys(map(without_noise, speculation.arms))),
+        fixed=None if speculation.strategy is None else without_noise(speculation.strategy),
+        control_share=speculation.control_share,
+        seed=_exploration_seed(job),
+        ngram_bytes=speculation.ngram_megabytes << 20,
+    )
+
+
+def _exploration_seed(job: RankJob) -> int:
+    """Return a seed of the rank's own, or all would explore in the same decode steps."""
+    setup = job.setup
+    return mix(job.spec.seed, *setup.worker.encode(), setup.incarnation, setup.rank)

@@ -15,7 +15,6 @@ from typing import assert_never
 import msgspec
 import torch
 
-from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
 from tlt.interrupt_check import Interrupted
@@ -67,7 +66,7 @@ class JobDuties:
         self.complaint = started.complaint
         self.engine = started.engine
         self.member: DrafterMember | None = None
-        if job.spec.drafter.train != "off" and isinstance(started.engine, NativeEngine):
+        if job.spec.drafter.train != "off" and started.engine.capabilities.hidden_states:
             self.member = DrafterMember(job, started.engine, started.drafter)
         replay = None if self.member is None else self.member.replay
         self.rollout = RolloutDuty(job, self.engine, tokenizer.stop_tokens(), replay)

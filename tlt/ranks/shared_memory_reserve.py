@@ -1,6 +1,6 @@
 """Compute how much shared memory drafters and hidden states leave to policies and rollouts."""
 
-from tlt.engine.native import NativeEngine
+from tlt.engine.base import Engine
 
 # policies in shared memory while one is published: the new, the present and the previous one
 _POLICIES = 3
@@ -13,7 +13,7 @@ _DELTAS = 8
 class SharedMemoryBudget:
     """The sizes of a job's data in shared memory."""
 
-    def __init__(self, engine: NativeEngine, delta_bytes: int) -> None:
+    def __init__(self, engine: Engine, delta_bytes: int) -> None:
         self._engine = engine
         self._loaded = engine.version
         self._delta_bytes = delta_bytes

@@ -19,8 +19,9 @@ from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.request_queue import RequestQueue
 from tlt.errors import ConfigError
-from tlt.id_types import PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import EMBEDDING, Decoder, describe_mismatch
+from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Off, Strategy, max_drafts
 
@@ -53,10 +54,10 @@ class NativeEngine:
             raise ConfigError(f"no states can be captured at {list(captured)}")
         self._config = config
         self._count = slots
-        self.version = version
+        self._version = version
         self._weights = PolicyWeights(config, dtype, device)
         self._weights.load(model.weights)
-        self.policy_bytes = sum(tensor.nbytes for tensor in model.weights.values())
+        self._policy_bytes = sum(tensor.nbytes for tensor in model.weights.values())
         prefill_rows = range(slots, slots + min(slots, MOST_PROMPTS))
         drafts = max(map(max_drafts, arms), default=0)
         # drafts may reach beyond the context; they are not kept there
@@ -87,6 +88,14 @@ class NativeEngine:
         )
 
     @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    @property
+    def policy_bytes(self) -> int:
+        return self._policy_bytes
+
+    @property
     def slots(self) -> int:
         return self._count
 
@@ -98,12 +107,10 @@ class NativeEngine:
 
     @property
     def token_state_example(self) -> torch.Tensor:
-        """Return a tensor with the shape and dtype of one token's captured states."""
         return self._slots.states.token
 
     @property
     def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy's embedding and head; new weights are written into them."""
         return self._weights.embedding, self._weights.head
 
     @property
@@ -122,7 +129,7 @@ class NativeEngine:
         if (complaint := describe_mismatch(self._config, shapes)) is not None:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
         self._weights.load(weights)
-        self.version = version
+        self._version = version
         self._prefiller.clear()
         self.speculation.handle_weight_swap()
         self._prefill_due = True
@@ -153,10 +160,7 @@ class NativeEngine:
     def compute_hidden_states(
         self, tokens: Sequence[int], check_interrupt: Callable[[], None]
     ) -> torch.Tensor:
-        """Return what `hidden_states` would for a prompt and answer, while nothing runs.
-
-        `check_interrupt` is called between chunks and may raise.
-        """
+        """Check for interrupts between chunks."""
         assert self.running == 0, "an engine that decodes cannot prefill other texts"
         self._rows.clear()
         fed = list(tokens[:-1])
@@ -171,6 +175,16 @@ class NativeEngine:
             self.speculation.update_capturing()
         return self._slots.states.of(0, len(fed))
 
+    @property
+    def drafter_version(self) -> DrafterVersion | None:
+        return self.speculation.drafter_version
+
+    def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
+        self.speculation.adopt_drafter(version, drafter)
+
+    def drop_drafter(self) -> None:
+        self.speculation.drop_drafter()
+
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         self._rows.ended.clear()
@@ -181,7 +195,7 @@ class NativeEngine:
             self._prefill_due = True
         for row, source, target in self._rows.close_gaps():
             self.speculation.handle_row_move(row, source, target)
-        ended = self._loop.decode(self.version)
+        ended = self._loop.decode(self._version)
         for completion in ended:
             self._queue.finish(completion.id)
         return cancelled + ended

@@ -11,9 +11,7 @@ import torch
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.ngram import NgramIndex
-
-# tokens of ended answers that wait to be indexed, at most
-_MOST_WAITING = 200_000
+from tlt.engine.ngram.waiting_answers import WaitingAnswers, group_of
 
 
 class NgramProposer:
@@ -22,7 +20,7 @@ class NgramProposer:
         self._index = NgramIndex(budget)
         # tokens of each row's answer that the index holds
         self._indexed: dict[int, int] = {}
-        self._waiting = _WaitingAnswers()
+        self._waiting = WaitingAnswers()
 
     @property
     def budget(self) -> int:
@@ -55,7 +53,7 @@ class NgramProposer:
 
     def _index_row(self, row: Row, index: int, position: int) -> None:
         request = row.request
-        group = _group(request.prompt)
+        group = group_of(request.prompt)
         for prompt, answer in self._waiting.take(group):
             self._index.add(group, prompt, answer)
         if request.id not in self._indexed:
@@ -66,29 +64,3 @@ class NgramProposer:
         if tokens:
             self._index.extend(request.id, tokens)
             self._indexed[request.id] += len(tokens)
-
-
-class _WaitingAnswers:
-    """Ended answers by group; those of the oldest groups are dropped first."""
-
-    def __init__(self) -> None:
-        self._answers: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
-        self._tokens = 0
-
-    def add(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        self._answers.setdefault(_group(prompt), []).append((prompt, tokens))
-        self._tokens += len(tokens)
-        while self._tokens > _MOST_WAITING and len(self._answers) > 1:
-            self.take(next(iter(self._answers)))
-
-    def take(self, group: int) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
-        if not self._answers:
-            return ()
-        found = self._answers.pop(group, ())
-        self._tokens -= sum(len(tokens) for _, tokens in found)
-        return found
-
-
-def _group(prompt: Sequence[int]) -> int:
-    """Identify a group by its prompt: answers of different steps help one another, too."""
-    return hash(tuple(prompt))

@@ -8,26 +8,42 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from time import monotonic, perf_counter
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tlt.engine.base import Capabilities, Completion, Request
+from tlt.engine.base import Capabilities, Completion, NoiseKey, Request, Sampling
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.sglang.sglang_client import PartialAnswer, SglangClient
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
+from tlt.engine.sglang.shared_hidden_state_buffer import (
+    ACCEPTED,
+    CORRECTED,
+    NO_DRAFTER,
+    PLAIN,
+    RequestName,
+    Tap,
+)
+from tlt.engine.sglang.speculation_messages import IndexAnswer, StopSpeculating
 from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
-from tlt.id_types import PolicyVersion
-from tlt.models.decoder_spec import DecoderConfig, describe_mismatch
+from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.models.config_json import read_config
+from tlt.models.decoder_from_folder import count_weight_bytes, load_embedding_and_head
+from tlt.models.decoder_spec import EMBEDDING, HEAD, describe_mismatch
+from tlt.models.eagle_drafter import Drafter, describe_misfit
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 from tlt.protocol.shared_values import StrategyTally
 
 # how long `step` waits where nothing ends: the rank handles commands in between
 _WAIT_SECONDS = 0.02
+_CPU = torch.device("cpu")
+# the id of requests that only read a text
+_READING = -1
+_ORIGINS = {PLAIN: "plain", ACCEPTED: "accepted", CORRECTED: "corrected"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,14 +58,16 @@ class SglangEngine:
     def __init__(
         self,
         client: SglangClient,
-        config: DecoderConfig,
+        model: Path,
         tap: Tap,
         decode_text: Callable[[Sequence[int]], str],
         slots: int,
         max_context: int,
         version: PolicyVersion,
+        device: torch.device = _CPU,
     ) -> None:
-        """Decode through a client; `tap` has at least as many slots as the engine."""
+        """Decode `model` through a client; `tap` has at least as many slots as the engine."""
+        config = read_config(model)
         self._client = client
         self._config = config
         self._tap = tap
@@ -57,6 +75,12 @@ class SglangEngine:
         self._count = slots
         self._max_context = max_context
         self._version = version
+        self._policy_bytes = count_weight_bytes(model, tap.states.dtype)
+        # embedding and head, if a drafter can be trained from what the tap keeps
+        self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
+        if tap.states.shape[2] > 0:
+            self._shared = load_embedding_and_head(model, tap.states.dtype, device)
+        self._drafter_version: DrafterVersion | None = None
         self._queue = RequestQueue(config.vocabulary, max_context)
         self._running: dict[int, _Running] = {}
         self._tap_slots = TapSlotAllocator(len(tap.filled))
@@ -72,8 +96,16 @@ class SglangEngine:
             swap_between_tokens=True,
             hidden_states=self._tap.states.shape[2] > 0,
             trees=False,
-            ngram=False,
+            ngram=self._client.captured_steps is not None,
         )
+
+    @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    @property
+    def policy_bytes(self) -> int:
+        return self._policy_bytes
 
     @property
     def slots(self) -> int:
@@ -99,11 +131,15 @@ class SglangEngine:
         self._client.run(self._client.update_policy(weights, version))
         self._version = version
         self._progress = (-1, monotonic())
+        if self._shared is not None:
+            embedding, head = self._shared
+            embedding.copy_(weights[EMBEDDING])
+            if head is not embedding:
+                head.copy_(weights[HEAD])
 
     def step(self) -> list[Completion]:
-        for slot, _ in self._ended.values():
-            self._tap_slots.give_back(slot)
-        self._ended.clear()
+        self._free_ended()
+        self._client.exchange()
         cancelled = self._queue.take_cancelled()
         self._admit()
         if self._running:
@@ -113,20 +149,25 @@ class SglangEngine:
         return cancelled + [self._end(running) for running in ended]
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """Ignore the answer: nothing proposes from it here."""
+        self._client.send(IndexAnswer(prompt=tuple(prompt), tokens=tuple(tokens)))
 
     def stop_speculating(self) -> None:
-        """Do nothing: this engine doesn't speculate."""
+        self._client.send(StopSpeculating())
 
     def set_capturing(self, capture: bool) -> None:
         """Do nothing: SGLang's tap always captures."""
 
     def take_strategy_tallies(self) -> tuple[StrategyTally, ...]:
-        return ()
+        return self._client.take_tallies()
 
     def partial_answer(self, id: int) -> list[int] | None:
-        """Return None: SGLang returns whole answers."""
-        return None
+        if (running := self._running.get(id)) is None or running.request.stop_strings:
+            return None
+        first, fed = len(running.request.prompt) - 1, self._fed_positions(running.name)
+        if fed <= first:
+            return None
+        gained = self._tap.tokens[running.name.slot, first:fed].tolist()
+        return _up_to_stop(gained, running.request.stop_tokens)
 
     def hidden_states(self, id: int) -> torch.Tensor:
         if id in self._ended:
@@ -136,8 +177,65 @@ class SglangEngine:
             slot, fed = name.slot, self._fed_positions(name)
         return self._tap.states[slot, :fed]
 
+    @property
+    def token_state_example(self) -> torch.Tensor:
+        return self._tap.states[0, 0]
+
+    @property
+    def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._shared is not None, "this engine captures no states"
+        return self._shared
+
+    def compute_hidden_states(
+        self, tokens: Sequence[int], check_interrupt: Callable[[], None]
+    ) -> torch.Tensor:
+        """Prefill the tokens by a request that draws one token, which is ignored."""
+        assert self.running == 0, "an engine that decodes cannot prefill other texts"
+        self._free_ended()
+        text = tuple(tokens[:-1])
+        if len(text) >= self._max_context:
+            raise ConfigError(f"{len(text)} tokens do not fit {self._max_context} positions")
+        name = self._tap_slots.take(text, weights="")
+        try:
+            task = self._client.start(self._answer(_reading(text), name))
+            try:
+                while not task.done():
+                    self._client.run(_wait_briefly(task))
+                    check_interrupt()
+            finally:
+                if not task.done():
+                    self._client.run(self._client.abort(name))
+                    self._client.run(_wait_for_all([task]))
+            if self._fed_positions(name) < len(text):
+                raise RankError("a text to read left no trace in SGLang's scheduler")
+            return self._tap.states[name.slot, : len(text)].clone()
+        finally:
+            self._tap_slots.give_back(name.slot)
+
+    @property
+    def drafter_version(self) -> DrafterVersion | None:
+        return self._drafter_version
+
+    def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:
+        if (complaint := describe_misfit(drafter, self._config)) is not None:
+            raise ConfigError(f"drafter version {version} does not fit the policy: {complaint}")
+        self._recall_unstarted()
+        self._client.run(self._client.update_drafter(drafter.state_dict(), version))
+        self._drafter_version = version
+        self._progress = (-1, monotonic())
+
+    def drop_drafter(self) -> None:
+        self._recall_unstarted()
+        self._client.forbid_drafter()
+        self._drafter_version = None
+
     def close(self) -> None:
         self._client.close()
+
+    def _free_ended(self) -> None:
+        for slot, _ in self._ended.values():
+            self._tap_slots.give_back(slot)
+        self._ended.clear()
 
     def _admit(self) -> None:
         if not self._running:
@@ -222,8 +320,14 @@ class SglangEngine:
                 PolicySpan(version=PolicyVersion(version), tokens=tokens)
                 for version, tokens in _spans(self._tap.versions[name.slot], drawn)
             ),
-            drafters=(DrafterSpan(version=None, tokens=len(part.tokens)),),
-            origins=(OriginSpan(origin="plain", tokens=len(part.tokens)),),
+            drafters=tuple(
+                DrafterSpan(version=None if v == NO_DRAFTER else DrafterVersion(v), tokens=n)
+                for v, n in _spans(self._tap.drafters[name.slot], drawn)
+            ),
+            origins=tuple(
+                OriginSpan(origin=_ORIGINS[code], tokens=tokens)
+                for code, tokens in _spans(self._tap.origins[name.slot], drawn)
+            ),
             batches=tuple(
                 BatchSpan(size=size, tokens=tokens)
                 for size, tokens in _spans(self._tap.sizes[name.slot], drawn)
@@ -237,6 +341,31 @@ class SglangEngine:
             self._progress = filled, now
         elif now - self._progress[1] > self._client.stuck_seconds:
             raise self._client.stuck_error()
+
+
+def _reading(text: tuple[int, ...]) -> Request:
+    """Return a request that prefills a text; the token that it draws is ignored."""
+    key = NoiseKey(seed=0, step=Step(0), purpose="train", prompt=PromptIndex(0), member=Member(0))
+    return Request(
+        id=_READING,
+        prompt=text,
+        key=key,
+        sampling=Sampling(temperature=0.0),
+        max_new_tokens=1,
+        stop_tokens=frozenset(),
+    )
+
+
+def _up_to_stop(tokens: list[int], stop_tokens: frozenset[int]) -> list[int]:
+    """Drop what was gained after a stop token."""
+    for at, token in enumerate(tokens):
+        if token in stop_tokens:
+            return tokens[: at + 1]
+    return tokens
+
+
+async def _wait_briefly(task: asyncio.Task[PartialAnswer]) -> None:
+    await asyncio.wait([task], timeout=_WAIT_SECONDS)
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[PartialAnswer]]) -> None:

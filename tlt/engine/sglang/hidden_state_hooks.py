@@ -1,17 +1,25 @@
-"""Hooks in SGLang's scheduler process that copy hidden states into the tap.
+"""Hooks in SGLang's scheduler process: the tap, and the worker that chooses strategies.
 
-They change nothing that SGLang computes. One environment variable configures them; an answer
-without states in the tap is an error, so a plugin that didn't load is detected.
+The tap changes nothing that SGLang computes. One environment variable configures the hooks; an
+answer without a trace in the tap is an error, and so is a scheduler that doesn't say that its
+worker is in place, so a hook that didn't apply is detected.
 """
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape, TapWriter
+from tlt.engine.sglang.batch_speculation import BatchSpeculation
+from tlt.engine.sglang.frame_socket import FrameSocket
+from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape
+from tlt.engine.sglang.speculation_messages import FromScheduler, ToScheduler
+from tlt.engine.sglang.speculation_options import SpeculationOptions
+from tlt.engine.sglang.step_clock import StepClock
+from tlt.engine.sglang.tap_writer import Pass, StepKind, TapWriter
 
 _VARIABLE = "TLT_SGLANG_PLUGIN"
 
@@ -19,8 +27,12 @@ _VARIABLE = "TLT_SGLANG_PLUGIN"
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     tap: str
     shape: TapShape
+    device: str
     # a file to which every proposal of the drafter is written, for tests and benchmarks
     proposals: str | None = None
+    speculation: SpeculationOptions | None = None
+    # descriptor of the socket to the rank
+    socket: int | None = None
 
     def environment(self) -> dict[str, str]:
         return {_VARIABLE: msgspec.json.encode(self).decode()}
@@ -36,11 +48,14 @@ def install() -> None:
     hooks = _Hooks(options)
     for target, hook in (
         ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.record_forward),
-        ("speculative.eagle_worker_common.run_eagle_verify", hooks.record_verify),
         ("configs.model_config.ModelConfig.__init__", hooks.drop_model_stop_tokens),
         ("layers.logits_processor.LogitsProcessor.__init__", hooks.keep_last_state),
+        ("speculative.spec_info.SpeculativeAlgorithm.create_worker", hooks.choose_worker),
     ):
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AFTER)
+    for name, before in (("process_batch_result", hooks.publish), ("on_idle", hooks.handle_idle)):
+        target = f"sglang.srt.managers.scheduler.Scheduler.{name}"
+        HookRegistry.register(target, before, HookType.BEFORE)
     if options.proposals is not None:
         HookRegistry.register(
             "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
@@ -70,12 +85,12 @@ class _ProposalWriter:
 
 
 class _Hooks:
-    """Hooks that are called with a function's result, then its arguments."""
+    """Hooks that are called with a function's result, if it is over, then its arguments."""
 
     def __init__(self, options: Options) -> None:
+        self._options = options
         self._shape = options.shape
-        self._tap = Tap(Path(options.tap), options.shape)
-        self._writer = TapWriter(self._tap)
+        self._writer = TapWriter(Tap(Path(options.tap), options.shape))
 
     def keep_last_state(self, _: None, processor: Any, *arguments: Any, **options: Any) -> None:
         """Keep the last state beside the captured layers, which replace it otherwise."""
@@ -84,6 +99,39 @@ class _Hooks:
     def drop_model_stop_tokens(self, _: None, config: Any, *arguments: Any, **options: Any) -> None:
         """Remove the model's stop tokens: only a request's own ones end it."""
         config.hf_eos_token_id = set()
+
+    def choose_worker(self, chosen: type, *arguments: Any, **options: Any) -> type:
+        """Replace SGLang's EAGLE worker by ours."""
+        speculation, descriptor = self._options.speculation, self._options.socket
+        if speculation is None or descriptor is None:
+            return chosen
+        from tlt.engine.sglang.adaptive_worker import AdaptiveWorker, EAGLEWorkerV2, WorkerParts
+
+        if chosen is not EAGLEWorkerV2:
+            return chosen
+        end = socket.socket(fileno=descriptor)
+        shared = WorkerParts(
+            options=speculation,
+            speculation=BatchSpeculation(
+                speculation, StepClock(torch.device(self._options.device))
+            ),
+            socket=FrameSocket[FromScheduler, ToScheduler](end, ToScheduler),
+            record_verified=self.record_verified,
+            writer=self._writer,
+        )
+
+        class Worker(AdaptiveWorker):
+            parts = shared
+
+        return Worker
+
+    def handle_idle(self, scheduler: Any) -> None:
+        worker = scheduler.model_worker
+        if hasattr(worker, "handle_idle"):
+            worker.handle_idle()
+
+    def publish(self, *arguments: Any, **options: Any) -> None:
+        self._writer.publish_oldest()
 
     def record_forward(
         self,
@@ -96,36 +144,36 @@ class _Hooks:
     ) -> None:
         if batch is None or is_verify or worker.is_draft_worker or not batch.reqs:
             return
-        states = self._states(result.logits_output)
         if batch.forward_mode.is_extend():
-            starts, counts = batch.prefix_lens, batch.extend_lens
+            starts, counts = list(batch.prefix_lens), list(batch.extend_lens)
         else:
-            starts, counts = (batch.seq_lens - 1).tolist(), [1] * len(batch.reqs)
-        offset = 0
-        for request, start, count in zip(batch.reqs, starts, counts, strict=True):
-            own = None if states is None else states[offset : offset + count]
-            self._write(request, start, count, own, len(batch.reqs))
-            offset += count
+            starts, counts = batch.seq_lens - 1, [1] * len(batch.reqs)
+        self._record(batch, starts, counts, None, result, StepKind())
 
-    def record_verify(self, result: Any, batch: Any, *arguments: Any, **options: Any) -> None:
-        if not batch.reqs:
-            return
-        states = self._states(result.logits_output)
-        drafted = result.speculative_num_draft_tokens
-        accepted = result.accept_lens.tolist()
-        rows = zip(batch.reqs, batch.seq_lens.tolist(), accepted, strict=True)
-        for index, (request, start, count) in enumerate(rows):
-            first = index * drafted
-            own = None if states is None else states[first : first + count]
-            self._write(request, start, count, own, len(batch.reqs))
+    def record_verified(self, batch: Any, result: Any, kind: StepKind) -> None:
+        """Record what a verify pass accepted."""
+        stride = result.speculative_num_draft_tokens
+        self._record(batch, batch.seq_lens, result.accept_lens, stride, result, kind)
 
-    def _write(
-        self, request: Any, start: int, count: int, states: torch.Tensor | None, running: int
+    def _record(
+        self, batch: Any, starts: Any, counts: Any, stride: int | None, result: Any, kind: StepKind
     ) -> None:
         from sglang.srt.runtime_context import get_serving
 
-        prompt, version = request.origin_input_ids, int(get_serving().weight_version)
-        self._writer.write(request.rid, prompt, start, count, states, running, version)
+        if not batch.reqs:
+            return
+        self._writer.stage(
+            Pass(
+                requests=list(batch.reqs),
+                starts=starts,
+                counts=counts,
+                stride=stride,
+                states=self._states(result.logits_output),
+                tokens=result.next_token_ids,
+                version=int(get_serving().weight_version),
+                kind=kind,
+            )
+        )
 
     def _states(self, output: Any) -> torch.Tensor | None:
         """Return [tokens, layers, hidden]: the captured layers, then the last state."""

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -24,8 +24,14 @@ _END_SECONDS = 5.0
 
 
 class SchedulerProcess:
-    def __init__(self, device: str, environment: Mapping[str, str], log: Path) -> None:
-        """Start the child, which ends with the calling thread."""
+    def __init__(
+        self,
+        device: str,
+        environment: Mapping[str, str],
+        log: Path,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start the child, which inherits `descriptors` and ends with the calling thread."""
         self._channel, theirs = Pipe()
         self._log = log
         command = [sys.executable, "-W", "ignore", "-m", "tlt.engine.sglang.scheduler_main"]
@@ -34,7 +40,7 @@ class SchedulerProcess:
             self._began = output.tell()
             self._process = subprocess.Popen(
                 command,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *descriptors),
                 preexec_fn=die_with_parent(signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -13,11 +13,21 @@ import msgspec
 import torch
 
 from tlt.engine.base import Request, Sampling
+from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.sglang_launcher import Launched
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
+from tlt.engine.sglang.speculation_messages import (
+    FromScheduler,
+    HooksInPlace,
+    NotePolicySwap,
+    TalliesTaken,
+    ToScheduler,
+    UseDrafter,
+)
 from tlt.engine.sglang.weight_checksums import find_mismatch
 from tlt.errors import ConfigError, RankError
-from tlt.id_types import PolicyVersion, StopReason
+from tlt.id_types import DrafterVersion, PolicyVersion, StopReason
+from tlt.protocol.shared_values import StrategyTally
 
 _T = TypeVar("_T")
 _Runner = Literal["target", "draft"]
@@ -41,16 +51,25 @@ class SglangClient:
         dtype: torch.dtype,
         drafter_weights: Collection[str],
         stuck_seconds: float,
+        socket: FrameSocket[ToScheduler, FromScheduler] | None = None,
     ) -> None:
-        """Treat a call without progress for `stuck_seconds` as stuck."""
+        """Treat a call without progress for `stuck_seconds` as stuck.
+
+        `socket` leads to the scheduler's speculating worker; without it nothing is proposed.
+        """
         self._dtype = dtype
         self._drafter_weights = frozenset(drafter_weights)
         # drafters adopted since the start
         self.drafters = 0
         self.stuck_seconds = stuck_seconds
+        # draft lengths that the scheduler can verify, once its worker has said so
+        self.captured_steps: tuple[int, ...] | None = None
         self._launched = launched
         self._engine = launched.engine
         self._manager = launched.engine.tokenizer_manager
+        # to the speculating worker in the scheduler, if there is one
+        self._socket = socket
+        self._tallies: list[StrategyTally] = []
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -94,8 +113,11 @@ class SglangClient:
         async with self._paused():
             await self._update(sent, "target", str(version))
             await self._verify(sent, version)
+            self.send(NotePolicySwap())
 
-    async def update_drafter(self, weights: Mapping[str, torch.Tensor]) -> None:
+    async def update_drafter(
+        self, weights: Mapping[str, torch.Tensor], version: DrafterVersion
+    ) -> None:
         """Update the drafter's own weights; SGLang would write any others into the policy."""
         if foreign := weights.keys() - self._drafter_weights:
             raise ConfigError(f"{min(foreign)} is no weight of the drafter's own")
@@ -104,7 +126,36 @@ class SglangClient:
         async with self._paused():
             sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
             await self._update(sent, "draft", None)
+            self.send(UseDrafter(version=version))
         self.drafters += 1
+
+    def forbid_drafter(self) -> None:
+        """Propose with no drafter until the next one is sent."""
+        self.send(UseDrafter(version=None))
+        self.drafters += 1
+
+    def send(self, message: ToScheduler) -> None:
+        """Send a message to the speculating worker; it is read before the next step."""
+        if self._socket is not None:
+            self._socket.send(message)
+
+    def exchange(self) -> None:
+        """Send what is left to be sent, and read what the speculating worker has reported."""
+        if self._socket is None:
+            return
+        self._socket.flush()
+        for message in self._socket.receive():
+            match message:
+                case TalliesTaken(tallies=tallies):
+                    self._tallies += tallies
+                case HooksInPlace(steps=steps):
+                    self.captured_steps = steps
+
+    def take_tallies(self) -> tuple[StrategyTally, ...]:
+        """Return what the speculating worker has decoded, as far as it has reported."""
+        self.exchange()
+        taken, self._tallies = tuple(self._tallies), []
+        return taken
 
     @asynccontextmanager
     async def _paused(self) -> AsyncGenerator[None]:
@@ -150,6 +201,8 @@ class SglangClient:
 
     def close(self) -> None:
         self._launched.close()
+        if self._socket is not None:
+            self._socket.close()
 
     async def _verify(self, sent: Mapping[str, torch.Tensor], version: PolicyVersion) -> None:
         from sglang.srt.managers.io_struct import CheckWeightsReqInput

@@ -7,7 +7,7 @@ import importlib.metadata
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ import torch
 from tlt.engine.sglang.cpu import cpu_mode
 from tlt.engine.sglang.process_state_guard import restore_process_state
 from tlt.engine.sglang.scheduler_process import SchedulerProcess
+from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"
@@ -23,14 +24,6 @@ _VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "tlt.engine.sglang.models",
 }
-
-
-class DrafterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculate with a drafter that proposes one chain of `steps` tokens."""
-
-    algorithm: Literal["EAGLE", "EAGLE3"]
-    drafter: Path
-    steps: int
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +36,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # the policy version of the model's weights
     version: int = 0
     seed: int = 0
-    drafts: DrafterOptions | None = None
+    speculation: SpeculationOptions | None = None
+    # the file of `SpeculationOptions.adaptive_config`
+    adaptive_config: Path | None = None
     # the scheduler returns each token's last state, and without a drafter, which names its own
     # layers, the states at the entrances of `captured` layers
     states: bool = False
     captured: tuple[int, ...] = ()
     # of the scheduler's process only
     environment: Mapping[str, str] = {}
+    descriptors: tuple[int, ...] = ()
 
 
 class Launched:
@@ -90,7 +86,9 @@ def start(options: Options, log: Path) -> Launched:
     on_cpu = options.device.type == "cpu"
     variables = _VARIABLES | (cpu_mode.environment() if on_cpu else {})
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-    scheduler = SchedulerProcess(options.device.type, {**variables, **options.environment}, log)
+    scheduler = SchedulerProcess(
+        options.device.type, {**variables, **options.environment}, log, options.descriptors
+    )
     try:
         with restore_process_state(variables):
             if on_cpu:
@@ -139,7 +137,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "enable_return_hidden_states": options.states,
         "log_level": "error",
     }
-    if options.captured and options.drafts is None:
+    if options.captured and options.speculation is None:
         arguments |= {
             "enable_return_aux_hidden_states": True,
             # without a drafter this only selects how layers are numbered
@@ -148,18 +146,22 @@ def _arguments(options: Options) -> dict[str, Any]:
         }
     if options.device.type == "cpu":
         arguments |= cpu_mode.arguments()
-    if (drafts := options.drafts) is not None:
+    if (speculation := options.speculation) is not None:
+        most = speculation.steps[-1]
         arguments |= {
-            "speculative_algorithm": drafts.algorithm,
-            "speculative_draft_model_path": str(drafts.drafter),
-            "speculative_num_steps": drafts.steps,
+            "speculative_algorithm": speculation.algorithm,
+            "speculative_draft_model_path": speculation.drafter,
+            "speculative_num_steps": most,
             "speculative_eagle_topk": 1,
-            "speculative_num_draft_tokens": drafts.steps + 1,
+            "speculative_num_draft_tokens": most + 1,
+            "speculative_adaptive": True,
+            "speculative_adaptive_config": str(options.adaptive_config),
         }
     return arguments
 
 
 def _positions(options: Options) -> int:
     """Return the cache positions of one request, including those of its drafts."""
-    ahead = 0 if options.drafts is None else 2 * (options.drafts.steps + 1)
+    speculation = options.speculation
+    ahead = 0 if speculation is None else 2 * (speculation.steps[-1] + 1)
     return options.max_context + ahead

@@ -1,4 +1,4 @@
-"""The tap: shared memory in which SGLang's scheduler leaves the hidden states of requests.
+"""The tap: shared memory in which SGLang's scheduler leaves tokens, origins and hidden states.
 
 The rank gives each request a slot, whose number is part of the request's name. The scheduler fills
 the slot in the order of positions and then updates the count of filled ones. Filled positions are
@@ -7,7 +7,6 @@ final: rejected drafts are never written.
 
 import math
 import mmap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +16,14 @@ import numpy.typing as npt
 import torch
 
 _Number = TypeVar("_Number", np.int32, np.int64)
+
+# how a token came about
+PLAIN, ACCEPTED, CORRECTED = range(3)
+# in the column of drafters
+NO_DRAFTER = -1
+# columns of one number per position, and of one number per slot
+_COLUMNS, _PER_SLOT = 5, 2
+_ALIGNMENT = 64
 
 
 class TapShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +40,13 @@ class TapShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.slots * self.positions * width
 
     @property
+    def state_offset(self) -> int:
+        numbers = self.slots * (8 * _PER_SLOT + 4 * _COLUMNS * self.positions)
+        return -(-numbers // _ALIGNMENT) * _ALIGNMENT
+
+    @property
     def bytes(self) -> int:
-        return self.slots * 16 + self.slots * self.positions * 8 + self.state_bytes
+        return self.state_offset + self.state_bytes
 
 
 class Tap:
@@ -46,9 +58,11 @@ class Tap:
         # by slot: how many positions are filled, and the serial number of the request
         self.filled = self._array(np.int64, (slots,), 0)
         self.holders = self._array(np.int64, (slots,), slots * 8)
+        columns = self._array(np.int32, (_COLUMNS, slots, positions), slots * 8 * _PER_SLOT)
         # by position: how many requests ran in its pass, and the policy version
-        self.sizes = self._array(np.int32, (slots, positions), slots * 16)
-        self.versions = self._array(np.int32, (slots, positions), slots * (16 + 4 * positions))
+        self.sizes, self.versions = columns[0], columns[1]
+        # by position: the token that its pass gained, how, and the drafter that proposed
+        self.tokens, self.origins, self.drafters = columns[2], columns[3], columns[4]
         self.states = self._states(shape)
 
     @classmethod
@@ -68,10 +82,8 @@ class Tap:
         sizes = (shape.slots, shape.positions, shape.layers, shape.hidden)
         if shape.state_bytes == 0:
             return torch.zeros(sizes, dtype=dtype)
-        offset = shape.bytes - shape.state_bytes
-        flat = torch.frombuffer(
-            self._map, dtype=dtype, count=shape.state_bytes // dtype.itemsize, offset=offset
-        )
+        count = shape.state_bytes // dtype.itemsize
+        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=shape.state_offset)
         return flat.view(sizes)
 
 
@@ -92,52 +104,3 @@ class RequestName(NamedTuple):
     def read(cls, text: str) -> "RequestName":
         _, slot, salt, serial = text.rstrip(".").split("-")
         return cls(int(slot), salt, int(serial))
-
-
-class TapWriter:
-    """Fill the tap's slots, in the scheduler's process."""
-
-    def __init__(self, tap: Tap) -> None:
-        self._tap = tap
-        self._names: dict[int, RequestName] = {}
-        self._prompts: dict[int, Sequence[int]] = {}
-
-    def write(
-        self,
-        name: str,
-        prompt: Sequence[int],
-        position: int,
-        count: int,
-        states: torch.Tensor | None,
-        running: int,
-        version: int,
-    ) -> None:
-        """Record that `count` tokens of a request were fed, the first at `position`."""
-        named, tap = RequestName.read(name), self._tap
-        slot = named.slot
-        if self._names.get(slot) != named:
-            self._begin(named, prompt, position)
-        end = min(position + count, tap.sizes.shape[1])
-        tap.sizes[slot, position:end] = running
-        tap.versions[slot, position:end] = version
-        if states is not None:
-            tap.states[slot, position:end] = states[: end - position]
-        tap.filled[slot] = end
-
-    def _begin(self, name: RequestName, prompt: Sequence[int], position: int) -> None:
-        """Begin a slot; states before `position` are copied from the request that computed them."""
-        tap, slot = self._tap, name.slot
-        source = self._find_prefix(name.salt, prompt, position) if position else None
-        tap.filled[slot] = 0
-        tap.holders[slot] = name.serial
-        tap.sizes[slot, :position] = 0
-        if source is not None and source != slot:
-            tap.states[slot, :position] = tap.states[source, :position]
-        self._names[slot], self._prompts[slot] = name, prompt
-
-    def _find_prefix(self, salt: str, prompt: Sequence[int], positions: int) -> int:
-        for slot, held in self._prompts.items():
-            shares = self._names[slot].salt == salt and self._tap.filled[slot] >= positions
-            if shares and held[:positions] == prompt[:positions]:
-                return slot
-        raise LookupError("a prefix is shared with a request whose states are gone")

@@ -1,5 +1,6 @@
-"""Start an SGLang engine for a model folder: the tap first, then SGLang with its plugin."""
+"""Start an SGLang engine for a model folder: the tap first, then SGLang with its hooks."""
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import torch
 
 from tlt.engine.sglang import hidden_state_hooks, sglang_launcher
 from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.sglang_client import SglangClient
-from tlt.engine.sglang.sglang_launcher import DrafterOptions
 from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape
-from tlt.errors import UnsupportedModel
+from tlt.engine.sglang.speculation_messages import FromScheduler, ToScheduler
+from tlt.engine.sglang.speculation_options import SpeculationOptions
+from tlt.errors import RankError, UnsupportedModel
 from tlt.id_types import PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import weight_names
@@ -29,13 +32,13 @@ def start_client(
     folder: Path,
     stuck_seconds: float,
     captured: Sequence[int] = (),
-    drafts: DrafterOptions | None = None,
+    speculation: SpeculationOptions | None = None,
     seed: int = 0,
     proposals: Path | None = None,
 ) -> tuple[SglangClient, Tap]:
     """Launch SGLang; `folder`, best in memory, holds the log and until it is mapped the tap.
 
-    With a drafter, `captured` must be the layers that it reads, and the last state.
+    With speculation, `captured` must be the layers that the drafter reads, and the last state.
     """
     config = read_config(model)
     if config.mlp_bias:
@@ -47,10 +50,18 @@ def start_client(
         hidden=config.hidden,
         dtype=str(dtype).removeprefix("torch."),
     )
-    path = folder / "tap"
-    options = hidden_state_hooks.Options(
-        tap=str(path), shape=shape, proposals=None if proposals is None else str(proposals)
+    path, adaptive = folder / "tap", folder / "adaptive.json"
+    ours, theirs = socket.socketpair()
+    hooks = hidden_state_hooks.Options(
+        tap=str(path),
+        shape=shape,
+        device=str(device),
+        proposals=None if proposals is None else str(proposals),
+        speculation=speculation,
+        socket=theirs.fileno(),
     )
+    if speculation is not None:
+        adaptive.write_bytes(speculation.adaptive_config())
     tap = Tap.create(path, shape)
     try:
         launched = sglang_launcher.start(
@@ -62,17 +73,35 @@ def start_client(
                 max_context=max_context,
                 version=version,
                 seed=seed,
-                drafts=drafts,
+                speculation=speculation,
+                adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
-                environment=options.environment(),
+                environment=hooks.environment(),
+                descriptors=(theirs.fileno(),),
             ),
             folder / "sglang.log",
         )
+    except BaseException:
+        ours.close()
+        raise
     finally:
         path.unlink()
-    own = () if drafts is None else weight_names(drafts.drafter, config.layers)
-    return SglangClient(launched, dtype, own, stuck_seconds), tap
+        theirs.close()
+    if speculation is None:
+        ours.close()
+        return SglangClient(launched, dtype, (), stuck_seconds), tap
+    own = weight_names(Path(speculation.drafter), config.layers)
+    frames = FrameSocket[ToScheduler, FromScheduler](ours, FromScheduler)
+    client = SglangClient(launched, dtype, own, stuck_seconds, frames)
+    client.exchange()
+    if client.captured_steps != speculation.steps:
+        client.close()
+        raise RankError(
+            f"SGLang can verify drafts of {client.captured_steps} tokens instead of "
+            f"{speculation.steps}: TLT's worker is not in place in its scheduler"
+        )
+    return client, tap
 
 
 def start_engine(
@@ -86,8 +115,20 @@ def start_engine(
     folder: Path,
     seed: int,
     stuck_seconds: float,
+    captured: Sequence[int] = (),
+    speculation: SpeculationOptions | None = None,
 ) -> SglangEngine:
     client, tap = start_client(
-        model, slots, max_context, device, dtype, version, folder, stuck_seconds, seed=seed
+        model,
+        slots,
+        max_context,
+        device,
+        dtype,
+        version,
+        folder,
+        stuck_seconds,
+        captured,
+        speculation,
+        seed=seed,
     )
-    return SglangEngine(client, read_config(model), tap, decode_text, slots, max_context, version)
+    return SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)
