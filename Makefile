@@ -23,6 +23,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --project pyproject.toml
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.sglang_contract
 	@$(BIN)/python docs/check_prose.py
 	@$(BIN)/python docs/check_structure.py
 	@$(BIN)/python docs/generate.py --check

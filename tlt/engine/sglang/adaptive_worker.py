@@ -1,6 +1,6 @@
 """SGLang's EAGLE worker with TLT's choice of strategy, n-gram proposals and drafter versions.
 
-The scheduler's process imports this, and `tests/unit/test_sglang_contract.py` lists what it relies
+The scheduler's process imports this, and `tests/sglang_contract.py` lists what it relies
 on. While there is no drafter, nothing of it is computed: its cache is rebuilt from the tap's states
 when the first one is adopted.
 """

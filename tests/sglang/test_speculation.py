@@ -1,0 +1,248 @@
+"""SGLang speculates from n-grams at first, and with a drafter from the moment it is adopted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tests.engine import drafter_models
+from tests.engine.reference import GREEDY, answers, greedy_answer, new_request, random_prompts
+from tlt.engine.base import Completion, Request
+from tlt.engine.sglang import hidden_state_hooks
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.speculation_options import SpeculationOptions
+from tlt.engine.sglang.start_engine_with_tap import start_engine
+from tlt.errors import ConfigError, RankError
+from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.drafter_folder import save_drafter
+from tlt.models.eagle_drafter import Drafter, new_drafter
+from tlt.protocol.shared_values import StrategyTally
+from tlt.strategies import Draft, Ngram, Off, Strategy
+
+ARMS = (Off(), Draft(depth=2, noise=False), Draft(depth=4, noise=False), Ngram(tokens=4))
+CHAIN = Draft(depth=4, noise=False)
+CONTEXT = 128
+FIRST, SECOND = DrafterVersion(1), DrafterVersion(2)
+
+
+def start(
+    folder: Path, policy: Path, layout: drafter_models.Layout, fixed: Strategy | None = None
+) -> SglangEngine:
+    """Start as a job does that has no drafter yet."""
+    drafter = drafter_models.random_drafter(layout, seed=2)
+    save_drafter(drafter, folder / "drafter")
+    return start_engine(
+        policy,
+        str,
+        slots=8,
+        max_context=CONTEXT,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=PolicyVersion(0),
+        folder=folder,
+        seed=0,
+        stuck_seconds=60,
+        captured=drafter_models.captured(layout),
+        speculation=SpeculationOptions(
+            algorithm="EAGLE" if layout == "eagle" else "EAGLE3",
+            drafter=str(folder / "drafter"),
+            trained=False,
+            layers=len(drafter.config.captured),
+            arms=ARMS,
+            fixed=fixed,
+            control_share=0.02 if fixed is None else 0.0,
+            seed=5,
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy") / "policy")
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def layout(request: pytest.FixtureRequest) -> drafter_models.Layout:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(
+    layout: drafter_models.Layout, policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SglangEngine]:
+    """Yield an engine that uses its drafter in every step, once it has one."""
+    started = start(tmp_path_factory.mktemp(layout), policy, layout, CHAIN)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def adaptive(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    started = start(tmp_path_factory.mktemp("adaptive"), policy, "eagle")
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def fitted(layout: drafter_models.Layout, policy: Path) -> Drafter:
+    return drafter_models.fitted_drafter(layout, policy)
+
+
+@pytest.fixture(autouse=True)
+def _cold(request: pytest.FixtureRequest) -> None:
+    for name in {"engine", "adaptive"}.intersection(request.fixturenames):
+        started: SglangEngine = request.getfixturevalue(name)
+        started.drop_drafter()
+        finish_tallies(started)
+
+
+def requests(count: int = 12, tokens: int = 60) -> list[Request]:
+    """Return greedy requests, in groups of two of the same prompt."""
+    prompts = random_prompts(count // 2, shortest=4, longest=20)
+    return [new_request(i, prompts[i // 2], GREEDY, tokens) for i in range(count)]
+
+
+def check_greedy(policy: Path, submitted: list[Request], done: dict[int, Completion]) -> None:
+    for request in submitted:
+        expected = greedy_answer(policy, request.prompt, request.max_new_tokens)
+        assert done[request.id].tokens == expected
+
+
+def finish_tallies(engine: SglangEngine) -> list[StrategyTally]:
+    """Return the tallies of all that was decoded; the scheduler reports the last when it idles."""
+    found = [*engine.take_strategy_tallies()]
+    key = random_prompts(1, shortest=10)[0]
+    # a text that is read makes the scheduler report what it decoded before
+    engine.compute_hidden_states([*key, 1], lambda: None)
+    return [*found, *engine.take_strategy_tallies()]
+
+
+def origins(done: dict[int, Completion]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for completion in done.values():
+        for span in completion.origins:
+            found[span.origin] = found.get(span.origin, 0) + span.tokens
+    return found
+
+
+def drafters(done: dict[int, Completion]) -> set[DrafterVersion | None]:
+    return {span.version for completion in done.values() for span in completion.drafters}
+
+
+def test_guesses_from_siblings_before_there_is_a_drafter(
+    adaptive: SglangEngine, policy: Path
+) -> None:
+    first, again = requests(), requests()
+    answers(adaptive, first)
+    done = answers(adaptive, again)
+    check_greedy(policy, again, done)
+    assert origins(done)["accepted"] > 100
+    assert drafters(done) == {None}
+
+
+def test_changes_of_strategy_change_no_answer(adaptive: SglangEngine, policy: Path) -> None:
+    adaptive.adopt_drafter(FIRST, drafter_models.fitted_drafter("eagle", policy))
+    submitted = requests(24)
+    check_greedy(policy, submitted, answers(adaptive, submitted))
+    assert len({tally.strategy for tally in finish_tallies(adaptive)}) > 1
+
+
+def test_first_drafter_is_adopted_in_mid_answer_and_guesses_at_once(
+    engine: SglangEngine, policy: Path, fitted: Drafter
+) -> None:
+    submitted = requests(8, tokens=100)
+    engine.submit(submitted)
+    done: dict[int, Completion] = {}
+    while len(engine.partial_answer(7) or ()) < 30:
+        done |= {completion.id: completion for completion in engine.step()}
+    assert not done
+    before = {request.id: engine.partial_answer(request.id) or [] for request in submitted}
+    engine.adopt_drafter(FIRST, fitted)
+    while engine.running:
+        done |= {completion.id: completion for completion in engine.step()}
+    check_greedy(policy, submitted, done)
+    for id, tokens in before.items():
+        assert done[id].tokens[: len(tokens)] == tokens
+    drafted = [t for t in finish_tallies(engine) if t.drafter is not None]
+    assert {tally.drafter for tally in drafted} == {FIRST}
+    # its cache holds what came before it, so nearly all guesses are right, as from the start
+    assert sum(t.tokens for t in drafted) / sum(t.rows for t in drafted) > 2.5
+    assert drafters(done) == {None, FIRST}
+
+
+def test_another_drafter_takes_over_in_mid_answer(
+    engine: SglangEngine, policy: Path, layout: drafter_models.Layout, fitted: Drafter
+) -> None:
+    engine.adopt_drafter(FIRST, drafter_models.random_drafter(layout, seed=9))
+    submitted = requests(8, tokens=100)
+    engine.submit(submitted)
+    while len(engine.partial_answer(7) or ()) < 20:
+        engine.step()
+    engine.adopt_drafter(SECOND, fitted)
+    done: dict[int, Completion] = {}
+    while engine.running:
+        done |= {completion.id: completion for completion in engine.step()}
+    check_greedy(policy, submitted, done)
+    assert SECOND in drafters(done)
+
+
+def test_refused_drafter_leaves_the_last_good_one(
+    engine: SglangEngine, policy: Path, fitted: Drafter
+) -> None:
+    engine.adopt_drafter(FIRST, fitted)
+    other = new_drafter(msgspec.structs.replace(fitted.config, vocabulary=50))
+    with pytest.raises(ConfigError, match="does not fit the policy"):
+        engine.adopt_drafter(SECOND, other)
+    assert engine.drafter_version == FIRST
+    submitted = requests(4)
+    done = answers(engine, submitted)
+    check_greedy(policy, submitted, done)
+    assert drafters(done) <= {None, FIRST}
+
+
+def test_reads_texts_as_if_it_had_decoded_them(
+    engine: SglangEngine, policy: Path, layout: drafter_models.Layout
+) -> None:
+    text = torch.randint(0, 97, (1, 40)).tolist()[0]
+    states = engine.compute_hidden_states(text, lambda: None)
+    expected, _ = drafter_models.policy_states(policy, torch.tensor([text[:-1]]))
+    layers = [layer - 1 for layer in drafter_models.captured(layout)]
+    wanted = expected[0][:, layers]
+    assert ((states - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max() < 1e-5
+
+
+def test_reading_ends_at_an_interrupt(engine: SglangEngine) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt() -> None:
+        raise Interrupt
+
+    text = torch.randint(0, 97, (1, 100)).tolist()[0]
+    # it may be done before the first check
+    for _ in range(20):
+        try:
+            engine.compute_hidden_states(text, interrupt)
+        except Interrupt:
+            break
+    else:
+        raise AssertionError("no interrupt reached the reading")
+    assert len(engine.compute_hidden_states(text, lambda: None)) == 99
+
+
+def test_fails_by_name_if_our_worker_is_not_in_place(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: drafter_models.Layout
+) -> None:
+    if layout != "eagle":
+        pytest.skip("the handshake doesn't depend on the drafter's layout")
+
+    whole = hidden_state_hooks.Options.environment
+
+    def without_speculation(options: hidden_state_hooks.Options) -> dict[str, str]:
+        return whole(msgspec.structs.replace(options, speculation=None))
+
+    monkeypatch.setattr(hidden_state_hooks.Options, "environment", without_speculation)
+    with pytest.raises(RankError, match="worker is not in place in its scheduler"):
+        start(tmp_path, policy, layout)

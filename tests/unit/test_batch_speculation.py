@@ -1,0 +1,176 @@
+"""Results of SGLang's steps are paired with the choices that made them, however late they come."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import torch
+
+from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
+from tlt.engine.sglang.speculation_options import SpeculationOptions
+from tlt.engine.sglang.step_clock import StepClock
+from tlt.id_types import DrafterVersion
+from tlt.strategies import Draft, Ngram, Off, Strategy
+
+ARMS: tuple[Strategy, ...] = (Off(), Draft(depth=2, noise=False), Ngram(tokens=4))
+
+
+@dataclass
+class Served:
+    """A request of a scheduler that hands out results `late` steps after they were launched."""
+
+    rid: str
+    length: int
+    origin_input_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
+    output_ids: list[int] = field(default_factory=lambda: [4])
+    finished_len: int | None = None
+
+    def finished(self) -> bool:
+        return self.finished_len is not None
+
+    def gain(self, tokens: list[int]) -> None:
+        if self.finished():
+            return
+        self.output_ids += tokens
+        if len(self.output_ids) >= self.length:
+            self.finished_len = self.length
+
+
+def new_speculation(fixed: Strategy | None = None, control: float = 0.0) -> BatchSpeculation:
+    options = SpeculationOptions(
+        algorithm="EAGLE",
+        drafter="",
+        trained=False,
+        layers=1,
+        arms=ARMS,
+        fixed=fixed,
+        control_share=control,
+        seed=1,
+    )
+    return BatchSpeculation(options, StepClock(torch.device("cpu")))
+
+
+def decode(speculation: BatchSpeculation, requests: list[Served], late: int) -> None:
+    """Decode to the end; a request accepts as many drafts as its name and the step say."""
+    launched: deque[tuple[LaunchedStep, list[int]]] = deque()
+
+    def process() -> None:
+        step, accepted = launched.popleft()
+        speculation.complete(accepted)
+        for request, right in zip(step.requests, accepted, strict=True):
+            assert isinstance(request, Served)
+            request.gain([5] * (right + 1))
+
+    number = 0
+    while running := [request for request in requests if not request.finished()]:
+        step = speculation.begin_step(running, sum(len(r.output_ids) for r in running))
+        step.width = 2 if isinstance(step.choice.strategy, Draft) else 0
+        accepted = [min(step.width, (number + int(r.rid)) % 3) for r in running]
+        step.tokens = lambda accepted=accepted: [[5] * (right + 1) for right in accepted]
+        speculation.launch(step)
+        launched.append((step, accepted))
+        number += 1
+        if len(launched) > late:
+            process()
+    while launched:
+        process()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_counts_each_token_once_however_late_results_are(late: int) -> None:
+    speculation = new_speculation(Draft(depth=2, noise=False))
+    speculation.use_drafter(DrafterVersion(7))
+    requests = [Served(str(i), 10 + 3 * i) for i in range(5)]
+    decode(speculation, requests, late)
+    tallies = speculation.take_tallies(idle=True)
+    # each began with one token
+    assert sum(tally.tokens for tally in tallies) == sum(r.length - 1 for r in requests)
+    assert {tally.drafter for tally in tallies} == {7}
+    assert {tally.strategy for tally in tallies} == {Draft(depth=2, noise=False)}
+
+
+def test_late_results_give_the_tallies_of_prompt_ones() -> None:
+    """Requests of one length, so that the same batches are launched."""
+    found = []
+    for late in (0, 1):
+        speculation = new_speculation(Draft(depth=2, noise=False), control=0.2)
+        speculation.use_drafter(DrafterVersion(1))
+        # one token a step, which no length depends on
+        requests = [Served(str(3 * i), 400) for i in range(4)]
+        decode(speculation, requests, late)
+        tallies = speculation.take_tallies(idle=True)
+        found.append({(t.strategy, t.control is None): t.tokens for t in tallies})
+    assert found[0].keys() == found[1].keys()
+    assert sum(found[0].values()) == sum(found[1].values()) == 4 * 399
+
+
+def test_refuses_results_of_another_batch() -> None:
+    speculation = new_speculation(Off())
+    step = speculation.begin_step([Served("0", 9), Served("1", 9)], 2)
+    speculation.launch(step)
+    with pytest.raises(RuntimeError, match="not in the order of its steps"):
+        speculation.complete([0])
+
+
+def test_proposes_with_a_drafter_only_while_there_is_one() -> None:
+    speculation = new_speculation()
+    requests = [Served("0", 600)]
+
+    def strategies() -> set[type[Strategy]]:
+        found: set[type[Strategy]] = set()
+        for _ in range(200):
+            step = speculation.begin_step(requests, 10)
+            found.add(type(step.choice.strategy))
+            speculation.launch(step)
+            speculation.complete([0])
+            requests[0].gain([5])
+        return found
+
+    assert Draft not in strategies()
+    speculation.use_drafter(DrafterVersion(1))
+    requests[0] = Served("1", 600)
+    assert Draft in strategies()
+    speculation.use_drafter(None)
+    requests[0] = Served("2", 600)
+    assert Draft not in strategies()
+    speculation.stop()
+    requests[0] = Served("3", 600)
+    assert strategies() == {Off}
+
+
+def test_reads_tokens_that_the_host_does_not_know_yet() -> None:
+    speculation = new_speculation(Off())
+    request = Served("0", 50)
+    step = speculation.begin_step([request], 4)
+    step.tokens = lambda: [[8, 9]]
+    speculation.launch(step)
+    assert speculation.answer_so_far(request, 3) == [4, 8, 9]
+    speculation.complete([1])
+    request.gain([8, 9])
+    assert speculation.answer_so_far(request, 3) == [4, 8, 9]
+
+
+def test_indexes_ended_answers_for_their_siblings() -> None:
+    speculation = new_speculation(Ngram(tokens=4))
+    ended, sibling = Served("0", 9), Served("1", 30)
+    ended.output_ids = [4, 6, 7, 8, 9, 10, 11, 12, 13]
+    ended.finished_len = 9
+    speculation.count_completed()
+    speculation.begin_step([ended, sibling], 10)
+    speculation.begin_step([sibling], 10)
+    from tlt.engine.sglang.batch_ngrams import RunningText
+
+    text = RunningText("1", sibling.origin_input_ids, [4, 6])
+    assert speculation.propose_ngrams([text], 4) == [[7, 8, 9, 10]]
+
+
+def test_sums_are_the_same_for_any_mixture_of_lengths() -> None:
+    random = Random(3)
+    for late in (0, 1):
+        speculation = new_speculation(control=0.1)
+        speculation.use_drafter(DrafterVersion(2))
+        requests = [Served(str(i), random.randint(2, 90)) for i in range(12)]
+        decode(speculation, requests, late)
+        tallies = speculation.take_tallies(idle=True)
+        assert sum(tally.tokens for tally in tallies) == sum(r.length - 1 for r in requests)
