@@ -18,7 +18,10 @@ from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import read_snapshot
 
 _SESSION = "demo"
-_SPEC = Path(__file__).resolve().parent.parent / "configs" / "tiny-reasoner.yaml"
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+_SPEC = _CONFIGS / "tiny-reasoner.yaml"
+# a job of a size for SGLang on a CPU
+_SGLANG_SPEC = _CONFIGS / "tiny-reasoner-sglang.yaml"
 
 
 def demo(
@@ -31,6 +34,8 @@ def demo(
 ) -> None:
     """Train a tiny reasoner with reinforcement learning on this machine."""
     chosen = [] if engine is None else [f"rollout.engine={engine}"]
+    if engine == "sglang" and spec == _SPEC:
+        spec = _SGLANG_SPEC
     loaded = load_job(spec, [*(changes or []), *chosen])
     session = new_session(
         _SESSION,
