@@ -29,6 +29,8 @@ def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
         **raw_spec,
         "name": "sglang",
         "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
+        "speculation": {"mode": "adaptive"},
+        "drafter": {"train": "always"},
         "algorithm": {
             **raw_spec["algorithm"],
             "steps": 3,

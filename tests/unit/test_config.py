@@ -182,7 +182,7 @@ def test_refuses_impossible_speculation(section: dict[str, Any], complaint: str)
     assert str(error.value).startswith(f"job.yaml: {complaint}")
 
 
-def test_refuses_min_p_with_speculation_in_sglang() -> None:
+def test_refuses_min_p_where_verification_would_ignore_it() -> None:
     filtered = {"rollout__min_p": 0.1, "algorithm__allow_filtered_sampling": True}
     with pytest.raises(ConfigError, match=r"rollout.min_p with speculation needs rollout.engine"):
         parse(speculation__mode="adaptive", rollout__engine="sglang", **filtered)

@@ -5,7 +5,7 @@ import pytest
 from tests.sglang_contract import RELIED_ON, Source, complaints, installed
 
 
-def test_installed_sglang_has_all_that_our_hooks_touch() -> None:
+def test_installed_wheel_has_all_that_our_hooks_touch() -> None:
     assert complaints(Source(installed())) == []
 
 
