@@ -12,8 +12,10 @@ from tests.engine.reference import GREEDY, answers, greedy_answer, new_request, 
 from tlt.engine.base import Completion, Request
 from tlt.engine.sglang import hidden_state_hooks
 from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.hidden_state_hooks import Proposal
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
 from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.start_engine_with_tap import start_engine
+from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.drafter_folder import save_drafter
@@ -33,16 +35,14 @@ def start(
     """Start as a job does that has no drafter yet."""
     drafter = drafter_models.random_drafter(layout, seed=2)
     save_drafter(drafter, folder / "drafter")
-    return start_engine(
+    client, tap = start_client(
         policy,
-        str,
         slots=8,
         max_context=CONTEXT,
         device=torch.device("cpu"),
         dtype=torch.float32,
         version=PolicyVersion(0),
         folder=folder,
-        seed=0,
         stuck_seconds=60,
         captured=drafter_models.captured(layout),
         speculation=SpeculationOptions(
@@ -55,7 +55,9 @@ def start(
             control_share=0.02 if fixed is None else 0.0,
             seed=5,
         ),
+        proposals=folder / "proposals",
     )
+    return SglangEngine(client, policy, tap, str, 8, CONTEXT, PolicyVersion(0))
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +71,14 @@ def layout(request: pytest.FixtureRequest) -> drafter_models.Layout:
 
 
 @pytest.fixture(scope="module")
-def engine(
-    layout: drafter_models.Layout, policy: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SglangEngine]:
+def folder(layout: drafter_models.Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(layout)
+
+
+@pytest.fixture(scope="module")
+def engine(layout: drafter_models.Layout, policy: Path, folder: Path) -> Iterator[SglangEngine]:
     """Yield an engine that uses its drafter in every step, once it has one."""
-    started = start(tmp_path_factory.mktemp(layout), policy, layout, CHAIN)
+    started = start(folder, policy, layout, CHAIN)
     yield started
     started.close()
 
@@ -119,6 +124,11 @@ def finish_tallies(engine: SglangEngine) -> list[StrategyTally]:
     return [*found, *engine.take_strategy_tallies()]
 
 
+def proposals(folder: Path) -> list[Proposal]:
+    lines = (folder / "proposals").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Proposal) for line in lines]
+
+
 def origins(done: dict[int, Completion]) -> dict[str, int]:
     found: dict[str, int] = {}
     for completion in done.values():
@@ -149,10 +159,11 @@ def test_changes_of_strategy_change_no_answer(adaptive: SglangEngine, policy: Pa
     assert len({tally.strategy for tally in finish_tallies(adaptive)}) > 1
 
 
-def test_first_drafter_is_adopted_in_mid_answer_and_guesses_at_once(
-    engine: SglangEngine, policy: Path, fitted: Drafter
+def test_first_drafter_is_adopted_in_mid_answer_and_guesses_as_if_always_there(
+    engine: SglangEngine, policy: Path, folder: Path, fitted: Drafter
 ) -> None:
     submitted = requests(8, tokens=100)
+    known = len(proposals(folder))
     engine.submit(submitted)
     done: dict[int, Completion] = {}
     while len(engine.partial_answer(7) or ()) < 30:
@@ -165,10 +176,21 @@ def test_first_drafter_is_adopted_in_mid_answer_and_guesses_at_once(
     check_greedy(policy, submitted, done)
     for id, tokens in before.items():
         assert done[id].tokens[: len(tokens)] == tokens
-    drafted = [t for t in finish_tallies(engine) if t.drafter is not None]
-    assert {tally.drafter for tally in drafted} == {FIRST}
-    # its cache holds what came before it, so nearly all guesses are right, as from the start
-    assert sum(t.tokens for t in drafted) / sum(t.rows for t in drafted) > 2.5
+    assert {tally.drafter for tally in finish_tallies(engine)} == {None, FIRST}
+    made = proposals(folder)[known:]
+    first = min(RequestName.read(proposal.name).serial for proposal in made)
+    checked = 0
+    for proposal in made:
+        answered = submitted[RequestName.read(proposal.name).serial - first]
+        text = [*answered.prompt, *done[answered.id].tokens][: proposal.seen + 1]
+        if len(text) <= proposal.seen:
+            continue  # proposed beyond the answer's end
+        assert proposal.tokens == [
+            text[-1],
+            *drafter_models.proposed(fitted, policy, text, CHAIN.depth),
+        ]
+        checked += 1
+    assert checked > 20
     assert drafters(done) == {None, FIRST}
 
 
