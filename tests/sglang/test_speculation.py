@@ -152,11 +152,23 @@ def test_guesses_from_siblings_before_there_is_a_drafter(
     assert drafters(done) == {None}
 
 
-def test_changes_of_strategy_change_no_answer(adaptive: SglangEngine, policy: Path) -> None:
-    adaptive.adopt_drafter(FIRST, drafter_models.fitted_drafter("eagle", policy))
-    submitted = requests(24)
-    check_greedy(policy, submitted, answers(adaptive, submitted))
-    assert len({tally.strategy for tally in finish_tallies(adaptive)}) > 1
+def test_changes_of_strategy_change_no_answer(
+    engine: SglangEngine, policy: Path, fitted: Drafter
+) -> None:
+    submitted = requests(8, tokens=100)
+    engine.submit(submitted)
+    done: dict[int, Completion] = {}
+    for tokens in (10, 30, 50):
+        while len(engine.partial_answer(7) or ()) < tokens:
+            done |= {completion.id: completion for completion in engine.step()}
+        if engine.drafter_version is None:
+            engine.adopt_drafter(FIRST, fitted)
+        else:
+            engine.drop_drafter()
+    while engine.running:
+        done |= {completion.id: completion for completion in engine.step()}
+    check_greedy(policy, submitted, done)
+    assert {tally.strategy for tally in finish_tallies(engine)} == {Off(), CHAIN}
 
 
 def test_first_drafter_is_adopted_in_mid_answer_and_guesses_as_if_always_there(
