@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import torch
 
+from tlt.engine.sglang.batch_ngrams import RunningText
 from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import StepClock
@@ -159,8 +160,6 @@ def test_indexes_ended_answers_for_their_siblings() -> None:
     speculation.count_completed()
     speculation.begin_step([ended, sibling], 10)
     speculation.begin_step([sibling], 10)
-    from tlt.engine.sglang.batch_ngrams import RunningText
-
     text = RunningText("1", sibling.origin_input_ids, [4, 6])
     assert speculation.propose_ngrams([text], 4) == [[7, 8, 9, 10]]
 

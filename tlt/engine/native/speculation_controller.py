@@ -18,7 +18,12 @@ from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.errors import ConfigError
 from tlt.id_types import DrafterVersion
 from tlt.models.eagle_drafter import Drafter, describe_misfit
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation, StrategyPolicy
+from tlt.policies.speculation.strategy_policy import (
+    Choice,
+    StepObservation,
+    StrategyPolicy,
+    rows_by_depth,
+)
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
@@ -148,7 +153,7 @@ class SpeculationController:
         # drafts that were not even proposed count as rejected
         if (depth := max_drafts(choice.strategy)) > 0:
             checked, right = count_drafts(outcome)
-            reached, accepted = _rows_by_depth(checked, depth), _rows_by_depth(right, depth)
+            reached, accepted = rows_by_depth(checked, depth), rows_by_depth(right, depth)
         runs.observe(
             StepObservation(
                 choice.strategy,
@@ -234,12 +239,3 @@ def count_drafts(outcome: StepOutcome) -> tuple[list[int], list[int]]:
     """
     both = list(zip(outcome.accepted, outcome.kept, strict=True))
     return [min(agreed + 1, kept) for agreed, kept in both], [min(pair) for pair in both]
-
-
-def _rows_by_depth(counts: Sequence[int], depth: int) -> list[int]:
-    """Return how many of the counts exceed each number below `depth`."""
-    rows = [0] * (depth + 1)
-    for count in counts:
-        rows[min(count, depth)] += 1
-    above = len(counts)
-    return [above := above - fewer for fewer in rows[:depth]]

@@ -87,7 +87,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         steps = tuple(self._controller.candidate_steps)
-        self.parts.socket.send(HooksInPlace(worker=type(self).__name__, steps=steps))
+        self.parts.socket.send(HooksInPlace(steps=steps))
 
     def forward_batch_generation(
         self,

@@ -16,7 +16,7 @@ from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import Mark, StepClock
 from tlt.id_types import DrafterVersion
 from tlt.policies.speculation.configured_policy import configured_policy
-from tlt.policies.speculation.strategy_policy import Choice, StepObservation
+from tlt.policies.speculation.strategy_policy import Choice, StepObservation, rows_by_depth
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
@@ -138,7 +138,7 @@ class BatchSpeculation:
         step.ended = self._last_end = self.clock.mark()
         self._launched.append(step)
 
-    def complete(self, accepted: Sequence[int]) -> LaunchedStep:
+    def complete(self, accepted: Sequence[int]) -> None:
         """Note by row how many drafts of the oldest launched step were accepted."""
         step = self._launched.popleft()
         if len(accepted) != len(step.requests):
@@ -150,7 +150,6 @@ class BatchSpeculation:
         step.accepted = accepted
         step.before = [len(request.output_ids) for request in step.requests]
         self._completed.append(step)
-        return step
 
     def interrupt(self) -> None:
         """Note that something other than a decode step was computed, or nothing at all."""
@@ -196,8 +195,8 @@ class BatchSpeculation:
         accepted: Sequence[int] = ()
         if (depth := max_drafts(strategy)) > 0:
             rows = list(zip(step.accepted, kept, strict=True))
-            reached = _rows_by_depth([min(right + 1, most) for right, most in rows], depth)
-            accepted = _rows_by_depth([min(pair) for pair in rows], depth)
+            reached = rows_by_depth([min(right + 1, most) for right, most in rows], depth)
+            accepted = rows_by_depth([min(pair) for pair in rows], depth)
         proposing = 0.0
         if step.proposed is not None:
             proposing = self.clock.work_seconds(step.chosen, step.proposed)
@@ -238,8 +237,3 @@ def _length(request: ServedRequest) -> int:
     """Return how many tokens of a request count: those after a stop token don't."""
     tokens = len(request.output_ids)
     return tokens if request.finished_len is None else min(tokens, request.finished_len)
-
-
-def _rows_by_depth(counts: Sequence[int], depth: int) -> list[int]:
-    """Return how many of the counts exceed each number below `depth`."""
-    return [sum(count > least for count in counts) for least in range(depth)]

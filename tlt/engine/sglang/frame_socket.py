@@ -27,9 +27,6 @@ class FrameSocket(Generic[Sent, Received]):
         self._outgoing = bytearray()
         self._incoming = bytearray()
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
     def send(self, message: Sent) -> None:
         body = self._encoder.encode(message)
         self._outgoing += _LENGTH.pack(len(body)) + body

@@ -30,7 +30,6 @@ class StopSpeculating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class HooksInPlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Sent once, when the scheduler has built its worker."""
 
-    worker: str
     # draft lengths that it can verify
     steps: tuple[int, ...]
 

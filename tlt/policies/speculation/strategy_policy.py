@@ -67,6 +67,15 @@ def bucket_of(batch: float) -> int:
     return 1 << (max(1, round(batch)) - 1).bit_length()
 
 
+def rows_by_depth(counts: Sequence[int], depth: int) -> list[int]:
+    """Return how many of the counts exceed each number below `depth`."""
+    rows = [0] * (depth + 1)
+    for count in counts:
+        rows[min(count, depth)] += 1
+    above = len(counts)
+    return [above := above - fewer for fewer in rows[:depth]]
+
+
 class StrategyPolicy(Protocol):
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
         """Set the strategies to choose from; knowledge of others is kept."""
