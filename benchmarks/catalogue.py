@@ -64,6 +64,10 @@ BENCHMARKS = {
         "Sampling's share of a decode step, and its memory, at the shape of Qwen2.5-0.5B with"
         " random weights and its whole vocabulary."
     ),
+    "data_plane": (
+        "A rollout batch of 1,024 answers of 4,000 tokens, simulated but for those, passes"
+        " through Redis and the coordinator on its way from 16 workers: CPU, memory, bytes a token."
+    ),
     "dashboard": (
         "The dashboard follows a job of 1,000 workers and 200 events a second: CPU, memory, and"
         " delay at its listeners."

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+from tlt.answer_files import Answer, AnswerFiles, pack_logprobs, pack_tokens
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
@@ -44,7 +45,7 @@ from tlt.protocol.events import (
     RunEvent,
     WorkerIdled,
 )
-from tlt.protocol.refs import BatchSpan, OriginSpan, PolicyRef, Tensor
+from tlt.protocol.refs import BatchSpan, PolicyRef
 from tlt.protocol.shared_values import StrategyTally, UpdateMetrics, WorkerInfo
 from tlt.store.journal import Journal, Position
 from tlt.strategies import Draft
@@ -76,10 +77,28 @@ def big_spec(prompts: int = 256, group: int = 8) -> JobSpec:
     )
 
 
+def _answer(length: int) -> Answer:
+    return Answer(
+        prompt=(1, 2, 3),
+        token_bytes=pack_tokens([0] * length),
+        logprob_bytes=pack_logprobs([0.0] * length),
+        text="x" * length,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        policies=(),
+        drafters=(),
+        origin_bytes=bytes(length),
+        batches=(BatchSpan(size=16, tokens=length),),
+    )
+
+
 class World:
     def __init__(self, job: JobId, folder: Path, workers: int, spec: JobSpec) -> None:
         self.spec = spec
         self.journal = Journal(folder, Position())
+        self._answers = AnswerFiles(folder).writer("1.0")
         self._job = job
         self._folder = folder
         self._random = random.Random(0)
@@ -206,18 +225,10 @@ class World:
             purpose="train",
             prompt=prompt,
             member=Member(member),
-            prompt_tokens=(1, 2, 3),
-            tokens=Tensor(dtype="int32", shape=(length,), data=bytes(4 * length)),
-            logprobs=Tensor(dtype="float32", shape=(length,), data=bytes(4 * length)),
-            text="x" * length,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            min_p=0.0,
-            policies=(),
-            drafters=(),
-            origins=(OriginSpan(origin="plain", tokens=length),),
-            batches=(BatchSpan(size=16, tokens=length),),
+            answer=self._answers.append(_answer(length)),
+            length=length,
+            accepted=(),
+            batch=16,
             decode_seconds=length / 60,
             stop="stop",
         )

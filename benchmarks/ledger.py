@@ -2,11 +2,12 @@
 
 `python -m benchmarks.ledger --out F.json [--jobs 1000]`
 
-Each job decodes with chains of drafts of one length, and with control runs as by default. The jobs
-differ in ranks, slots, lengths, costs and acceptance, which differs from answer to answer too. The
-machine's speed drifts, and decoding is slower while an idle rank trains. The truth is the time that
-the same answers take without speculation, at the same speeds and without training. What is tested
-is what a real job runs: control runs, tallies, the replay of batches, and the estimate.
+Half of the jobs decode with chains of drafts of one length, the others with the adaptive strategy,
+all with control runs as by default. The jobs differ in ranks, slots, lengths, costs and acceptance,
+which differs from answer to answer too. The machine's speed drifts, and decoding is slower while an
+idle rank trains. The truth is the time that the same answers take without speculation, at the same
+speeds and without training. What is tested is what a real job runs: the strategy, control runs,
+tallies, the replay of batches, and the estimate.
 """
 
 import argparse
@@ -26,11 +27,10 @@ from benchmarks.decoding_world import Machine
 from benchmarks.result import Claim, write_result
 from tlt.config import SpeculationSpec
 from tlt.policies.speculation import savings_estimate
-from tlt.policies.speculation.control_runs import ControlRunPolicy
-from tlt.policies.speculation.fixed_strategy import FixedPolicy
+from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.plain_replay import replay
 from tlt.policies.speculation.savings_estimate import DecodeAccount
-from tlt.policies.speculation.strategy_policy import StepObservation
+from tlt.policies.speculation.strategy_policy import StepObservation, rows_by_depth
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.strategies import Draft, Off, max_drafts
@@ -43,11 +43,13 @@ _PROMPT = 32
 # standard deviations of the logarithms: of a batch's speed, and of that of its parts
 _DRIFT_OF_BATCHES, _DRIFT_WITHIN = 0.1, 0.05
 _PARTS = 8
+_DEPTHS = (1, 2, 4, 6)
 
 
 class Truth(NamedTuple):
     """Rank seconds of a job without speculation and with it, and what the job claims."""
 
+    adaptive: bool
     off: float
     spent: float
     seconds: float
@@ -77,7 +79,7 @@ class _World:
         dice = Random(seed)
         self.ranks = dice.choice([1, 2, 3])
         self.slots = dice.choice([4, 8, 16, 32])
-        self.depth = dice.choice([1, 2, 4, 6])
+        self.depth = dice.choice(_DEPTHS)
         self.machine = Machine(
             token_at_1=dice.uniform(0.02, 0.2),
             token_at_64=dice.uniform(0.1, 0.6),
@@ -141,15 +143,21 @@ class _Rank:
             return self._advance([1] * rows, seconds)
         choice = self._runs.choose(rows, context)
         depth = max_drafts(choice.strategy)
-        accepted = [_accepted(row.acceptance, depth, dice) for row in self.rows]
-        kept = [min(row.left, right + 1) for row, right in zip(self.rows, accepted, strict=True)]
+        accepted = [min(row.left - 1, _accepted(row.acceptance, depth, dice)) for row in self.rows]
+        kept = [right + 1 for right in accepted]
         factor = speed * world.noise(dice) * (world.slowdown if beside else 1.0)
-        work = world.machine.passing(depth, rows, context)
-        work += world.machine.proposing(choice.strategy, rows)
+        passing = world.machine.passing(depth, rows, context) * factor
+        proposing = world.machine.proposing(choice.strategy, rows) * factor
         overhead = world.overhead * world.machine.plain(rows) * factor
-        seconds = work * factor + overhead
+        seconds = passing + proposing + overhead
         self.tallies.add(choice, None, rows, sum(kept), seconds, seconds, overhead)
-        self._runs.observe(StepObservation(choice.strategy, rows, context, seconds))
+        right = rows_by_depth(accepted, depth)
+        reached = [rows, *right][:depth]
+        self._runs.observe(
+            StepObservation(
+                choice.strategy, rows, context, passing + proposing, proposing, reached, right
+            )
+        )
         return self._advance(kept, seconds)
 
     def _advance(self, kept: Sequence[int], seconds: float) -> int:
@@ -168,6 +176,7 @@ class _Job:
 
     world: _World
     speculates: bool
+    adaptive: bool
     seed: int
     account: DecodeAccount = field(default_factory=DecodeAccount)
 
@@ -190,11 +199,11 @@ class _Job:
     def _runs(self, rank: int) -> StrategyRuns | None:
         if not self.speculates:
             return None
-        strategy = Draft(depth=self.world.depth)
-        policy = FixedPolicy(strategy)
-        policy.set_strategies([Off(), strategy])
         share = SpeculationSpec(mode="adaptive").control_share
-        return StrategyRuns(ControlRunPolicy(policy, share), Random(self.seed - 1 - rank).random)
+        fixed = None if self.adaptive else Draft(depth=self.world.depth)
+        policy = configured_policy(fixed, share)
+        policy.set_strategies([Off(), *(Draft(depth=depth) for depth in _DEPTHS)])
+        return StrategyRuns(policy, Random(self.seed - 1 - rank).random)
 
     def _decode(
         self, ranks: Sequence[_Rank], batch: Sequence[tuple[int, float]], speeds: Sequence[float]
@@ -239,15 +248,15 @@ def _accepted(acceptance: float, depth: int, dice: Random) -> int:
 
 def simulate(seed: int) -> Truth | None:
     """Return None if the job has too few control runs for a claim."""
-    world = _World(seed)
-    off = _Job(world, speculates=False, seed=seed).run()
-    job = _Job(world, speculates=True, seed=seed)
+    world, adaptive = _World(seed), seed % 2 == 1
+    off = _Job(world, speculates=False, adaptive=adaptive, seed=seed).run()
+    job = _Job(world, speculates=True, adaptive=adaptive, seed=seed)
     spent = job.run()
     savings = savings_estimate.estimate_savings(job.account, open_seconds=0.0)
     if savings is None:
         return None
     total = savings.total
-    return Truth(off, spent, total.seconds, total.low, total.high)
+    return Truth(adaptive, off, spent, total.seconds, total.low, total.high)
 
 
 def main() -> None:
@@ -281,6 +290,9 @@ def main() -> None:
     details = {
         "jobs": len(known),
         "coverage": round(coverage, 4),
+        "coverage_of_adaptive_jobs": round(
+            fmean(truth.covered for truth in known if truth.adaptive), 4
+        ),
         "without_claim": len(found) - len(known),
         "bias": round(fmean(errors), 5),
         "mean_absolute_error": round(fmean(map(abs, errors)), 5),

@@ -318,7 +318,7 @@ async def _measure_stops(folder: Path, spec: JobSpec) -> _Stops:
         message = await rank.receive()
         if isinstance(message, RolloutFinished):
             answers += 1
-            tokens += len(message.prompt_tokens) + message.length - 1
+            tokens += len(prompts[0].tokens) + message.length - 1
     states = folder / "flight" / _JOB / "states"
     captured = sum(file.stat().st_size for file in states.iterdir())
     for number in range(1, _STOPS + 1):

@@ -8,12 +8,22 @@ Log-probs are left out, and so are the answers of all but two steps.
 import gzip
 import json
 import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tlt.answer_files import AnswerFiles, AnswerWriter
+from tlt.protocol.refs import AnswerRef
 
 RECORDED = Path(__file__).parent / "recorded"
 _ROOT = Path(__file__).resolve().parent.parent
 _MODEL = "examples/tiny_reasoner/model"
 _SHOWN_STEPS = (3, 7)
+_Copy = Callable[[list[Any]], list[Any]]
 
 
 def record(run: Path) -> None:
@@ -26,7 +36,13 @@ def record(run: Path) -> None:
 
     shown: set[int] = set()
     lines = (run / "journal.jsonl").read_text().splitlines()
-    _write("journal.jsonl", [here(_stripped(json.loads(line), shown)) for line in lines])
+    with tempfile.TemporaryDirectory() as folder:
+        kept = AnswerFiles(Path(folder))
+        copy = partial(_copied, AnswerFiles(run), kept.writer("shown"))
+        entries = [_stripped(json.loads(line), shown, copy) for line in lines]
+        content = (kept.folder / "shown").read_bytes()
+    _write("journal.jsonl", [here(entry) for entry in entries])
+    (RECORDED / "answers.gz").write_bytes(gzip.compress(content, 9, mtime=0))
     prompts = (run / "data" / "train.jsonl").read_text().splitlines()
     _write("train.jsonl", [row if index in shown else "" for index, row in enumerate(prompts)])
     (RECORDED / "spec.json").write_text(here(spec))
@@ -37,23 +53,30 @@ def unpack(run: Path) -> Path:
     (run / "data").mkdir(parents=True)
     (run / "journal.jsonl").write_bytes(_read("journal.jsonl"))
     (run / "data" / "train.jsonl").write_bytes(_read("train.jsonl"))
+    (run / "answers").mkdir()
+    (run / "answers" / "shown").write_bytes(gzip.decompress((RECORDED / "answers.gz").read_bytes()))
     spec = json.loads((RECORDED / "spec.json").read_bytes())
     spec["policy"]["path"] = str(_ROOT / _MODEL)
     (run / "spec.json").write_text(json.dumps(spec))
     return run
 
 
-def _stripped(entry: dict[str, dict[str, object]], shown: set[int]) -> str:
+def _stripped(entry: dict[str, dict[str, Any]], shown: set[int], copy: _Copy) -> str:
     event = entry["event"]
     if event["type"] == "RolloutFinished":
-        event["logprobs"]["data"] = None
-        event["batches"] = event["batches"][-1:]
         if event["purpose"] == "train" and event["step"] in _SHOWN_STEPS:
             shown.add(event["prompt"])
+            event["answer"] = copy(event["answer"])
         else:
-            event["tokens"]["data"] = None
-            event["text"] = ""
+            event["answer"] = ["", 0, 0, ""]
     return json.dumps(entry, separators=(",", ":"))
+
+
+def _copied(answers: AnswerFiles, kept: AnswerWriter, place: list[Any]) -> list[Any]:
+    """Copy an answer without its log-probs, and return its place in the copy."""
+    answer = answers.read(msgspec.convert(place, AnswerRef))
+    short = msgspec.structs.replace(answer, logprob_bytes=b"", batches=answer.batches[-1:])
+    return msgspec.to_builtins(kept.append(short))
 
 
 def _write(name: str, lines: list[str]) -> None:

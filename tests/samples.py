@@ -1,13 +1,14 @@
 """Generate sample messages from type annotations, so that a new field needs no edit here."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec.inspect
 from hypothesis import strategies as st
 from msgspec.inspect import Type
 
+from tlt.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
@@ -18,6 +19,7 @@ from tlt.config import (
 )
 from tlt.id_types import (
     Attempt,
+    Digest,
     DrafterVersion,
     Epoch,
     Incarnation,
@@ -30,7 +32,7 @@ from tlt.id_types import (
 )
 from tlt.protocol.commands import PromptIssued, StartRollout
 from tlt.protocol.events import JobStarted, RolloutFinished
-from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.protocol.refs import AnswerRef, OriginSpan, PolicyRef
 from tlt.protocol.shared_values import StrategyTally, WorkerInfo
 from tlt.strategies import Draft
 
@@ -88,20 +90,31 @@ def answer(member: int) -> RolloutFinished:
         **ORIGIN,  # pyright: ignore
         prompt=PromptIndex(4),
         member=Member(member),
-        prompt_tokens=(5, 6),
-        tokens=Tensor(dtype="int32", shape=(1,), data=b"\x07\0\0\0"),
-        logprobs=Tensor(dtype="float32", shape=(1,), data=b"\0\0\0\0"),
-        text="7",
+        answer=AnswerRef(file="3.0", offset=0, bytes=1, digest=Digest("0")),
+        length=1,
+        accepted=(),
+        batch=1,
+        decode_seconds=0.1,
+        stop="stop",
+    )
+
+
+def written_answer(
+    tokens: Sequence[int], *, origins: tuple[OriginSpan, ...] = (), text: str = "7"
+) -> Answer:
+    return Answer(
+        prompt=(5, 6),
+        token_bytes=pack_tokens(tokens),
+        logprob_bytes=pack_logprobs([-0.5] * len(tokens)),
+        text=text,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
         min_p=0.0,
         policies=(),
         drafters=(),
-        origins=(),
+        origin_bytes=pack_origins(origins),
         batches=(),
-        decode_seconds=0.1,
-        stop="stop",
     )
 
 

@@ -6,7 +6,6 @@ takes a while, so it calls `check` often.
 """
 
 import hashlib
-import math
 import os
 import shutil
 import sys
@@ -14,16 +13,13 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from tlt.errors import BlobError, BlobLost
 from tlt.id_types import Digest
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
-from tlt.protocol.refs import BlobRef, Tensor
+from tlt.protocol.refs import BlobRef
 
-INLINE_BYTES = 64 * 1024
 _DIGEST_BYTES = 20
 # bytes between two checks
 _CHECK_BYTES = 8 << 20
@@ -95,28 +91,6 @@ class Blobs:
     def discard(self, ref: BlobRef) -> None:
         self.release(ref)
         (self.committed / ref.digest).unlink(missing_ok=True)
-
-    def pack(self, array: "np.ndarray[Any, Any]") -> Tensor:
-        data = np.ascontiguousarray(array).tobytes()
-        inline = len(data) <= INLINE_BYTES
-        return Tensor(
-            dtype=array.dtype.name,
-            shape=array.shape,
-            data=data if inline else None,
-            blob=None if inline else self.put(data, commit=False),
-        )
-
-    def unpack(self, tensor: Tensor) -> "np.ndarray[Any, Any]":
-        if tensor.data is not None:
-            data = tensor.data
-        elif tensor.blob is not None:
-            data = self.get(tensor.blob)
-        else:
-            raise BlobError("a tensor with neither bytes nor a blob")
-        dtype = np.dtype(tensor.dtype)
-        if len(data) != math.prod(tensor.shape) * dtype.itemsize:
-            raise BlobError(f"{len(data)} bytes are no {tensor.dtype} of shape {tensor.shape}")
-        return np.frombuffer(data, dtype=dtype).reshape(tensor.shape)
 
 
 def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:

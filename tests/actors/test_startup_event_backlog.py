@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.samples import JOB, SPEC, answer
+from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.startup_event_backlog import drop_if_lost, lost_workers, unreported
-from tlt.blobs import Blobs
+from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.id_types import EntryId, Incarnation, PromptIndex, WorkerId
@@ -27,7 +27,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.refs import Tensor
+from tlt.protocol.refs import AnswerRef
 from tlt.protocol.shared_values import Heartbeat, WorkerInfo
 from tlt.store.redis_stream import Entry
 
@@ -57,9 +57,12 @@ def _beat(incarnation: int) -> Heartbeat:
     )
 
 
-def _evaluated(prompt: int, worker: WorkerId, incarnation: int) -> RolloutFinished:
+def _evaluated(
+    prompt: int, worker: WorkerId, incarnation: int, written: AnswerRef
+) -> RolloutFinished:
     return msgspec.structs.replace(
         answer(0),
+        answer=written,
         purpose="eval",
         prompt=PromptIndex(prompt),
         worker=worker,
@@ -92,6 +95,7 @@ class _Session:
             redis_url=redis_url,
         )
         self._run = folder / "run"
+        self.answer = AnswerFiles(self._run).writer("1.0").append(written_answer([7]))
         for part in ("train", "eval"):
             rows = [Prompt(tokens=(1, 2), answer="7", row={}) for _ in range(_PROMPTS)]
             Prompts.write(prompts_file(self._run, part), rows)
@@ -148,10 +152,10 @@ async def test_counts_unread_answers_of_lost_workers(
     await first.recover()
     await _post(first, session.begin())
     await _consume(first)
-    counted, *unread = (_evaluated(prompt, W0, 1) for prompt in range(4))
+    counted, *unread = (_evaluated(prompt, W0, 1, session.answer) for prompt in range(4))
     await _post(first, [counted])
     await _consume(first)
-    last = _evaluated(4, W1, 2)
+    last = _evaluated(4, W1, 2, session.answer)
     # joined and was lost between two coordinators
     later = WorkerJoined(info=_info(W1, 3))
     await _post(first, [*unread, last, _idled(last), later])
@@ -200,17 +204,15 @@ def test_does_not_await_a_worker_whose_session_ended() -> None:
     assert (run.returning_workers, run.losses) == (frozenset(), 1)
 
 
-def test_drops_an_answer_lost_with_the_shared_memory(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path / "flight", tmp_path / "run")
-    ref = blobs.put(b"tokens", commit=False)
-    long = msgspec.structs.replace(
-        answer(0), tokens=Tensor(dtype="int32", shape=(1,), data=b"", blob=ref)
+def test_drops_an_answer_lost_with_its_machine(tmp_path: Path) -> None:
+    answers = AnswerFiles(tmp_path)
+    whole = msgspec.structs.replace(
+        answer(0), answer=answers.writer("3.0").append(written_answer([7]))
     )
-    assert drop_if_lost(long, blobs) is long
-    blobs.release(ref)
-    dropped = drop_if_lost(long, blobs)
+    assert drop_if_lost(whole, answers) is whole
+    with open(answers.folder / "3.0", "r+b") as file:
+        file.truncate(whole.answer.bytes - 1)
+    dropped = drop_if_lost(whole, answers)
     assert isinstance(dropped, RolloutDropped)
-    evaluated = msgspec.structs.replace(long, purpose="eval")
-    assert drop_if_lost(evaluated, blobs) is evaluated
-    assert (dropped.prompt, dropped.member) == (long.prompt, long.member)
-    assert "neither in" in dropped.reason
+    assert (dropped.prompt, dropped.member) == (whole.prompt, whole.member)
+    assert "are not the answer" in dropped.reason

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from array import array
 from pathlib import Path
 
 import httpx
@@ -11,12 +10,15 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from docs import recording
 from examples.tiny_reasoner.vocabulary import write_tokenizer
 from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
+from tests.samples import written_answer
 from tests.simulation.world import JOB
 from tlt.dashboard import page_sections
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
+from tlt.dashboard.answer_samples import Samples
 from tlt.dashboard.data_sources import FolderSource
 from tlt.dashboard.prometheus import exposition
 from tlt.dashboard.rollout_tail import RunningAnswers, completion_curve
@@ -26,7 +28,7 @@ from tlt.errors import ConfigError, JournalError
 from tlt.id_types import DrafterVersion, Step
 from tlt.policies.job.run_state import Phase
 from tlt.protocol.events import RolloutFinished
-from tlt.protocol.refs import SCHEMA_VERSION, OriginSpan, Tensor
+from tlt.protocol.refs import SCHEMA_VERSION, OriginSpan
 from tlt.report import Positions
 from tlt.run_folder_reader import read_snapshot, read_spec
 from tlt.store.journal import FILE_NAME, read
@@ -234,31 +236,24 @@ def test_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
         FolderSource(tmp_path)
 
 
-def test_pieces_of_any_origins_join_to_the_text(run_folder: Path, tmp_path: Path) -> None:
+def test_pieces_of_any_origins_join_to_the_text(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    some = next(
-        e.event for e in read(run_folder / FILE_NAME) if isinstance(e.event, RolloutFinished)
-    )
     ids = [5, 6, 7, 8, 9, 10, 3, 4]
     spans = [("accepted", 3), ("corrected", 1), ("plain", 2), ("accepted", 2)]
-    answer = msgspec.structs.replace(
-        some,
-        tokens=Tensor(
-            dtype="int32", shape=(8,), data=b"".join(i.to_bytes(4, "little") for i in ids)
-        ),
-        origins=tuple(OriginSpan(origin=origin, tokens=count) for origin, count in spans),
+    answer = written_answer(
+        ids, origins=tuple(OriginSpan(origin=origin, tokens=count) for origin, count in spans)
     )
     pieces = PieceDecoder(tmp_path).pieces(answer)
     assert [origin for origin, _ in pieces] == [origin for origin, _ in spans]
     whole = PieceDecoder(tmp_path).pieces(
-        msgspec.structs.replace(answer, origins=(OriginSpan(origin="plain", tokens=8),))
+        written_answer(ids, origins=(OriginSpan(origin="plain", tokens=8),))
     )
     assert "".join(text for _, text in pieces) == whole[0][1]
     nowhere = PieceDecoder(tmp_path / "nowhere").pieces(answer)
     assert nowhere == (("", answer.text),)
 
 
-def test_character_belongs_to_the_piece_that_completes_it(run_folder: Path, tmp_path: Path) -> None:
+def test_character_belongs_to_the_piece_that_completes_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -266,27 +261,25 @@ def test_character_belongs_to_the_piece_that_completes_it(run_folder: Path, tmp_
     trainer = trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(["a text"], trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    some = next(
-        e.event for e in read(run_folder / FILE_NAME) if isinstance(e.event, RolloutFinished)
-    )
     text = "Antwort: 你好 → √2 😀 ok"
     ids = tokenizer.encode(text).ids
     half = tokenizer.encode("ab😀").ids[:-1]
     for size in (1, 2, 3, 7):
-        assert "".join(piece for _, piece in pieces_of(tmp_path, some, ids, size)) == text
-        assert "".join(piece for _, piece in pieces_of(tmp_path, some, half, size)) == "ab\ufffd"
-    alone = pieces_of(tmp_path, some, tokenizer.encode("a好b").ids, 1)
+        assert "".join(piece for _, piece in pieces_of(tmp_path, ids, size)) == text
+        assert "".join(piece for _, piece in pieces_of(tmp_path, half, size)) == "ab\ufffd"
+    alone = pieces_of(tmp_path, tokenizer.encode("a好b").ids, 1)
     assert [piece for _, piece in alone] == ["a", "", "", "好", "b"]
 
 
-def pieces_of(policy: Path, some: RolloutFinished, ids: list[int], size: int) -> Pieces:
+def pieces_of(policy: Path, ids: list[int], size: int) -> Pieces:
     """Return the pieces of an answer whose spans have `size` tokens each."""
-    tokens = Tensor(dtype="int32", shape=(len(ids),), data=array("i", ids).tobytes())
     spans = tuple(
-        OriginSpan(origin="accepted", tokens=min(size, len(ids) - begin))
+        OriginSpan(
+            origin=("accepted", "corrected")[begin // size % 2], tokens=min(size, len(ids) - begin)
+        )
         for begin in range(0, len(ids), size)
     )
-    return PieceDecoder(policy).pieces(msgspec.structs.replace(some, tokens=tokens, origins=spans))
+    return PieceDecoder(policy).pieces(written_answer(ids, origins=spans))
 
 
 async def test_client_that_never_reads_does_not_delay_others(serve: Serve, tmp_path: Path) -> None:
@@ -309,16 +302,22 @@ async def test_client_that_never_reads_does_not_delay_others(serve: Serve, tmp_p
         await sleeper.wait_closed()
 
 
-async def test_refuses_an_answer_that_was_removed_from_the_journal(
-    folder_client: httpx.AsyncClient, run_folder: Path
-) -> None:
-    """A later request succeeds again."""
-    listed = (await folder_client.get(f"/api/jobs/{JOB}/samples?step=0&purpose=train")).json()
-    path = f"/api/jobs/{JOB}/samples/0/train/{listed['groups'][0]['prompt']}"
-    dashboard_samples = "tlt.dashboard.answer_samples.follow"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dashboard_samples, lambda *_: iter(()))
-        refused = await folder_client.get(path)
-    assert refused.status_code >= 400
-    assert "removed from the journal" in refused.json()["error"]
-    assert (await folder_client.get(path)).status_code == 200
+def test_shows_the_texts_that_are_in_the_run_folder(tmp_path: Path) -> None:
+    """The recording has the texts of two steps; of the others, length and reward are known."""
+    folder = recording.unpack(tmp_path / "run")
+    samples = Samples(folder, read_spec(folder))
+    events = [entry.event for entry in read(folder / FILE_NAME)]
+    for event in events:
+        samples.add(event)
+    answers = [e for e in events if isinstance(e, RolloutFinished) and e.purpose == "train"]
+    for known in (True, False):
+        some = next(event for event in answers if bool(event.answer.file) == known)
+        key = some.step, some.purpose, some.prompt
+        group = samples.group(key)
+        assert group is not None
+        for shown in samples.sample(key, group).answers:
+            if known:
+                assert sum(shown.origins.values()) == shown.tokens > 0
+                assert "".join(text for _, text in shown.pieces)
+            else:
+                assert shown.pieces == (("", "(the text is no longer in the run's folder)"),)

@@ -75,7 +75,7 @@ def test_draws_the_same_answers_as_without_training(
 ) -> None:
     plain = live.submit(long_spec, *UNEVEN, "algorithm.steps=1")
     live.tlt("logs", plain, "-f", seconds=200.0)
-    expected, found = (first_answers(live.journal(job)) for job in (plain, trained))
+    expected, found = (first_answers(live, job) for job in (plain, trained))
     assert {key: r.text for key, r in found.items()} == {key: r.text for key, r in expected.items()}
 
 
@@ -176,7 +176,7 @@ def _losses(live: Live, job: str) -> list[str]:
 
 def _versions(journal: Sequence[JournalEntry]) -> set[int | None]:
     rollouts = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
-    return {span.version for rollout in rollouts for span in rollout.drafters}
+    return {counts.drafter for rollout in rollouts for counts in rollout.accepted}
 
 
 def test_exports_a_drafter_that_the_next_job_starts_with(

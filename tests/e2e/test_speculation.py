@@ -1,12 +1,12 @@
 """A job draws the same answers with and without speculation, and reports its strategies."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.e2e.live import Live
+from tlt.answer_files import Answer, AnswerFiles
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
@@ -17,7 +17,6 @@ from tlt.protocol.events import (
     RolloutFinished,
     SpeculationStopped,
 )
-from tlt.store.journal import JournalEntry
 from tlt.strategies import Draft, Ngram, Off
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,10 +48,15 @@ def write_drafter(
     return folder
 
 
-def first_answers(journal: Sequence[JournalEntry]) -> dict[tuple[int, int], RolloutFinished]:
+def first_answers(live: Live, job: str) -> dict[tuple[int, int], Answer]:
     """Return the answers of step 0, whose policy doesn't depend on updates."""
-    found = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
-    return {(r.prompt, r.member): r for r in found if r.step == 0 and r.purpose == "train"}
+    answers = AnswerFiles(live.runs / job)
+    found = [entry.event for entry in live.journal(job) if isinstance(entry.event, RolloutFinished)]
+    return {
+        (r.prompt, r.member): answers.read(r.answer)
+        for r in found
+        if r.step == 0 and r.purpose == "train"
+    }
 
 
 def test_draws_the_same_answers_as_without_speculation(
@@ -66,18 +70,19 @@ def test_draws_the_same_answers_as_without_speculation(
     for job in (plain, speculating):
         live.tlt("logs", job, "-f")
         assert live.job(job)["status"] == "done"
-    expected, found = (first_answers(live.journal(job)) for job in (plain, speculating))
+    expected, found = (first_answers(live, job) for job in (plain, speculating))
     assert {key: r.text for key, r in found.items()} == {key: r.text for key, r in expected.items()}
-    for rollout in found.values():
-        both = (rollout.drafters, rollout.origins)
-        assert [sum(span.tokens for span in spans) for spans in both] == [rollout.length] * 2
-        assert [span.version for span in rollout.drafters] == [0]
-        assert {span.origin for span in rollout.origins} <= {"accepted", "corrected"}
+    for answer in found.values():
+        both = (answer.drafters, answer.origins)
+        tokens = len(answer.tokens)
+        assert [sum(span.tokens for span in spans) for spans in both] == [tokens] * 2
+        assert [span.version for span in answer.drafters] == [0]
+        assert {span.origin for span in answer.origins} <= {"accepted", "corrected"}
     events = [entry.event for entry in live.journal(speculating)]
     tallies = [t for e in events if isinstance(e, DecodingReported) for t in e.tallies]
     assert {tally.strategy for tally in tallies if tally.control is None} == {Draft(depth=2)}
     assert {tally.drafter for tally in tallies if tally.control is None} == {0}
-    assert sum(tally.tokens for tally in tallies) >= sum(r.length for r in found.values())
+    assert sum(tally.tokens for tally in tallies) >= sum(len(r.tokens) for r in found.values())
     assert not any(isinstance(event, DrafterRefused) for event in events)
 
     account = live.json("ledger", speculating)

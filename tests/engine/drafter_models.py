@@ -34,6 +34,32 @@ def predictable_policy(folder: Path) -> Path:
     return folder
 
 
+def memoryless_policy(folder: Path, logits: torch.Tensor) -> torch.Tensor:
+    """Save a policy with these logits after every text, and return its last state.
+
+    All tokens have one embedding, so that no state depends on the text.
+    """
+    predictable_policy(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    embedding = weights["model.embed_tokens.weight"]
+    embedding.copy_(embedding[0].clone())
+    save_file(weights, file, metadata={"format": "pt"})
+    state = policy_states(folder, torch.tensor([[1, 2]]))[0][0, -1, -1]
+    weights["lm_head.weight"] = logits[:, None] * state / state.square().sum()
+    save_file(weights, file, metadata={"format": "pt"})
+    return state
+
+
+def constant_drafter(readout: torch.Tensor) -> Drafter:
+    """Make an EAGLE drafter that reads out the same state after every text."""
+    drafter = new_drafter(config("eagle"))
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            parameter.copy_(readout if name == "fc.bias" else torch.zeros(()))
+    return drafter
+
+
 def captured(layout: Layout) -> tuple[int, ...]:
     """Return the layers that a drafter reads, followed by the last one."""
     return (*CAPTURED, LAYERS) if layout == "eagle3" else (LAYERS,)

@@ -53,15 +53,14 @@ def test_draws_suffice_to_find_a_small_bias(trial: Trial) -> None:
     assert power(trial.draws, trial.variation, 97, trial.significance) >= 0.95
 
 
+# SGLang's are tested in tests/sglang/test_speculation.py, with every way of guessing
+@pytest.mark.needs("token_identical")
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_frequencies_match_the_softmax(
     make_engine: MakeEngine, folder: Path, temperature: float
 ) -> None:
-    engine = make_engine(folder, slots=64)
-    if temperature != 1.0 and not engine.capabilities.token_identical:
-        pytest.skip("one temperature is enough of a wait")
-    trial = TRIALS["native" if engine.capabilities.token_identical else "sglang"]
-    counts = drawn(engine, Sampling(temperature=temperature), trial.draws)
+    trial = TRIALS["native"]
+    counts = drawn(make_engine(folder, slots=64), Sampling(temperature=temperature), trial.draws)
     assert p_value(counts, first_token(folder, temperature)) > trial.significance
 
 

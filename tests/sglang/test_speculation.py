@@ -1,43 +1,58 @@
 """SGLang speculates from n-grams at first, and with a drafter from the moment it is adopted."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 import torch
 
 from tests.engine import drafter_models
+from tests.engine.chi_square import p_value
 from tests.engine.reference import GREEDY, answers, greedy_answer, new_request, random_prompts
-from tlt.engine.base import Completion, Request
+from tests.engine.test_sampled_distribution import TRIALS
+from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang import hidden_state_hooks
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.hidden_state_hooks import Proposal
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.engine.sglang.weight_checksums import drafter_as_held
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS = (Off(), Draft(depth=2, noise=False), Draft(depth=4, noise=False), Ngram(tokens=4))
-CHAIN = Draft(depth=4, noise=False)
+CHAIN, NGRAM = Draft(depth=4, noise=False), Ngram(tokens=4)
+SLOTS = 64
 CONTEXT = 128
 FIRST, SECOND = DrafterVersion(1), DrafterVersion(2)
 
 
+class Memoryless(NamedTuple):
+    """A policy whose tokens depend on nothing, and a drafter that proposes the likeliest."""
+
+    logits: torch.Tensor
+    weights: dict[str, torch.Tensor]
+    drafter: Drafter
+
+
 def start(
-    folder: Path, policy: Path, layout: drafter_models.Layout, fixed: Strategy | None = None
+    folder: Path, policy: Path, layout: drafter_models.Layout, fixed: Strategy
 ) -> SglangEngine:
     """Start as a job does that has no drafter yet."""
     drafter = drafter_models.random_drafter(layout, seed=2)
     save_drafter(drafter, folder / "drafter")
     client, tap = start_client(
         policy,
-        slots=8,
+        slots=SLOTS,
         max_context=CONTEXT,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -52,12 +67,11 @@ def start(
             layers=len(drafter.config.captured),
             arms=ARMS,
             fixed=fixed,
-            control_share=0.02 if fixed is None else 0.0,
             seed=5,
         ),
         proposals=folder / "proposals",
     )
-    return SglangEngine(client, policy, tap, str, 8, CONTEXT, PolicyVersion(0))
+    return SglangEngine(client, policy, tap, str, SLOTS, CONTEXT, PolicyVersion(0))
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +98,8 @@ def engine(layout: drafter_models.Layout, policy: Path, folder: Path) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def adaptive(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    started = start(tmp_path_factory.mktemp("adaptive"), policy, "eagle")
+def guessing(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    started = start(tmp_path_factory.mktemp("guessing"), policy, "eagle", NGRAM)
     yield started
     started.close()
 
@@ -97,7 +111,7 @@ def fitted(layout: drafter_models.Layout, policy: Path) -> Drafter:
 
 @pytest.fixture(autouse=True)
 def _cold(request: pytest.FixtureRequest) -> None:
-    for name in {"engine", "adaptive"}.intersection(request.fixturenames):
+    for name in {"engine", "guessing"}.intersection(request.fixturenames):
         started: SglangEngine = request.getfixturevalue(name)
         started.drop_drafter()
         finish_tallies(started)
@@ -142,11 +156,11 @@ def drafters(done: dict[int, Completion]) -> set[DrafterVersion | None]:
 
 
 def test_guesses_from_siblings_before_there_is_a_drafter(
-    adaptive: SglangEngine, policy: Path
+    guessing: SglangEngine, policy: Path
 ) -> None:
     first, again = requests(), requests()
-    answers(adaptive, first)
-    done = answers(adaptive, again)
+    answers(guessing, first)
+    done = answers(guessing, again)
     check_greedy(policy, again, done)
     assert origins(done)["accepted"] > 100
     assert drafters(done) == {None}
@@ -222,6 +236,83 @@ def test_another_drafter_takes_over_in_mid_answer(
     assert SECOND in drafters(done)
 
 
+def test_holds_the_drafter_that_was_sent(engine: SglangEngine, fitted: Drafter) -> None:
+    engine.adopt_drafter(FIRST, fitted)
+    client = engine._client  # pyright: ignore[reportPrivateUsage]
+    client.run(client.verify(drafter_as_held(fitted.state_dict()), "draft", "it"))
+    spoiled = fitted.state_dict() | {"fc.weight": fitted.state_dict()["fc.weight"] * 1.001}
+    with pytest.raises(RankError, match=r"after a fault SGLang holds another model\.fc\.weight"):
+        client.run(client.verify(drafter_as_held(spoiled), "draft", "a fault"))
+
+
+@pytest.fixture(scope="module")
+def memoryless(tmp_path_factory: pytest.TempPathFactory) -> Memoryless:
+    logits = 1.5 * torch.randn(97, generator=torch.Generator().manual_seed(3))
+    # drafts of this token are often right
+    logits[5] = 5.0
+    folder = tmp_path_factory.mktemp("memoryless")
+    state = drafter_models.memoryless_policy(folder / "policy", logits)
+    weights = dict(load_decoder(folder / "policy").weights)
+    return Memoryless(logits, weights, drafter_models.constant_drafter(state))
+
+
+@contextmanager
+def swapped(engine: SglangEngine, policy: Path, memoryless: Memoryless) -> Iterator[None]:
+    """Decode with the memoryless policy, and then with the other again."""
+    engine.swap_weights(PolicyVersion(engine.version + 1), memoryless.weights)
+    try:
+        yield
+    finally:
+        weights = dict(load_decoder(policy).weights)
+        engine.swap_weights(PolicyVersion(engine.version + 1), weights)
+
+
+def check_frequencies(
+    engine: SglangEngine, memoryless: Memoryless, temperature: float, least_accepted: int
+) -> None:
+    """Draw tokens that depend on no others, most of them in decode steps."""
+    tokens = 98
+    count = -(-TRIALS["sglang"].draws // tokens)
+    prompts = random_prompts(1, shortest=5)
+    done = answers(
+        engine,
+        [
+            new_request(i, prompts[0], Sampling(temperature=temperature), tokens)
+            for i in range(count)
+        ],
+    )
+    drawn = torch.tensor([token for completion in done.values() for token in completion.tokens])
+    expected = (memoryless.logits / temperature).softmax(-1)
+    assert p_value(drawn.bincount(minlength=97), expected) > TRIALS["sglang"].significance
+    assert origins(done).get("accepted", 0) >= least_accepted
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("drafting", [False, True], ids=["off", "draft"])
+def test_tokens_follow_the_policy(
+    engine: SglangEngine,
+    policy: Path,
+    layout: drafter_models.Layout,
+    memoryless: Memoryless,
+    drafting: bool,
+    temperature: float,
+) -> None:
+    if layout != "eagle":
+        pytest.skip("verification doesn't depend on the drafter's layout")
+    with swapped(engine, policy, memoryless):
+        if drafting:
+            engine.adopt_drafter(FIRST, memoryless.drafter)
+        check_frequencies(engine, memoryless, temperature, 3000 if drafting else 0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_tokens_follow_the_policy_where_n_grams_guess(
+    guessing: SglangEngine, policy: Path, memoryless: Memoryless, temperature: float
+) -> None:
+    with swapped(guessing, policy, memoryless):
+        check_frequencies(guessing, memoryless, temperature, 1000)
+
+
 def test_refused_drafter_leaves_the_last_good_one(
     engine: SglangEngine, policy: Path, fitted: Drafter
 ) -> None:
@@ -279,4 +370,4 @@ def test_fails_by_name_if_our_worker_is_not_in_place(
 
     monkeypatch.setattr(hidden_state_hooks.Options, "environment", without_speculation)
     with pytest.raises(RankError, match="worker is not in place in its scheduler"):
-        start(tmp_path, policy, layout)
+        start(tmp_path, policy, layout, CHAIN)

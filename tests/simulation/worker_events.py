@@ -4,11 +4,11 @@ from typing import Any
 
 from tests.simulation.incarnation import WorkerIncarnation
 from tlt.config import JobSpec
-from tlt.id_types import NAMED, JobId
+from tlt.id_types import NAMED, Digest, JobId
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutFinished
-from tlt.protocol.refs import DrafterRef, Tensor
+from tlt.protocol.refs import AnswerRef, DrafterRef
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.strategies import Draft, Off
 
@@ -28,18 +28,10 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
         purpose=prompt.purpose,
         prompt=prompt.prompt,
         member=prompt.member,
-        prompt_tokens=prompt.tokens,
-        tokens=Tensor(dtype="int32", shape=(length,), data=b""),
-        logprobs=Tensor(dtype="float32", shape=(length,), data=b""),
-        text="",
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        policies=(),
-        drafters=(),
-        origins=(),
-        batches=(),
+        answer=AnswerRef(file="1.0", offset=0, bytes=1, digest=Digest("0")),
+        length=length,
+        accepted=(),
+        batch=1,
         decode_seconds=1.0,
         stop="stop",
     )

@@ -116,13 +116,13 @@ async def test_requeues_nothing_without_its_transaction(
 BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
     "another schema": (
         {b"v": b"999", b"m": b"\x80"},
-        "message schema 999; this version reads schema 3",
+        "message schema 999; this version reads schema 4",
     ),
     "no schema": ({b"m": b"\x80"}, "message schema none"),
     "schema of bytes": ({b"v": b"\xff\xfe", b"m": b"\x80"}, "message schema �"),
-    "no message": ({b"v": b"3"}, "cannot be read"),
-    "no MessagePack": ({b"v": b"3", b"m": b"\xc1"}, "cannot be read"),
-    "no UTF-8": ({b"v": b"3", b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
+    "no message": ({b"v": b"4"}, "cannot be read"),
+    "no MessagePack": ({b"v": b"4", b"m": b"\xc1"}, "cannot be read"),
+    "no UTF-8": ({b"v": b"4", b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
     "another message": ({**EVENTS.encode(JobCancelRequested(job=JOB))}, "cannot be read"),
 }
 

@@ -106,10 +106,10 @@ def test_names_a_missing_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        (b'{"schema":3}\n', "entry 3 cannot be read"),
+        (b'{"schema":4}\n', "entry 3 cannot be read"),
         (b"\n", "entry 3 cannot be read"),
-        (b"{}\n", "written by TLT with journal schema 1; this version reads schema 3"),
-        (b'{"seq":3,"schema":3,"at":1,"event":"\xff"}\n', "entry 3 cannot be read"),
+        (b"{}\n", "written by TLT with journal schema 1; this version reads schema 4"),
+        (b'{"seq":3,"schema":4,"at":1,"event":"\xff"}\n', "entry 3 cannot be read"),
         (None, "entry 0 stands where 3 should"),
     ],
 )
@@ -122,17 +122,17 @@ def test_names_a_damaged_line(line: bytes | None, complaint: str, tmp_path: Path
         list(read(path))
 
 
-@pytest.mark.parametrize("version", [b"", b'"schema":1,', b'"schema":4,'])
+@pytest.mark.parametrize("version", [b"", b'"schema":1,', b'"schema":5,'])
 @pytest.mark.parametrize("event", [b'{"type":"JobCancelRequested","job":"a"}', b'{"type":"Gone"}'])
 def test_refuses_a_journal_of_another_schema(version: bytes, event: bytes, tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(b'{"seq":0,%b"at":1.0,"event":%b,"commands":"00"}\n' % (version, event))
-    found = 4 if b"4" in version else 1
+    found = 5 if b"5" in version else 1
     for refuse in (lambda: list(read(path)), lambda: check_schema(tmp_path)):
         with pytest.raises(JournalError) as error:
             refuse()
         assert str(error.value) == (
-            f"{path}: written by TLT with journal schema {found}; this version reads schema 3: "
+            f"{path}: written by TLT with journal schema {found}; this version reads schema 4: "
             "finish or export that run with the older version"
         )
 

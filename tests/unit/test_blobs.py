@@ -5,18 +5,16 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from tests.interrupts import interrupting_checks
-from tlt.blobs import INLINE_BYTES, Blobs
+from tlt.blobs import Blobs
 from tlt.errors import BlobError
 from tlt.id_types import Digest
 from tlt.interrupt_check import Interrupted
-from tlt.protocol.refs import BlobRef, Tensor
+from tlt.protocol.refs import BlobRef
 
 
 @pytest.fixture
@@ -169,47 +167,6 @@ def test_full_disk_leaves_no_file(tmp_path: Path) -> None:
     )
     assert done.stdout == "cannot be written: File too large\n" * 2
     assert done.returncode == 0, done.stderr
-
-
-# --- tensors
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12, dtype=np.int64).reshape(3, 4),
-        np.float32(2.5),
-        np.zeros((0, 3), dtype=np.float16),
-        np.arange(10, dtype=np.int32)[::2],
-        np.array([True, False]),
-    ],
-    ids=["matrix", "scalar", "empty", "strided", "bool"],
-)
-def test_tensors_keep_shape_and_type(array: Any, blobs: Blobs) -> None:
-    array = np.asarray(array)
-    back = blobs.unpack(blobs.pack(array))
-    assert (back.dtype, back.shape) == (array.dtype, array.shape)
-    assert np.array_equal(back, array)
-
-
-@pytest.mark.parametrize(("size", "inline"), [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)])
-def test_small_tensors_are_inline_and_larger_ones_a_file(
-    size: int, inline: bool, blobs: Blobs
-) -> None:
-    array = (np.arange(size) % 251).astype(np.uint8)
-    tensor = blobs.pack(array)
-    assert (tensor.data is not None) == inline
-    assert (tensor.blob is None) == inline
-    assert blobs.flight.exists() == (not inline)
-    assert np.array_equal(blobs.unpack(tensor), array)
-
-
-def test_refuses_a_tensor_of_another_size(blobs: Blobs) -> None:
-    tensor = blobs.pack(np.arange(6, dtype=np.int32))
-    with pytest.raises(BlobError, match=r"24 bytes are no int32 of shape \(5,\)"):
-        blobs.unpack(msgspec.structs.replace(tensor, shape=(5,)))
-    with pytest.raises(BlobError, match="neither bytes nor a blob"):
-        blobs.unpack(Tensor(dtype="int32", shape=(6,)))
 
 
 @pytest.mark.parametrize(("free", "fits"), [(100, True), (99, False)])

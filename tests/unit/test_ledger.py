@@ -14,6 +14,7 @@ from tlt.policies.speculation.savings_estimate import (
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.refs import DrafterSpan, OriginSpan
 from tlt.protocol.shared_values import ControlRuns
+from tlt.ranks.accepted_counts import count_accepted
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.step_savings import StepSavings
 from tlt.strategies import Draft, Ngram, Off
@@ -92,7 +93,9 @@ def test_counts_accepted_tokens_by_position() -> None:
     """Two steps accept two tokens and none; then plain tokens; a last step accepts three."""
     accepted = AcceptedTokens()
     spans = [("accepted", 2), ("corrected", 2), ("plain", 5), ("accepted", 3)]
-    accepted.add_answer([OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans])
+    accepted.add_answer(
+        count_accepted([OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans])
+    )
     assert accepted.positions() == pytest.approx((2 / 3, 2 / 3, 1 / 3))
     assert AcceptedTokens().positions() == AcceptedTokens().by_drafter() == ()
 
@@ -103,8 +106,10 @@ def test_counts_positions_of_each_drafter() -> None:
     spans = [("accepted", 2), ("corrected", 1), ("accepted", 1), ("corrected", 3)]
     origins = [OriginSpan(origin=origin, tokens=tokens) for origin, tokens in spans]
     swapped = [(DrafterVersion(0), 3), (DrafterVersion(1), 4)]
-    accepted.add_answer(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
-    accepted.add_answer(origins, [DrafterSpan(version=None, tokens=7)])
+    accepted.add_answer(
+        count_accepted(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
+    )
+    accepted.add_answer(count_accepted(origins, [DrafterSpan(version=None, tokens=7)]))
     found = [(each.drafter, each.steps, each.shares) for each in accepted.by_drafter()]
     assert found == [(None, 4, (0.5, 0.25)), (0, 1, (1.0, 1.0)), (1, 3, (1 / 3,))]
     assert accepted.positions() == pytest.approx((4 / 8, 2 / 8))
@@ -114,7 +119,9 @@ def test_counts_rejections_for_the_drafter_that_proposed() -> None:
     accepted = AcceptedTokens()
     origins = [OriginSpan(origin="accepted", tokens=2), OriginSpan(origin="corrected", tokens=4)]
     swapped = [(DrafterVersion(0), 4), (DrafterVersion(1), 1), (DrafterVersion(2), 1)]
-    accepted.add_answer(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
+    accepted.add_answer(
+        count_accepted(origins, [DrafterSpan(version=v, tokens=n) for v, n in swapped])
+    )
     found = [(each.drafter, each.steps, each.shares) for each in accepted.by_drafter()]
     assert found == [(0, 2, (0.5, 0.5)), (1, 1, ()), (2, 1, ())]
 

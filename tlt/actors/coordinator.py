@@ -81,7 +81,7 @@ class Coordinator:
         answer = entry.message
         if answer.job not in self.effects.records:
             return Entry(entry.id, answer)
-        return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.blobs(answer.job)))
+        return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.answers(answer.job)))
 
     async def _fence_off(self, losses: Sequence[WorkerLost]) -> None:
         """Fence workers off before their loss is decided, so that they can write no more."""

@@ -9,6 +9,7 @@ import structlog
 
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.logger_process import LoggerProcesses
+from tlt.answer_files import AnswerFiles
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import JournalError
@@ -85,6 +86,9 @@ class Deciders:
 
     def blobs(self, job: JobId) -> Blobs:
         return Blobs(self._spec.job_flight(job), self.run_folder(job) / "blobs")
+
+    def answers(self, job: JobId) -> AnswerFiles:
+        return AnswerFiles(self.run_folder(job))
 
     async def decide(self, event: AnyEvent) -> list[Caused]:
         """Decide an event, and the events for the other decider that its commands lead to."""

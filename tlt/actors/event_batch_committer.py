@@ -30,6 +30,7 @@ from tlt.protocol.commands import (
     ReleaseBlobs,
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, RolloutFinished
+from tlt.protocol.refs import AnswerRef
 from tlt.store.journal import Position
 from tlt.store.redis_connection import retry_until_connected
 from tlt.store.redis_keys import COORDINATOR
@@ -102,6 +103,7 @@ class BatchCommitter:
             job = run.state.job
             try:
                 failures = commit_blobs(self._deciders.blobs(job), caused)
+                self._deciders.answers(job).sync(kept_answers(caused))
                 positions[job] = run.write()
             except (JournalError, BlobError) as error:
                 caused = self._deciders.fail_run(run, caused, str(error))
@@ -137,7 +139,7 @@ def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFa
     Return drafters that are lost or don't fit on the disk: without them a job is slower, not wrong.
     """
     failures: list[DrafterCommitFailed] = []
-    for command, event, _ in caused:
+    for command, _, _ in caused:
         match command:
             case CommitBestPolicy() if command.policy.weights is not None:
                 blobs.commit(command.policy.weights)
@@ -150,11 +152,15 @@ def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFa
                     failures.append(
                         DrafterCommitFailed(job=command.job, version=version, error=str(error))
                     )
-            case KeepRollout() if isinstance(event, RolloutFinished):
-                for tensor in (event.tokens, event.logprobs):
-                    if tensor.blob is not None:
-                        blobs.commit(tensor.blob)
-                        blobs.release(tensor.blob)
             case _:
                 pass
     return failures
+
+
+def kept_answers(caused: Sequence[Caused]) -> list[AnswerRef]:
+    """Return the places of the answers that will be trained on."""
+    return [
+        event.answer
+        for command, event, _ in caused
+        if isinstance(command, KeepRollout) and isinstance(event, RolloutFinished)
+    ]

@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
+from tlt.errors import BlobLost
 from tlt.id_types import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
@@ -33,6 +35,7 @@ class JobScorer:
     def __init__(self, record: JobRecord) -> None:
         self.job = record.job
         self._folder = Path(record.folder)
+        self._answers = AnswerFiles(self._folder)
         self._sandbox = RewardSandbox(
             record.spec.reward, self._folder / "logs" / "reward-function.log"
         )
@@ -42,7 +45,8 @@ class JobScorer:
         if rollout.purpose not in self._prompts:
             self._prompts[rollout.purpose] = Prompts(prompts_file(self._folder, rollout.purpose))
         prompt = self._prompts[rollout.purpose][rollout.prompt]
-        verdict = await self._sandbox.score(rollout.text, prompt.answer, prompt.row)
+        text = self._answers.read(rollout.answer).text
+        verdict = await self._sandbox.score(text, prompt.answer, prompt.row)
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
         return RolloutScored(
@@ -101,8 +105,13 @@ class RewardScorer:
         for entry in entries:
             if isinstance(entry.message, RolloutFinished):
                 scorer = await self._scorer_for(entry.message.job)
-                if scorer is not None:
+                if scorer is None:
+                    continue
+                try:
                     scored.append(await scorer.score(entry.message))
+                except BlobLost as error:
+                    # lost with its machine; the coordinator drops it too
+                    _log.error("answer lost", job=entry.message.job, error=str(error))
         ids = [*(entry.id for entry in entries), *unreadable]
 
         async def commit() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tlt.actors.effects import drop
-from tlt.blobs import Blobs
+from tlt.answer_files import AnswerFiles
 from tlt.errors import BlobLost
 from tlt.id_types import EntryId, Incarnation, WorkerId
 from tlt.policies.job.run_state import RunState
@@ -84,15 +84,10 @@ def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) 
     return [lost for lost in losses if (lost.worker, lost.incarnation) not in reported]
 
 
-def drop_if_lost(answer: RolloutFinished, blobs: Blobs) -> RolloutFinished | RolloutDropped:
-    """Replace an answer whose tokens were lost with the shared memory.
-
-    An evaluation needs only the text, which is in the event.
-    """
+def drop_if_lost(answer: RolloutFinished, answers: AnswerFiles) -> RolloutFinished | RolloutDropped:
+    """Replace an answer that was lost with its machine before it was written to the disk."""
     try:
-        for tensor in (answer.tokens, answer.logprobs):
-            if tensor.blob is not None and answer.purpose == "train":
-                blobs.path(tensor.blob)
+        answers.read(answer.answer)
     except BlobLost as error:
         return drop(answer, str(error))
     return answer

@@ -236,9 +236,7 @@ class MessageRouter:
             purpose=rollout.purpose,
             prompt=rollout.prompt,
             member=rollout.member,
-            prompt_tokens=rollout.prompt_tokens,
-            tokens=rollout.tokens,
-            whole=True,
+            answer=rollout.answer,
         )
         for index, rank in enumerate(self._setup.ranks):
             if index != written_by:

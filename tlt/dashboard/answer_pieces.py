@@ -1,12 +1,11 @@
 """The text of an answer, split by the origin of its tokens."""
 
-import array
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tlt.protocol.events import RolloutFinished
+from tlt.answer_files import Answer
 
 # the origin of a piece's tokens, and its text
 Pieces = tuple[tuple[str, str], ...]
@@ -22,12 +21,11 @@ class PieceDecoder:
         self._file = policy / "tokenizer.json"
         self._tokenizer: Any = None
 
-    def pieces(self, answer: RolloutFinished) -> Pieces:
-        """Return the pieces, or the whole text as one where its tokens are not available."""
-        ids = _token_ids(answer)
-        if ids is None or not self._load():
+    def pieces(self, answer: Answer) -> Pieces:
+        """Return the pieces, or the whole text as one where there is no tokenizer."""
+        if not self._load():
             return (("", answer.text),)
-        text = _IncrementalText(self._decode, ids)
+        text = _IncrementalText(self._decode, answer.tokens)
         ends = list(accumulate(span.tokens for span in answer.origins))
         pieces = [
             (span.origin, text.until(end)) for span, end in zip(answer.origins, ends, strict=True)
@@ -76,11 +74,3 @@ class _IncrementalText:
         if text.startswith(self._returned):
             return text[len(self._returned) :]
         return self._decode(self._ids[self._end : end])
-
-
-def _token_ids(answer: RolloutFinished) -> list[int] | None:
-    """Return the token ids, or None where they lie in a blob, which may be gone."""
-    data = answer.tokens.data
-    if data is None or answer.tokens.dtype != "int32":
-        return None
-    return array.array("i", data).tolist()

@@ -1,4 +1,4 @@
-"""Prompts and answers of a run; memory holds only their positions in the journal."""
+"""Prompts and answers of a run; memory holds only the places of the answers."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tlt.answer_files import AnswerFiles
 from tlt.config import JobSpec
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dataset import Prompt, Prompts, prompts_file
-from tlt.errors import JournalError
+from tlt.errors import BlobLost
 from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
-from tlt.store.journal import FILE_NAME, Position, follow
 
 _KEPT_GROUPS = 4096
 _LISTED_GROUPS = 400
+_DELETED = "(the text is no longer in the run's folder)"
 
 GroupKey = tuple[Step, Purpose, PromptIndex]
 
@@ -53,11 +54,6 @@ class SampleView(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[AnswerView, ...]
 
 
-class _Answer(NamedTuple):
-    position: Position
-    length: int
-
-
 class _Score(NamedTuple):
     reward: float | None = None
     error: str | None = None
@@ -67,7 +63,7 @@ class Group:
     """Answers and scores by member; a later attempt replaces an earlier one."""
 
     def __init__(self) -> None:
-        self.answers: dict[Member, _Answer] = {}
+        self.answers: dict[Member, RolloutFinished] = {}
         self.scores: dict[Member, _Score] = {}
 
 
@@ -76,14 +72,15 @@ class Samples:
 
     def __init__(self, folder: Path, spec: JobSpec) -> None:
         self._folder = folder
+        self._answers = AnswerFiles(folder)
         self._spec = spec
         self._decoder = PieceDecoder(Path(spec.policy.path))
         self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
 
-    def add(self, event: AnyEvent, position: Position) -> None:
+    def add(self, event: AnyEvent) -> None:
         match event:
             case RolloutFinished():
-                self._group(event).answers[event.member] = _Answer(position, event.length)
+                self._group(event).answers[event.member] = event
             case RolloutScored():
                 self._group(event).scores[event.member] = _Score(event.reward, event.error)
             case _:
@@ -137,14 +134,17 @@ class Samples:
         text = _prompt_text(row.row.get(self._spec.data.prompt_key))
         return text, None if row.answer is None else str(row.answer)
 
-    def _answer(self, member: Member, found: _Answer, score: _Score) -> AnswerView:
-        read = next(follow(self._folder / FILE_NAME, found.position), None)
-        event = None if read is None else read[0].event
-        if not isinstance(event, RolloutFinished):
-            raise JournalError("an answer of this group was removed from the journal; reload")
+    def _answer(self, member: Member, event: RolloutFinished, score: _Score) -> AnswerView:
+        pieces: Pieces
         origins: dict[str, int] = {}
-        for span in event.origins:
-            origins[span.origin] = origins.get(span.origin, 0) + span.tokens
+        try:
+            answer = self._answers.read(event.answer)
+        except BlobLost:
+            pieces = (("", _DELETED),)
+        else:
+            pieces = self._decoder.pieces(answer)
+            for span in answer.origins:
+                origins[span.origin] = origins.get(span.origin, 0) + span.tokens
         return AnswerView(
             member=member,
             reward=score.reward,
@@ -153,7 +153,7 @@ class Samples:
             tokens=event.length,
             seconds=event.decode_seconds,
             stop=event.stop,
-            pieces=self._decoder.pieces(event),
+            pieces=pieces,
             origins=origins,
         )
 

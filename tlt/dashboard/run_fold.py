@@ -146,7 +146,7 @@ class Run:
         self.lanes.add(transition, at)
         self.attempts.add(transition, at)
         self.tail.add(self.ledger, event)
-        self.samples.add(event, self.position)
+        self.samples.add(event)
         self.errors.add(transition.before, event, transition.after, at)
         if transition.counts:
             self._add_event(event, at)

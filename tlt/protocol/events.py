@@ -21,16 +21,13 @@ from tlt.id_types import (
     WorkerId,
 )
 from tlt.protocol.refs import (
-    BatchSpan,
+    AcceptedCounts,
+    AnswerRef,
     Checkpoint,
     DrafterBase,
     DrafterDelta,
     DrafterRef,
-    DrafterSpan,
-    OriginSpan,
     PolicyRef,
-    PolicySpan,
-    Tensor,
 )
 from tlt.protocol.shared_values import (
     DrafterEvaluation,
@@ -164,31 +161,19 @@ class WorkerIdled(WorkerStepEvent, frozen=True, kw_only=True):
 
 
 class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
-    """A rank finished an answer; the spans say where each of its tokens came from."""
+    """A rank finished an answer, and wrote it to its file in the run's folder."""
 
     purpose: Purpose
     prompt: PromptIndex
     member: Member
-    prompt_tokens: tuple[int, ...]
-    tokens: Tensor
-    # log-probabilities of the sampled tokens, after temperature and before filters
-    logprobs: Tensor
-    text: str
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    policies: tuple[PolicySpan, ...]
-    drafters: tuple[DrafterSpan, ...]
-    origins: tuple[OriginSpan, ...]
-    batches: tuple[BatchSpan, ...]
+    answer: AnswerRef
+    # tokens
+    length: int
+    accepted: tuple[AcceptedCounts, ...]
+    # running requests when its last token was decoded
+    batch: int
     decode_seconds: float
     stop: StopReason
-
-    @property
-    def length(self) -> int:
-        """Return the number of the answer's tokens."""
-        return self.tokens.shape[0]
 
 
 class RolloutDropped(StepEvent, frozen=True, kw_only=True):

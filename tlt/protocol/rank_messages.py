@@ -1,6 +1,6 @@
 """Messages between a worker and its ranks that are neither commands nor events.
 
-A rank also receives the worker's commands unchanged and reports events. Large tensors are blobs.
+A rank also receives the worker's commands unchanged and reports events. Tensors are in files.
 """
 
 from typing import TypeAlias
@@ -10,7 +10,7 @@ import msgspec
 from tlt.id_types import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.protocol.commands import PromptIssued, RankCommand
 from tlt.protocol.events import RankEvent, RolloutFinished
-from tlt.protocol.refs import Tensor, Value
+from tlt.protocol.refs import AnswerRef, Value
 
 
 class RankSetup(Value, frozen=True, kw_only=True):
@@ -44,7 +44,18 @@ class DecodePrompts(RankMessage, frozen=True, kw_only=True):
 
 
 class PeerAnswer(RankMessage, frozen=True, kw_only=True):
-    """Another rank's answer to a prompt; `whole` is False while it is still being written."""
+    """Another rank's answer to a prompt."""
+
+    job: JobId
+    step: Step
+    purpose: Purpose
+    prompt: PromptIndex
+    member: Member
+    answer: AnswerRef
+
+
+class PartialAnswer(RankMessage, frozen=True, kw_only=True):
+    """The tokens so far of an answer that a rank is writing."""
 
     job: JobId
     step: Step
@@ -52,8 +63,8 @@ class PeerAnswer(RankMessage, frozen=True, kw_only=True):
     prompt: PromptIndex
     member: Member
     prompt_tokens: tuple[int, ...]
-    tokens: Tensor
-    whole: bool
+    # packed; nobody would delete a file of unfinished answers
+    token_bytes: bytes
 
 
 class SharePartialAnswers(RankMessage, frozen=True, kw_only=True):
@@ -66,7 +77,7 @@ class PartialAnswers(RankMessage, frozen=True, kw_only=True):
     """Answers that a rank is writing."""
 
     job: JobId
-    answers: tuple[PeerAnswer, ...]
+    answers: tuple[PartialAnswer, ...]
 
 
 class UpdateSamples(RankMessage, frozen=True, kw_only=True):
@@ -76,5 +87,7 @@ class UpdateSamples(RankMessage, frozen=True, kw_only=True):
     minibatches: tuple[tuple[RolloutFinished, ...], ...]
 
 
-ToRank: TypeAlias = RankCommand | DecodePrompts | PeerAnswer | SharePartialAnswers | UpdateSamples
+ToRank: TypeAlias = (
+    RankCommand | DecodePrompts | PeerAnswer | PartialAnswer | SharePartialAnswers | UpdateSamples
+)
 FromRank: TypeAlias = RankEvent | RankReady | PartialAnswers

@@ -1,4 +1,4 @@
-"""References to weights and tensors in files, and spans that say where tokens came from."""
+"""References to weights and answers in files, and spans that say where tokens came from."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from tlt.id_types import (
     WorkerId,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,13 +26,13 @@ class BlobRef(Value, frozen=True, kw_only=True):
     bytes: int
 
 
-class Tensor(Value, frozen=True, kw_only=True):
-    """A tensor: a small one is inline, a larger one is a blob."""
+class AnswerRef(Value, frozen=True, kw_only=True, array_like=True):
+    """The place of an answer in a file of the run's folder."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | None = None
-    blob: BlobRef | None = None
+    file: str
+    offset: int
+    bytes: int
+    digest: Digest
 
 
 class PolicySpan(Value, frozen=True, kw_only=True, array_like=True):
@@ -54,6 +54,14 @@ class OriginSpan(Value, frozen=True, kw_only=True, array_like=True):
 
     origin: str
     tokens: int
+
+
+class AcceptedCounts(Value, frozen=True, kw_only=True, array_like=True):
+    """Steps of one answer by the number of drafts that they accepted: 0, 1, 2, ..."""
+
+    # None: n-grams
+    drafter: DrafterVersion | None
+    steps: tuple[int, ...]
 
 
 class BatchSpan(Value, frozen=True, kw_only=True, array_like=True):

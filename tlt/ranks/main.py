@@ -34,6 +34,7 @@ from tlt.protocol.events import DrafterRefused, WorkerFailed
 from tlt.protocol.rank_messages import (
     DecodePrompts,
     FromRank,
+    PartialAnswer,
     PeerAnswer,
     RankReady,
     RankSetup,
@@ -170,8 +171,8 @@ class Rank:
                     self._send(*member.stop(message.training_session))
             case DecodePrompts():
                 rollout.submit(message.prompts)
-            case PeerAnswer():
-                rollout.add_peer_answer(message)
+            case PeerAnswer() | PartialAnswer():
+                rollout.add_answer(message)
             case SharePartialAnswers():
                 self._send(rollout.partial_answers())
             case UpdateSamples():

@@ -103,11 +103,12 @@ class PolicyUpdateDuty:
         )
 
     def _sample(self, rollout: RolloutFinished, advantage: float) -> PolicySample:
+        answer = self._job.answers.read(rollout.answer)
         return PolicySample(
-            prompt=rollout.prompt_tokens,
-            completion=tuple(self._blobs.unpack(rollout.tokens).tolist()),
-            logprobs=tuple(self._blobs.unpack(rollout.logprobs).tolist()),
-            temperature=rollout.temperature,
+            prompt=answer.prompt,
+            completion=tuple(answer.tokens),
+            logprobs=tuple(answer.logprobs),
+            temperature=answer.temperature,
             advantage=advantage,
         )
 

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import torch
 
+from tlt.answer_files import AnswerFiles
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
 from tlt.id_types import Incarnation, JobId, WorkerId
@@ -59,6 +60,11 @@ class RankJob:
         """Return the fields that all of this rank's events have."""
         setup = self.setup
         return Reporter(job=self.id, worker=setup.worker, incarnation=setup.incarnation)
+
+    @property
+    def answers(self) -> AnswerFiles:
+        """Return the job's answers."""
+        return AnswerFiles(Path(self.opened.folder))
 
     def blobs(self, reserved_bytes: Callable[[], int] = lambda: 0) -> Blobs:
         """Return the job's blobs; `reserved_bytes` of shared memory stay free."""

@@ -1,8 +1,8 @@
 """Decode a rank's prompts: prompts become requests, completions become `RolloutFinished`."""
 
-import numpy as np
 import torch
 
+from tlt.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens, unpack_tokens
 from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
@@ -10,8 +10,9 @@ from tlt.id_types import PolicyVersion, Purpose, Step
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import DecodingReported, RolloutFinished
-from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer
-from tlt.protocol.refs import PolicyRef, Tensor
+from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
+from tlt.protocol.refs import PolicyRef
+from tlt.ranks.accepted_counts import count_accepted
 from tlt.ranks.engine_factory import context_of
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
@@ -39,6 +40,7 @@ class RolloutDuty:
         self._stop_tokens = stop_tokens
         self._context = context_of(job.spec)
         self._blobs = job.blobs()
+        self._answers = job.answers.writer(job.member)
         self._replay = self._all_answers = replay
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
@@ -87,24 +89,27 @@ class RolloutDuty:
         self._replay = self._all_answers if keep else None
         self.engine.set_capturing(self._replay is not None)
 
-    def add_peer_answer(self, answer: PeerAnswer) -> None:
-        """Use another rank's answer for n-gram proposals and for drafter training."""
-        try:
-            tokens = self._blobs.unpack(answer.tokens).tolist()
-        except BlobError:
-            return  # the blob is deleted because its step is over
-        if answer.whole:
-            self.engine.index_answer(answer.prompt_tokens, tokens)
+    def add_answer(self, answer: PeerAnswer | PartialAnswer) -> None:
+        """Use another rank's answer for drafter training, and a whole one for n-grams too."""
+        if isinstance(answer, PartialAnswer):
+            prompt, tokens = answer.prompt_tokens, unpack_tokens(answer.token_bytes)
+        else:
+            try:
+                found = self._job.answers.read(answer.answer)
+            except BlobError:
+                return  # its folder isn't mounted here; only proposals are worse without it
+            prompt, tokens = found.prompt, found.tokens
+            self.engine.index_answer(prompt, tokens)
         if self._replay is not None:
-            origin = "others" if answer.whole else "running"
-            self._replay.add(origin, self._key(answer), answer.prompt_tokens, tokens)
+            origin = "others" if isinstance(answer, PeerAnswer) else "running"
+            self._replay.add(origin, self._key(answer), prompt, tokens)
 
     def partial_answers(self) -> PartialAnswers:
         """Return the answers that have grown by half since they were last shared.
 
         The growth by a factor bounds what is copied to three times the final answer.
         """
-        answers: list[PeerAnswer] = []
+        answers: list[PartialAnswer] = []
         for id_, prompt in self._issued.items():
             tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
             if tokens and len(tokens) >= max(_LEAST_TOKENS, _GROWTH * self._shared.get(id_, 0)):
@@ -112,20 +117,14 @@ class RolloutDuty:
                 if self._replay is not None:
                     self._replay.share_partial(self._key(prompt), self.engine.hidden_states(id_))
                 answers.append(
-                    PeerAnswer(
+                    PartialAnswer(
                         job=prompt.job,
                         step=prompt.step,
                         purpose=prompt.purpose,
                         prompt=prompt.prompt,
                         member=prompt.member,
                         prompt_tokens=prompt.tokens,
-                        # inline, because no component would release a blob
-                        tokens=Tensor(
-                            dtype="int32",
-                            shape=(len(tokens),),
-                            data=np.asarray(tokens, dtype=np.int32).tobytes(),
-                        ),
-                        whole=False,
+                        token_bytes=pack_tokens(tokens),
                     )
                 )
         return PartialAnswers(job=self._job.id, answers=tuple(answers))
@@ -153,7 +152,7 @@ class RolloutDuty:
             stop_strings=tuple(rollout.stop),
         )
 
-    def _key(self, about: PromptIssued | PeerAnswer) -> NoiseKey:
+    def _key(self, about: PromptIssued | PeerAnswer | PartialAnswer) -> NoiseKey:
         return NoiseKey(
             seed=self._spec.seed,
             step=about.step,
@@ -165,7 +164,6 @@ class RolloutDuty:
     def _finished(self, completion: Completion) -> RolloutFinished:
         prompt = self._issued.pop(completion.id)
         self._shared.pop(completion.id, None)
-        drawn = sampling(self._spec, prompt.purpose)
         if self._replay is not None and completion.stop != "cancelled":
             self._replay.add(
                 "own",
@@ -182,18 +180,10 @@ class RolloutDuty:
             purpose=prompt.purpose,
             prompt=prompt.prompt,
             member=prompt.member,
-            prompt_tokens=prompt.tokens,
-            tokens=self._blobs.pack(np.asarray(completion.tokens, dtype=np.int32)),
-            logprobs=self._blobs.pack(np.asarray(completion.logprobs, dtype=np.float32)),
-            text=completion.text,
-            temperature=drawn.temperature,
-            top_k=drawn.top_k,
-            top_p=drawn.top_p,
-            min_p=drawn.min_p,
-            policies=completion.policies,
-            drafters=completion.drafters,
-            origins=completion.origins,
-            batches=completion.batches,
+            answer=self._answers.append(_answer(self._spec, prompt, completion)),
+            length=len(completion.tokens),
+            accepted=count_accepted(completion.origins, completion.drafters),
+            batch=completion.batches[-1].size if completion.batches else 0,
             decode_seconds=completion.decode_seconds,
             stop=completion.stop,
         )
@@ -207,4 +197,22 @@ def sampling(spec: JobSpec, purpose: Purpose) -> Sampling:
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         min_p=rollout.min_p,
+    )
+
+
+def _answer(spec: JobSpec, prompt: PromptIssued, completion: Completion) -> Answer:
+    drawn = sampling(spec, prompt.purpose)
+    return Answer(
+        prompt=prompt.tokens,
+        token_bytes=pack_tokens(completion.tokens),
+        logprob_bytes=pack_logprobs(completion.logprobs),
+        text=completion.text,
+        temperature=drawn.temperature,
+        top_k=drawn.top_k,
+        top_p=drawn.top_p,
+        min_p=drawn.min_p,
+        policies=completion.policies,
+        drafters=completion.drafters,
+        origin_bytes=pack_origins(completion.origins),
+        batches=completion.batches,
     )

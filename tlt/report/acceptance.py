@@ -1,14 +1,14 @@
 """Accepted tokens: by proposer and batch size, and by position."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Literal
 
 import msgspec
 
 from tlt.id_types import DrafterVersion
-from tlt.protocol.refs import DrafterSpan, OriginSpan
+from tlt.protocol.refs import AcceptedCounts
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Off
 
@@ -52,24 +52,9 @@ class AcceptedTokens:
             steps, rows, tokens = self._sums.get(key, (0, 0, 0))
             self._sums[key] = steps + tally.steps, rows + tally.rows, tokens + tally.tokens
 
-    def add_answer(
-        self, origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan] = ()
-    ) -> None:
-        """Count an answer's steps: each ends with a token of the policy, or with the answer."""
-        accepted, version = 0, None
-        for origin, tokens, version in _split(origins, drafters):
-            match origin:
-                case "accepted":
-                    accepted += tokens
-                case "corrected":
-                    steps = self._steps[version]
-                    steps[accepted] += 1
-                    steps[0] += tokens - 1
-                    accepted = 0
-                case _:
-                    accepted = 0
-        if accepted:
-            self._steps[version][accepted] += 1
+    def add_answer(self, counts: Iterable[AcceptedCounts]) -> None:
+        for count in counts:
+            self._steps[count.drafter].update(dict(enumerate(count.steps)))
 
     def table(self) -> tuple[Acceptance, ...]:
         rows = (
@@ -99,31 +84,6 @@ class AcceptedTokens:
 
 def _age(drafter: DrafterVersion | None) -> int:
     return -1 if drafter is None else drafter
-
-
-def _split(
-    origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan]
-) -> Iterator[tuple[str, int, DrafterVersion | None]]:
-    """Split the spans where the drafter changes; yield origin, tokens and drafter of each piece."""
-    version = drafters[-1].version if drafters else None
-    if len(drafters) < 2:
-        yield from ((span.origin, span.tokens, version) for span in origins)
-        return
-    following = iter(drafters)
-    drafter = next(following)
-    room = drafter.tokens
-    for span in origins:
-        left = span.tokens
-        while left > room:
-            if room:
-                yield span.origin, room, drafter.version
-            left -= room
-            if (successor := next(following, None)) is None:
-                break
-            drafter, room = successor, successor.tokens
-        if left:
-            yield span.origin, left, drafter.version
-        room = max(0, room - left)
 
 
 def _shares(steps: Counter[int]) -> tuple[float, ...]:

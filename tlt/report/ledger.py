@@ -190,7 +190,7 @@ class Ledger:
     def _add_event(self, event: AnyEvent) -> None:
         match event:
             case RolloutFinished():
-                self._accepted.add_answer(event.origins, event.drafters)
+                self._accepted.add_answer(event.accepted)
                 if event.purpose == "train":
                     self._savings.finish_answer(event.step, event.worker)
             case DecodingReported():

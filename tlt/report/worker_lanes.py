@@ -174,8 +174,8 @@ class WorkerLanes:
                     self._change_strategy(event, at)
             case RolloutFinished():
                 # without strategies to choose from there are no decoding reports
-                if not transition.after.spec.speculation.arms and event.batches:
-                    self._change_batch(event.worker, float(event.batches[-1].size), at)
+                if not transition.after.spec.speculation.arms:
+                    self._change_batch(event.worker, float(event.batch), at)
             case _:
                 pass
 

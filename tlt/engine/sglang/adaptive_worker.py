@@ -105,7 +105,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
         if self._rebuild_due:
             self._rebuild_due = False
             self.parts.writer.publish_staged()
-            rebuild_draft_cache(self, batch, self._states_of)
+            rebuild_draft_cache(self, batch, _texts(batch, self._speculation), self._states_of)
             self._speculation.interrupt()
         requests = list(batch.reqs)
         step = self._speculation.begin_step(requests, _context(batch))

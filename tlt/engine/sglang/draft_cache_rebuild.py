@@ -4,7 +4,7 @@ The states that the drafter reads are in the tap. Without this, a drafter that i
 mid-answer would guess from the keys and values of another one, or of none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -16,16 +16,22 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
+from tlt.engine.sglang.batch_ngrams import RunningText
+
 # tokens that are computed at once, but never less than a request's
 _MOST_TOKENS = 8192
 
 
 def rebuild_draft_cache(
-    worker: Any, batch: Any, states_of: Callable[[str, int], torch.Tensor | None]
+    worker: Any,
+    batch: Any,
+    texts: Sequence[RunningText],
+    states_of: Callable[[str, int], torch.Tensor | None],
 ) -> None:
     """Compute the cache of the batch's requests, and what the next proposals begin with.
 
-    `states_of` returns the states that the drafter reads at a request's first positions.
+    `texts` end with the token that the policy reads next; `states_of` returns the states that the
+    drafter reads at a request's first positions.
     """
     draft = worker.draft_worker
     spec = batch.spec_info
@@ -35,7 +41,9 @@ def rebuild_draft_cache(
         if any(found is None for found in states):
             continue  # its prompt came from a request whose states are gone
         known = [found for found in states if found is not None]
-        logits = _extend(draft, batch, rows, [lengths[row] for row in rows], known)
+        logits = _extend(
+            draft, batch, rows, [lengths[row] for row in rows], [texts[row] for row in rows], known
+        )
         chosen = torch.tensor(rows, device=batch.seq_lens.device)
         spec.topk_index[chosen] = logits.next_token_logits.argmax(-1, keepdim=True).to(
             spec.topk_index
@@ -45,7 +53,12 @@ def rebuild_draft_cache(
 
 
 def _extend(
-    draft: Any, batch: Any, rows: list[int], lengths: list[int], states: list[torch.Tensor]
+    draft: Any,
+    batch: Any,
+    rows: list[int],
+    lengths: list[int],
+    texts: list[RunningText],
+    states: list[torch.Tensor],
 ) -> Any:
     """Run the drafter over whole texts; row i of a text reads the token after position i."""
     device = batch.seq_lens.device
@@ -53,11 +66,7 @@ def _extend(
     requests = [batch.reqs[row] for row in rows]
     slots = draft.req_to_token_pool.req_to_token
     pool = batch.req_pool_indices[chosen]
-    bonus = batch.spec_info.bonus_tokens[chosen].tolist()
-    tokens: list[int] = []
-    for request, length, newest in zip(requests, lengths, bonus, strict=True):
-        text = [*request.origin_input_ids, *request.output_ids][:length]
-        tokens += [*text[1:], newest]
+    tokens = [token for text in texts for token in [*text.prompt, *text.answer][1:]]
     part = copy(batch)
     part.reqs = requests
     part.forward_mode = ForwardMode.EXTEND

@@ -24,7 +24,7 @@ from tlt.engine.sglang.speculation_messages import (
     ToScheduler,
     UseDrafter,
 )
-from tlt.engine.sglang.weight_checksums import find_mismatch
+from tlt.engine.sglang.weight_checksums import drafter_as_held, find_mismatch
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.protocol.shared_values import StrategyTally
@@ -112,7 +112,7 @@ class SglangClient:
         sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
         async with self._paused():
             await self._update(sent, "target", str(version))
-            await self._verify(sent, version)
+            await self.verify(sent, "target", f"policy version {version}")
             self.send(NotePolicySwap())
 
     async def update_drafter(
@@ -126,6 +126,7 @@ class SglangClient:
         async with self._paused():
             sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
             await self._update(sent, "draft", None)
+            await self.verify(drafter_as_held(sent), "draft", f"drafter version {version}")
             self.send(UseDrafter(version=version))
         self.drafters += 1
 
@@ -204,12 +205,15 @@ class SglangClient:
         if self._socket is not None:
             self._socket.close()
 
-    async def _verify(self, sent: Mapping[str, torch.Tensor], version: PolicyVersion) -> None:
+    async def verify(
+        self, sent: Mapping[str, torch.Tensor], selector: _Runner, update: str
+    ) -> None:
+        """Raise RankError if SGLang holds other weights than these."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
         from sglang.srt.managers.mm_utils import tensor_hash
 
         success, message, ranks, _ = await self._manager.check_weights(
-            CheckWeightsReqInput(action="checksum", selector="target")
+            CheckWeightsReqInput(action="checksum", selector=selector)
         )
         if not success or not ranks:
             raise RankError(f"SGLang cannot tell what weights it holds: {message}")
@@ -218,7 +222,7 @@ class SglangClient:
             sent, ranks[0]["checksums"], lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu
         )
         if wrong is not None:
-            raise RankError(f"after policy version {version} SGLang holds another {wrong}")
+            raise RankError(f"after {update} SGLang holds another {wrong}")
 
     async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
         deadline = monotonic() + self.stuck_seconds

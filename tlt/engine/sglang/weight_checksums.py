@@ -16,6 +16,8 @@ _FUSED = {
 _PARTS = {part: whole for whole, parts in _FUSED.items() for part in parts}
 _BY_VOCABULARY = {"model.embed_tokens", "lm_head"}
 _VOCABULARY = 64
+# what files call the layer of an EAGLE-3 drafter, and what SGLang does
+_EAGLE3_LAYER = ("midlayer.", "layers.0.")
 # on a CPU, the feed-forward part's intermediate width is padded to a multiple of this
 _INTERMEDIATE = 32
 
@@ -34,6 +36,16 @@ def find_mismatch(
         if held.get(name) != checksum(tensor):
             return name
     return None
+
+
+def drafter_as_held(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a drafter's weights by the names that SGLang holds them under."""
+    return {
+        name if name.startswith("lm_head.") else f"model.{name.replace(*_EAGLE3_LAYER)}": weight
+        for name, weight in weights.items()
+        # a table of tokens, which is no parameter in SGLang
+        if name != "d2t"
+    }
 
 
 def _as_held(
