@@ -30,6 +30,7 @@ _WORKER, _COMMON = "speculative/eagle_worker_v2.py", "speculative/eagle_worker_c
 _BASE, _INFO = "speculative/base_spec_worker.py", "speculative/eagle_info.py"
 _BATCH, _SCHEDULER = "managers/schedule_batch.py", "managers/scheduler.py"
 _MESSAGES, _FORWARD = "managers/io_struct.py", "model_executor/forward_batch_info.py"
+_UPDATER = "managers/scheduler_components/weight_updater.py"
 _ADAPTIVE = "speculative/adaptive_runtime_state.py"
 _RESULTS = "managers/scheduler_components/batch_result_processor.py"
 _ENGINE, _MANAGER = "entrypoints/engine.py", "managers/tokenizer_manager.py"
@@ -138,6 +139,8 @@ RELIED_ON = (
     *(Name(_MESSAGES, f"UpdateWeightsFromTensorReqInput.{name}", _UPDATES)
       for name in ("serialized_named_tensors", "selector", "flush_cache", "weight_version")),
     *(Name(_MESSAGES, f"CheckWeightsReqInput.{name}", _UPDATES) for name in ("action", "selector")),
+    # puts "draft." before the names of a drafter's weights
+    Name(_UPDATER, "_merge_checksum_payloads", _UPDATES, ("role_payloads",)),
     # the engine without upstream's processes
     Name(_ENGINE, "Engine._launch_scheduler_processes", _START,
          ("server_args", "port_args", "run_scheduler_process_func")),

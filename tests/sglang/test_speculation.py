@@ -1,6 +1,6 @@
 """SGLang speculates from n-grams at first, and with a drafter from the moment it is adopted."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -257,7 +257,7 @@ def memoryless(tmp_path_factory: pytest.TempPathFactory) -> Memoryless:
 
 
 @contextmanager
-def swapped(engine: SglangEngine, policy: Path, memoryless: Memoryless) -> Iterator[None]:
+def swapped(engine: SglangEngine, policy: Path, memoryless: Memoryless) -> Generator[None]:
     """Decode with the memoryless policy, and then with the other again."""
     engine.swap_weights(PolicyVersion(engine.version + 1), memoryless.weights)
     try:

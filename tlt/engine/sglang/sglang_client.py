@@ -218,9 +218,9 @@ class SglangClient:
         if not success or not ranks:
             raise RankError(f"SGLang cannot tell what weights it holds: {message}")
         on_cpu = self._launched.engine.server_args.device == "cpu"
-        wrong = find_mismatch(
-            sent, ranks[0]["checksums"], lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu
-        )
+        # SGLang marks the names of a drafter's weights, and of no others
+        held = {name.removeprefix("draft."): sum for name, sum in ranks[0]["checksums"].items()}
+        wrong = find_mismatch(sent, held, lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu)
         if wrong is not None:
             raise RankError(f"after {update} SGLang holds another {wrong}")
 

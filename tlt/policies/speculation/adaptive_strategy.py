@@ -31,6 +31,8 @@ _HORIZON = 200.0
 # a run that takes this many times the expected time was interrupted; a first proposal, which
 # catches up with what the proposer missed, takes a few times as long
 _INTERRUPTED = 12.0
+# most that a trial is charged for, in expected times: an interruption isn't its fault
+_CHARGED = 2.0
 # first guess of what a look-up, or a draft, costs as a share of a plain step
 _LOOKUP, _DRAFT = 0.01, 0.06
 # n-grams' acceptance changes with every sibling that ends
@@ -183,20 +185,20 @@ class AdaptivePolicy:
     ) -> int | None:
         """Return the strategy whose expected gain exceeds the cost of a trial by the most.
 
-        Both are counted in steps of the best strategy.
+        Both are counted in steps of the best strategy. None: the budget has to grow first.
         """
-        found, most = None, 0.0
+        found, most, price = None, 0.0, 0.0
         for index, each in enumerate(predictions):
             if index == best or each.uncertainty == 0.0:
                 continue
             cost = steps * (1.0 - each.speed / predictions[best].speed)
-            if cost * each.seconds > self._budget * plain:
+            if cost * each.seconds > _TRIALS_SAVED * plain:
                 continue
             behind = math.log(predictions[best].speed / each.speed)
             worth = _HORIZON * _expected_gain(behind, each.uncertainty)
             if worth - cost > most:
-                found, most = index, worth - cost
-        return found
+                found, most, price = index, worth - cost, cost * each.seconds
+        return found if price <= self._budget * plain else None
 
     def _settle(self, decision: _Decision, run: RunObservation, plain: float) -> None:
         """Pay for what a run lost, in plain steps; a gain is saved up to a limit."""
@@ -206,7 +208,9 @@ class AdaptivePolicy:
         tokens = run.steps + sum(run.accepted) / run.batch
         earned = _TRIAL_SHARE * seconds
         if decision.trial:
-            earned += tokens / decision.best_speed - seconds
+            earned += tokens / decision.best_speed - min(
+                seconds, _CHARGED * run.steps * decision.step_seconds
+            )
         self._budget = _saved(self._budget, earned / plain, _TRIALS_SAVED)
         earned = _LOSS_SHARE * seconds
         if decision.arm.proposer is not None:

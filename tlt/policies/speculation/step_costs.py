@@ -28,8 +28,9 @@ _CORRECTED = 0.1
 # errors are cut off at this many standard deviations
 _MOST_DEVIATIONS = 2.0
 _LOG_LIMITS, _SECONDS_LIMITS = (-35.0, 12.0), (1e-6, 1e4)
-# weight of a new mean of proposal seconds
-_NEW_PROPOSAL = 0.3
+# weights of the first mean of proposal seconds and of later ones, and what a mean counts for at most
+# in expected times, because it may have been interrupted
+_FIRST_PROPOSAL, _NEW_PROPOSAL, _MOST_TIMES = 0.8, 0.3, 4.0
 
 
 class PassCost:
@@ -110,9 +111,9 @@ class ProposalCost:
     def observe(self, batch: float, share: float) -> None:
         if 0.0 <= share < math.inf:
             bucket = bucket_of(batch)
-            known = self._shares.get(bucket)
-            mean = share if known is None else known + _NEW_PROPOSAL * (share - known)
-            self._shares[bucket] = mean
+            weight = _NEW_PROPOSAL if bucket in self._shares else _FIRST_PROPOSAL
+            known = self.share(batch)
+            self._shares[bucket] = known + weight * (min(share, _MOST_TIMES * known) - known)
 
 
 def _dot(left: list[float], right: list[float]) -> float:

@@ -1,0 +1,297 @@
+"""Measure what speculation gains and costs in SGLang, against servers without it and upstream's.
+
+`python -m benchmarks.sglang_speculation --out F.json [--repetitions 3]`
+
+Four servers answer the tiny reasoner's held-out problems at temperature 1, in turns: one without
+speculation (off), one that could speculate but never does (zero), TLT's with a trained drafter, and
+SGLang's own adaptive speculation with the same drafter. A rollout keeps a number of requests
+running until its last ones end. In a drain 32 requests begin together and none follows. Answers
+differ in their random draws, so speeds are compared: tokens by seconds of the wall clock, medians
+of pairs next to each other in time.
+"""
+
+import argparse
+import asyncio
+import math
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from benchmarks.engine import MODEL
+from benchmarks.result import Claim, write_result
+from benchmarks.speculating import DRAFTER, Requests
+from tlt.config import SpeculationSpec
+from tlt.engine.base import Request
+from tlt.engine.sglang import hidden_state_hooks, sglang_launcher
+from tlt.engine.sglang.sglang_client import SglangClient
+from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape
+from tlt.engine.sglang.speculation_options import SpeculationOptions, without_noise
+from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
+from tlt.id_types import PolicyVersion
+from tlt.models.config_json import read_config
+from tlt.models.drafter_folder import load_drafter
+from tlt.protocol.shared_values import StrategyTally
+from tlt.strategies import Draft, Off, Strategy
+
+_SPECULATION = SpeculationSpec(mode="adaptive")
+_SLOTS, _CONTEXT, _MOST = 32, 512, 256
+_FIRST = PolicyVersion(0)
+# rollouts by running requests: how many requests there are in all
+_ROLLOUTS = {1: 4, 4: 12, 8: 24, 16: 32, 32: 64}
+# one-sided 95 % of Student's t by the number of pairs, from two on
+_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+
+
+class Rollout(NamedTuple):
+    tokens: int
+    seconds: float
+    # accept length, with shares of the steps by strategy
+    tallies: tuple[StrategyTally, ...]
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class _Server:
+    def __init__(self, client: SglangClient, tap: Tap) -> None:
+        self._client = client
+        self._slots = TapSlotAllocator(len(tap.filled))
+        self._requests = Requests(seed=1)
+
+    def decode(self, running: int, count: int) -> Rollout:
+        """Decode `count` requests, of which at most `running` run at any time."""
+        requests = self._requests.take(count, _MOST)
+        began = time.perf_counter()
+        tokens = self._client.run(self._decode(requests, running))
+        return Rollout(tokens, time.perf_counter() - began, self._client.take_tallies())
+
+    async def _decode(self, requests: Sequence[Request], running: int) -> int:
+        room = asyncio.Semaphore(running)
+
+        async def answer(request: Request) -> int:
+            async with room:
+                name = self._slots.take(request.prompt, "")
+                try:
+                    most = _CONTEXT - len(request.prompt)
+                    parts = self._client.generate(request, name, most, streamed=False)
+                    return [len(part.tokens) async for part in parts][-1]
+                finally:
+                    self._slots.give_back(name.slot)
+
+        return sum(await asyncio.gather(*map(answer, requests)))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repetitions", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    servers: dict[str, _Server] = {}
+    try:
+        for name, start in _STARTS.items():
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                servers[name] = _Server(*start(Path(folder)))
+        rollouts = {
+            str(running): _compare(servers, ("off", "zero", "tlt"), running, count, arguments)
+            for running, count in _ROLLOUTS.items()
+        }
+        drain = _compare(servers, ("upstream", "tlt"), _SLOTS, _SLOTS, arguments)
+    finally:
+        for server in servers.values():
+            server.close()
+    claims = [
+        *(
+            Claim(
+                name=f"sglang_speculation.off_over_tlt.{running}",
+                value=_ratio(rollouts[running], "tlt", "off").estimate,
+                unit="x",
+                bar=1.5,
+            )
+            for running in ("4", "8")
+        ),
+        Claim(
+            name="sglang_speculation.zero_over_off",
+            value=max(1 / _ratio(found, "zero", "off").estimate for found in rollouts.values()),
+            unit="x",
+            bar=1.05,
+            less_is_better=True,
+        ),
+        Claim(
+            name="sglang_speculation.zero_over_tlt_min",
+            value=min(_ratio(found, "tlt", "zero").estimate for found in rollouts.values()),
+            unit="x",
+            bar=0.97,
+        ),
+        Claim(
+            name="sglang_speculation.drain_upstream_over_tlt",
+            value=_ratio(drain, "tlt", "upstream").estimate,
+            unit="x",
+            bar=1.0,
+        ),
+    ]
+    details = {
+        "running": {running: _describe(found, "off") for running, found in rollouts.items()},
+        "drain": _describe(drain, "upstream"),
+    }
+    rounded = [msgspec.structs.replace(claim, value=round(claim.value, 3)) for claim in claims]
+    write_result("sglang_speculation", rounded, details, time.monotonic() - began, arguments.out)
+
+
+def _compare(
+    servers: dict[str, _Server],
+    names: Sequence[str],
+    running: int,
+    count: int,
+    arguments: argparse.Namespace,
+) -> dict[str, list[Rollout]]:
+    """Let the servers decode in turns, the order reversed each time; the first turn warms up."""
+    found: dict[str, list[Rollout]] = {name: [] for name in names}
+    for turn in range(arguments.repetitions + 1):
+        for name in names if turn % 2 else reversed(names):
+            rollout = servers[name].decode(running, count)
+            if turn:
+                found[name].append(rollout)
+    speeds = {name: round(median(r.speed for r in rollouts)) for name, rollouts in found.items()}
+    print(f"{running} running, {count} requests: tokens a second {speeds}", flush=True)
+    return found
+
+
+class _Ratio(NamedTuple):
+    estimate: float
+    # one-sided 95 % bound
+    low: float
+
+
+def _ratio(found: dict[str, list[Rollout]], name: str, base: str) -> _Ratio:
+    """Return the speed of one server by that of another: the median of neighbours in time."""
+    logs = [math.log(a.speed / b.speed) for a, b in zip(found[name], found[base], strict=True)]
+    error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    low = fmean(logs) - _T95[min(len(logs), len(_T95) + 1) - 2] * error
+    return _Ratio(math.exp(median(logs)), math.exp(low))
+
+
+def _describe(found: dict[str, list[Rollout]], base: str) -> dict[str, Any]:
+    ratios = {name: _ratio(found, name, base) for name in found if name != base}
+    return {
+        "tokens_per_second": {
+            name: [round(rollout.speed, 1) for rollout in rollouts]
+            for name, rollouts in found.items()
+        },
+        "speed_against_" + base: {
+            name: {"estimate": round(ratio.estimate, 3), "low": round(ratio.low, 3)}
+            for name, ratio in ratios.items()
+        },
+        "tlt": _describe_tallies([t for rollout in found["tlt"] for t in rollout.tallies]),
+    }
+
+
+def _describe_tallies(tallies: Sequence[StrategyTally]) -> dict[str, Any]:
+    steps: dict[str, int] = {}
+    for tally in tallies:
+        name = "control run" if tally.control is not None else str(tally.strategy)
+        steps[name] = steps.get(name, 0) + tally.steps
+    rows = sum(tally.rows for tally in tallies)
+    accept = sum(tally.tokens for tally in tallies) / rows if rows else 0.0
+    return {"tokens_a_row_and_step": round(accept, 2), "steps": steps}
+
+
+def _options(
+    arms: Sequence[Strategy], fixed: Strategy | None = None, trained: bool = True
+) -> SpeculationOptions:
+    layout = load_drafter(DRAFTER, read_config(MODEL).layers).config
+    return SpeculationOptions(
+        algorithm="EAGLE" if layout.layout == "eagle" else "EAGLE3",
+        drafter=str(DRAFTER),
+        trained=trained,
+        layers=len(layout.captured),
+        arms=tuple(arms),
+        fixed=fixed,
+        control_share=_SPECULATION.control_share if fixed is None else 0.0,
+    )
+
+
+def _start(folder: Path, speculation: SpeculationOptions | None) -> tuple[SglangClient, Tap]:
+    layers = read_config(MODEL).layers
+    captured: tuple[int, ...] = ()
+    if speculation is not None:
+        own = load_drafter(DRAFTER, layers).config.captured
+        captured = tuple(dict.fromkeys((*own, layers)))
+    return start_client(
+        MODEL,
+        slots=_SLOTS,
+        max_context=_CONTEXT,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=_FIRST,
+        folder=folder,
+        stuck_seconds=60,
+        captured=captured,
+        speculation=speculation,
+    )
+
+
+def _start_off(folder: Path) -> tuple[SglangClient, Tap]:
+    return _start(folder, None)
+
+
+def _start_zero(folder: Path) -> tuple[SglangClient, Tap]:
+    arms = tuple(map(without_noise, _SPECULATION.arms))
+    return _start(folder, _options(arms, fixed=Off(), trained=False))
+
+
+def _start_tlt(folder: Path) -> tuple[SglangClient, Tap]:
+    return _start(folder, _options(tuple(dict.fromkeys(map(without_noise, _SPECULATION.arms)))))
+
+
+def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
+    """Start SGLang with its own worker, which chooses among its default draft lengths."""
+    from sglang.srt.speculative.adaptive_spec_params import DEFAULT_ADAPTIVE_CONFIG
+
+    shape = TapShape(slots=2 * _SLOTS, positions=_CONTEXT, layers=0, hidden=1, dtype="float32")
+    path, adaptive = folder / "tap", folder / "adaptive.json"
+    ours, theirs = socket.socketpair()
+    hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device="cpu", socket=None)
+    adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
+    tap = Tap.create(path, shape)
+    launched = sglang_launcher.start(
+        sglang_launcher.Options(
+            model=MODEL,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            slots=_SLOTS,
+            max_context=_CONTEXT,
+            speculation=_options([Draft(depth=depth, noise=False) for depth in (1, 3, 5, 7)]),
+            adaptive_config=adaptive,
+            environment=hooks.environment(),
+        ),
+        folder / "sglang.log",
+    )
+    ours.close()
+    theirs.close()
+    return SglangClient(launched, torch.float32, (), 60), tap
+
+
+_STARTS: dict[str, Callable[[Path], tuple[SglangClient, Tap]]] = {
+    "off": _start_off,
+    "zero": _start_zero,
+    "tlt": _start_tlt,
+    "upstream": _start_upstream,
+}
+
+
+if __name__ == "__main__":
+    main()
