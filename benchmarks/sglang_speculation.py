@@ -17,6 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
@@ -42,10 +43,14 @@ from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Off, Strategy
 
 _SPECULATION = SpeculationSpec(mode="adaptive")
-_SLOTS, _CONTEXT, _MOST = 32, 512, 256
+_SLOTS, _CONTEXT, _MOST = 32, 512, 96
+# most tokens of an answer in a drain
+_DRAINED = 384
 _FIRST = PolicyVersion(0)
+# of a whole rollout
+_STUCK_SECONDS = 600
 # rollouts by running requests: how many requests there are in all
-_ROLLOUTS = {1: 4, 4: 12, 8: 24, 16: 32, 32: 64}
+_ROLLOUTS = {1: 2, 4: 8, 8: 16, 16: 24, 32: 48}
 # one-sided 95 % of Student's t by the number of pairs, from two on
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
@@ -67,9 +72,9 @@ class _Server:
         self._slots = TapSlotAllocator(len(tap.filled))
         self._requests = Requests(seed=1)
 
-    def decode(self, running: int, count: int) -> Rollout:
+    def decode(self, running: int, count: int, most: int) -> Rollout:
         """Decode `count` requests, of which at most `running` run at any time."""
-        requests = self._requests.take(count, _MOST)
+        requests = self._requests.take(count, most)
         began = time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
         return Rollout(tokens, time.perf_counter() - began, self._client.take_tallies())
@@ -101,18 +106,16 @@ def main() -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     servers: dict[str, _Server] = {}
-    try:
+    with ExitStack() as stack:
         for name, start in _STARTS.items():
-            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-                servers[name] = _Server(*start(Path(folder)))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+            servers[name] = _Server(*start(Path(folder)))
+            stack.callback(servers[name].close)
         rollouts = {
             str(running): _compare(servers, ("off", "zero", "tlt"), running, count, arguments)
             for running, count in _ROLLOUTS.items()
         }
-        drain = _compare(servers, ("upstream", "tlt"), _SLOTS, _SLOTS, arguments)
-    finally:
-        for server in servers.values():
-            server.close()
+        drain = _compare(servers, ("upstream", "tlt"), _SLOTS, _SLOTS, arguments, _DRAINED)
     claims = [
         *(
             Claim(
@@ -157,12 +160,13 @@ def _compare(
     running: int,
     count: int,
     arguments: argparse.Namespace,
+    most: int = _MOST,
 ) -> dict[str, list[Rollout]]:
     """Let the servers decode in turns, the order reversed each time; the first turn warms up."""
     found: dict[str, list[Rollout]] = {name: [] for name in names}
     for turn in range(arguments.repetitions + 1):
         for name in names if turn % 2 else reversed(names):
-            rollout = servers[name].decode(running, count)
+            rollout = servers[name].decode(running, count, most)
             if turn:
                 found[name].append(rollout)
     speeds = {name: round(median(r.speed for r in rollouts)) for name, rollouts in found.items()}
@@ -238,7 +242,7 @@ def _start(folder: Path, speculation: SpeculationOptions | None) -> tuple[Sglang
         dtype=torch.float32,
         version=_FIRST,
         folder=folder,
-        stuck_seconds=60,
+        stuck_seconds=_STUCK_SECONDS,
         captured=captured,
         speculation=speculation,
     )
@@ -282,7 +286,7 @@ def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
     )
     ours.close()
     theirs.close()
-    return SglangClient(launched, torch.float32, (), 60), tap
+    return SglangClient(launched, torch.float32, (), _STUCK_SECONDS), tap
 
 
 _STARTS: dict[str, Callable[[Path], tuple[SglangClient, Tap]]] = {

@@ -1,11 +1,12 @@
-"""Fixtures of job specs: a short one, one with long answers and one with long updates."""
+"""Fixtures of job specs: a short one, and those with long answers, long updates and SGLang."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.live import write_spec
+from tests.e2e.live import Live, write_spec
 from tests.session import write_policy
 
 
@@ -37,3 +38,31 @@ def slow_update_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
         "algorithm": {**raw_spec["algorithm"], "eval_every": 0, "microbatch_tokens": 1},
     }
     return write_spec(home, slow, "slow-update.yaml")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Start a session with one worker of one rank, which must repeat lost work itself."""
+    session = Live(tmp_path_factory.mktemp("alone"))
+    session.tlt("up", "--workers", "1", "--runs", str(session.runs))
+    yield session
+    session.tlt("down")
+
+
+@pytest.fixture(scope="module")
+def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
+    spec = {
+        **raw_spec,
+        "name": "sglang",
+        "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
+        "speculation": {"mode": "adaptive"},
+        "drafter": {"train": "always"},
+        "algorithm": {
+            **raw_spec["algorithm"],
+            "steps": 3,
+            "eval_every": 0,
+            "prompts_per_step": 2,
+            "group_size": 4,
+        },
+    }
+    return write_spec(alone.home, spec)

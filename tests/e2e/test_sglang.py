@@ -2,44 +2,14 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until, write_spec
+from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tlt.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Start a session with one worker of one rank, which must repeat lost work itself."""
-    session = Live(tmp_path_factory.mktemp("alone"))
-    session.tlt("up", "--workers", "1", "--runs", str(session.runs))
-    yield session
-    session.tlt("down")
-
-
-@pytest.fixture(scope="module")
-def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
-    spec = {
-        **raw_spec,
-        "name": "sglang",
-        "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
-        "speculation": {"mode": "adaptive"},
-        "drafter": {"train": "always"},
-        "algorithm": {
-            **raw_spec["algorithm"],
-            "steps": 3,
-            "eval_every": 0,
-            "prompts_per_step": 2,
-            "group_size": 4,
-        },
-    }
-    return write_spec(alone.home, spec)
 
 
 def await_decoding(live: Live, job: str, step: int) -> int:

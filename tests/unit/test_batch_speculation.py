@@ -1,18 +1,21 @@
 """Results of SGLang's steps are paired with the choices that made them, however late they come."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 import torch
 
+from tlt.engine.sglang import batch_speculation
 from tlt.engine.sglang.batch_ngrams import RunningText
 from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import StepClock
 from tlt.id_types import DrafterVersion
-from tlt.strategies import Draft, Ngram, Off, Strategy
+from tlt.policies.speculation.strategy_policy import Choice, RunObservation
+from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 ARMS: tuple[Strategy, ...] = (Off(), Draft(depth=2, noise=False), Ngram(tokens=4))
 
@@ -66,7 +69,7 @@ def decode(speculation: BatchSpeculation, requests: list[Served], late: int) -> 
     number = 0
     while running := [request for request in requests if not request.finished()]:
         step = speculation.begin_step(running, sum(len(r.output_ids) for r in running))
-        step.width = 2 if isinstance(step.choice.strategy, Draft) else 0
+        step.width = min(2, max_drafts(step.choice.strategy))
         accepted = [min(step.width, (number + int(r.rid)) % 3) for r in running]
         step.tokens = lambda accepted=accepted: [[5] * (right + 1) for right in accepted]
         speculation.launch(step)
@@ -104,6 +107,52 @@ def test_late_results_give_the_tallies_of_prompt_ones() -> None:
         found.append({(t.strategy, t.control is None): t.tokens for t in tallies})
     assert found[0].keys() == found[1].keys()
     assert sum(found[0].values()) == sum(found[1].values()) == 4 * 399
+
+
+class Scripted:
+    """A policy that plays a script, a step at a time, whatever it observes."""
+
+    def __init__(self) -> None:
+        self.script = [*ARMS, ARMS[1], ARMS[0], ARMS[2], ARMS[1]]
+        self.observed: list[tuple[Strategy, int]] = []
+        self._chosen = 0
+
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        pass
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        self._chosen += 1
+        return Choice(self.script[self._chosen % len(self.script)], 0.0, "best")
+
+    def observe(self, run: RunObservation) -> None:
+        self.observed.append((run.strategy, sum(run.accepted)))
+
+    def handle_drafter_swap(self) -> None:
+        pass
+
+    def handle_weight_swap(self) -> None:
+        pass
+
+
+def test_pairs_each_choice_with_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[list[tuple[Strategy, int]], dict[Strategy, int]]] = []
+    for late in (0, 1):
+        policy = Scripted()
+        monkeypatch.setattr(
+            batch_speculation, "configured_policy", lambda *_, policy=policy: policy
+        )
+        speculation = new_speculation()
+        speculation.use_drafter(DrafterVersion(1))
+        decode(speculation, [Served(str(i), 60) for i in (0, 3, 6)], late)
+        tallies = speculation.take_tallies(idle=True)
+        # requests of one length accept alike, and end in the same step
+        steps = sum(tally.steps for tally in tallies) - late
+        observed = policy.observed[:steps]
+        assert [strategy for strategy, _ in observed] == [
+            policy.script[number % len(policy.script)] for number in range(1, len(observed) + 1)
+        ]
+        found.append((observed, {t.strategy: t.tokens for t in tallies}))
+    assert found[0] == found[1]
 
 
 def test_refuses_results_of_another_batch() -> None:

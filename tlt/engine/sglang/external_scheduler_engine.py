@@ -54,6 +54,8 @@ class ExternalSchedulerEngine(Engine):
         except BaseException:
             self._release()
             raise
+        # the scheduler has mapped it; a process that is killed would leave it behind
+        Path(shm_path_for(self.port_args.instance_id)).unlink(missing_ok=True)
 
     def _open(self, arguments: ServerArgs, ports: PortArgs) -> tuple[Manager, None]:
         """Create the client, without upstream's chat templates."""

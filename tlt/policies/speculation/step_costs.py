@@ -28,8 +28,8 @@ _CORRECTED = 0.1
 # errors are cut off at this many standard deviations
 _MOST_DEVIATIONS = 2.0
 _LOG_LIMITS, _SECONDS_LIMITS = (-35.0, 12.0), (1e-6, 1e4)
-# weights of the first mean of proposal seconds and of later ones, and what a mean counts for at most
-# in expected times, because it may have been interrupted
+# weights of the first mean of proposal seconds and of later ones, and the most that a mean counts
+# for, in expected times, because a proposal may have been interrupted
 _FIRST_PROPOSAL, _NEW_PROPOSAL, _MOST_TIMES = 0.8, 0.3, 4.0
 
 

@@ -1,0 +1,46 @@
+"""Faults that jobs on SGLang survive as jobs on the native engine do; `make test-all` runs them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.live import Live, counted_rollouts, kill
+from tests.e2e.test_speculation import write_drafter
+from tlt.protocol.events import DecodingReported, DrafterRefused
+from tlt.run_folder_reader import open_ledger
+from tlt.strategies import Draft
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough]
+
+
+def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) -> None:
+    before = set(Path("/dev/shm").glob("sglang_*"))
+    job = alone.submit(sglang_spec, "algorithm.microbatch_tokens=1", "algorithm.checkpoint_every=1")
+    alone.await_phase(job, "learning", step=1)
+    kill(alone.workers()["w0"].rank_pids[0])
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
+    assert alone.fold(job).losses == 1
+    # the killed rank could not tidy up
+    assert [path for path in Path("/dev/shm").glob("sglang_*") if path not in before] == []
+
+
+@pytest.mark.parametrize("wrong", ["torn", "unfit"])
+def test_goes_without_a_drafter_that_cannot_be_used(
+    alone: Live, sglang_spec: Path, policy: Path, tmp_path: Path, wrong: str
+) -> None:
+    if wrong == "torn":
+        folder = write_drafter(policy, tmp_path / "drafter")
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        folder = write_drafter(policy, tmp_path / "drafter", vocabulary=99)
+    job = alone.submit(sglang_spec, "drafter.train=off", f"drafter.path={folder}")
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    events = [entry.event for entry in alone.journal(job)]
+    [refused] = [event for event in events if isinstance(event, DrafterRefused)]
+    assert ("safetensors" if wrong == "torn" else "vocabulary") in refused.error
+    tallies = [t for e in events if isinstance(e, DecodingReported) for t in e.tallies]
+    assert tallies
+    assert not any(isinstance(tally.strategy, Draft) for tally in tallies)
