@@ -209,7 +209,9 @@ class Rank:
         samples, duties.samples = duties.samples, None
         events = duties.update.run(command, samples.minibatches)
         version = PolicyVersion(command.version + 1)
-        duties.rollout.swap_weights(version, duties.update.learner.weights())
+        # SGLang may start again before it gets them
+        with self._progress.report_meanwhile():
+            duties.rollout.swap_weights(version, duties.update.learner.weights())
         self._send(*events)
 
     def _check_interrupt(self) -> None:
