@@ -357,6 +357,7 @@ def test_reading_ends_at_an_interrupt(engine: SglangEngine) -> None:
     assert len(engine.compute_hidden_states(text, lambda: None)) == 99
 
 
+@pytest.mark.thorough
 def test_fails_by_name_if_our_worker_is_not_in_place(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: drafter_models.Layout
 ) -> None:

@@ -152,7 +152,9 @@ class Rank:
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
             case StartRollout():
-                rollout.use_policy(message.policy)
+                # SGLang may start again before it gets other weights
+                with self._progress.report_meanwhile():
+                    rollout.use_policy(message.policy)
                 rollout.keep_answers(message.keep_answers)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
