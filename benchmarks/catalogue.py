@@ -23,6 +23,10 @@ BENCHMARKS = {
         "SGLang 0.5.23 starts on this CPU from its unmodified wheel: seconds to start, memory with"
         " its rank."
     ),
+    "sglang_speculation": (
+        "SGLang decodes with TLT's speculation, without any, in a server that could speculate but"
+        " never does, and with SGLang's own adaptive speculation; by turns, tokens a second."
+    ),
     "ngram": (
         "N-grams propose what followed the same tokens before: accept length from finished"
         " siblings, the cost of the index, and what the engine gains from it without a drafter."

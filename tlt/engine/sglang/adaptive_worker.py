@@ -153,7 +153,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
             match message:
                 case UseDrafter(version=version):
                     self._speculation.use_drafter(version)
-                    self._rebuild_due = version is not None
+                    self._rebuild_due = self._speculation.drafter is not None
                 case NotePolicySwap():
                     self._speculation.handle_policy_swap()
                 case IndexAnswer(prompt=prompt, tokens=tokens):

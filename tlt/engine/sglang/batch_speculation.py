@@ -80,7 +80,7 @@ class BatchSpeculation:
         self._update_strategies()
 
     def use_drafter(self, version: DrafterVersion | None) -> None:
-        self.drafter = version
+        self.drafter = None if self._stopped else version
         self._last_end = None
         self._update_strategies()
         self._runs.handle_drafter_swap()
@@ -90,8 +90,9 @@ class BatchSpeculation:
         self._runs.handle_weight_swap()
 
     def stop(self) -> None:
-        """Decode without drafts from now on."""
+        """Decode without drafts from now on, and keep no drafter's cache up to date."""
         self._stopped = True
+        self.drafter = None
         self._update_strategies()
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
