@@ -10,7 +10,9 @@ from playwright.sync_api import Route, expect
 from tests.browser.conftest import RECORDED, Visit, await_run
 from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
+from tests.samples import written_answer
 from tests.simulation.world import JOB
+from tlt.answer_files import AnswerFiles
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.store.journal import FILE_NAME
 
@@ -22,11 +24,12 @@ _HOSTILE = (
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
+    written = AnswerFiles(folder).writer("1.0").append(written_answer([7], text=_HOSTILE))
     lines: list[bytes] = []
     for line in (folder / FILE_NAME).read_bytes().splitlines():
         entry = msgspec.json.decode(line)
-        if "text" in entry["event"]:
-            entry["event"]["text"] = _HOSTILE
+        if "answer" in entry["event"]:
+            entry["event"]["answer"] = msgspec.to_builtins(written)
         if "reason" in entry["event"]:
             entry["event"]["reason"] = _HOSTILE
         lines.append(msgspec.json.encode(entry))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.engine import drafter_models
+from tests.engine.chi_square import p_value
 from tests.engine.reference import (
     GREEDY,
     answers,
@@ -18,6 +19,7 @@ from tests.engine.reference import (
     new_request,
     random_prompts,
 )
+from tests.engine.test_sampled_distribution import TRIALS
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
 from tlt.engine.sglang.hidden_state_hooks import Proposal
@@ -179,6 +181,24 @@ def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating)
             assert ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 1e-5
             seen += len(states)
     assert seen > 400
+
+
+@pytest.mark.thorough
+def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
+    """The second token is an accepted draft or was drawn in verification, after the first."""
+    if fitted.drafter.config.layout == "eagle":
+        pytest.skip("verification doesn't depend on the drafter, and the draws take half a minute")
+    prompt = random_prompts(1, shortest=5)[0]
+    submitted = [
+        new_request(i, prompt, Sampling(), max_new_tokens=3) for i in range(TRIALS["sglang"].draws)
+    ]
+    done = answers(fitted.engine(), submitted)
+    counts = torch.tensor([c.tokens[1] for c in done.values()]).bincount(minlength=97)
+    first = forced_logits(fitted.policy, prompt, [0])[0].softmax(-1)
+    second = torch.stack(
+        [forced_logits(fitted.policy, prompt, [token, 0])[1].softmax(-1) for token in range(97)]
+    )
+    assert p_value(counts, first @ second) > TRIALS["sglang"].significance
 
 
 def test_pushes_only_the_weights_of_the_drafter(fitted: Speculating) -> None:

@@ -17,6 +17,7 @@ from tlt.json_logs import serve_run
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.reward_process_client import RewardSandbox
+from tlt.rewards.reward_process_main import ScoreResult
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys
@@ -40,13 +41,18 @@ class JobScorer:
             record.spec.reward, self._folder / "logs" / "reward-function.log"
         )
         self._prompts: dict[Purpose, Prompts] = {}
+        self._fallback = record.spec.reward.on_error
 
     async def score(self, rollout: RolloutFinished) -> RolloutScored:
         if rollout.purpose not in self._prompts:
             self._prompts[rollout.purpose] = Prompts(prompts_file(self._folder, rollout.purpose))
         prompt = self._prompts[rollout.purpose][rollout.prompt]
-        text = self._answers.read(rollout.answer).text
-        verdict = await self._sandbox.score(text, prompt.answer, prompt.row)
+        try:
+            text = self._answers.read(rollout.answer).text
+        except BlobLost as error:
+            verdict = ScoreResult(reward=self._fallback, error=str(error))
+        else:
+            verdict = await self._sandbox.score(text, prompt.answer, prompt.row)
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
         return RolloutScored(
@@ -105,13 +111,8 @@ class RewardScorer:
         for entry in entries:
             if isinstance(entry.message, RolloutFinished):
                 scorer = await self._scorer_for(entry.message.job)
-                if scorer is None:
-                    continue
-                try:
+                if scorer is not None:
                     scored.append(await scorer.score(entry.message))
-                except BlobLost as error:
-                    # lost with its machine; the coordinator drops it too
-                    _log.error("answer lost", job=entry.message.job, error=str(error))
         ids = [*(entry.id for entry in entries), *unreadable]
 
         async def commit() -> None:

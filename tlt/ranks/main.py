@@ -152,9 +152,7 @@ class Rank:
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
             case StartRollout():
-                # SGLang may start again before it gets other weights
-                with self._progress.report_meanwhile():
-                    rollout.use_policy(message.policy)
+                rollout.use_policy(message.policy)
                 rollout.keep_answers(message.keep_answers)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
@@ -211,9 +209,7 @@ class Rank:
         samples, duties.samples = duties.samples, None
         events = duties.update.run(command, samples.minibatches)
         version = PolicyVersion(command.version + 1)
-        # SGLang may start again before it gets them
-        with self._progress.report_meanwhile():
-            duties.rollout.swap_weights(version, duties.update.learner.weights())
+        duties.rollout.swap_weights(version, duties.update.learner.weights())
         self._send(*events)
 
     def _check_interrupt(self) -> None:

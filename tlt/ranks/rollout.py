@@ -16,6 +16,7 @@ from tlt.ranks.accepted_counts import count_accepted
 from tlt.ranks.engine_factory import context_of
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
+from tlt.strategies import Ngram
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens with which an answer is first shared, and growth after which it is shared again
@@ -42,6 +43,7 @@ class RolloutDuty:
         self._blobs = job.blobs()
         self._answers = job.answers.writer(job.member)
         self._replay = self._all_answers = replay
+        self._proposes_ngrams = any(isinstance(arm, Ngram) for arm in job.spec.speculation.arms)
         self._issued: dict[int, PromptIssued] = {}
         self._next_id = 0
         # by request: token count of the answer when it was last shared
@@ -91,6 +93,8 @@ class RolloutDuty:
 
     def add_answer(self, answer: PeerAnswer | PartialAnswer) -> None:
         """Use another rank's answer for drafter training, and a whole one for n-grams too."""
+        if self._replay is None and not self._proposes_ngrams:
+            return
         if isinstance(answer, PartialAnswer):
             prompt, tokens = answer.prompt_tokens, unpack_tokens(answer.token_bytes)
         else:

@@ -38,8 +38,11 @@ def rebuild_draft_cache(
     lengths = batch.seq_lens.tolist()
     for rows in _groups(lengths):
         states = [states_of(batch.reqs[row].rid, lengths[row]) for row in rows]
-        if any(found is None for found in states):
-            continue  # its prompt came from a request whose states are gone
+        whole = all(
+            len(texts[row].prompt) + len(texts[row].answer) == lengths[row] + 1 for row in rows
+        )
+        if not whole or any(found is None for found in states):
+            continue  # a prompt came from a request whose states are gone, or has no result yet
         known = [found for found in states if found is not None]
         logits = _extend(
             draft, batch, rows, [lengths[row] for row in rows], [texts[row] for row in rows], known

@@ -88,10 +88,6 @@ class SglangEngine:
         self._ended: dict[int, tuple[int, int]] = {}
         # positions that the tap held when it last changed, and when that was
         self._progress = (0, monotonic())
-        # starts SGLang without speculation, which makes it a little faster than one that doesn't
-        # speculate although it could
-        self.start_plain: Callable[[], tuple[SglangClient, Tap]] | None = None
-        self._plain_due = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -131,8 +127,6 @@ class SglangEngine:
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         if (complaint := describe_mismatch(self._config, shapes)) is not None:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
-        if self._plain_due and self.running == 0:
-            self._restart_plain()
         self._recall_unstarted()
         self._client.run(self._client.update_policy(weights, version))
         self._version = version
@@ -158,9 +152,7 @@ class SglangEngine:
         self._client.send(IndexAnswer(prompt=tuple(prompt), tokens=tuple(tokens)))
 
     def stop_speculating(self) -> None:
-        """Stop now, and start SGLang again with the next weights, if nothing runs then."""
         self._client.send(StopSpeculating())
-        self._plain_due = self.start_plain is not None
 
     def set_capturing(self, capture: bool) -> None:
         """Do nothing: SGLang's tap always captures."""
@@ -239,15 +231,6 @@ class SglangEngine:
 
     def close(self) -> None:
         self._client.close()
-
-    def _restart_plain(self) -> None:
-        assert self.start_plain is not None
-        self._free_ended()
-        self._client.close()
-        self._client, self._tap = self.start_plain()
-        self._tap_slots = TapSlotAllocator(len(self._tap.filled))
-        self._drafter_version, self._shared = None, None
-        self.start_plain, self._plain_due = None, False
 
     def _free_ended(self) -> None:
         for slot, _ in self._ended.values():

@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -119,12 +118,17 @@ def start_engine(
     captured: Sequence[int] = (),
     speculation: SpeculationOptions | None = None,
 ) -> SglangEngine:
-    """Start an engine that starts SGLang again, without speculation, once that is given up."""
-    start = partial(
-        start_client, model, slots, max_context, device, dtype, version, folder, stuck_seconds
+    client, tap = start_client(
+        model,
+        slots,
+        max_context,
+        device,
+        dtype,
+        version,
+        folder,
+        stuck_seconds,
+        captured,
+        speculation,
+        seed=seed,
     )
-    client, tap = start(captured, speculation, seed=seed)
-    engine = SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)
-    if speculation is not None:
-        engine.start_plain = partial(start, seed=seed)
-    return engine
+    return SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)
