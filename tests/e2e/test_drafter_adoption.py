@@ -27,8 +27,10 @@ pytestmark = pytest.mark.timeout(300)
 # One worker has slots for all answers, so the other one is idle long enough to train, merge and
 # adopt a drafter.
 UNEVEN = (
-    "algorithm.steps=3",
-    "algorithm.prompts_per_step=24",
+    # an evaluation that a step interrupts goes on in the next one
+    "algorithm.steps=5",
+    # few prompts are held out, so an evaluation is short
+    "algorithm.prompts_per_step=8",
     "rollout.slots=96",
     "rollout.spread=false",
 )
