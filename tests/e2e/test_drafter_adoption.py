@@ -27,12 +27,18 @@ pytestmark = pytest.mark.timeout(300)
 # One worker has slots for all answers, so the other one is idle long enough to train, merge and
 # adopt a drafter.
 UNEVEN = (
-    # an evaluation that a step interrupts goes on in the next one
-    "algorithm.steps=5",
-    # few prompts are held out, so an evaluation is short
-    "algorithm.prompts_per_step=8",
+    "algorithm.steps=3",
+    "algorithm.prompts_per_step=24",
     "rollout.slots=96",
     "rollout.spread=false",
+)
+# few rows, because an evaluation computes as many as a rollout, and steps enough for one to end
+# before its step does, on a slow machine, too
+MANY_STEPS = (
+    *UNEVEN,
+    "algorithm.steps=8",
+    "algorithm.prompts_per_step=12",
+    "algorithm.group_size=2",
 )
 SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[]")
 TRAINING = ("drafter.train=always", "drafter.merge_every=1")
@@ -40,8 +46,8 @@ TRAINING = ("drafter.train=always", "drafter.merge_every=1")
 
 @pytest.fixture(scope="module")
 def trained(live: Live, long_spec: Path) -> str:
-    job = live.submit(long_spec, *UNEVEN, *SPECULATING, *TRAINING)
-    live.tlt("logs", job, "-f", seconds=200.0)
+    job = live.submit(long_spec, *MANY_STEPS, *SPECULATING, *TRAINING)
+    live.tlt("logs", job, "-f", seconds=250.0)
     assert live.job(job)["status"] == "done", live.job(job)
     return job
 
@@ -75,7 +81,7 @@ def test_trains_on_running_and_previous_answers(live: Live, trained: str) -> Non
 def test_draws_the_same_answers_as_without_training(
     live: Live, long_spec: Path, trained: str
 ) -> None:
-    plain = live.submit(long_spec, *UNEVEN, "algorithm.steps=1")
+    plain = live.submit(long_spec, *MANY_STEPS, "algorithm.steps=1")
     live.tlt("logs", plain, "-f", seconds=200.0)
     expected, found = (first_answers(live, job) for job in (plain, trained))
     assert {key: r.text for key, r in found.items()} == {key: r.text for key, r in expected.items()}
