@@ -13,7 +13,6 @@ of pairs next to each other in time.
 import argparse
 import asyncio
 import math
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -58,7 +57,6 @@ _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 class Rollout(NamedTuple):
     tokens: int
     seconds: float
-    # accept length, with shares of the steps by strategy
     tallies: tuple[StrategyTally, ...]
 
     @property
@@ -267,8 +265,7 @@ def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
 
     shape = TapShape(slots=2 * _SLOTS, positions=_CONTEXT, layers=0, hidden=1, dtype="float32")
     path, adaptive = folder / "tap", folder / "adaptive.json"
-    ours, theirs = socket.socketpair()
-    hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device="cpu", socket=None)
+    hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device="cpu")
     adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
     tap = Tap.create(path, shape)
     launched = sglang_launcher.start(
@@ -284,8 +281,6 @@ def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
         ),
         folder / "sglang.log",
     )
-    ours.close()
-    theirs.close()
     return SglangClient(launched, torch.float32, (), _STUCK_SECONDS), tap
 
 
