@@ -27,6 +27,10 @@ BENCHMARKS = {
         "SGLang decodes with TLT's speculation, without any, in a server that could speculate but"
         " never does, and with SGLang's own adaptive speculation; by turns, tokens a second."
     ),
+    "sglang_foreign": (
+        "SGLang decodes what nothing can be guessed of, without speculation and with TLT's, with a"
+        " useless drafter; then whole jobs, with and without."
+    ),
     "ngram": (
         "N-grams propose what followed the same tokens before: accept length from finished"
         " siblings, the cost of the index, and what the engine gains from it without a drafter."
@@ -94,8 +98,8 @@ BENCHMARKS = {
         " 8; also with a drafter that is trained in idle seconds only."
     ),
     "by_product": (
-        "The drafter that a job leaves behind decodes in SGLang and in the native engine: accept"
-        " length in both, and how far apart they are."
+        "The drafters that two jobs leave behind, one with the native engine and one with SGLang,"
+        " decode in both engines: accept lengths, and how far apart they are."
     ),
     "members": (
         "Three workers train one drafter together, against one that trains it alone with as many"

@@ -52,38 +52,47 @@ def job_session() -> Generator[None]:
         yield
 
 
-def off_over_tlt(workload: Workload, folder: Path, seed: int) -> float:
+def off_over_tlt(
+    workload: Workload, folder: Path, seed: int, engine: str = "native", seconds: float = _SECONDS
+) -> float:
     """Return the seconds of jobs without speculation over those that a user gets by default.
 
-    There are two of each in ABBA order, because the machine's speed drifts.
+    There are two of each in ABBA order, because the machine's speed drifts. A job without
+    speculation takes about `seconds`.
     """
-    spec = _write_spec(workload, folder, seed)
+    spec = write_job(workload, folder, seed, engine)
     first = run("off", seed, "algorithm.steps=2", spec=spec)
     a_step = min(step.whole for step in first.steps)
-    steps = max(_LEAST_STEPS, min(_MOST_STEPS, round(_SECONDS / a_step)))
+    steps = max(_LEAST_STEPS, min(_MOST_STEPS, round(seconds / a_step)))
     length = f"algorithm.steps={steps}"
-    seconds = {"off": 0.0, "cold": 0.0}
+    taken = {"off": 0.0, "cold": 0.0}
     for stack in ("off", "cold", "cold", "off"):
         job = run(stack, seed, length, spec=spec)
-        seconds[stack] += math.fsum(step.whole for step in job.steps)
-    return seconds["off"] / seconds["cold"]
+        taken[stack] += math.fsum(step.whole for step in job.steps)
+    return taken["off"] / taken["cold"]
 
 
-def _write_spec(workload: Workload, folder: Path, seed: int) -> Path:
+def write_job(workload: Workload, folder: Path, seed: int, engine: str = "native") -> Path:
+    """Write a job's spec with all that it names.
+
+    With SGLang most answers have the mean length, because it draws other tokens each time.
+    """
     policy = workload.policy
     if isinstance(policy, Path):
         return policy / "job.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     dice = random.Random(seed)
     mean = fmean(workload.lengths(dice) for _ in range(_SAMPLED_LENGTHS))
-    _write_policy(policy, make_policy(workload, seed), folder / "policy", mean)
+    varies = engine == "native"
+    most = min(round(4 * mean), _LONGEST) if varies else round(mean)
+    ends = max(1, round(policy.vocabulary / mean)) if varies else 1
+    _write_policy(policy, make_policy(workload, seed), folder / "policy", ends)
     (folder / "coin.py").write_text(_COIN)
     prompts = [request.prompt for request in Requests(workload, seed).block(0, _GROUP * _PROMPTS)]
     rows = [
         {"prompt": _text(prompt, policy.vocabulary), "answer": ""} for prompt in prompts[::_GROUP]
     ]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    most = min(round(4 * mean), _LONGEST)
     spec: dict[str, Any] = {
         "name": "foreign",
         "policy": {"path": "policy"},
@@ -96,15 +105,15 @@ def _write_spec(workload: Workload, folder: Path, seed: int) -> Path:
             "learning_rate": 1e-6,
             "checkpoint_every": 1000,
         },
-        "rollout": {"max_new_tokens": most, "slots": workload.rows},
+        "rollout": {"engine": engine, "max_new_tokens": most, "slots": workload.rows},
     }
     path = folder / "job.json"
     path.write_text(json.dumps(spec))
     return path
 
 
-def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, mean: float) -> None:
-    """Write the policy and its tokenizer; answers have about the `mean` length."""
+def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, ends: int) -> None:
+    """Write the policy and its tokenizer; its first `ends` tokens end an answer."""
     config = made.config
     kinds, model_class = _FAMILIES[policy.family]
     own = kinds(
@@ -125,8 +134,8 @@ def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, mean: float
     model = model_class(own)
     model.load_state_dict(made.weights)
     model.save_pretrained(folder)
-    ends = list(range(max(1, round(config.vocabulary / mean))))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    stops = {"eos_token_id": list(range(ends))}
+    (folder / "generation_config.json").write_text(json.dumps(stops))
     _write_tokenizer(folder, config.vocabulary)
 
 

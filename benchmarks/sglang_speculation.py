@@ -41,13 +41,13 @@ from tlt.models.drafter_folder import load_drafter
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Off, Strategy
 
-_SPECULATION = SpeculationSpec(mode="adaptive")
-_SLOTS, _CONTEXT, _MOST = 32, 512, 96
+SPECULATION = SpeculationSpec(mode="adaptive")
+SLOTS, CONTEXT, MOST = 32, 512, 96
 # most tokens of an answer in a drain
 _DRAINED = 384
-_FIRST = PolicyVersion(0)
+FIRST = PolicyVersion(0)
 # of a whole rollout
-_STUCK_SECONDS = 600
+STUCK_SECONDS = 600
 # rollouts by running requests: how many requests there are in all
 _ROLLOUTS = {1: 2, 4: 8, 8: 16, 16: 24, 32: 48}
 # one-sided 95 % of Student's t by the number of pairs, from two on
@@ -64,15 +64,18 @@ class Rollout(NamedTuple):
         return self.tokens / self.seconds
 
 
-class _Server:
-    def __init__(self, client: SglangClient, tap: Tap) -> None:
+class Server:
+    def __init__(
+        self, client: SglangClient, tap: Tap, requests: Callable[[int, int], Sequence[Request]]
+    ) -> None:
+        """Decode what `requests` returns for a number of them and their most tokens."""
         self._client = client
         self._slots = TapSlotAllocator(len(tap.filled))
-        self._requests = Requests(seed=1)
+        self._requests = requests
 
     def decode(self, running: int, count: int, most: int) -> Rollout:
         """Decode `count` requests, of which at most `running` run at any time."""
-        requests = self._requests.take(count, most)
+        requests = self._requests(count, most)
         began = time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
         return Rollout(tokens, time.perf_counter() - began, self._client.take_tallies())
@@ -84,7 +87,7 @@ class _Server:
             async with room:
                 name = self._slots.take(request.prompt, "")
                 try:
-                    most = _CONTEXT - len(request.prompt)
+                    most = CONTEXT - len(request.prompt)
                     parts = self._client.generate(request, name, most, streamed=False)
                     return [len(part.tokens) async for part in parts][-1]
                 finally:
@@ -101,24 +104,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
+    repetitions: int = arguments.repetitions
     torch.set_num_threads(1)
     began = time.monotonic()
-    servers: dict[str, _Server] = {}
+    servers: dict[str, Server] = {}
     with ExitStack() as stack:
         for name, start in _STARTS.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-            servers[name] = _Server(*start(Path(folder)))
+            servers[name] = Server(*start(Path(folder)), Requests(seed=1).take)
             stack.callback(servers[name].close)
         rollouts = {
-            str(running): _compare(servers, ("off", "zero", "tlt"), running, count, arguments)
+            str(running): compare(servers, ("off", "zero", "tlt"), running, count, repetitions)
             for running, count in _ROLLOUTS.items()
         }
-        drain = _compare(servers, ("upstream", "tlt"), _SLOTS, _SLOTS, arguments, _DRAINED)
+        drain = compare(servers, ("upstream", "tlt"), SLOTS, SLOTS, repetitions, _DRAINED)
     claims = [
         *(
             Claim(
                 name=f"sglang_speculation.off_over_tlt.{running}",
-                value=_ratio(rollouts[running], "tlt", "off").estimate,
+                value=ratio(rollouts[running], "tlt", "off").estimate,
                 unit="x",
                 bar=1.5,
             )
@@ -126,43 +130,43 @@ def main() -> None:
         ),
         Claim(
             name="sglang_speculation.zero_over_off",
-            value=max(1 / _ratio(found, "zero", "off").estimate for found in rollouts.values()),
+            value=max(1 / ratio(found, "zero", "off").estimate for found in rollouts.values()),
             unit="x",
             bar=1.05,
             less_is_better=True,
         ),
         Claim(
             name="sglang_speculation.zero_over_tlt_min",
-            value=min(_ratio(found, "tlt", "zero").estimate for found in rollouts.values()),
+            value=min(ratio(found, "tlt", "zero").estimate for found in rollouts.values()),
             unit="x",
             bar=0.97,
         ),
         Claim(
             name="sglang_speculation.drain_upstream_over_tlt",
-            value=_ratio(drain, "tlt", "upstream").estimate,
+            value=ratio(drain, "tlt", "upstream").estimate,
             unit="x",
             bar=1.0,
         ),
     ]
     details = {
-        "running": {running: _describe(found, "off") for running, found in rollouts.items()},
-        "drain": _describe(drain, "upstream"),
+        "running": {running: describe(found, "off") for running, found in rollouts.items()},
+        "drain": describe(drain, "upstream"),
     }
     rounded = [msgspec.structs.replace(claim, value=round(claim.value, 3)) for claim in claims]
     write_result("sglang_speculation", rounded, details, time.monotonic() - began, arguments.out)
 
 
-def _compare(
-    servers: dict[str, _Server],
+def compare(
+    servers: dict[str, Server],
     names: Sequence[str],
     running: int,
     count: int,
-    arguments: argparse.Namespace,
-    most: int = _MOST,
+    repetitions: int,
+    most: int = MOST,
 ) -> dict[str, list[Rollout]]:
     """Let the servers decode in turns, the order reversed each time; the first turn warms up."""
     found: dict[str, list[Rollout]] = {name: [] for name in names}
-    for turn in range(arguments.repetitions + 1):
+    for turn in range(repetitions + 1):
         for name in names if turn % 2 else reversed(names):
             rollout = servers[name].decode(running, count, most)
             if turn:
@@ -172,22 +176,22 @@ def _compare(
     return found
 
 
-class _Ratio(NamedTuple):
+class Ratio(NamedTuple):
     estimate: float
     # one-sided 95 % bound
     low: float
 
 
-def _ratio(found: dict[str, list[Rollout]], name: str, base: str) -> _Ratio:
+def ratio(found: dict[str, list[Rollout]], name: str, base: str) -> Ratio:
     """Return the speed of one server by that of another: the median of neighbours in time."""
     logs = [math.log(a.speed / b.speed) for a, b in zip(found[name], found[base], strict=True)]
     error = stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     low = fmean(logs) - _T95[min(len(logs), len(_T95) + 1) - 2] * error
-    return _Ratio(math.exp(median(logs)), math.exp(low))
+    return Ratio(math.exp(median(logs)), math.exp(low))
 
 
-def _describe(found: dict[str, list[Rollout]], base: str) -> dict[str, Any]:
-    ratios = {name: _ratio(found, name, base) for name in found if name != base}
+def describe(found: dict[str, list[Rollout]], base: str) -> dict[str, Any]:
+    ratios = {name: ratio(found, name, base) for name in found if name != base}
     return {
         "tokens_per_second": {
             name: [round(rollout.speed, 1) for rollout in rollouts]
@@ -222,7 +226,7 @@ def _options(
         layers=len(layout.captured),
         arms=tuple(arms),
         fixed=fixed,
-        control_share=_SPECULATION.control_share if fixed is None else 0.0,
+        control_share=SPECULATION.control_share if fixed is None else 0.0,
     )
 
 
@@ -234,13 +238,13 @@ def _start(folder: Path, speculation: SpeculationOptions | None) -> tuple[Sglang
         captured = tuple(dict.fromkeys((*own, layers)))
     return start_client(
         MODEL,
-        slots=_SLOTS,
-        max_context=_CONTEXT,
+        slots=SLOTS,
+        max_context=CONTEXT,
         device=torch.device("cpu"),
         dtype=torch.float32,
-        version=_FIRST,
+        version=FIRST,
         folder=folder,
-        stuck_seconds=_STUCK_SECONDS,
+        stuck_seconds=STUCK_SECONDS,
         captured=captured,
         speculation=speculation,
     )
@@ -251,19 +255,19 @@ def _start_off(folder: Path) -> tuple[SglangClient, Tap]:
 
 
 def _start_zero(folder: Path) -> tuple[SglangClient, Tap]:
-    arms = tuple(map(without_noise, _SPECULATION.arms))
+    arms = tuple(map(without_noise, SPECULATION.arms))
     return _start(folder, _options(arms, fixed=Off(), trained=False))
 
 
 def _start_tlt(folder: Path) -> tuple[SglangClient, Tap]:
-    return _start(folder, _options(tuple(dict.fromkeys(map(without_noise, _SPECULATION.arms)))))
+    return _start(folder, _options(tuple(dict.fromkeys(map(without_noise, SPECULATION.arms)))))
 
 
 def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
     """Start SGLang with its own worker, which chooses among its default draft lengths."""
     from sglang.srt.speculative.adaptive_spec_params import DEFAULT_ADAPTIVE_CONFIG
 
-    shape = TapShape(slots=2 * _SLOTS, positions=_CONTEXT, layers=0, hidden=1, dtype="float32")
+    shape = TapShape(slots=2 * SLOTS, positions=CONTEXT, layers=0, hidden=1, dtype="float32")
     path, adaptive = folder / "tap", folder / "adaptive.json"
     hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device="cpu")
     adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
@@ -273,15 +277,15 @@ def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
             model=MODEL,
             device=torch.device("cpu"),
             dtype=torch.float32,
-            slots=_SLOTS,
-            max_context=_CONTEXT,
+            slots=SLOTS,
+            max_context=CONTEXT,
             speculation=_options([Draft(depth=depth, noise=False) for depth in (1, 3, 5, 7)]),
             adaptive_config=adaptive,
             environment=hooks.environment(),
         ),
         folder / "sglang.log",
     )
-    return SglangClient(launched, torch.float32, (), _STUCK_SECONDS), tap
+    return SglangClient(launched, torch.float32, (), STUCK_SECONDS), tap
 
 
 _STARTS: dict[str, Callable[[Path], tuple[SglangClient, Tap]]] = {
