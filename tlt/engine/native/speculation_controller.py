@@ -148,12 +148,12 @@ class SpeculationController:
         outcome: StepOutcome,
         work: float,
     ) -> None:
-        reached: Sequence[int] = ()
-        accepted: Sequence[int] = ()
+        if (depth := max_drafts(choice.strategy)) == 0:
+            runs.observe_plain(timer.rows, timer.context, work)
+            return
         # drafts that were not even proposed count as rejected
-        if (depth := max_drafts(choice.strategy)) > 0:
-            checked, right = count_drafts(outcome)
-            reached, accepted = rows_by_depth(checked, depth), rows_by_depth(right, depth)
+        checked, right = count_drafts(outcome)
+        reached, accepted = rows_by_depth(checked, depth), rows_by_depth(right, depth)
         runs.observe(
             StepObservation(
                 choice.strategy,

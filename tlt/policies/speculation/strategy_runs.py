@@ -51,6 +51,12 @@ class StrategyRuns:
             self._run = _Run(step.strategy)
         self._run.add(step)
 
+    def observe_plain(self, batch: int, context: int, seconds: float) -> None:
+        """Count a step without drafts, which has nothing else to teach."""
+        if self._run is None:
+            self._run = _Run(self._choice.strategy)
+        self._run.add_plain(batch, context, seconds)
+
     def end_run(self) -> None:
         self._steps_left = 0
         run, self._run = self._run, None
@@ -77,11 +83,14 @@ class _Run:
         self._reached: Sequence[int] = ()
         self._accepted: Sequence[int] = ()
 
-    def add(self, step: StepObservation) -> None:
+    def add_plain(self, batch: int, context: int, seconds: float) -> None:
         self._steps += 1
-        self._rows += step.batch
-        self._context += step.context
-        self._seconds += step.seconds
+        self._rows += batch
+        self._context += context
+        self._seconds += seconds
+
+    def add(self, step: StepObservation) -> None:
+        self.add_plain(step.batch, step.context, step.seconds)
         if self._drafts == 0:
             return
         if self._steps > 1:

@@ -59,6 +59,9 @@ class TallyCollector:
         self._entries: dict[_Key, _Entry] = {}
         # the control run in progress
         self._run: tuple[_Key, _Sums] | None = None
+        # what the last step was counted for, and where
+        self._last: tuple[Choice, int, DrafterVersion | None] | None = None
+        self._sums = _Sums()
 
     def add(
         self,
@@ -71,21 +74,24 @@ class TallyCollector:
         overhead: float,
     ) -> None:
         """Add one decode step, with the overhead in its work."""
-        explored = choice.why == "explore"
-        step = _Sums(
-            1, explored, rows, tokens, seconds, work, overhead, choice.predicted * (work - overhead)
-        )
-        key = choice.strategy, bucket_of(rows), drafter, choice.why == "control"
-        if choice.why != "control":
-            self._end_run()
-            self._entry(key).sums.add(step)
-        elif self._run is None:
-            self._run = key, step
-        else:
-            self._run[1].add(step)
+        last = self._last
+        # most steps are of the same choice, and a step of a small policy takes less than 1 ms
+        if last is None or last[0] is not choice or last[1] != rows or last[2] != drafter:
+            self._last = choice, rows, drafter
+            self._sums = self._sums_of(choice, rows, drafter)
+        sums = self._sums
+        sums.steps += 1
+        sums.explored += choice.why == "explore"
+        sums.rows += rows
+        sums.tokens += tokens
+        sums.seconds += seconds
+        sums.work += work
+        sums.overhead += overhead
+        sums.expected += choice.predicted * (work - overhead)
 
     def take(self, idle: bool) -> tuple[StrategyTally, ...]:
         """Return the sums and begin anew; an `idle` engine's control run has ended."""
+        self._last = None
         if idle:
             self._end_run()
         entries, self._entries = self._entries, {}
@@ -100,6 +106,15 @@ class TallyCollector:
             for (strategy, bucket, drafter, _), entry in entries.items()
         )
 
+    def _sums_of(self, choice: Choice, rows: int, drafter: DrafterVersion | None) -> _Sums:
+        key = choice.strategy, bucket_of(rows), drafter, choice.why == "control"
+        if choice.why != "control":
+            self._end_run()
+            return self._entry(key).sums
+        if self._run is None:
+            self._run = key, _Sums()
+        return self._run[1]
+
     def _end_run(self) -> None:
         if self._run is not None:
             key, run = self._run
@@ -107,4 +122,6 @@ class TallyCollector:
             self._entry(key).add_run(run)
 
     def _entry(self, key: _Key) -> _Entry:
-        return self._entries.setdefault(key, _Entry())
+        if key not in self._entries:
+            self._entries[key] = _Entry()
+        return self._entries[key]
