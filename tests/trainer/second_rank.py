@@ -20,7 +20,7 @@ class Peer:
         self._pipe.send((function, arguments))
 
     def answer(self) -> Any:
-        assert self._pipe.poll(60), "the peer doesn't answer"
+        assert self._pipe.poll(150), "the peer doesn't answer"
         result = self._pipe.recv()
         if isinstance(result, Exception):
             raise result

@@ -34,6 +34,13 @@ def reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> None:
         dist.all_reduce(tensor, group=group)
 
 
+def reduce_max(tensor: Tensor, group: ProcessGroup | None) -> None:
+    if group is None:
+        return
+    with translate_errors("a maximum over the ranks"):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+
+
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None) -> None:
     """Overwrite every rank's `tensors` with those of rank `source`."""
     if group is None:

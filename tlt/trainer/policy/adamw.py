@@ -1,16 +1,22 @@
 """AdamW whose state has names: what one process saved, another continues to the bit.
 
-All parameters step together, so one count serves them all. Before the first step there is no state.
+The state of shards is saved by torch.distributed.checkpoint, and read by any number of ranks. All
+parameters step together, so one count serves them all. Before the first step there is no state.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
+from tlt.trainer.collectives import translate_errors
 from tlt.trainer.named_tensors import copy_named
 
 _STEP = "step"
@@ -73,3 +79,19 @@ class NamedAdamW:
         self.reset(int(state[_STEP].item()))
         moments = {name: tensor for name, tensor in state.items() if name != _STEP}
         copy_named(self.moments(), moments, "optimiser state")
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of the state into a folder that all ranks share."""
+        with translate_errors("saving the optimiser's state"):
+            save(dict(self.state()), checkpoint_id=folder)
+
+    def load_folder(self, folder: Path) -> None:
+        """Read this rank's part of the state, whatever number of ranks saved it."""
+        with translate_errors("loading the optimiser's state"):
+            saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+            self.reset(1 if len(saved) > 1 else 0)
+            state = dict(self.state())
+            load(state, checkpoint_id=folder)
+        steps = float(state[_STEP].item())
+        for own in self._adamw.state.values():
+            own[_STEP].fill_(steps)

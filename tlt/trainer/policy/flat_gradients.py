@@ -6,12 +6,23 @@ part with zeros. Between updates no gradient holds memory, because decoding need
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tlt.trainer.collectives import reduce_sum, split_into_buckets
+
+
+class Gradients(Protocol):
+    """What an optimiser step needs of the gradients, whole or sharded."""
+
+    def zero(self) -> None: ...
+
+    def reduce(self, group: ProcessGroup | None) -> None: ...
+
+    def clip(self, limit: float) -> float: ...
 
 
 class FlatGradients:

@@ -43,7 +43,7 @@ def _score_chunk(
 ) -> tuple[Tensor, Tensor]:
     # no autocast: bfloat16 logits are off by more than the ratios that the loss clips
     with torch.autocast(hidden.device.type, enabled=False):
-        logits: Tensor = head(hidden.float())
+        logits: Tensor = head(hidden.to(head.get_parameter("weight").dtype))
     distribution = (logits / temperature[:, None]).log_softmax(-1)
     with torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(-1)

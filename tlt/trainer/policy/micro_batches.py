@@ -8,7 +8,7 @@ mask would force attention off its fast path.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import torch
@@ -39,6 +39,11 @@ class MicroBatch:
     # completion tokens of the token's sample
     length: Tensor
     samples: int
+
+    @property
+    def is_filler(self) -> bool:
+        """Return True if nothing is learned from it."""
+        return self.samples == 0
 
 
 def build_micro_batches(
@@ -104,6 +109,14 @@ def pad(samples: Sequence[PolicySample], device: torch.device) -> MicroBatch:
 
 def _input_tokens(sample: PolicySample) -> tuple[int, ...]:
     return (*sample.prompt, *sample.completion[:-1])
+
+
+def make_filler(device: torch.device) -> MicroBatch:
+    """Return a micro-batch of one token for a rank that has fewer samples than others."""
+    sample = PolicySample(
+        prompt=(0,), completion=(0,), logprobs=(0.0,), temperature=1.0, advantage=0.0
+    )
+    return replace(pad([sample], device), samples=0)
 
 
 def _build(

@@ -12,14 +12,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from tlt.errors import ConfigError, UnsupportedModel
 
 
-def load_model(model_dir: str, device: torch.device) -> PreTrainedModel:
-    """Load in float32 and without dropout, so that two passes give the same log-probs."""
+def load_model(
+    model_dir: str, device: torch.device, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Load without dropout, so that two passes give the same log-probs."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=config,
-            dtype=torch.float32,
+            dtype=dtype,
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -28,7 +30,21 @@ def load_model(model_dir: str, device: torch.device) -> PreTrainedModel:
     # nn.Module's, because Transformers' own `to` is typed as taking no device
     nn.Module.to(model, device).eval()
     _require_names(model, Path(model_dir))
-    _require_plain_logits(model, model_dir)
+    require_plain_logits(model, model_dir)
+    return model
+
+
+def outline_model(model_dir: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Build a model without weights, to be filled by whoever knows which part of them it needs."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise UnsupportedModel(f"{model_dir}: not a causal language model: {first}") from error
+    model.eval()
+    _require_names(model, Path(model_dir))
     return model
 
 
@@ -89,7 +105,7 @@ def _require_names(model: PreTrainedModel, folder: Path) -> None:
         )
 
 
-def _require_plain_logits(model: PreTrainedModel, model_dir: str) -> None:
+def require_plain_logits(model: PreTrainedModel, model_dir: str) -> None:
     """Refuse scaled or soft-capped logits, because training bypasses the model's own head."""
     with torch.no_grad():
         tokens = torch.arange(8, device=model.device)[None] % vocabulary_size(model)

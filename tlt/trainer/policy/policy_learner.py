@@ -1,18 +1,19 @@
 """All ranks of a group hold the same weights after every update, and every token counts the same.
 
-Gradients are reduced once per minibatch, normalised beforehand by the totals over all ranks. After
-an update that raises, weights belong to no version: load or broadcast before the next one.
+Each rank holds all weights, or its part of each (`shards`). Gradients are summed over the ranks,
+normalised beforehand by the totals over all of them. After an update that raises, weights belong to
+no version: load or broadcast before the next one.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import RankError
@@ -20,16 +21,21 @@ from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.adamw import NamedAdamW
-from tlt.trainer.policy.attention_choice import set_attention
 from tlt.trainer.policy.compile_layers import compile_layers, is_compiling_worthwhile
-from tlt.trainer.policy.flat_gradients import FlatGradients, flat_gradients
-from tlt.trainer.policy.layer_probe import decoder_layers
+from tlt.trainer.policy.flat_gradients import Gradients, flat_gradients
 from tlt.trainer.policy.learning_rate import learning_rate
 from tlt.trainer.policy.micro_batches import MicroBatch
-from tlt.trainer.policy.model_loading import context_limit, load_model, require_valid_tokens
-from tlt.trainer.policy.precision_choice import choose_bfloat16
+from tlt.trainer.policy.model_loading import context_limit, require_valid_tokens
+from tlt.trainer.policy.policy_models import load_policy_models
 from tlt.trainer.policy.samples import Minibatch
-from tlt.trainer.policy.update_passes import PolicyModels, UpdatePasses
+from tlt.trainer.policy.sharded_models import (
+    ShardedPolicyModels,
+    copy_into_shards,
+    load_sharded_policy_models,
+    sharded_gradients,
+    whole_tensors,
+)
+from tlt.trainer.policy.update_passes import UpdatePasses
 
 
 class PolicyLearner:
@@ -40,28 +46,30 @@ class PolicyLearner:
         max_context: int | None,
         device: torch.device,
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
+        group: ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`busy` is entered for long work in which `between` can't be called."""
+        """Load the model, or this rank's part of it: shards over the ranks of a `group`.
+
+        `busy` is entered for long work in which `between` can't be called.
+        """
         self._spec = spec
-        policy = load_model(model_dir, device)
-        self._limit = context_limit(policy, max_context)
-        bfloat16 = choose_bfloat16(policy, spec, self._limit)
-        packed = set_attention(policy, spec, self._limit, bfloat16)
-        self._may_compile = spec.compile is not False
         self._busy = busy
         self._last_update_seconds = 0.0
-        if spec.gradient_checkpointing:
-            _checkpoint_layers(policy)
+        if group is None:
+            self._models = load_policy_models(model_dir, spec, max_context, device, dtype)
+        else:
+            self._models = load_sharded_policy_models(model_dir, spec, group, device, dtype)
+        policy = self._models.policy
+        self._limit = context_limit(policy, max_context)
+        self._may_compile = spec.compile is not False and group is None
         # a tied head appears once, under its first name
         self._parameters: dict[str, Tensor] = dict(policy.named_parameters())
         self._optimiser = NamedAdamW(self._parameters, spec)
-        reference: PreTrainedModel | None = None
-        if spec.kl_coefficient > 0:
-            reference = load_model(model_dir, device).requires_grad_(False)
-            set_attention(reference, spec, self._limit, bfloat16)
-        self._models = PolicyModels(
-            policy=policy, reference=reference, spec=spec, bfloat16=bfloat16, packed=packed
-        )
+
+    @property
+    def is_sharded(self) -> bool:
+        return isinstance(self._models, ShardedPolicyModels)
 
     def update(
         self,
@@ -85,7 +93,8 @@ class PolicyLearner:
         rate = learning_rate(self._spec, step)
         passes = UpdatePasses(models, group, between)
         old: list[Sequence[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
-        with flat_gradients(list(self._parameters.values())) as gradients:
+        collect = sharded_gradients if self.is_sharded else flat_gradients
+        with collect(list(self._parameters.values())) as gradients:
             for index, minibatch in enumerate(live):
                 gradients.zero()
                 differing = passes.learn(minibatch, batches[index], old[index])
@@ -95,11 +104,25 @@ class PolicyLearner:
         self._last_update_seconds = time.monotonic() - began
         return passes.sums.metrics(rate, models.reference is not None, group)
 
+    def parameters(self) -> Iterable[Tensor]:
+        """Return what is learned; with shards, this rank's part of it."""
+        return self._parameters.values()
+
     def weights(self) -> dict[str, Tensor]:
         """Return the live tensors, under the names of the model's safetensors file."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
+    def whole_weights(self) -> Generator[tuple[str, Tensor]]:
+        """Return the weights one by one; with shards all ranks have to iterate to the end."""
+        if self.is_sharded:
+            yield from whole_tensors(self._parameters)
+        else:
+            yield from self.weights().items()
+
     def load_weights(self, mapping: Mapping[str, Tensor]) -> None:
+        if self.is_sharded:
+            copy_into_shards(self._parameters, mapping, "policy's weights")
+            return
         tied = self._models.policy.state_dict().keys() - self._parameters.keys()
         given = {name: tensor for name, tensor in mapping.items() if name not in tied}
         copy_named(self._parameters, given, "policy's weights")
@@ -110,6 +133,14 @@ class PolicyLearner:
 
     def load_optimiser_state(self, mapping: Mapping[str, Tensor]) -> None:
         self._optimiser.load(mapping)
+
+    def save_optimiser(self, folder: Path) -> None:
+        """Write this rank's part of the optimiser's state into a folder that all ranks share."""
+        self._optimiser.save(folder)
+
+    def load_optimiser(self, folder: Path) -> None:
+        """Read what any number of ranks saved."""
+        self._optimiser.load_folder(folder)
 
     def broadcast(self, source: int, group: ProcessGroup | None) -> None:
         """Give all ranks the weights and the optimiser state of rank `source`."""
@@ -147,7 +178,7 @@ class PolicyLearner:
                 compile_layers(self._models.policy, first, self._models.bfloat16, forced)
             reduce_sum(votes, group)
 
-    def _step(self, gradients: FlatGradients, rate: float, group: ProcessGroup | None) -> float:
+    def _step(self, gradients: Gradients, rate: float, group: ProcessGroup | None) -> float:
         """Make an optimiser step, and return the gradient's norm."""
         gradients.reduce(group)
         norm = gradients.clip(self._spec.gradient_clip)
@@ -156,14 +187,3 @@ class PolicyLearner:
             raise RankError("the gradient is not finite; the weights were left as they were")
         self._optimiser.step(rate)
         return norm
-
-
-def _checkpoint_layers(model: PreTrainedModel) -> None:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    # Transformers checkpoints only layers in training mode; their parts stay free of dropout
-    for layer in decoder_layers(model):
-        layer.training = True
-        # some layers call the dropout function with a rate of their own
-        for name, value in vars(layer).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(layer, name, 0.0)

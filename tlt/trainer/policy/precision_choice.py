@@ -34,10 +34,10 @@ def choose_bfloat16(model: PreTrainedModel, spec: AlgorithmSpec, context: int | 
         case "bfloat16":
             return True
         case "auto":
-            return _device_has_bfloat16(model.device) and _is_better(model, context)
+            return device_has_bfloat16(model.device) and _is_better(model, context)
 
 
-def _device_has_bfloat16(device: torch.device) -> bool:
+def device_has_bfloat16(device: torch.device) -> bool:
     """Return True if the device has units for bfloat16; otherwise a measurement can't pay."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()

@@ -6,18 +6,15 @@ them before the first optimiser step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from transformers import PreTrainedModel
 
-from tlt.config import AlgorithmSpec
 from tlt.trainer.collectives import reduce_sum
 from tlt.trainer.policy.grpo_loss import grpo_loss, sampler_mismatch
-from tlt.trainer.policy.logprobs import score_batch
-from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.micro_batches import MicroBatch
+from tlt.trainer.policy.policy_models import PolicyModels
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 from tlt.trainer.policy.update_metrics import MetricSums
 
@@ -25,28 +22,6 @@ from tlt.trainer.policy.update_metrics import MetricSums
 _SAME_POLICY = 1e-3
 # one in this many samples of later minibatches is compared with its sampler
 _COMPARED_STRIDE = 8
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PolicyModels:
-    """The policy, its frozen reference, and how both are computed."""
-
-    policy: PreTrainedModel
-    reference: PreTrainedModel | None
-    spec: AlgorithmSpec
-    bfloat16: bool
-    packed: bool
-
-    @property
-    def device(self) -> torch.device:
-        return self.policy.device
-
-    def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
-        return build_micro_batches(samples, self.spec.microbatch_tokens, self.device, self.packed)
-
-    def logprobs(self, batch: MicroBatch) -> Tensor:
-        with torch.no_grad():
-            return score_batch(self.policy, batch, self.bfloat16)[0]
 
 
 class UpdatePasses:
@@ -66,7 +41,8 @@ class UpdatePasses:
         differing = torch.zeros((), device=self._models.device)
         for batch, before in zip(batches, old, strict=True):
             current = self._backward(minibatch, batch, before)
-            differing += _count_differing(current, batch)
+            if not batch.is_filler:
+                differing += _count_differing(current, batch)
             self._between()
         return differing
 
@@ -97,6 +73,8 @@ class UpdatePasses:
         mismatches: list[tuple[Tensor, Tensor]] = []
         for batch in self._models.micro_batches(samples):
             logprobs = self._logprobs(batch)
+            if batch.is_filler:
+                continue
             differing += _count_differing(logprobs, batch)
             mismatches.append(sampler_mismatch(spec, logprobs, batch.behaviour))
         reduce_sum(differing, self._group)
@@ -109,11 +87,12 @@ class UpdatePasses:
     def _backward(self, minibatch: Minibatch, batch: MicroBatch, old: Tensor | None) -> Tensor:
         """Run both passes of a micro-batch, and return its present log-probs."""
         models = self._models
-        current, entropy = score_batch(models.policy, batch, models.bfloat16)
-        reference = None
-        if models.reference is not None:
-            with torch.no_grad():
-                reference, _ = score_batch(models.reference, batch, models.bfloat16)
+        current, entropy = models.score(batch)
+        reference = models.score_reference(batch)
+        if batch.is_filler:
+            # the other ranks wait for this one's part of each layer
+            (0.0 * current.sum()).backward()
+            return current.detach()
         before = current.detach() if old is None else old
         loss, metrics = grpo_loss(models.spec, batch, minibatch, current, before, reference)
         loss.backward()

@@ -1,0 +1,236 @@
+"""A policy whose ranks each hold a part of every weight, gradient and moment (FSDP2).
+
+`fully_shard` gathers a layer's weights before the layer runs and frees them afterwards, so all
+ranks run the same number of passes: `micro_batches` adds fillers, which teach nothing.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from tlt.config import AlgorithmSpec
+from tlt.errors import ConfigError
+from tlt.trainer.collectives import reduce_max, translate_errors
+from tlt.trainer.named_tensors import require_same_shapes
+from tlt.trainer.policy.layer_probe import decoder_layers
+from tlt.trainer.policy.logprobs import score_batch
+from tlt.trainer.policy.micro_batches import MicroBatch, make_filler
+from tlt.trainer.policy.model_loading import outline_model, require_plain_logits
+from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers
+from tlt.trainer.policy.precision_choice import device_has_bfloat16
+from tlt.trainer.policy.samples import PolicySample
+
+T = TypeVar("T")
+
+
+class ShardedModel(nn.Module):
+    """The root that FSDP2 gathers: embedding, norm and head stay whole for the whole pass."""
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, compute: Callable[[PreTrainedModel], T]) -> T:
+        return compute(self.policy)
+
+    def run(self, compute: Callable[[PreTrainedModel], T]) -> T:
+        """Compute with whole weights; without a backward pass the root is freed at once.
+
+        Otherwise the next pass would use the root's weights from before the optimiser's step.
+        """
+        result = self(compute)
+        if not torch.is_grad_enabled():
+            cast("FSDPModule", self).reshard()
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardedPolicyModels(PolicyModels):
+    root: ShardedModel
+    reference_root: ShardedModel | None
+    group: ProcessGroup
+
+    def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
+        """Build as many micro-batches as the rank that has the most."""
+        own = super().micro_batches(samples)
+        count = torch.tensor(len(own), device=self.device)
+        reduce_max(count, self.group)
+        missing = int(count.item()) - len(own)
+        return own + [make_filler(self.device) for _ in range(missing)]
+
+    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        def compute(policy: PreTrainedModel) -> tuple[Tensor, Tensor]:
+            logprobs, entropy = score_batch(policy, batch, self.bfloat16)
+            # FSDP2 warns of views
+            return logprobs.clone(), entropy
+
+        with translate_errors("a pass over shards"):
+            return self.root.run(compute)
+
+    def score_reference(self, batch: MicroBatch) -> Tensor | None:
+        if self.reference_root is None:
+            return None
+        with torch.no_grad(), translate_errors("a pass over the reference's shards"):
+            return self.reference_root.run(
+                lambda policy: score_batch(policy, batch, self.bfloat16)
+            )[0]
+
+
+class ShardedGradients:
+    """The gradients of shards: FSDP2 sums them up over the ranks while it computes them."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+
+    def zero(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def reduce(self, group: ProcessGroup | None) -> None:
+        """Do nothing: the backward pass has reduced them."""
+
+    def clip(self, limit: float) -> float:
+        """Scale the norm over all shards down to at most `limit`, and return it from before."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        with translate_errors("a norm over shards"):
+            total = cast("DTensor", torch.nn.utils.get_total_norm(gradients))
+            norm = total.full_tensor().item()
+        if norm > limit:
+            for gradient in gradients:
+                gradient.mul_(limit / norm)
+        return norm
+
+
+@contextmanager
+def sharded_gradients(parameters: Sequence[Tensor]) -> Generator[ShardedGradients]:
+    gradients = ShardedGradients(parameters)
+    try:
+        yield gradients
+    finally:
+        gradients.zero()
+
+
+def load_sharded_policy_models(
+    model_dir: str,
+    spec: AlgorithmSpec,
+    group: ProcessGroup,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ShardedPolicyModels:
+    if spec.attention not in ("auto", "padded"):
+        raise ConfigError(f"algorithm.attention: {spec.attention} does not work with shards")
+    bfloat16 = spec.precision == "bfloat16" or (
+        # a measurement would need the whole model
+        spec.precision == "auto" and device.type == "cuda" and device_has_bfloat16(device)
+    )
+    shards = group.size() if spec.shards == "all" else spec.shards
+    mesh = learner_mesh(group, shards, device)
+    root = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
+    if spec.gradient_checkpointing:
+        checkpoint_layers(root.policy)
+    reference: ShardedModel | None = None
+    if spec.kl_coefficient > 0:
+        reference = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
+        reference.requires_grad_(False)
+    return ShardedPolicyModels(
+        policy=root.policy,
+        reference=None if reference is None else reference.policy,
+        spec=spec,
+        bfloat16=bfloat16,
+        packed=False,
+        root=root,
+        reference_root=reference,
+        group=group,
+    )
+
+
+def learner_mesh(group: ProcessGroup, shards: int, device: torch.device) -> DeviceMesh:
+    """Return a mesh that splits the weights over so many ranks; the rest are replicas (HSDP)."""
+    world = group.size()
+    if world % shards != 0:
+        raise ConfigError(f"algorithm.shards: {world} ranks are no multiple of {shards}")
+    if shards == world:
+        return DeviceMesh.from_group(group, device.type)
+    return init_device_mesh(
+        device.type, (world // shards, shards), mesh_dim_names=("replicas", "shards")
+    )
+
+
+def load_sharded_model(
+    model_dir: str, mesh: DeviceMesh, device: torch.device, bfloat16: bool, dtype: torch.dtype
+) -> ShardedModel:
+    """Load only this rank's part of each weight, and compute the layers in bfloat16 if wanted."""
+    policy = outline_model(model_dir, dtype)
+    root = ShardedModel(policy)
+    compute = torch.bfloat16 if bfloat16 else None
+    for layer in decoder_layers(policy):
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(compute, dtype))
+    fully_shard(root, mesh=mesh)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # the loss is divided by totals over all ranks: gradients are summed, not averaged
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    root.to_empty(device=device)
+    policy.tie_weights()
+    for module in policy.modules():
+        # tables that no file holds; the weights that this would initialise are loaded below
+        if not list(module.parameters(recurse=False)):
+            policy._init_weights(module)  # pyright: ignore[reportPrivateUsage]
+    copy_into_shards(dict(policy.named_parameters()), StoredWeights(Path(model_dir)), "folder")
+    with torch.no_grad():
+        root.run(lambda model: require_plain_logits(model, model_dir))
+    return root
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """The tensors of a folder's safetensors files, mapped one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Any] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            opened = safe_open(file, framework="pt")
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Generator[str]:
+        yield from self._files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def copy_into_shards(shards: Mapping[str, Tensor], whole: Mapping[str, Tensor], what: str) -> None:
+    """Copy this rank's part of each whole tensor, without communication."""
+    for name, shard in shards.items():
+        assert isinstance(shard, DTensor)
+        if name not in whole:
+            raise ConfigError(f"the {what} lacks {name}")
+        tensor = whole[name]
+        require_same_shapes({name: shard}, {name: tensor}, what)
+        part = distribute_tensor(
+            tensor.to(shard.dtype), shard.device_mesh, shard.placements, src_data_rank=None
+        )
+        with torch.no_grad():
+            shard.to_local().copy_(part.to_local())
+
+
+def whole_tensors(shards: Mapping[str, Tensor]) -> Generator[tuple[str, Tensor]]:
+    """Gather one tensor at a time; all ranks have to iterate to the end."""
+    for name, shard in shards.items():
+        assert isinstance(shard, DTensor)
+        with translate_errors("gathering a weight"):
+            yield name, shard.full_tensor().detach()
