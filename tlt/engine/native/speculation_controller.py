@@ -29,6 +29,9 @@ from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
+# the processor share is measured over the last seconds: this many, or half of them
+_SHARE_SECONDS = 20.0
+
 
 class SpeculationController:
     def __init__(
@@ -56,6 +59,7 @@ class SpeculationController:
         self._capturing = True
         # seconds spent on keeping states up to the last decode step, and on learning from that step
         self._keeping_before = self._learning = 0.0
+        self._share = ProcessorShare()
 
     @property
     def bytes(self) -> int:
@@ -126,6 +130,7 @@ class SpeculationController:
     def observe(self, choice: Choice, timer: "StepTimer", outcome: StepOutcome) -> None:
         """Count a step and learn from it."""
         pass_work, ended = timer.work_seconds(), perf_counter()
+        share = self._share.update(pass_work, ended - timer.began - timer.choosing_seconds)
         keeping, kept_before = self._slots.states.seconds, self._keeping_before
         self._keeping_before = keeping
         # prefills before the step have kept states as well
@@ -133,8 +138,8 @@ class SpeculationController:
         overhead = timer.choosing_seconds + keeping - kept_before + self._learning
         drafter = self.drafter_version if isinstance(choice.strategy, Draft) else None
         tokens, seconds = sum(outcome.kept), ended - timer.began + outside
-        work = pass_work + timer.choosing_seconds + outside
-        self._tallies.add(choice, drafter, timer.rows, tokens, seconds, work, overhead)
+        work = pass_work + share * (timer.choosing_seconds + outside)
+        self._tallies.add(choice, drafter, timer.rows, tokens, seconds, work, share * overhead)
         if self._runs is not None:
             began = perf_counter()
             self._learn(self._runs, choice, timer, outcome, pass_work)
@@ -202,6 +207,24 @@ class SpeculationController:
             ready = self._drafter is not None
             usable = [each for each in self._strategies if ready or not isinstance(each, Draft)]
             self._runs.set_strategies(usable or [Off()])
+
+
+class ProcessorShare:
+    """The share of the time in which this thread computes: other programs use its core, too.
+
+    Short stretches are timed by the wall clock, which takes a fifth of a CPU clock's time to read,
+    and multiplied with this share.
+    """
+
+    def __init__(self) -> None:
+        self._work = self._wall = 0.0
+
+    def update(self, work: float, wall: float) -> float:
+        self._work += work
+        self._wall += wall
+        if self._wall > _SHARE_SECONDS:
+            self._work, self._wall = 0.5 * self._work, 0.5 * self._wall
+        return min(1.0, self._work / self._wall) if self._wall > 0.0 else 1.0
 
 
 class StepTimer:
