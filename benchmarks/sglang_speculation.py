@@ -6,13 +6,15 @@ Four servers answer the tiny reasoner's held-out problems at temperature 1, in t
 speculation (off), one that could speculate but never does (zero), TLT's with a trained drafter, and
 SGLang's own adaptive speculation with the same drafter. A rollout keeps a number of requests
 running until its last ones end. In a drain 32 requests begin together and none follows. Answers
-differ in their random draws, so speeds are compared: tokens by seconds of the wall clock, medians
-of pairs next to each other in time.
+differ in their random draws, so speeds are compared: tokens by CPU seconds of SGLang's scheduler,
+which other programs on the machine slow less than the wall clock's; medians of pairs next to each
+other in time.
 """
 
 import argparse
 import asyncio
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -56,7 +58,9 @@ _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 class Rollout(NamedTuple):
     tokens: int
+    # CPU seconds of the scheduler
     seconds: float
+    wall: float
     tallies: tuple[StrategyTally, ...]
 
     @property
@@ -76,9 +80,10 @@ class Server:
     def decode(self, running: int, count: int, most: int) -> Rollout:
         """Decode `count` requests, of which at most `running` run at any time."""
         requests = self._requests(count, most)
-        began = time.perf_counter()
+        cpu, wall = _cpu_seconds(self._client.scheduler), time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
-        return Rollout(tokens, time.perf_counter() - began, self._client.take_tallies())
+        cpu, wall = _cpu_seconds(self._client.scheduler) - cpu, time.perf_counter() - wall
+        return Rollout(tokens, cpu, wall, self._client.take_tallies())
 
     async def _decode(self, requests: Sequence[Request], running: int) -> int:
         room = asyncio.Semaphore(running)
@@ -97,6 +102,12 @@ class Server:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _cpu_seconds(process: int) -> float:
+    _, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    user, system = fields.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -172,7 +183,7 @@ def compare(
             if turn:
                 found[name].append(rollout)
     speeds = {name: round(median(r.speed for r in rollouts)) for name, rollouts in found.items()}
-    print(f"{running} running, {count} requests: tokens a second {speeds}", flush=True)
+    print(f"{running} running, {count} requests: tokens a CPU second {speeds}", flush=True)
     return found
 
 
@@ -193,8 +204,12 @@ def ratio(found: dict[str, list[Rollout]], name: str, base: str) -> Ratio:
 def describe(found: dict[str, list[Rollout]], base: str) -> dict[str, Any]:
     ratios = {name: ratio(found, name, base) for name in found if name != base}
     return {
-        "tokens_per_second": {
+        "tokens_per_cpu_second": {
             name: [round(rollout.speed, 1) for rollout in rollouts]
+            for name, rollouts in found.items()
+        },
+        "tokens_per_second": {
+            name: [round(rollout.tokens / rollout.wall, 1) for rollout in rollouts]
             for name, rollouts in found.items()
         },
         "speed_against_" + base: {

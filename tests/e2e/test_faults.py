@@ -43,10 +43,16 @@ def test_survives_a_rank_that_dies_while_decoding(live: Live, long_spec: Path) -
     assert live.fold(job).losses == 1
 
 
-def test_survives_a_rank_that_dies_in_an_update(live: Live, slow_update_spec: Path) -> None:
+# with shards each micro-batch takes longer
+@pytest.mark.parametrize(
+    "changes", [(), ("algorithm.shards=all", "algorithm.microbatch_tokens=500")]
+)
+def test_survives_a_rank_that_dies_in_an_update(
+    live: Live, slow_update_spec: Path, changes: tuple[str, ...]
+) -> None:
     """The collective fails on all ranks, and fresh ones repeat the update from the checkpoint."""
     rank = _rank_pid(live)
-    job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1")
+    job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1", *changes)
     live.await_phase(job, "learning", step=1)
     kill(rank)
     assert_nothing_lost_or_doubled(live, job)

@@ -192,7 +192,7 @@ class Checks:
         assert {c.worker for c in learns} == set(after.workers)
         for name in ("group", "world", "attempt", "epoch", "version", "step", "rendezvous"):
             assert len({getattr(c, name) for c in learns}) == 1
-        assert len({(c.sync_from, c.checkpoint) for c in learns}) == 1
+        assert len({(c.sync_from, c.checkpoint, c.reload) for c in learns}) == 1
         assert len({len(c.minibatches) for c in learns}) == 1
         ranks = [
             c.first_rank + i for c in learns for i in range(after.workers[c.worker].info.ranks)
@@ -346,7 +346,7 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
     drafters = (adoption.used, adoption.previous, adoption.fallback)
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
     if state.policy.checkpoint is not None:
-        blobs |= {state.policy.checkpoint.weights, state.policy.checkpoint.optimiser}
+        blobs |= set(state.policy.checkpoint.blobs)
     if state.policy.best is not None and state.policy.best.weights is not None:
         blobs.add(state.policy.best.weights)
     return blobs

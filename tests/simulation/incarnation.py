@@ -60,6 +60,8 @@ class WorkerIncarnation:
     reports: int = 0
     # the content of the trainer's weights
     content: str = INITIAL
+    # the collective that split the weights, where ranks split one copy
+    shards_of: str | None = None
     # the policy version that the engine decodes with
     version: int = 0
     # True once it knows that it is fenced off

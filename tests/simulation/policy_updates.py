@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.incarnation import WorkerIncarnation, blob, meeting
+from tests.simulation.incarnation import INITIAL, WorkerIncarnation, blob, meeting
 from tests.simulation.worker_events import JOB
 from tlt.id_types import Incarnation, PolicyVersion, PromptIndex
 from tlt.policies.keyed_random import mix
@@ -75,6 +75,8 @@ class PolicyUpdates:
         for incarnation in members:
             learn = incarnation.learning
             assert learn is not None
+            if learn.reload:
+                incarnation.content, incarnation.shards_of = INITIAL, group
             if learn.restore is not None:
                 assert learn.restore.weights.digest in self.world.committed
                 incarnation.content = learn.restore.weights.digest
@@ -83,6 +85,8 @@ class PolicyUpdates:
             assert learn is not None
             if learn.sync_from is not None:
                 incarnation.content = _holder(by_rank, learn.sync_from).content
+        if self.world.spec.algorithm.shards != 1:
+            self._check_shards(members)
         before = {incarnation.content for incarnation in members}
         assert len(before) == 1, f"{group}: the ranks start from {before}"
         learn = by_rank[0].learning
@@ -100,6 +104,12 @@ class PolicyUpdates:
                 learn.version + 1,
                 True,
             )
+
+    def _check_shards(self, members: list[WorkerIncarnation]) -> None:
+        """Assert that all who split the weights are there, and nobody else."""
+        (group,) = {incarnation.shards_of for incarnation in members}
+        assert group is not None
+        assert {incarnation.number for incarnation in members} == self.learners[group]
 
     def finish_update(self, incarnation: WorkerIncarnation) -> None:
         learn = incarnation.learning

@@ -31,6 +31,7 @@ def small_spec(
     merge_every: int = 8,
     drafter: str | None = None,
     seed: int = 0,
+    shards: Literal[1, "all"] = 1,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -43,6 +44,7 @@ def small_spec(
             minibatches=minibatches,
             checkpoint_every=checkpoint_every,
             eval_every=eval_every,
+            shards=shards,
         ),
         rollout=RolloutSpec(max_tries=max_tries, slots=2),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),

@@ -23,6 +23,7 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         train=chooser.choice(["off", "auto", "auto", "always"]),
         merge_every=chooser.choice([1, 8, 16]),
         seed=chooser.randint(0, 6),
+        shards=chooser.choice([1, 1, "all"]),
     )
     ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
     return World(spec, ranks, decide, speedup=chooser.choice([0.5, 2.0]))

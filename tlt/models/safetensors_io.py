@@ -1,7 +1,10 @@
 """Read and write named tensors as safetensors files, the only form in which a rank sends blobs."""
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -43,3 +46,24 @@ def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file(dense, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise BlobError(f"{file}: cannot be written: {error}") from error
+
+
+def stream_weights(
+    file: Path, shapes: Mapping[str, Sequence[int]], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Write float32 tensors one by one, so that they needn't be in memory together."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    try:
+        with file.open("wb") as out:
+            out.write(len(encoded).to_bytes(8, "little") + encoded)
+            for (name, tensor), expected in zip(tensors, shapes, strict=True):
+                assert name == expected, f"{name} comes before {expected}"
+                out.write(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
+    except OSError as error:
+        raise BlobError(f"{file}: cannot be written: {error.strerror}") from error

@@ -154,6 +154,8 @@ class UpdatePolicy(ToWorkerOfJob, frozen=True, kw_only=True):
     first_rank: int
     # the checkpoint that every rank loads first; None: each rank keeps the weights it holds
     restore: Checkpoint | None
+    # where ranks split one copy: split it anew, from `restore` or from the policy's folder
+    reload: bool = False
     # global rank whose state is broadcast first because another rank holds an older one
     sync_from: int | None
     minibatches: tuple[MinibatchShare, ...]

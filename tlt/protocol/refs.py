@@ -83,7 +83,16 @@ class Checkpoint(Value, frozen=True, kw_only=True):
 
     version: PolicyVersion
     weights: BlobRef
-    optimiser: BlobRef
+    # None where ranks split one copy: each has written a file of its own
+    optimiser: BlobRef | None
+    # the files of torch.distributed.checkpoint by name
+    optimiser_shards: dict[str, BlobRef] = {}
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """Return all files of the checkpoint."""
+        whole = () if self.optimiser is None else (self.optimiser,)
+        return (self.weights, *whole, *self.optimiser_shards.values())
 
 
 class DrafterRef(Value, frozen=True, kw_only=True):

@@ -208,8 +208,10 @@ class Rank:
         assert duties.samples is not None
         samples, duties.samples = duties.samples, None
         events = duties.update.run(command, samples.minibatches)
-        version = PolicyVersion(command.version + 1)
-        duties.rollout.swap_weights(version, duties.update.learner.weights())
+        # a rank that holds a part of each weight decodes with what the first rank publishes
+        if not duties.update.is_sharded:
+            version = PolicyVersion(command.version + 1)
+            duties.rollout.swap_weights(version, duties.update.learner.weights())
         self._send(*events)
 
     def _check_interrupt(self) -> None:

@@ -50,6 +50,10 @@ class RankJob:
         """Return the job's folder in shared memory."""
         return Path(self.setup.flight) / self.id
 
+    def checkpoint_folder(self, name: str) -> Path:
+        """Return a folder on the disk of the job's blobs, where all ranks write a checkpoint."""
+        return Path(self.opened.folder) / "blobs" / f".checkpoint-{name}"
+
     @property
     def member(self) -> str:
         """Return the rank's name among the members that train the drafter."""

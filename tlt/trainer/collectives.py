@@ -53,6 +53,21 @@ def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None
             tensor.detach().copy_(part.view_as(tensor))
 
 
+def gather_bytes(data: bytes, group: ProcessGroup, device: torch.device) -> list[bytes]:
+    """Return the bytes of every rank, in the order of the ranks."""
+    size = torch.tensor(len(data), device=device)
+    reduce_max(size, group)
+    width = int(size.item()) + 8
+    padded = len(data).to_bytes(8, "big") + data
+    own = torch.zeros(width, dtype=torch.uint8, device=device)
+    own[: len(padded)] = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device)
+    rows = own.new_empty(group.size() * width)
+    with translate_errors("a gathering over the ranks"):
+        dist.all_gather_single(rows, own, group=group)
+    found = [bytes(row.tolist()) for row in rows.view(group.size(), width)]
+    return [row[8 : 8 + int.from_bytes(row[:8], "big")] for row in found]
+
+
 def split_into_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     size = 0

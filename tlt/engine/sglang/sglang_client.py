@@ -72,6 +72,11 @@ class SglangClient:
         self._tallies: list[StrategyTally] = []
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
+    @property
+    def scheduler(self) -> int:
+        """Return the process id of SGLang's scheduler."""
+        return self._launched.scheduler
+
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine until it is done, or raise if the scheduler dies."""
         task = self._loop.create_task(work)

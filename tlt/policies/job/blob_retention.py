@@ -19,7 +19,7 @@ def needed_blobs(state: RunState) -> set[BlobRef]:
     )
     found = {ref.weights for ref in refs if ref is not None}
     if state.policy.checkpoint is not None:
-        found |= {state.policy.checkpoint.weights, state.policy.checkpoint.optimiser}
+        found |= set(state.policy.checkpoint.blobs)
     return {blob for blob in found if blob is not None}
 
 

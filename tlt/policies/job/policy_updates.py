@@ -1,10 +1,11 @@
 """Make policy updates, and keep the weights that they lead to.
 
 A worker that lacks updates since the last checkpoint makes them again. The state keeps each
-update's plan until a checkpoint holds a later version.
+update's plan until a checkpoint holds a later version. Where the trainers hold shards of one copy,
+all go back to the checkpoint as soon as one of them is new or gone.
 """
 
-from tlt.id_types import Attempt, PolicyVersion
+from tlt.id_types import Attempt, Incarnation, PolicyVersion
 from tlt.policies.job import blob_retention
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import (
@@ -47,16 +48,33 @@ def start_update(turn: Turn) -> None:
     newest = max(worker.trainer_version for worker in state.workers.values())
     if newest >= state.policy.target_version:
         return
-    restore = None
-    if newest not in state.policy.plans:
+    restore, incomplete = None, _lacks_shards(state, newest)
+    if incomplete or newest not in state.policy.plans:
         restore, newest = state.policy.checkpoint, _restart_version(state)
-    for command in _update_commands(state, newest, restore):
-        turn.assign(command.worker, Duty.POLICY_UPDATE)
+    if incomplete:
+        turn.set_policy(
+            shard_holders=_incarnations(state), update_attempt=state.policy.update_attempt + 1
+        )
+    for command in _update_commands(turn.state, newest, restore, reload=incomplete):
+        held = {"trainer_version": newest} if incomplete else {}
+        turn.assign(command.worker, Duty.POLICY_UPDATE, **held)
         turn.emit(command)
 
 
+def _lacks_shards(state: RunState, newest: PolicyVersion) -> bool:
+    """Return True if the trainers split one copy of the newest version and lack a part of it."""
+    if state.spec.algorithm.shards == 1:
+        return False
+    held = all(worker.trainer_version == newest for worker in state.workers.values())
+    return not held or state.policy.shard_holders != _incarnations(state)
+
+
+def _incarnations(state: RunState) -> tuple[Incarnation, ...]:
+    return tuple(worker.info.incarnation for worker in state.workers.values())
+
+
 def _update_commands(
-    state: RunState, version: PolicyVersion, restore: Checkpoint | None
+    state: RunState, version: PolicyVersion, restore: Checkpoint | None, reload: bool
 ) -> list[UpdatePolicy]:
     workers, plan, algorithm = (
         list(state.workers.values()),
@@ -71,7 +89,7 @@ def _update_commands(
         for first, worker in zip(first_ranks, workers, strict=True)
         if worker.trainer_version == version
     ]
-    in_step = restore is not None or len(holders) == len(workers)
+    in_step = reload or restore is not None or len(holders) == len(workers)
     reached = version + 1
     return [
         UpdatePolicy(
@@ -87,6 +105,7 @@ def _update_commands(
             world=sum(sizes),
             first_rank=first_ranks[i],
             restore=restore,
+            reload=reload,
             sync_from=None if in_step else holders[0],
             minibatches=parts[i],
             checkpoint=reached % algorithm.checkpoint_every == 0 or reached == algorithm.steps,
@@ -204,7 +223,7 @@ def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
     )
     turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.policy.plans[v].step for v in past)))
     if before is not None:
-        blob_retention.discard(turn, before.weights, before.optimiser)
+        blob_retention.discard(turn, *before.blobs)
 
 
 def return_to_checkpoint(turn: Turn) -> None:

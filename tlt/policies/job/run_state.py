@@ -102,6 +102,8 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     # by the version that each starts from; kept until a later version is in a checkpoint
     plans: dict[PolicyVersion, UpdatePlan] = {}
     update_attempt: int = 0
+    # the incarnations whose trainers split one copy of the policy, if the spec says so
+    shard_holders: tuple[Incarnation, ...] = ()
     checkpoint: Checkpoint | None = None
     best: BestPolicy | None = None
 

@@ -19,6 +19,8 @@ from tlt.errors import ConfigError
 from tlt.trainer.collectives import translate_errors
 from tlt.trainer.named_tensors import copy_named
 
+# the file of torch.distributed.checkpoint that describes the others
+METADATA = ".metadata"
 _STEP = "step"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
