@@ -139,8 +139,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     compile: bool | Literal["auto"] = "auto"
     # `auto` takes the sampler's log-probs where they equal the learner's.
     old_logprobs: Literal["auto", "learner"] = "auto"
-    # Ranks over which weights, gradients and optimiser are split (FSDP2): 1 for a whole copy on
-    # each, `all` for one copy on all ranks, a number for replicas of so many (HSDP).
+    # Ranks that split one copy of weights, gradients and optimiser (FSDP2).
     shards: int | Literal["all"] = 1
     # Recompute activations in the backward pass to save memory.
     gradient_checkpointing: bool = False
@@ -160,10 +159,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "steps must be at least 1")
         _require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
-        _require(
-            self.group_size >= 2,
-            "group_size must be at least 2: GRPO compares the answers of a group with each other",
-        )
+        _require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
         _require(self.learning_rate > 0, "learning_rate must be above 0")
         _require(self.minibatches >= 1, "minibatches must be at least 1")
         _require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
@@ -176,7 +172,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         _require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
         _require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
         _require(self.clip_high > 0, "clip_high must be above 0")
-        _require(self.shards == "all" or self.shards >= 1, "shards must be at least 1, or all")
+        _require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
         _require(self.gradient_clip > 0, "gradient_clip must be above 0")
         _require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
 

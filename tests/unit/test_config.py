@@ -111,7 +111,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("reward__on_error", float("nan"), "on_error must be a finite number"),
     ("algorithm__steps", 0, "steps must be at least 1"),
     ("algorithm__prompts_per_step", 0, "prompts_per_step must be at least 1"),
-    ("algorithm__group_size", 1, "group_size must be at least 2: GRPO compares the answers"),
+    ("algorithm__group_size", 1, "group_size must be at least 2: answers are compared"),
     ("algorithm__learning_rate", 0, "learning_rate must be above 0"),
     ("algorithm__learning_rate", float("nan"), "learning_rate must be above 0"),
     ("algorithm__minibatches", 0, "minibatches must be at least 1"),

@@ -16,7 +16,7 @@ from tlt.trainer.collectives import reduce_sum, split_into_buckets
 
 
 class Gradients(Protocol):
-    """What an optimiser step needs of the gradients, whole or sharded."""
+    """Describe what an optimiser step needs of gradients, whole or sharded."""
 
     def zero(self) -> None: ...
 

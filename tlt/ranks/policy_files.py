@@ -1,0 +1,96 @@
+"""A policy's weights and its optimiser as files of the job, of whole copies or of shards."""
+
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+from torch.distributed import ProcessGroup
+
+from tlt.models.safetensors_io import put_weights, read_weights, stream_weights
+from tlt.protocol.refs import BlobRef, Checkpoint
+from tlt.ranks.rank_job_context import RankJob
+from tlt.trainer.collectives import gather_bytes
+from tlt.trainer.policy.adamw import METADATA
+from tlt.trainer.policy.policy_learner import PolicyLearner
+
+
+class OptimiserFiles(TypedDict):
+    """The fields of a checkpoint that name the optimiser's files."""
+
+    optimiser: BlobRef | None
+    optimiser_shards: dict[str, BlobRef]
+
+
+class PolicyFiles:
+    def __init__(self, job: RankJob) -> None:
+        self._job = job
+        self._blobs = job.blobs()
+
+    def put_weights(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:
+        """Store the weights; only the first rank does, with the help of all that hold shards."""
+        if not learner.is_sharded:
+            return put_weights(self._blobs, learner.weights(), commit=commit) if rank == 0 else None
+        if rank > 0:
+            for _ in learner.whole_weights():
+                pass
+            return None
+        shapes = {name: tensor.shape for name, tensor in learner.weights().items()}
+        return self._blobs.put_file(
+            lambda file: stream_weights(file, shapes, learner.whole_weights()), commit=commit
+        )
+
+    def put_optimiser(
+        self, learner: PolicyLearner, rank: int, group: ProcessGroup | None, name: str
+    ) -> OptimiserFiles:
+        """Store the optimiser's state; `name` is that of the update."""
+        if learner.is_sharded and group is not None:
+            shards = self._put_shards(learner, rank, group, name)
+            return OptimiserFiles(optimiser=None, optimiser_shards=shards)
+        state = None
+        if rank == 0:
+            state = put_weights(self._blobs, learner.optimiser_state(), commit=True)
+        return OptimiserFiles(optimiser=state, optimiser_shards={})
+
+    def restore(
+        self, learner: PolicyLearner, checkpoint: Checkpoint, group: ProcessGroup | None
+    ) -> None:
+        """Load what any number of ranks saved."""
+        learner.load_weights(read_weights(self._blobs, checkpoint.weights))
+        if checkpoint.optimiser is not None:
+            learner.load_optimiser_state(read_weights(self._blobs, checkpoint.optimiser))
+            return
+        with self._folder_of_shards(checkpoint.optimiser_shards, group) as folder:
+            learner.load_optimiser(folder)
+
+    def _put_shards(
+        self, learner: PolicyLearner, rank: int, group: ProcessGroup, name: str
+    ) -> dict[str, BlobRef]:
+        folder = self._job.checkpoint_folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        learner.save_optimiser(folder)
+        # each rank stores what it has written; the first one the description, too
+        own = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
+        stored = {file.name: self._blobs.put_file(file.replace, commit=True) for file in own}
+        parts = gather_bytes(msgspec.json.encode(stored), group, self._job.device)
+        if rank == 0:
+            folder.rmdir()
+        refs: dict[str, BlobRef] = {}
+        for part in parts:
+            refs |= msgspec.json.decode(part, type=dict[str, BlobRef])
+        return refs
+
+    @contextmanager
+    def _folder_of_shards(
+        self, shards: dict[str, BlobRef], group: ProcessGroup | None
+    ) -> Generator[Path]:
+        """Give the files their names again; each rank verifies some of them."""
+        world, rank = (1, 0) if group is None else (group.size(), group.rank())
+        with tempfile.TemporaryDirectory(dir=self._job.flight) as name:
+            for index, (file, ref) in enumerate(sorted(shards.items())):
+                mine = index % world == rank
+                stored = self._blobs.verify(ref) if mine else self._blobs.path(ref)
+                (Path(name) / file).symlink_to(stored.resolve())
+            yield Path(name)
