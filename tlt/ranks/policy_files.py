@@ -88,6 +88,7 @@ class PolicyFiles:
     ) -> Generator[Path]:
         """Give the files their names again; each rank verifies some of them."""
         world, rank = (1, 0) if group is None else (group.size(), group.rank())
+        self._job.flight.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._job.flight) as name:
             for index, (file, ref) in enumerate(sorted(shards.items())):
                 mine = index % world == rank
