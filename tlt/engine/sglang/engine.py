@@ -7,26 +7,17 @@ after the one that returned it, so that its states can be read meanwhile.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from time import monotonic, perf_counter
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tlt.engine.base import Capabilities, Completion, NoiseKey, Request, Sampling
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.sglang.sglang_client import PartialAnswer, SglangClient
-from tlt.engine.sglang.shared_hidden_state_buffer import (
-    ACCEPTED,
-    CORRECTED,
-    NO_DRAFTER,
-    PLAIN,
-    RequestName,
-    Tap,
-)
+from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
 from tlt.engine.sglang.speculation_messages import IndexAnswer, StopSpeculating
+from tlt.engine.sglang.tap_reader import TapReader
 from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
 from tlt.errors import ConfigError, RankError
@@ -35,7 +26,6 @@ from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import count_weight_bytes, load_embedding_and_head
 from tlt.models.decoder_spec import EMBEDDING, HEAD, describe_mismatch
 from tlt.models.eagle_drafter import Drafter, describe_misfit
-from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 from tlt.protocol.shared_values import StrategyTally
 
 # how long `step` waits where nothing ends: the rank handles commands in between
@@ -43,7 +33,6 @@ _WAIT_SECONDS = 0.02
 _CPU = torch.device("cpu")
 # the id of requests that only read a text
 _READING = -1
-_ORIGINS = {PLAIN: "plain", ACCEPTED: "accepted", CORRECTED: "corrected"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,20 +59,20 @@ class SglangEngine:
         config = read_config(model)
         self._client = client
         self._config = config
-        self._tap = tap
+        self._tap = TapReader(tap)
         self._decode_text = decode_text
         self._count = slots
         self._max_context = max_context
         self._version = version
-        self._policy_bytes = count_weight_bytes(model, tap.states.dtype)
+        self._policy_bytes = count_weight_bytes(model, self._tap.dtype)
         # embedding and head, if a drafter can be trained from what the tap keeps
         self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        if tap.states.shape[2] > 0:
-            self._shared = load_embedding_and_head(model, tap.states.dtype, device)
+        if self._tap.keeps_states:
+            self._shared = load_embedding_and_head(model, self._tap.dtype, device)
         self._drafter_version: DrafterVersion | None = None
         self._queue = RequestQueue(config.vocabulary, max_context)
         self._running: dict[int, _Running] = {}
-        self._tap_slots = TapSlotAllocator(len(tap.filled))
+        self._tap_slots = TapSlotAllocator(self._tap.slots)
         # by request that the last step returned: its slot, and positions fed
         self._ended: dict[int, tuple[int, int]] = {}
         # positions that the tap held when it last changed, and when that was
@@ -94,7 +83,7 @@ class SglangEngine:
         return Capabilities(
             token_identical=False,
             swap_between_tokens=True,
-            hidden_states=self._tap.states.shape[2] > 0,
+            hidden_states=self._tap.keeps_states,
             trees=False,
             ngram=self._client.captured_steps is not None,
         )
@@ -163,23 +152,19 @@ class SglangEngine:
     def partial_answer(self, id: int) -> list[int] | None:
         if (running := self._running.get(id)) is None or running.request.stop_strings:
             return None
-        first, fed = len(running.request.prompt) - 1, self._fed_positions(running.name)
-        if fed <= first:
-            return None
-        gained = self._tap.tokens[running.name.slot, first:fed].tolist()
-        return _up_to_stop(gained, running.request.stop_tokens)
+        return self._tap.partial_answer(running.request, running.name)
 
     def hidden_states(self, id: int) -> torch.Tensor:
         if id in self._ended:
             slot, fed = self._ended[id]
         else:
             name = self._running[id].name
-            slot, fed = name.slot, self._fed_positions(name)
-        return self._tap.states[slot, :fed]
+            slot, fed = name.slot, self._tap.fed_positions(name)
+        return self._tap.states(slot, fed)
 
     @property
     def token_state_example(self) -> torch.Tensor:
-        return self._tap.states[0, 0]
+        return self._tap.token_state_example
 
     @property
     def embedding_and_head(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,9 +191,9 @@ class SglangEngine:
                 if not task.done():
                     self._client.run(self._client.abort(name))
                     self._client.run(_wait_for_all([task]))
-            if self._fed_positions(name) < len(text):
+            if self._tap.fed_positions(name) < len(text):
                 raise RankError("a text to read left no trace in SGLang's scheduler")
-            return self._tap.states[name.slot, : len(text)].clone()
+            return self._tap.states(name.slot, len(text)).clone()
         finally:
             self._tap_slots.give_back(name.slot)
 
@@ -253,7 +238,7 @@ class SglangEngine:
 
     def _recall_unstarted(self) -> None:
         """Take back requests that wait in SGLang: they would share prompts of old weights."""
-        waiting = [r for r in self._running.values() if self._fed_positions(r.name) == 0]
+        waiting = [r for r in self._running.values() if self._tap.fed_positions(r.name) == 0]
         if not waiting:
             return
         self._client.run(self._client.abort(*(running.name for running in waiting)))
@@ -262,11 +247,6 @@ class SglangEngine:
             del self._running[running.request.id]
             self._tap_slots.give_back(running.name.slot)
             self._queue.waiting.appendleft(running.request)
-
-    def _fed_positions(self, name: RequestName) -> int:
-        """Return how many of a request's tokens the policy has processed."""
-        own = int(self._tap.holders[name.slot]) == name.serial
-        return int(self._tap.filled[name.slot]) if own else 0
 
     async def _wait(self) -> None:
         """Wait for any request to end, but briefly; wait for all requests that were cancelled."""
@@ -303,40 +283,17 @@ class SglangEngine:
         if part.stop == "cancelled" and request.id not in self._queue.cancelled:
             raise RankError(f"SGLang gave request {request.id} up: {part.complaint}")
         self._queue.finish(request.id)
-        # the last prompt token produced the first one of the answer, whose last one produced none
-        first = len(request.prompt) - 1
-        drawn = slice(first, first + len(part.tokens))
-        fed = self._fed_positions(name)
-        if part.tokens and fed < drawn.stop:
-            raise RankError(f"request {request.id} left no trace in SGLang's scheduler")
-        self._ended[request.id] = name.slot, min(drawn.stop, fed)
-        return Completion(
-            id=request.id,
-            tokens=part.tokens,
-            logprobs=part.logprobs,
+        self._ended[request.id] = name.slot, self._tap.fed_at_end(request, name, part)
+        return self._tap.completion(
+            request,
+            name,
+            part,
             text=self._decode_text(part.tokens),
-            stop=part.stop or "cancelled",
-            policies=tuple(
-                PolicySpan(version=PolicyVersion(version), tokens=tokens)
-                for version, tokens in _spans(self._tap.versions[name.slot], drawn)
-            ),
-            drafters=tuple(
-                DrafterSpan(version=None if v == NO_DRAFTER else DrafterVersion(v), tokens=n)
-                for v, n in _spans(self._tap.drafters[name.slot], drawn)
-            ),
-            origins=tuple(
-                OriginSpan(origin=_ORIGINS[code], tokens=tokens)
-                for code, tokens in _spans(self._tap.origins[name.slot], drawn)
-            ),
-            batches=tuple(
-                BatchSpan(size=size, tokens=tokens)
-                for size, tokens in _spans(self._tap.sizes[name.slot], drawn)
-            ),
             decode_seconds=perf_counter() - running.began,
         )
 
     def _check_progress(self) -> None:
-        filled, now = int(self._tap.filled.sum()), monotonic()
+        filled, now = self._tap.count_positions(), monotonic()
         if filled != self._progress[0]:
             self._progress = filled, now
         elif now - self._progress[1] > self._client.stuck_seconds:
@@ -356,21 +313,9 @@ def _reading(text: tuple[int, ...]) -> Request:
     )
 
 
-def _up_to_stop(tokens: list[int], stop_tokens: frozenset[int]) -> list[int]:
-    """Drop what was gained after a stop token."""
-    for at, token in enumerate(tokens):
-        if token in stop_tokens:
-            return tokens[: at + 1]
-    return tokens
-
-
 async def _wait_briefly(task: asyncio.Task[PartialAnswer]) -> None:
     await asyncio.wait([task], timeout=_WAIT_SECONDS)
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[PartialAnswer]]) -> None:
     await asyncio.wait(tasks)
-
-
-def _spans(values: npt.NDArray[np.int32], drawn: slice) -> list[tuple[int, int]]:
-    return [(value, len(list(same))) for value, same in groupby(values[drawn].tolist())]
