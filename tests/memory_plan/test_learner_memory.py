@@ -1,0 +1,109 @@
+"""The planner's figures for the learner are the peaks of its live tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.live_tensor_bytes import LiveTensorBytes
+from tests.memory_plan.models import job_of, save_policy, shape_of
+from tlt.config import AlgorithmSpec
+from tlt.memory_plan import ModelShape, Spread
+from tlt.memory_plan.learner_memory import learner_items
+from tlt.memory_plan.memory_items import peak_bytes
+from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.samples import Minibatch, PolicySample
+
+SAMPLES, LENGTH, PROMPT = 4, 257, 100
+TOKENS, SCORED = SAMPLES * (LENGTH - 1), SAMPLES * (LENGTH - PROMPT)
+# the sizes of a policy, and how many logits are computed at once: all, or in parts
+SHAPES: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "narrow vocabulary": ("qwen2", {"hidden_size": 256, "intermediate_size": 1024}, 2**26),
+    "wide vocabulary": ("qwen3", {"vocab_size": 8000, "tie_word_embeddings": False}, 2**20),
+}
+
+
+def samples() -> list[PolicySample]:
+    answer = LENGTH - PROMPT
+    return [
+        PolicySample(
+            prompt=tuple(range(PROMPT)),
+            completion=tuple(range(answer)),
+            logprobs=(-1.0,) * answer,
+            temperature=1.0,
+            advantage=1.0 if index % 2 else -1.0,
+        )
+        for index in range(SAMPLES)
+    ]
+
+
+def measure_update(folder: Path, **algorithm: Any) -> tuple[int, int]:
+    """Return the peak of the second update, and what stays after it."""
+    spec = AlgorithmSpec(
+        steps=2,
+        prompts_per_step=2,
+        group_size=2,
+        microbatch_tokens=TOKENS,
+        attention="padded",
+        compile=False,
+        **algorithm,
+    )
+    minibatch = Minibatch(samples=samples(), total_tokens=SCORED, total_sequences=SAMPLES)
+    with LiveTensorBytes() as live:
+        learner = PolicyLearner(str(folder), spec, None, torch.device("cpu"))
+        for step in range(2):
+            live.restart()
+            learner.update(step, [minibatch], None, lambda: None)
+    return live.peak, live.now
+
+
+def planned(policy: ModelShape, chunk: int, **changes: Any) -> tuple[int, int]:
+    """Return the planned peak, and what stays between updates."""
+    job = job_of(policy, answers=SAMPLES, max_context=LENGTH, scored=SCORED, **changes)
+    items = tuple(learner_items(job, Spread(device="cpu"), chunk))
+    return peak_bytes(items), sum(item.bytes for item in items if item.during == "always")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["stored", "checkpointed"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_update_takes_the_planned_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    checkpointing: bool,
+    precision: Any,
+) -> None:
+    family, sizes, chunk = SHAPES[shape]
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    folder = save_policy(tmp_path, family, **sizes)
+    policy = shape_of(folder)
+    peak, kept = measure_update(folder, precision=precision, gradient_checkpointing=checkpointing)
+    expected, stays = planned(
+        policy, chunk, bfloat16=precision == "bfloat16", gradient_checkpointing=checkpointing
+    )
+    assert stays == pytest.approx(kept, rel=0.001)
+    # beside the state, which would hide an error in activations
+    state = 16 * policy.weights
+    assert expected - state == pytest.approx(peak - state, rel=0.1)
+
+
+def test_a_reference_policy_takes_its_parameters(tmp_path: Path) -> None:
+    folder = save_policy(tmp_path, "qwen2")
+    policy = shape_of(folder)
+    _, without = measure_update(folder)
+    _, kept = measure_update(folder, kl_coefficient=0.1)
+    assert planned(policy, 2**26, reference=True)[1] == pytest.approx(kept, rel=0.001)
+    assert kept - without == pytest.approx(4 * policy.weights, rel=0.001)
+
+
+def test_shards_divide_parameters_gradients_and_moments(tmp_path: Path) -> None:
+    policy = shape_of(save_policy(tmp_path, "qwen2"))
+    job = job_of(policy)
+    whole = {i.name: i.bytes for i in learner_items(job, Spread(ranks=8))}
+    parts = {i.name: i.bytes for i in learner_items(job, Spread(ranks=8, shards=8))}
+    for name, weights in (("parameters", 4), ("gradients", 4), ("Adam's moments", 8)):
+        assert whole[f"learner: {name}"] == weights * policy.weights
+        assert parts[f"learner: {name}"] == weights * policy.weights // 8

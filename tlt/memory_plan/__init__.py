@@ -1,0 +1,25 @@
+"""Compute what a job takes on each device before it runs: arithmetic alone, no torch, no I/O."""
+
+from tlt.memory_plan.device_plan import DevicePlan, parse_plan
+from tlt.memory_plan.host_memory import HostItem, host_items
+from tlt.memory_plan.job_memory import JobMemory, Spread
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
+from tlt.memory_plan.remedies import Remedy
+from tlt.memory_plan.verdict import MemoryPlan, make_plan, shards_needed
+
+__all__ = [
+    "DevicePlan",
+    "DrafterShape",
+    "HostItem",
+    "Item",
+    "JobMemory",
+    "MemoryPlan",
+    "ModelShape",
+    "Remedy",
+    "Spread",
+    "host_items",
+    "make_plan",
+    "parse_plan",
+    "shards_needed",
+]

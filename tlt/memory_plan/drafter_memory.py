@@ -1,0 +1,139 @@
+"""Count what drafter training takes on a device: a member's state, a micro-batch, and a merge.
+
+A micro-batch is taken to be as large as `MicroBatchSize` allows, of one answer of max_context
+tokens, with torch's attention, which stores its scores.
+"""
+
+from collections.abc import Iterator
+
+from tlt.memory_plan.job_memory import JobMemory, Spread
+from tlt.memory_plan.learner_memory import CHUNK_LOGITS
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import DrafterShape
+
+# of tlt/ranks/drafter_micro_batch_timing.py
+MOST_ROWS = 4096
+# of tlt/trainer/drafter/hyperparameters.py: guesses that a chain is trained on
+_STEPS = 4
+# of tlt/ranks/drafter_merged_delta_tracker.py
+_LEAST_SNAPSHOTS, _MOST_SNAPSHOTS, _SNAPSHOT_BYTES = 4, 16, 64 << 20
+# of tlt/ranks/drafter_delta_publisher.py: micro-batches of a delta
+_DELTA_UPDATES = 8
+# of tlt/trainer/drafter/interruptible_matmul.py and chain_attention.py
+_CPU_WORK, _GPU_FACTOR, _SCORE_COST = 2**30, 64, 256
+
+
+def drafter_training_items(
+    job: JobMemory, spread: Spread, rows: int = MOST_ROWS, chunk: int = CHUNK_LOGITS
+) -> Iterator[Item]:
+    drafter, width = job.drafter, job.engine_width
+    if drafter is None or not job.trains_drafter:
+        return
+    whole = width * drafter.weights
+    yield from _state(job, drafter)
+    activations = Activations(job, drafter, spread, min(rows, job.max_context), chunk)
+    yield Item(
+        name="drafter training: a micro-batch",
+        bytes=max(activations.peak, 3 * whole + width * _orthogonalised(drafter)),
+        during="drafter training",
+        note=f"{activations.rows} rows of an answer of max_context, its scores stored",
+    )
+    deltas = -(-job.merge_every // _DELTA_UPDATES)
+    yield Item(
+        name="drafter training: merging deltas",
+        bytes=(2 * deltas + 5) * whole,
+        during="drafter merge",
+        note=f"assumed: {deltas} deltas at once, of {_DELTA_UPDATES} micro-batches each",
+    )
+
+
+def _state(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
+    width, whole = job.engine_width, job.engine_width * drafter.weights
+    yield Item(
+        name="drafter training: weights, mean, moments",
+        bytes=learner_state_bytes(drafter, width),
+        note="in the engine's number format",
+    )
+    kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // (2 * whole)), _MOST_SNAPSHOTS)
+    yield Item(
+        name="drafter training: bases and snapshots",
+        bytes=(2 + kept) * 2 * whole,
+        note=f"weights and mean of the first base, of the present one and of {kept} deltas",
+    )
+    yield Item(name="drafter training: drafter in use", bytes=whole, note="beside the engine's")
+    if job.engine == "sglang":
+        yield Item(
+            name="drafter training: embedding and head",
+            bytes=width * job.policy.embedding_and_head,
+            note="a second copy beside SGLang's",
+        )
+
+
+def learner_state_bytes(drafter: DrafterShape, width: int) -> int:
+    """Return the bytes of weights, their mean, the moments and the sizes of inputs."""
+    return width * (3 * drafter.weights + drafter.vectors + drafter.fusion[1])
+
+
+def _orthogonalised(drafter: DrafterShape) -> int:
+    """Count the numbers that Muon's iteration takes for the largest matrix."""
+    rows, columns = max(drafter.matrices, key=lambda shape: shape[0] * shape[1])
+    return 4 * rows * columns + 3 * min(rows, columns) ** 2
+
+
+class Activations:
+    """The activations of a micro-batch: `rows` chains in an answer that fills the context."""
+
+    def __init__(
+        self, job: JobMemory, drafter: DrafterShape, spread: Spread, rows: int, chunk: int
+    ) -> None:
+        self.rows = rows
+        self._context = job.max_context
+        self._drafter = drafter
+        self._width = job.engine_width
+        self._layers = job.captured
+        self._chunk = chunk
+        self._work = _CPU_WORK * (_GPU_FACTOR if spread.device == "cuda" else 1)
+
+    @property
+    def peak(self) -> int:
+        """Return the most bytes at once, gradients of the drafter's weights included."""
+        step, states, width = self._step_numbers, self._state_numbers, self._width
+        block, gradients = 3 * self._largest_block, 2 * self._drafter.weights
+        logits = 3 * self._chunk // 2
+        forward = _STEPS * step + max(logits, block)
+        backward = (_STEPS - 1) * step + block + gradients
+        return width * (states + max(forward, backward)) + self._mask_bytes
+
+    @property
+    def _blocks(self) -> list[tuple[int, int]]:
+        """Return rows and keys of each block of queries, as `attend` cuts them."""
+        drafter, prefix = self._drafter, max(0, self._context - 2 - self.rows)
+        scores = self._work // (drafter.heads * (drafter.head_dim + _SCORE_COST))
+        most = max(1, scores // max(1, prefix + self.rows))
+        begins = range(0, self.rows, most)
+        ends = [min(begin + most, self.rows) for begin in begins]
+        return [(end - begin, prefix + end) for begin, end in zip(begins, ends, strict=True)]
+
+    @property
+    def _largest_block(self) -> int:
+        return max(self._drafter.heads * rows * keys for rows, keys in self._blocks)
+
+    @property
+    def _mask_bytes(self) -> int:
+        return _STEPS * sum(rows * keys for rows, keys in self._blocks)
+
+    @property
+    def _step_numbers(self) -> int:
+        """Count the numbers that one step of the chains leaves for the backward pass."""
+        drafter = self._drafter
+        queries, pairs = drafter.heads * drafter.head_dim, drafter.kv_heads * drafter.head_dim
+        per_row = 8 * drafter.hidden + 2 * queries + 4 * pairs + 4 * drafter.intermediate
+        scores = sum(drafter.heads * rows * keys for rows, keys in self._blocks)
+        # keys and values are repeated for all heads that share them
+        repeated = sum(2 * queries * keys for _, keys in self._blocks)
+        return self.rows * per_row + scores + repeated
+
+    @property
+    def _state_numbers(self) -> int:
+        """Count the policy's states of the answer, and those that the rows start from."""
+        return (self._context * self._layers + self.rows) * self._drafter.hidden

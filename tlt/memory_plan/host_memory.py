@@ -1,0 +1,62 @@
+"""Count what a job takes of a host's memory: above all of /dev/shm, which its ranks share."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tlt.memory_plan.job_memory import JobMemory, Spread
+
+# of tlt/ranks/shared_memory_reserve.py
+_POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
+# of tlt/engine/sglang/shared_hidden_state_buffer.py and start_engine_with_tap.py
+_COLUMNS, _PER_SLOT, _ALIGNMENT, _SLOTS_PER_REQUEST = 5, 2, 64, 2
+# weights are published and loaded in float32
+_FULL = 4
+
+
+class HostItem(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    bytes: int
+    # False for memory of the host that isn't in /dev/shm
+    shared: bool = True
+    note: str = ""
+
+
+def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
+    policy = _FULL * job.policy.weights
+    ranks = spread.ranks_per_host
+    yield HostItem(
+        name="published policies",
+        bytes=_POLICIES * policy,
+        note="the new, the present and the previous one, in float32",
+    )
+    yield HostItem(name="rollouts in flight", bytes=min(policy, _ROLLOUT_BYTES))
+    if job.engine == "sglang":
+        engines = max(1, ranks // spread.gpus_per_worker)
+        yield HostItem(
+            name="taps",
+            bytes=engines * tap_bytes(job),
+            note=f"tokens, origins and hidden states, of each of {engines} engines",
+        )
+    if job.trains_drafter and job.drafter is not None:
+        delta = 2 * job.engine_width * job.drafter.weights
+        yield HostItem(name="drafters and their deltas", bytes=_DELTAS * delta)
+        yield HostItem(
+            name="answers to train drafters on",
+            bytes=2 * ranks * (job.drafter_megabytes << 20),
+            note="drafter.megabytes of each rank, and as much for unfinished answers",
+        )
+    yield HostItem(
+        name="loading the policy",
+        bytes=ranks * policy,
+        shared=False,
+        note="for a moment: each rank reads all of it in float32",
+    )
+
+
+def tap_bytes(job: JobMemory) -> int:
+    """Return the size of one rank's tap, as `TapShape.bytes` does."""
+    slots = _SLOTS_PER_REQUEST * job.slots
+    numbers = slots * (8 * _PER_SLOT + 4 * _COLUMNS * job.max_context)
+    states = slots * job.max_context * job.captured * job.policy.hidden * job.engine_width
+    return -(-numbers // _ALIGNMENT) * _ALIGNMENT + states

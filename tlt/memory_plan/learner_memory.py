@@ -1,0 +1,165 @@
+"""Count what the policy's learner takes: state, and the activations of one micro-batch.
+
+Activations are those of Transformers' decoder layers with torch's attention, which stores no
+scores. Sharded figures assume FSDP2: two layers are gathered at once, the embedding all the time.
+"""
+
+from collections.abc import Iterator
+
+from tlt.memory_plan.job_memory import JobMemory, Spread
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import ModelShape
+
+# `CHUNK_LOGITS` of tlt/trainer/policy/logprobs.py
+CHUNK_LOGITS = 2**26
+# bytes of a float32 number, and those of a number in bfloat16
+_FULL, _HALF = 4, 2
+# the fields of `MicroBatch` for one token
+_SAMPLE_BYTES = 44
+# elements of a collective's bucket, as in tlt/trainer/collectives.py
+_BUCKET = 2**26
+
+
+def learner_items(job: JobMemory, spread: Spread, chunk: int = CHUNK_LOGITS) -> Iterator[Item]:
+    yield from _state(job, spread)
+    yield from _activations(job, spread)
+    yield Item(
+        name="logits and the head's gradient",
+        bytes=_scoring(job, chunk, cached=spread.shards == 1),
+        during="update: scoring",
+        note=f"at most {chunk >> 20} Mi logits at once, in float32",
+    )
+    yield Item(
+        name="a layer's backward pass",
+        bytes=_layer_backward(job),
+        during="update: backward",
+        note="one layer computed again" if job.gradient_checkpointing else "",
+    )
+    yield from _swap(job, spread)
+
+
+def layer_activations(policy: ModelShape, bfloat16: bool) -> int:
+    """Return the bytes that one token leaves in one layer for the backward pass."""
+    hidden, heads = policy.hidden, policy.queries + policy.pairs
+    if bfloat16:
+        # the residual stream and the norms stay in float32; each matrix keeps its input in bfloat16
+        stored = 26 * hidden + 4 * heads + 8 * policy.intermediate
+    else:
+        stored = _FULL * (6 * hidden + 2 * heads + 4 * policy.intermediate)
+    # log-sum-exps of the attention, and the two norms' factors
+    stored += _FULL * (policy.heads + 2)
+    if policy.head_norms:
+        stored += (6 if bfloat16 else 8) * heads + _FULL * (policy.heads + policy.kv_heads)
+    return stored
+
+
+def _state(job: JobMemory, spread: Spread) -> Iterator[Item]:
+    weights, shards = job.policy.weights, spread.shards
+    over = f"over {shards} shards" if shards > 1 else "not sharded"
+    yield Item(name="learner: parameters", bytes=_FULL * weights // shards, note=f"float32, {over}")
+    yield Item(name="learner: Adam's moments", bytes=2 * _FULL * weights // shards, note=over)
+    yield Item(
+        name="learner: gradients",
+        bytes=_FULL * weights // shards,
+        during="policy update",
+        note=f"float32, {over}",
+    )
+    if job.reference:
+        yield Item(
+            name="learner: first policy",
+            bytes=_FULL * weights // shards,
+            note="kl_coefficient is above 0",
+        )
+    answers = -(-job.answers // spread.ranks)
+    yield Item(
+        name="learner: answers of a step",
+        bytes=answers * job.max_context * _SAMPLE_BYTES,
+        during="policy update",
+        note=f"{answers} answers a rank, each of max_context",
+    )
+
+
+def _activations(job: JobMemory, spread: Spread) -> Iterator[Item]:
+    policy, tokens = job.policy, job.update_tokens
+    width = _HALF if job.bfloat16 else _FULL
+    if job.gradient_checkpointing:
+        stored, how = _FULL * policy.hidden, "inputs of layers only"
+    else:
+        stored, how = layer_activations(policy, job.bfloat16), "no gradient checkpointing"
+    yield Item(
+        name="learner: activations",
+        bytes=policy.layers * stored * tokens,
+        during="policy update",
+        note=f"a micro-batch of {tokens} tokens, {how}",
+    )
+    if spread.shards > 1:
+        gathered = width * (2 * policy.layer + policy.embedding_and_head)
+        yield Item(
+            name="learner: gathered weights",
+            bytes=gathered + (_FULL + width) * policy.layer,
+            during="policy update",
+            note="assumed: two layers, embedding and head, one layer's gradient",
+        )
+    elif job.bfloat16:
+        layers = 1 if job.gradient_checkpointing else policy.layers
+        yield Item(
+            name="learner: weights in bfloat16",
+            bytes=_HALF * layers * policy.layer_matrices,
+            during="update: backward" if job.gradient_checkpointing else "policy update",
+            note="autocast's copies",
+        )
+
+
+def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
+    """Return the peak of logits and gradients beside the stored activations.
+
+    `cached` says that autocast keeps the copies of all layers until their forward pass is over.
+    """
+    policy, scored = job.policy, job.scored_tokens
+    rows = max(1, chunk // policy.vocabulary)
+    in_parts = scored > rows
+    logits = _FULL * policy.vocabulary * min(scored, rows)
+    states = _FULL * policy.hidden * job.update_tokens
+    predicting = _FULL * policy.hidden * scored
+    gradient = _FULL * policy.embedding
+    # input, normalised input and output of the final norm; logits, log-probs, two of the entropy
+    forward = 3 * states + predicting + 4 * logits
+    # of several parts, the sum of the head's gradients waits until the last one's is known
+    backward = max(4 * logits + gradient, logits + 2 * gradient)
+    if not in_parts:
+        backward = max(3 * logits, logits + gradient)
+    backward += 2 * states + 2 * predicting
+    copies = 0
+    if job.bfloat16 and job.gradient_checkpointing and cached:
+        copies = _HALF * policy.layers * policy.layer_matrices + 3 * states
+    return max(forward, backward, copies)
+
+
+def _layer_backward(job: JobMemory) -> int:
+    """Return the peak of the last layer's backward pass beside the stored activations."""
+    policy, tokens = job.policy, job.update_tokens
+    width = _HALF if job.bfloat16 else _FULL
+    wide = width * policy.intermediate * tokens
+    # the gradients of the gate and of what it is multiplied with, or of the matrix before that
+    matrix = policy.intermediate * policy.hidden * (_FULL + (_HALF if job.bfloat16 else 0))
+    peak = max(2 * wide, wide + matrix) + _FULL * policy.hidden * tokens
+    if job.gradient_checkpointing:
+        inputs = _FULL * policy.hidden
+        peak += (layer_activations(policy, job.bfloat16) - inputs) * tokens
+    # a tied head's gradient waits for the embedding's
+    return peak + (_FULL * policy.embedding if policy.tied else 0)
+
+
+def _swap(job: JobMemory, spread: Spread) -> Iterator[Item]:
+    policy = job.policy
+    name = "new weights on their way to the engine"
+    if spread.shards > 1:
+        bucket = _FULL * max(_BUCKET, policy.embedding)
+        note = "assumed: gathered in buckets, none larger than the embedding"
+        yield Item(name=name, bytes=2 * bucket, during="weight swap", note=note)
+    elif job.engine == "native":
+        fused = 2 * _FULL * 2 * policy.intermediate * policy.hidden
+        yield Item(name=name, bytes=fused, during="weight swap", note="one layer's, in float32")
+    elif job.engine_width < _FULL:
+        whole = job.engine_width * policy.weights
+        yield Item(name=name, bytes=whole, during="weight swap", note="a whole copy, for SGLang")

@@ -1,0 +1,106 @@
+"""Describe a job to the memory planner, from its spec and the config.json of its models."""
+
+from pathlib import Path
+from typing import Literal
+
+from tlt.config import JobSpec
+from tlt.errors import ConfigError
+from tlt.memory_plan import DrafterShape, JobMemory, ModelShape
+from tlt.models.config_json import read_config
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.drafter_folder import read_drafter_config
+from tlt.models.eagle_drafter import DrafterConfig
+from tlt.strategies import Draft, max_drafts
+from tlt.trainer.drafter.initial_drafter import drafter_config_for
+from tlt.trainer.drafter.samples import state_layers
+
+_WIDTHS = {"float32": 4, "bfloat16": 2}
+
+
+def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
+    """Read no weights, so that folders need not hold any."""
+    folder = Path(spec.policy.path)
+    if not folder.is_dir():
+        raise ConfigError(f"policy.path: {folder}: no such folder; its config.json is needed")
+    config = read_config(folder)
+    drafter = _drafter_of(spec, config)
+    algorithm, rollout, speculation = spec.algorithm, spec.rollout, spec.speculation
+    return JobMemory(
+        policy=policy_shape(config),
+        engine=rollout.engine,
+        engine_width=_WIDTHS[spec.policy.dtype],
+        slots=rollout.slots,
+        max_context=min(config.max_positions, spec.policy.max_context or config.max_positions),
+        drafts=speculation.longest,
+        draft_lengths=len({0, *map(max_drafts, speculation.arms)}),
+        captured=_captured(spec, drafter, config.layers),
+        drafter=None if drafter is None else drafter_shape(drafter),
+        trains_drafter=spec.drafter.train != "off",
+        drafter_megabytes=spec.drafter.megabytes,
+        merge_every=spec.drafter.merge_every,
+        microbatch_tokens=algorithm.microbatch_tokens,
+        gradient_checkpointing=algorithm.gradient_checkpointing,
+        bfloat16=_computes_in_bfloat16(spec, device),
+        reference=algorithm.kl_coefficient > 0,
+        answers=algorithm.prompts_per_step * algorithm.group_size,
+    )
+
+
+def policy_shape(config: DecoderConfig) -> ModelShape:
+    return ModelShape(
+        vocabulary=config.vocabulary,
+        hidden=config.hidden,
+        intermediate=config.intermediate,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        tied=config.tied,
+        qkv_bias=config.qkv_bias,
+        out_bias=config.out_bias,
+        mlp_bias=config.mlp_bias,
+        head_norms=config.head_norms,
+    )
+
+
+def drafter_shape(config: DrafterConfig) -> DrafterShape:
+    return DrafterShape(
+        layout=config.layout,
+        hidden=config.hidden,
+        intermediate=config.intermediate,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocabulary,
+        captured=len(config.captured),
+        own_head=config.own_head,
+    )
+
+
+def _drafter_of(spec: JobSpec, policy: DecoderConfig) -> DrafterConfig | None:
+    """Return the drafter that the engine holds: the named one's shape, or that of a new one."""
+    path = spec.drafter.path
+    if path is not None and any(isinstance(arm, Draft) for arm in spec.speculation.arms):
+        if not Path(path).is_dir():
+            raise ConfigError(f"drafter.path: {path}: no such folder; its config.json is needed")
+        return read_drafter_config(Path(path), policy.layers)
+    # SGLang starts with a drafter whenever it speculates, be it one that never proposes
+    needed = spec.rollout.engine == "sglang" and spec.speculation.mode != "off"
+    if needed or spec.drafter.train != "off":
+        return drafter_config_for(policy, spec.drafter.layout)
+    return None
+
+
+def _captured(spec: JobSpec, drafter: DrafterConfig | None, layers: int) -> int:
+    """Count the layers whose states the engine keeps, as `engine_factory` chooses them."""
+    if drafter is None:
+        return 0
+    if spec.rollout.engine == "sglang" or spec.drafter.train != "off":
+        return len(state_layers(drafter, layers))
+    return len(drafter.captured)
+
+
+def _computes_in_bfloat16(spec: JobSpec, device: Literal["cuda", "cpu"]) -> bool:
+    """Take `auto` for what it measures to be faster on all but old GPUs."""
+    precision = spec.algorithm.precision
+    return precision == "bfloat16" or (precision == "auto" and device == "cuda")
