@@ -9,7 +9,8 @@ SessionName = Annotated[str, typer.Option("--session", help="Name of the session
 JobOrFolder = Annotated[str, typer.Argument(help="A job of the session, or the folder of a run.")]
 JobName = Annotated[str, typer.Argument(help="A job, as listed by `tlt jobs`.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Number of workers; one per core by default.")
+    int | None,
+    typer.Option(min=1, help="Number of workers; by default one per core, or per GPU if on GPUs."),
 ]
 Runs = Annotated[Path, typer.Option(help="Folder in which each job gets its folder.")]
 SpecFile = Annotated[Path, typer.Argument(help="The job's YAML file.")]

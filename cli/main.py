@@ -9,6 +9,7 @@ from cli import (
     benchmark_claims,
     dashboard,
     demo,
+    doctor,
     evaluate,
     export,
     job_spec_commands,
@@ -48,6 +49,7 @@ app = _App(
     add_completion=False,
 )
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("up")(session_commands.up)
 app.command("down")(session_commands.down)
 app.command("status")(session_commands.status)

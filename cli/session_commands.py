@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from cli.arguments import Json, Runs, SessionName, Workers
+from cli.cuda_start_check import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
 from cli.session_client import Client, with_client
@@ -42,7 +43,9 @@ def up(
     session: SessionName = "default",
     dashboard: Annotated[bool, typer.Option(help="Also serve the live page.")] = True,
 ) -> None:
-    """Start a session in the background."""
+    """Start a session in the background; with --device cuda, check the machine first."""
+    if device == "cuda":
+        workers = choose_cuda_workers(workers, ranks, runs, redis_url)
     spec = new_session(
         session,
         workers=workers,

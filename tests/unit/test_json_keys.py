@@ -8,6 +8,8 @@ import pytest
 
 from tests.key_tree import key_tree
 from tlt.config import SessionSpec
+from tlt.machine_check import Finding
+from tlt.memory_plan import HostItem, MemoryPlan
 from tlt.offline_drafter.training import CurvePoint
 from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot
@@ -24,6 +26,9 @@ _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
         ("tlt status --json: session", SessionSpec),
         ("tlt status --json: workers", Heartbeat),
         ("tlt drafter train --json: curve", CurvePoint),
+        ("tlt doctor --json: findings", Finding),
+        ("tlt doctor SPEC --json: plan", MemoryPlan),
+        ("tlt doctor SPEC --json: host", HostItem),
     ],
 )
 def test_json_output_keeps_its_keys(name: str, kind: Any) -> None:

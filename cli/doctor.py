@@ -1,0 +1,128 @@
+"""tlt doctor: check this machine, or plan the memory of a job before it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.arguments import Json, Runs, Set
+from cli.memory_tables import print_plan, print_verdict
+from cli.output import complain, print_json, print_table, say
+from tlt.errors import ConfigError
+from tlt.machine_check import Finding, check_machine, local_devices, read_cuda_state
+from tlt.memory_plan import (
+    DevicePlan,
+    JobMemory,
+    MemoryPlan,
+    host_items,
+    make_plan,
+    parse_plan,
+    shards_needed,
+)
+from tlt.spec_files import load_job_spec
+
+
+def doctor(
+    spec: Annotated[
+        Path | None, typer.Argument(help="A job's YAML file, to plan its memory.")
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICES",
+            help="Plan for 8xh100, 8x80gb or 4x8xh100 (hosts first); by default this machine.",
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Devices that share the learner; all if one can't hold it, by default."
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        int, typer.Option(min=1, help="Devices that share a worker's engine.")
+    ] = 1,
+    changes: Set = None,
+    runs: Runs = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Check this machine; with a spec, compute what its job takes on each device."""
+    if spec is not None:
+        _plan(spec, plan, shards, gpus_per_worker, changes, json)
+        return
+    if plan is not None or shards is not None or gpus_per_worker > 1 or changes:
+        raise ConfigError("--plan, --shards, --gpus-per-worker and --set are for a job: name SPEC")
+    findings = check_machine(runs, read_cuda_state())
+    stopping = print_findings(findings, json)
+    if stopping:
+        raise typer.Exit(1)
+
+
+def print_findings(findings: list[Finding], json: bool) -> list[Finding]:
+    """Print a table or JSON, and return the findings that stop TLT."""
+    stopping = [finding for finding in findings if finding.status == "missing"]
+    if json:
+        print_json({"findings": findings, "ok": not stopping})
+        return stopping
+    print_table(
+        ("what", "found", "status", "what to do"),
+        [(each.what, each.found, each.status, each.advice) for each in findings],
+    )
+    if stopping:
+        complain(f"TLT can't run here: {', '.join(each.what for each in stopping)}")
+    else:
+        say("TLT can run here")
+    return stopping
+
+
+def _plan(
+    path: Path,
+    devices: str | None,
+    shards: int | None,
+    gpus_per_worker: int,
+    changes: list[str] | None,
+    json: bool,
+) -> None:
+    spec = load_job_spec(path, changes)
+    where = local_devices(read_cuda_state()) if devices is None else parse_plan(devices)
+    _check_division(where, shards, gpus_per_worker)
+    # imported here because torch is slow to import
+    from tlt.planned_job import describe_job
+
+    try:
+        job = describe_job(spec, where.type)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    over = shards_needed(job, where, gpus_per_worker) if shards is None else shards
+    planned = make_plan(job, where, over, gpus_per_worker)
+    _show(spec.name, job, planned, shards is None, json)
+    if not planned.fits:
+        raise typer.Exit(1)
+
+
+def _check_division(devices: DevicePlan, shards: int | None, gpus_per_worker: int) -> None:
+    if devices.devices % gpus_per_worker:
+        raise ConfigError(
+            f"--gpus-per-worker {gpus_per_worker}: hosts of {devices.devices} devices can't be "
+            "divided into such workers"
+        )
+    if shards is not None and devices.total % shards:
+        raise ConfigError(f"--shards {shards}: {devices.total} devices can't be divided by it")
+
+
+def _show(name: str, job: JobMemory, plan: MemoryPlan, assumed: bool, json: bool) -> None:
+    host = list(host_items(job, plan.spread))
+    if not json:
+        print_plan(job, plan, host, assumed)
+        print_verdict(name, plan)
+        return
+    print_json(
+        {
+            "job": name,
+            "fits": plan.fits,
+            "largest": plan.largest.name,
+            "shards_assumed": assumed,
+            "plan": plan,
+            "host": host,
+        }
+    )

@@ -1,0 +1,73 @@
+"""Tables of a memory plan: what a device and a host hold, and what to change if it is too much."""
+
+from collections.abc import Sequence
+
+from cli.output import complain, print_table, say
+from tlt.memory_plan import HostItem, Item, JobMemory, MemoryPlan
+
+# smaller items are shown, too: their sum isn't small
+_SMALLEST = 5e6
+
+
+def print_plan(job: JobMemory, plan: MemoryPlan, host: Sequence[HostItem], assumed: bool) -> None:
+    devices, spread = plan.devices, plan.spread
+    workers = spread.ranks // spread.gpus_per_worker
+    say(f"policy   {job.policy.weights / 1e9:.3f} billion weights")
+    say(
+        f"devices  {devices.name}, {devices.memory / 1e9:.1f} GB each, "
+        f"of which {plan.budget / 1e9:.1f} GB may be filled"
+    )
+    say(f"workers  {workers} of {_count(spread.gpus_per_worker, 'device')}")
+    say(f"learner  {_sharding(spread.shards, assumed)}")
+    state = _gigabytes(plan.learner_state)
+    say(f"         {state} GB of parameters, gradients and moments on each device, 16 B a weight")
+    rows = [_row(item) for item in plan.items if item.bytes]
+    rows.append(("most at once", _gigabytes(plan.total), plan.peak, "what stays, and this phase"))
+    print_table(("on each device", "GB", "during", "note"), rows)
+    print_table(
+        ("on each host", "GB", "where", "note"),
+        [
+            (each.name, _gigabytes(each.bytes), "/dev/shm" if each.shared else "RAM", each.note)
+            for each in host
+        ],
+    )
+
+
+def print_verdict(name: str, plan: MemoryPlan) -> None:
+    total, budget = _gigabytes(plan.total), _gigabytes(plan.budget)
+    if plan.fits:
+        say(f"{name} fits: {total} GB of {budget} GB on each device")
+        return
+    largest = plan.largest
+    complain(
+        f"{name} does not fit {plan.devices.name}: {total} GB on each device, "
+        f"{_gigabytes(plan.total - plan.budget)} GB too much; "
+        f"the most takes '{largest.name}' ({_gigabytes(largest.bytes)} GB)"
+    )
+    print_table(
+        ("what helps", "GB on each device", "then"),
+        [
+            (remedy.change, _gigabytes(remedy.bytes), "fits" if remedy.fits else "still too much")
+            for remedy in plan.remedies
+        ],
+    )
+
+
+def _row(item: Item) -> tuple[str, str, str, str]:
+    return item.name, _gigabytes(item.bytes), item.during, item.note
+
+
+def _sharding(shards: int, assumed: bool) -> str:
+    if shards > 1:
+        what, why = f"sharded over {shards} devices (FSDP2)", "one device can't hold it unsharded"
+    else:
+        what, why = "not sharded", "a device holds it unsharded"
+    return f"{what}; assumed, because {why}" if assumed else f"{what}, as --shards says"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f}" if size >= _SMALLEST else f"{size / 1e9:.4f}"

@@ -1,0 +1,232 @@
+"""`tlt doctor` prints one table, and its exit code tells a script whether TLT, or a job, fits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import cuda_start_check, doctor, session_commands
+from cli.main import app
+from tests.unit.test_machine_check import NO_GPU, gpus
+from tlt.errors import ConfigError
+from tlt.machine_check import CudaState, Finding
+
+# fields of config.json of published models
+QWEN = {"hidden_act": "silu", "max_position_embeddings": 32768, "num_key_value_heads": 8}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "qwen2.5-32b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "vocab_size": 152064,
+    },
+}
+SPEC = """
+name: {name}
+policy: {{path: {name}, dtype: bfloat16, max_context: 8192}}
+data: {{train: train.jsonl}}
+reward: {{kind: boxed}}
+algorithm:
+  {{steps: 100, prompts_per_step: 64, group_size: 8, gradient_checkpointing: true}}
+rollout: {{engine: sglang, max_new_tokens: 7168}}
+"""
+
+
+def write_spec(folder: Path, name: str) -> Path:
+    """Write a spec, and a model folder without weights."""
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(QWEN | MODELS[name]))
+    (folder / f"{name}.yaml").write_text(SPEC.format(name=name))
+    return folder / f"{name}.yaml"
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        app(list(map(str, arguments)))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_cuda_state", lambda: NO_GPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code", "shards"),
+    [
+        ("qwen2.5-0.5b", ["--plan", "1x80gb"], 0, 1),
+        ("qwen3-8b", ["--plan", "8x80gb"], 0, 8),
+        ("qwen3-8b", ["--plan", "8x80gb", "--shards", "1"], 1, 1),
+        ("qwen2.5-32b", ["--plan", "8x80gb"], 1, 8),
+        ("qwen2.5-32b", ["--plan", "8x80gb", "--gpus-per-worker", "8"], 1, 8),
+        ("qwen2.5-32b", ["--plan", "4x8x80gb", "--gpus-per-worker", "8"], 0, 32),
+    ],
+)
+def test_a_plan_says_whether_a_job_fits(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    options: list[str],
+    code: int,
+    shards: int,
+) -> None:
+    spec = str(write_spec(tmp_path, name))
+    assert run("doctor", spec, *options) == code
+    printed = capsys.readouterr()
+    assumed = "assumed, because" in printed.out
+    assert assumed == ("--shards" not in options)
+    if code:
+        assert f"{name} does not fit" in printed.err
+        assert "the most takes '" in printed.err
+        assert "what helps" in printed.out
+    else:
+        assert f"{name} fits: " in printed.out
+    assert run("doctor", spec, *options, "--json") == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] == (code == 0)
+    assert found["plan"]["spread"]["shards"] == shards
+
+
+def test_a_changed_key_changes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = str(write_spec(tmp_path, "qwen3-8b"))
+    caches: list[int] = []
+    for slots in (16, 32):
+        change = f"rollout.slots={slots}"
+        run("doctor", spec, "--plan", "8xh100", "--set", change, "--json")
+        items = json.loads(capsys.readouterr().out)["plan"]["items"]
+        caches += [item["bytes"] for item in items if item["name"] == "engine: KV cache"]
+    assert caches[1] == 2 * caches[0]
+
+
+def test_a_spec_is_planned_for_this_machine_by_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("doctor", "configs/tiny-reasoner.yaml") == 0
+    printed = capsys.readouterr().out
+    assert "x CPU core" in printed
+    assert "tiny-reasoner fits" in printed
+
+
+def test_a_policy_that_is_not_here_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_spec(tmp_path, "qwen3-8b")
+    change = "policy.path=elsewhere"
+    assert run("doctor", str(spec), "--plan", "8xh100", "--set", change) == 2
+    complaint = capsys.readouterr().err
+    assert f"policy.path: {tmp_path / 'elsewhere'}: no such folder" in complaint
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--plan", "8xh1000"], "no device 'h1000'"),
+        (["--plan", "8xh100", "--gpus-per-worker", "3"], "--gpus-per-worker 3"),
+        (["--plan", "8xh100", "--shards", "3"], "--shards 3"),
+    ],
+)
+def test_wrong_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    spec = write_spec(tmp_path, "qwen3-8b")
+    assert run("doctor", str(spec), *options) == 2
+    assert complaint in capsys.readouterr().err
+    assert run("doctor", "--plan", "8xh100") == 2
+    assert "name SPEC" in capsys.readouterr().err
+
+
+def test_the_machine_is_shown_as_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("doctor", "--runs", str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert printed.split()[:6] == ["what", "found", "status", "what", "to", "do"]
+    assert run("doctor", "--runs", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+def test_what_stops_tlt_makes_the_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = Finding(what="redis-server", found="none", status="missing", advice="get one")
+    monkeypatch.setattr(doctor, "check_machine", lambda *_: [lacking])
+    assert run("doctor") == 1
+    assert "TLT can't run here: redis-server" in capsys.readouterr().err
+
+
+def choose(
+    monkeypatch: pytest.MonkeyPatch, state: CudaState, workers: int | None, ranks: int = 1
+) -> int:
+    monkeypatch.setattr(cuda_start_check, "read_cuda_state", lambda: state)
+    return cuda_start_check.choose_cuda_workers(workers, ranks, Path("runs"), None)
+
+
+def test_a_session_on_gpus_has_a_worker_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(monkeypatch, gpus(8), None) == 8
+    assert choose(monkeypatch, gpus(8), None, ranks=4) == 2
+    assert choose(monkeypatch, gpus(8), 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "workers", "ranks", "complaint"),
+    [
+        (NO_GPU, None, 1, "no GPU"),
+        (gpus(2), 3, 1, "--workers 3 --ranks 1: they need 3 devices, and there are 2"),
+        (gpus(2), None, 4, "--ranks 4: a worker needs a device a rank; there are 2"),
+        (gpus(2, driver="450.80"), None, 1, "CUDA 13.0 needs 580 or newer"),
+    ],
+)
+def test_a_session_that_gpus_cannot_hold_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+    state: CudaState,
+    workers: int | None,
+    ranks: int,
+    complaint: str,
+) -> None:
+    with pytest.raises(ConfigError, match="--") as refused:
+        choose(monkeypatch, state, workers, ranks)
+    assert complaint in str(refused.value)
+
+
+def test_up_checks_the_machine_on_gpus_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checked: list[int | None] = []
+    started: list[int | None] = []
+
+    def choose_workers(workers: int | None, *_: Any) -> int:
+        checked.append(workers)
+        return 5
+
+    def new_session(*_: Any, workers: int | None, **__: Any) -> None:
+        started.append(workers)
+        raise ConfigError("not started: a test")
+
+    monkeypatch.setattr(session_commands, "choose_cuda_workers", choose_workers)
+    monkeypatch.setattr(session_commands, "new_session", new_session)
+    for device in ("cpu", "cuda"):
+        assert run("up", "--device", device, "--runs", str(tmp_path)) == 2
+    assert checked == [None]
+    assert started == [None, 5]
