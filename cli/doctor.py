@@ -1,18 +1,19 @@
 """tlt doctor: check this machine, or plan the memory of a job before it runs."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.arguments import Json, Runs, Set
-from cli.memory_tables import print_plan, print_verdict
+from cli.memory_tables import print_assumptions, print_items, print_verdict
 from cli.output import complain, print_json, print_table, say
 from tlt.errors import ConfigError
 from tlt.machine_check import Finding, check_machine, local_devices, read_cuda_state
 from tlt.memory_plan import (
     DevicePlan,
-    JobMemory,
+    HostItem,
     MemoryPlan,
     host_items,
     make_plan,
@@ -95,7 +96,15 @@ def _plan(
         raise ConfigError(f"{path}: {error}") from error
     over = shards_needed(job, where, gpus_per_worker) if shards is None else shards
     planned = make_plan(job, where, over, gpus_per_worker)
-    _show(spec.name, job, planned, shards is None, json)
+    host = list(host_items(job, planned.spread))
+    if json:
+        _print_json(spec.name, planned, host, shards is None)
+    else:
+        print_assumptions(job, planned, shards is None, spec.algorithm.precision == "auto")
+        print_items(planned, host)
+        if devices is None:
+            _warn_of_small_shared_memory(host)
+        print_verdict(spec.name, planned)
     if not planned.fits:
         raise typer.Exit(1)
 
@@ -110,12 +119,17 @@ def _check_division(devices: DevicePlan, shards: int | None, gpus_per_worker: in
         raise ConfigError(f"--shards {shards}: {devices.total} devices can't be divided by it")
 
 
-def _show(name: str, job: JobMemory, plan: MemoryPlan, assumed: bool, json: bool) -> None:
-    host = list(host_items(job, plan.spread))
-    if not json:
-        print_plan(job, plan, host, assumed)
-        print_verdict(name, plan)
-        return
+def _warn_of_small_shared_memory(host: list[HostItem]) -> None:
+    folder = Path("/dev/shm")
+    needed = sum(item.bytes for item in host if item.shared)
+    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < needed:
+        complain(
+            f"warning: {folder} has {free / 1e9:.1f} GB free, "
+            f"and the job may take {needed / 1e9:.1f} GB of it"
+        )
+
+
+def _print_json(name: str, plan: MemoryPlan, host: list[HostItem], assumed: bool) -> None:
     print_json(
         {
             "job": name,

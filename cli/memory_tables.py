@@ -9,18 +9,26 @@ from tlt.memory_plan import HostItem, Item, JobMemory, MemoryPlan
 _SMALLEST = 5e6
 
 
-def print_plan(job: JobMemory, plan: MemoryPlan, host: Sequence[HostItem], assumed: bool) -> None:
+def print_assumptions(
+    job: JobMemory, plan: MemoryPlan, shards_assumed: bool, precision_assumed: bool
+) -> None:
     devices, spread = plan.devices, plan.spread
     workers = spread.ranks // spread.gpus_per_worker
+    precision = "bfloat16" if job.bfloat16 else "float32"
+    assumed = "; assumed, because algorithm.precision is auto" if precision_assumed else ""
     say(f"policy   {job.policy.weights / 1e9:.3f} billion weights")
     say(
         f"devices  {devices.name}, {devices.memory / 1e9:.1f} GB each, "
         f"of which {plan.budget / 1e9:.1f} GB may be filled"
     )
     say(f"workers  {workers} of {_count(spread.gpus_per_worker, 'device')}")
-    say(f"learner  {_sharding(spread.shards, assumed)}")
+    say(f"learner  {_sharding(spread.shards, shards_assumed)}")
     state = _gigabytes(plan.learner_state)
     say(f"         {state} GB of parameters, gradients and moments on each device, 16 B a weight")
+    say(f"update   in {precision}{assumed}")
+
+
+def print_items(plan: MemoryPlan, host: Sequence[HostItem]) -> None:
     rows = [_row(item) for item in plan.items if item.bytes]
     rows.append(("most at once", _gigabytes(plan.total), plan.peak, "what stays, and this phase"))
     print_table(("on each device", "GB", "during", "note"), rows)

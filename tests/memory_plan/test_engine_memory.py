@@ -82,7 +82,7 @@ def test_decoding_takes_the_planned_bytes(tmp_path: Path, kind: str, layout: str
     job = job_of(policy, engine_width=width, slots=slots, max_context=context, **fields)
     items = tuple(engine_items(job, Spread(device="cpu")))
     assert sum(i.bytes for i in items if i.during == "always") == pytest.approx(kept, rel=0.001)
-    assert peak_bytes(items) == pytest.approx(peak, rel=0.1)
+    assert peak_bytes(items) == pytest.approx(peak, rel=0.08)
 
 
 @pytest.mark.parametrize("engine", ["native", "sglang"])

@@ -1,6 +1,7 @@
 """`tlt doctor` prints one table, and its exit code tells a script whether TLT, or a job, fits."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def test_a_plan_says_whether_a_job_fits(
     spec = str(write_spec(tmp_path, name))
     assert run("doctor", spec, *options) == code
     printed = capsys.readouterr()
-    assumed = "assumed, because" in printed.out
+    assert "algorithm.precision is auto" in printed.out
+    assumed = ("unsharded" in printed.out) and "as --shards says" not in printed.out
     assert assumed == ("--shards" not in options)
     if code:
         assert f"{name} does not fit" in printed.err
@@ -127,6 +129,17 @@ def test_a_spec_is_planned_for_this_machine_by_default(
     printed = capsys.readouterr().out
     assert "x CPU core" in printed
     assert "tiny-reasoner fits" in printed
+
+
+def test_small_shared_memory_is_a_warning_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=1_000_000)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    assert run("doctor", "configs/tiny-reasoner.yaml") == 0
+    assert "warning: /dev/shm has 0.0 GB free" in capsys.readouterr().err
+    assert run("doctor", "configs/tiny-reasoner.yaml", "--plan", "8xh100") == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_policy_that_is_not_here_is_named(
