@@ -9,6 +9,7 @@ import typer
 from cli.arguments import Json, Runs, Set
 from cli.memory_tables import print_assumptions, print_items, print_verdict
 from cli.output import complain, print_json, print_table, say
+from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.machine_check import Finding, check_machine, local_devices, read_cuda_state
 from tlt.memory_plan import (
@@ -37,7 +38,9 @@ def doctor(
     shards: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Devices that share the learner; all if one can't hold it, by default."
+            min=1,
+            help="Devices that share the learner; by default algorithm.shards, or all if one can't "
+            "hold it.",
         ),
     ] = None,
     gpus_per_worker: Annotated[
@@ -86,7 +89,8 @@ def _plan(
 ) -> None:
     spec = load_job_spec(path, changes)
     where = local_devices(read_cuda_state()) if devices is None else parse_plan(devices)
-    _check_division(where, shards, gpus_per_worker)
+    stated = shards or _stated_shards(spec, where)
+    _check_division(where, stated, gpus_per_worker)
     # imported here because torch is slow to import
     from tlt.planned_job import describe_job
 
@@ -94,19 +98,27 @@ def _plan(
         job = describe_job(spec, where.type)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    over = shards_needed(job, where, gpus_per_worker) if shards is None else shards
+    over = shards_needed(job, where, gpus_per_worker) if stated is None else stated
     planned = make_plan(job, where, over, gpus_per_worker)
     host = list(host_items(job, planned.spread))
     if json:
-        _print_json(spec.name, planned, host, shards is None)
+        _print_json(spec.name, planned, host, stated is None)
     else:
-        print_assumptions(job, planned, shards is None, spec.algorithm.precision == "auto")
+        print_assumptions(job, planned, stated is None, spec.algorithm.precision == "auto")
         print_items(planned, host)
         if devices is None:
             _warn_of_small_shared_memory(host)
         print_verdict(spec.name, planned)
     if not planned.fits:
         raise typer.Exit(1)
+
+
+def _stated_shards(spec: JobSpec, devices: DevicePlan) -> int | None:
+    """Return how many devices share the learner by the spec; None if it states its default."""
+    shards = spec.algorithm.shards
+    if shards == "all":
+        return devices.total
+    return shards if shards > 1 else None
 
 
 def _check_division(devices: DevicePlan, shards: int | None, gpus_per_worker: int) -> None:
@@ -116,7 +128,7 @@ def _check_division(devices: DevicePlan, shards: int | None, gpus_per_worker: in
             "divided into such workers"
         )
     if shards is not None and devices.total % shards:
-        raise ConfigError(f"--shards {shards}: {devices.total} devices can't be divided by it")
+        raise ConfigError(f"{shards} shards: {devices.total} devices can't be divided by that")
 
 
 def _warn_of_small_shared_memory(host: list[HostItem]) -> None:

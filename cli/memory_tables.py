@@ -66,11 +66,12 @@ def _row(item: Item) -> tuple[str, str, str, str]:
 
 
 def _sharding(shards: int, assumed: bool) -> str:
+    if not assumed:
+        return f"sharded over {shards} devices (FSDP2)" if shards > 1 else "not sharded"
     if shards > 1:
-        what, why = f"sharded over {shards} devices (FSDP2)", "one device can't hold it unsharded"
-    else:
-        what, why = "not sharded", "a device holds it unsharded"
-    return f"{what}; assumed, because {why}" if assumed else f"{what}, as --shards says"
+        why = "one device can't hold it unsharded: set algorithm.shards: all"
+        return f"sharded over {shards} devices (FSDP2); assumed, because {why}"
+    return "not sharded, because a device holds it unsharded"
 
 
 def _count(number: int, noun: str) -> str:

@@ -23,7 +23,6 @@ from tlt.ranks import (
     drafter_micro_batch_timing,
     shared_memory_reserve,
 )
-from tlt.trainer import collectives
 from tlt.trainer.drafter import chain_attention, interruptible_matmul
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.policy import logprobs
@@ -60,7 +59,6 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     """The planner imports none of them, because they import torch."""
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
-        (learner_memory._BUCKET, collectives.BUCKET_ELEMENTS),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),

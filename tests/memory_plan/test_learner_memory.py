@@ -1,10 +1,13 @@
 """The planner's figures for the learner are the peaks of its live tensors."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
@@ -39,8 +42,20 @@ def samples() -> list[PolicySample]:
     ]
 
 
-def measure_update(folder: Path, **algorithm: Any) -> tuple[int, int]:
-    """Return the peak of the second update, and what stays after it."""
+@pytest.fixture
+def group() -> Iterator[ProcessGroup]:
+    """Make a group of this process alone: it gathers and reduces as a larger one does."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    made = dist.group.WORLD
+    assert made is not None
+    yield made
+    dist.destroy_process_group()
+
+
+def measure_update(
+    folder: Path, group: ProcessGroup | None = None, **algorithm: Any
+) -> tuple[int, int]:
+    """Return the peak of the second update of two micro-batches, and what stays after it."""
     spec = AlgorithmSpec(
         steps=2,
         prompts_per_step=2,
@@ -50,19 +65,19 @@ def measure_update(folder: Path, **algorithm: Any) -> tuple[int, int]:
         compile=False,
         **algorithm,
     )
-    minibatch = Minibatch(samples=samples(), total_tokens=SCORED, total_sequences=SAMPLES)
-    with LiveTensorBytes() as live:
-        learner = PolicyLearner(str(folder), spec, None, torch.device("cpu"))
+    minibatch = Minibatch(samples=samples() * 2, total_tokens=SCORED, total_sequences=SAMPLES)
+    with LiveTensorBytes(resizing=group is not None) as live:
+        learner = PolicyLearner(str(folder), spec, None, torch.device("cpu"), group=group)
         for step in range(2):
             live.restart()
-            learner.update(step, [minibatch], None, lambda: None)
+            learner.update(step, [minibatch], group, lambda: None)
     return live.peak, live.now
 
 
-def planned(policy: ModelShape, chunk: int, **changes: Any) -> tuple[int, int]:
+def planned(policy: ModelShape, chunk: int, shards: int = 1, **changes: Any) -> tuple[int, int]:
     """Return the planned peak, and what stays between updates."""
-    job = job_of(policy, answers=SAMPLES, max_context=LENGTH, scored=SCORED, **changes)
-    items = tuple(learner_items(job, Spread(device="cpu"), chunk))
+    job = job_of(policy, answers=2 * SAMPLES, max_context=LENGTH, scored=SCORED, **changes)
+    items = tuple(learner_items(job, Spread(device="cpu", shards=shards), chunk))
     return peak_bytes(items), sum(item.bytes for item in items if item.during == "always")
 
 
@@ -88,6 +103,36 @@ def test_an_update_takes_the_planned_bytes(
     # beside the state, which would hide an error in activations
     state = 16 * policy.weights
     assert expected - state == pytest.approx(peak - state, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "checkpointing", "precision"),
+    [
+        ("narrow vocabulary", True, "bfloat16"),
+        ("narrow vocabulary", False, "float32"),
+        ("wide vocabulary", True, "float32"),
+        ("wide vocabulary", False, "bfloat16"),
+    ],
+)
+def test_a_sharded_update_takes_the_planned_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: ProcessGroup,
+    shape: str,
+    checkpointing: bool,
+    precision: Any,
+) -> None:
+    family, sizes, chunk = SHAPES[shape]
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    folder = save_policy(tmp_path, family, **sizes)
+    policy = shape_of(folder)
+    changes: dict[str, Any] = {"gradient_checkpointing": checkpointing}
+    peak, _ = measure_update(folder, group, shards="all", precision=precision, **changes)
+    bfloat16 = precision == "bfloat16"
+    expected, _ = planned(policy, chunk, shards=2, bfloat16=bfloat16, **changes)
+    # one rank holds the state of two
+    state = 16 * policy.weights
+    assert expected - state // 2 == pytest.approx(peak - state, rel=0.1)
 
 
 def test_a_reference_policy_takes_its_parameters(tmp_path: Path) -> None:

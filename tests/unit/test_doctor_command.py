@@ -97,8 +97,7 @@ def test_a_plan_says_whether_a_job_fits(
     assert run("doctor", spec, *options) == code
     printed = capsys.readouterr()
     assert "algorithm.precision is auto" in printed.out
-    assumed = ("unsharded" in printed.out) and "as --shards says" not in printed.out
-    assert assumed == ("--shards" not in options)
+    assert ("unsharded" in printed.out) == ("--shards" not in options)
     if code:
         assert f"{name} does not fit" in printed.err
         assert "the most takes '" in printed.err
@@ -109,6 +108,16 @@ def test_a_plan_says_whether_a_job_fits(
     found = json.loads(capsys.readouterr().out)
     assert found["fits"] == (code == 0)
     assert found["plan"]["spread"]["shards"] == shards
+
+
+@pytest.mark.parametrize(("stated", "shards"), [("all", 8), ("4", 4)])
+def test_shards_of_the_spec_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: str, shards: int
+) -> None:
+    spec = str(write_spec(tmp_path, "qwen2.5-0.5b"))
+    change = f"algorithm.shards={stated}"
+    assert run("doctor", spec, "--plan", "8xh100", "--set", change) == 0
+    assert f"sharded over {shards} devices (FSDP2)\n" in capsys.readouterr().out
 
 
 def test_a_changed_key_changes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +166,7 @@ def test_a_policy_that_is_not_here_is_named(
     [
         (["--plan", "8xh1000"], "no device 'h1000'"),
         (["--plan", "8xh100", "--gpus-per-worker", "3"], "--gpus-per-worker 3"),
-        (["--plan", "8xh100", "--shards", "3"], "--shards 3"),
+        (["--plan", "8xh100", "--shards", "3"], "3 shards: 8 devices"),
     ],
 )
 def test_wrong_options_are_named(

@@ -46,11 +46,13 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
             bytes=2 * ranks * (job.drafter_megabytes << 20),
             note="drafter.megabytes of each rank, and as much for unfinished answers",
         )
+    sharded = spread.shards > 1
     yield HostItem(
         name="loading the policy",
-        bytes=ranks * policy,
+        bytes=ranks * (_FULL * job.policy.embedding if sharded else policy),
         shared=False,
-        note="for a moment: each rank reads all of it in float32",
+        note="for a moment: each rank reads "
+        + ("one weight at a time" if sharded else "all of it in float32"),
     )
 
 

@@ -1,7 +1,8 @@
 """Count what the policy's learner takes: state, and the activations of one micro-batch.
 
 Activations are those of Transformers' decoder layers with torch's attention, which stores no
-scores. Sharded figures assume FSDP2: two layers are gathered at once, the embedding all the time.
+scores. Sharded figures are those of FSDP2: layers are gathered in turn, embedding and head all the
+time.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ CHUNK_LOGITS = 2**26
 _FULL, _HALF = 4, 2
 # the fields of `MicroBatch` for one token
 _SAMPLE_BYTES = 44
-# elements of a collective's bucket, as in tlt/trainer/collectives.py
-_BUCKET = 2**26
+# layers that FSDP2 holds whole at once
+_GATHERED_LAYERS = 2
 
 
 def learner_items(job: JobMemory, spread: Spread, chunk: int = CHUNK_LOGITS) -> Iterator[Item]:
@@ -31,19 +32,21 @@ def learner_items(job: JobMemory, spread: Spread, chunk: int = CHUNK_LOGITS) -> 
     )
     yield Item(
         name="a layer's backward pass",
-        bytes=_layer_backward(job),
+        bytes=_layer_backward(job, spread),
         during="update: backward",
         note="one layer computed again" if job.gradient_checkpointing else "",
     )
     yield from _swap(job, spread)
 
 
-def layer_activations(policy: ModelShape, bfloat16: bool) -> int:
+def layer_activations(policy: ModelShape, bfloat16: bool, sharded: bool) -> int:
     """Return the bytes that one token leaves in one layer for the backward pass."""
     hidden, heads = policy.hidden, policy.queries + policy.pairs
     if bfloat16:
-        # the residual stream and the norms stay in float32; each matrix keeps its input in bfloat16
-        stored = 26 * hidden + 4 * heads + 8 * policy.intermediate
+        # with autocast the residual stream and the norms stay in float32, and each matrix keeps
+        # its input in bfloat16; FSDP2 casts the stream, so that matrices share their input
+        streams = 16 if sharded else 26
+        stored = streams * hidden + 4 * heads + 8 * policy.intermediate
     else:
         stored = _FULL * (6 * hidden + 2 * heads + 4 * policy.intermediate)
     # log-sum-exps of the attention, and the two norms' factors
@@ -81,33 +84,56 @@ def _state(job: JobMemory, spread: Spread) -> Iterator[Item]:
 
 def _activations(job: JobMemory, spread: Spread) -> Iterator[Item]:
     policy, tokens = job.policy, job.update_tokens
-    width = _HALF if job.bfloat16 else _FULL
     if job.gradient_checkpointing:
-        stored, how = _FULL * policy.hidden, "inputs of layers only"
+        stored, how = _stream(job, spread) * policy.hidden, "inputs of layers only"
     else:
-        stored, how = layer_activations(policy, job.bfloat16), "no gradient checkpointing"
+        stored = layer_activations(policy, job.bfloat16, spread.shards > 1)
+        how = "no gradient checkpointing"
     yield Item(
         name="learner: activations",
         bytes=policy.layers * stored * tokens,
-        during="policy update",
+        during="update: passes",
         note=f"a micro-batch of {tokens} tokens, {how}",
     )
     if spread.shards > 1:
-        gathered = width * (2 * policy.layer + policy.embedding_and_head)
-        yield Item(
-            name="learner: gathered weights",
-            bytes=gathered + (_FULL + width) * policy.layer,
-            during="policy update",
-            note="assumed: two layers, embedding and head, one layer's gradient",
-        )
+        yield from _gathered(job)
     elif job.bfloat16:
         layers = 1 if job.gradient_checkpointing else policy.layers
         yield Item(
             name="learner: weights in bfloat16",
             bytes=_HALF * layers * policy.layer_matrices,
-            during="update: backward" if job.gradient_checkpointing else "policy update",
+            during="update: backward" if job.gradient_checkpointing else "update: passes",
             note="autocast's copies",
         )
+
+
+def _gathered(job: JobMemory) -> Iterator[Item]:
+    """Yield what FSDP2 gathers, and gradients that it has not reduced yet."""
+    policy, width = job.policy, _HALF if job.bfloat16 else _FULL
+    root = _FULL * (policy.embedding_and_head + policy.hidden)
+    yield Item(
+        name="learner: embedding and head, gathered",
+        bytes=root,
+        during="policy update",
+        note="float32, for a whole pass",
+    )
+    yield Item(
+        name="learner: layers, gathered",
+        bytes=_GATHERED_LAYERS * width * policy.layer,
+        during="update: backward",
+        note="the present layer and the next one",
+    )
+    yield Item(
+        name="learner: reducing embedding and head",
+        bytes=2 * root,
+        during="update: reduction",
+        note="their gradients, and a copy to reduce",
+    )
+
+
+def _stream(job: JobMemory, spread: Spread) -> int:
+    """Return the bytes of a number in the residual stream."""
+    return _HALF if job.bfloat16 and spread.shards > 1 else _FULL
 
 
 def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
@@ -135,28 +161,35 @@ def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
     return max(forward, backward, copies)
 
 
-def _layer_backward(job: JobMemory) -> int:
+def _layer_backward(job: JobMemory, spread: Spread) -> int:
     """Return the peak of the last layer's backward pass beside the stored activations."""
     policy, tokens = job.policy, job.update_tokens
-    width = _HALF if job.bfloat16 else _FULL
+    width, stream = _HALF if job.bfloat16 else _FULL, _stream(job, spread)
+    sharded = spread.shards > 1
     wide = width * policy.intermediate * tokens
     # the gradients of the gate and of what it is multiplied with, or of the matrix before that
     matrix = policy.intermediate * policy.hidden * (_FULL + (_HALF if job.bfloat16 else 0))
-    peak = max(2 * wide, wide + matrix) + _FULL * policy.hidden * tokens
+    peak = max(2 * wide, wide + matrix) + stream * policy.hidden * tokens
+    inputs, whole = stream * policy.hidden, layer_activations(policy, job.bfloat16, sharded)
     if job.gradient_checkpointing:
-        inputs = _FULL * policy.hidden
-        peak += (layer_activations(policy, job.bfloat16) - inputs) * tokens
-    # a tied head's gradient waits for the embedding's
-    return peak + (_FULL * policy.embedding if policy.tied else 0)
+        peak += (whole - inputs) * tokens
+    if sharded:
+        reduced = _FULL * policy.layer
+        # the gradients of the layer before are being reduced; when a layer is done, its own are
+        before = (inputs if job.gradient_checkpointing else whole) * tokens
+        done = width * policy.layer + reduced + inputs * tokens
+        peak = max(peak, peak + reduced - before, done)
+    # a tied head's gradient waits for the embedding's; FSDP2 reduces both at the end
+    return peak + (_FULL * policy.embedding if policy.tied or sharded else 0)
 
 
 def _swap(job: JobMemory, spread: Spread) -> Iterator[Item]:
     policy = job.policy
     name = "new weights on their way to the engine"
     if spread.shards > 1:
-        bucket = _FULL * max(_BUCKET, policy.embedding)
-        note = "assumed: gathered in buckets, none larger than the embedding"
-        yield Item(name=name, bytes=2 * bucket, during="weight swap", note=note)
+        largest = _FULL * max(policy.embedding, policy.intermediate * policy.hidden)
+        note = "gathered one by one; the largest, and a copy"
+        yield Item(name=name, bytes=2 * largest, during="weight swap", note=note)
     elif job.engine == "native":
         fused = 2 * _FULL * 2 * policy.intermediate * policy.hidden
         yield Item(name=name, bytes=fused, during="weight swap", note="one layer's, in float32")

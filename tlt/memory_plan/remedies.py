@@ -61,7 +61,7 @@ def find_remedies(job: JobMemory, devices: DevicePlan, spread: Spread) -> tuple[
 def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     job, spread = case.job, case.spread
     if spread.shards < devices.total:
-        change = f"shard the learner over {devices.total} devices (--shards {devices.total})"
+        change = f"shard the learner over {devices.total} devices (algorithm.shards: all)"
         yield change, _respread(case, shards=devices.total)
     wider = [n for n in range(2, devices.devices + 1) if devices.devices % n == 0]
     widths = [n for n in wider if n > spread.gpus_per_worker]
