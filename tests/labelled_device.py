@@ -1,0 +1,295 @@
+"""A device without a GPU: tensors report `cuda:0` while their data lies on the CPU.
+
+An operation that mixes devices raises as CUDA would. What makes the host wait for the device is
+recorded with the line of our code that asked for it.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+# what torch itself takes the device for: a backward pass on its `cuda` would need a GPU
+_META = torch.device("meta")
+_ROOT = Path(__file__).parent.parent
+_aten = torch.ops.aten
+
+# these read their input on the host before they can return
+_READING = {
+    *(_aten._local_scalar_dense, _aten.equal, _aten.nonzero, _aten.masked_select),
+    *(_aten.multinomial, _aten.unique_dim, _aten._unique2, _aten.bincount),
+}
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+_COPYING = {_aten._to_copy, _aten.copy_}
+
+
+class HostSync(NamedTuple):
+    # `read`: the host waits for a value; `upload`: a copy to the device that the host waits for;
+    # `wait`: a call that does nothing but wait
+    kind: Literal["read", "upload", "wait"]
+    operation: str
+    # file and line of our code
+    line: str
+
+
+class LabelledTensor(torch.Tensor):
+    """A tensor of `cuda:0`; `data_on_cpu` holds its numbers."""
+
+    data_on_cpu: Tensor
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> "LabelledTensor":
+        # a normal tensor, because a view of a normal tensor can't be an inference tensor
+        with torch.inference_mode(False):
+            made = torch.Tensor._make_wrapper_subclass(
+                cls,
+                data.shape,
+                strides=data.stride(),
+                storage_offset=data.storage_offset(),
+                dtype=data.dtype,
+                device=_META,
+            )
+        made.data_on_cpu = data
+        return made
+
+    device = property(lambda _: CUDA)
+    is_cuda = property(lambda _: True)
+    is_meta = property(lambda _: False)
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return itself if it has the device and the dtype already, as any tensor does."""
+        return super().to(*map(_as_meta, args), **{n: _as_meta(a) for n, a in kwargs.items()})
+
+    def new_tensor(self, data: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return torch.tensor(data, dtype=dtype or self.dtype, device=CUDA)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"LabelledTensor({self.data_on_cpu})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: OpOverload, *_: Any) -> Any:
+        raise RuntimeError(f"{func} on a labelled tensor outside of `labelled_device`")
+
+
+class LabelledDevice(TorchDispatchMode):
+    """Compute on the CPU what is asked of `cuda:0`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: list[HostSync] = []
+
+    def count(self, *kinds: str) -> int:
+        """Count the syncs of these kinds, or all of them."""
+        return sum(not kinds or sync.kind in kinds for sync in self.syncs)
+
+    def record(self, kind: Literal["read", "upload", "wait"], operation: str) -> None:
+        self.syncs.append(HostSync(kind, operation, _line_of_ours()))
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        leaves = list(_leaves((args, kwargs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        labelled = any(isinstance(tensor, LabelledTensor) for tensor in tensors)
+        target = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+        if not labelled and (target is None or target.type == "cpu"):
+            return func(*args, **kwargs)
+        if _is_composite(func):
+            with self:  # inference mode passes composites undivided
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        if func.overloadpacket is _aten._fused_sdp_choice:
+            return 0  # plain operations, as the fused kernels differ by device
+        _require_one_device(func, args, tensors)
+        self._record_syncs(func, args, kwargs, target)
+        return self._compute(func, args, kwargs, target)
+
+    def _compute(
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], target: torch.device | None
+    ) -> Any:
+        if target is not None:
+            kwargs["device"] = _CPU
+        pinned = kwargs.pop("pin_memory", None)
+        assert not pinned, "pinned memory belongs to the host"
+        if func.overloadpacket is _aten._to_copy and target is not None:
+            # data on another device never shares memory
+            made = func(_unwrapped(args[0]), **kwargs)
+            if made.data_ptr() == _unwrapped(args[0]).data_ptr():
+                made = made.clone()
+            return made if target.type == "cpu" else LabelledTensor(made)
+        result = func(*_unwrapped(args), **_unwrapped(kwargs))
+        written = _written(func, args, kwargs)
+        if not written:
+            return _wrapped(result)
+        for tensor in written:
+            assert _unwrapped(tensor).shape == tensor.shape, f"{func} changed a shape"
+        returned = len(func._schema.returns)
+        return None if returned == 0 else written[0] if returned == 1 else tuple(written)
+
+    def _record_syncs(
+        self, func: OpOverload, args: Any, kwargs: dict[str, Any], target: torch.device | None
+    ) -> None:
+        packet, name = func.overloadpacket, str(func.overloadpacket)
+        if packet in _COPYING:
+            source = args[1] if packet is _aten.copy_ else args[0]
+            into_cpu = target.type == "cpu" if target else not isinstance(args[0], LabelledTensor)
+            from_cpu = not isinstance(source, LabelledTensor)
+            # memory of the host is not pinned here, so an upload waits in any case
+            waits = not (kwargs.get("non_blocking") or (packet is _aten.copy_ and args[2:] == (1,)))
+            if from_cpu != into_cpu and (waits or from_cpu):
+                self.record("upload" if from_cpu else "read", name)
+        elif packet in _INDEXING:
+            indices = [index for index in args[1] if index is not None]
+            fills = packet is not _aten.index and args[2].numel() == 1 and len(indices) == 1
+            if any(index.dtype in (torch.bool, torch.uint8) for index in indices) and not fills:
+                self.record("read", f"{name} by a mask")
+            for index in indices:
+                if not isinstance(index, LabelledTensor):
+                    self.record("upload", f"{name} by an index of the host")
+        elif packet in _READING or (
+            packet is _aten.repeat_interleave and kwargs.get("output_size") is None
+        ):
+            self.record("read", name)
+
+
+@cache
+def _is_composite(func: OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _require_one_device(func: OpOverload, args: Any, tensors: Sequence[Tensor]) -> None:
+    """Raise where CUDA would, which takes single numbers of the host in pointwise operations."""
+    foreign = [tensor for tensor in tensors if not isinstance(tensor, LabelledTensor)]
+    if func.overloadpacket in _COPYING:
+        return
+    if func.overloadpacket in _INDEXING and isinstance(args[0], LabelledTensor):
+        indices = {id(index) for index in args[1]}
+        foreign = [t for t in foreign if id(t) not in indices and t.dim() > 0]
+    elif torch.Tag.pointwise in func.tags or func.overloadpacket is _aten.masked_fill_:
+        written = {id(tensor) for tensor in _written(func, args, {})}
+        foreign = [t for t in foreign if t.dim() > 0 or id(t) in written]
+    if foreign and len(foreign) < len(tensors):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"cuda:0 and cpu! ({func} in {_line_of_ours()})"
+        )
+
+
+def _written(func: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that the operation writes to and returns."""
+    found: list[Tensor] = []
+    for at, name in _written_names(func):
+        value = args[at] if at < len(args) else kwargs.get(name)
+        found += [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+    return found
+
+
+@cache
+def _written_names(func: OpOverload) -> list[tuple[int, str]]:
+    infos = [(at, a.name, a.alias_info) for at, a in enumerate(func._schema.arguments)]
+    return [(at, name) for at, name, info in infos if info is not None and info.is_write]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _leaves(part)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _map(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)([_map(change, part) for part in value])
+    if isinstance(value, dict):
+        return {name: _map(change, part) for name, part in value.items()}
+    return change(value)
+
+
+def _unwrapped(value: Any) -> Any:
+    return _map(lambda leaf: leaf.data_on_cpu if type(leaf) is LabelledTensor else leaf, value)
+
+
+def _wrapped(value: Any) -> Any:
+    return _map(lambda leaf: LabelledTensor(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _as_meta(value: Any) -> Any:
+    if isinstance(value, (str, int, torch.device)) and not isinstance(value, bool):
+        return _META if torch.device(value).type == "cuda" else value
+    return value
+
+
+def _line_of_ours() -> str:
+    """Return the innermost line outside of torch and of this file."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(str(_ROOT)) and ".venv" not in file and file != __file__:
+            return f"{Path(file).relative_to(_ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
+
+
+class _Generator(torch.Generator):
+    """A generator of any device, which draws on the CPU."""
+
+    def __new__(cls, device: object = None) -> "_Generator":
+        return super().__new__(cls)
+
+
+@contextmanager
+def labelled_device() -> Generator[LabelledDevice]:
+    """Let tensors be on `cuda:0` meanwhile; a tensor of that device is of no use afterwards."""
+    device = LabelledDevice()
+    lifts = torch._C._only_lift_cpu_tensors()
+    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch._C._set_only_lift_cpu_tensors(True)
+    # otherwise a module that moves keeps its tensors, which can't become labelled
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+
+    def wait(*_: Any) -> None:
+        device.record("wait", "synchronize")
+
+    patches: list[tuple[Any, str, Callable[..., Any] | type]] = [
+        (torch.cuda, "_lazy_init", lambda: None),
+        (torch.cuda, "is_bf16_supported", lambda: True),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "set_device", lambda _: None),
+        (torch.cuda, "synchronize", wait),
+        (torch.accelerator, "synchronize", wait),
+        (torch, "Generator", _Generator),
+    ]
+    active = [patch.object(*each) for each in patches]
+    try:
+        for each in active:
+            each.start()
+        with device:
+            yield device
+    finally:
+        for each in active:
+            each.stop()
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+        torch._C._set_only_lift_cpu_tensors(lifts)
