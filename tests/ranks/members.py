@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tests.ranks.ranks import INCARNATION, WORKER, local_rank, open_job, with_policy
 from tests.samples import JOB, prompt
-from tlt.config import DrafterSpec, RolloutSpec, SpeculationSpec
+from tlt.config import DrafterSpec, JobSpec, RolloutSpec, SpeculationSpec
 from tlt.engine.native import NativeEngine
 from tlt.id_types import DrafterVersion, Step
 from tlt.interrupt_check import Interrupted, never_interrupt
@@ -31,15 +31,20 @@ def interrupt() -> None:
     raise Interrupted
 
 
-@contextmanager
-def member_ranks(folder: Path) -> Generator[tuple[Rank, Rank]]:
-    """Yield two ranks of one worker, each with four answers to learn from."""
-    spec = with_policy(
+def member_spec(folder: Path, most_tokens: int = 100) -> JobSpec:
+    """Return a job that trains a drafter, with a tiny policy in the folder."""
+    return with_policy(
         folder,
-        rollout=RolloutSpec(max_new_tokens=100, slots=4),
+        rollout=RolloutSpec(max_new_tokens=most_tokens, slots=4),
         speculation=SpeculationSpec(mode="adaptive"),
         drafter=DrafterSpec(train="always"),
     )
+
+
+@contextmanager
+def member_ranks(folder: Path) -> Generator[tuple[Rank, Rank]]:
+    """Yield two ranks of one worker, each with four answers to learn from."""
+    spec = member_spec(folder)
     with local_rank(folder, 0) as one, local_rank(folder, 1) as other:
         for index, local in enumerate((one, other)):
             local.rank.handle(open_job(folder, spec))

@@ -23,13 +23,13 @@ WORKER, INCARNATION = WorkerId("worker-1"), Incarnation(1)
 _LENGTH = struct.Struct("<Q")
 
 
-def rank_setup(folder: Path, rank: int = 0) -> RankSetup:
+def rank_setup(folder: Path, rank: int = 0, device: str = "cpu") -> RankSetup:
     """Return the setup of a rank whose jobs have their folders in this one."""
     return RankSetup(
         worker=WORKER,
         incarnation=INCARNATION,
         rank=rank,
-        device="cpu",
+        device=device,
         host="127.0.0.1",
         flight=str(folder),
     )
@@ -92,11 +92,11 @@ class LocalRank:
 
 
 @contextmanager
-def local_rank(folder: Path, rank: int = 0) -> Generator[LocalRank]:
+def local_rank(folder: Path, rank: int = 0, device: str = "cpu") -> Generator[LocalRank]:
     """Yield a rank without a job."""
     ours, theirs = socket.socketpair()
     channel = RankChannel(ours.detach())
     with shared_progress() as progress:
-        yield LocalRank(Rank(rank_setup(folder, rank), channel, progress), theirs)
+        yield LocalRank(Rank(rank_setup(folder, rank, device), channel, progress), theirs)
     channel.close()
     theirs.close()

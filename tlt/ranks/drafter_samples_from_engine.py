@@ -5,6 +5,7 @@ The policy either answers prompts or reads existing texts; no pass is made twice
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -52,10 +53,16 @@ def sample(text: Text, states: torch.Tensor) -> DrafterSample:
 
 def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) -> PolicyRollout:
     """Return a text that the policy drew with this key, at temperature 1 and unfiltered."""
-    word, noise = key_word(key), GumbelNoise(vocabulary, states.device)
+    word = key_word(key)
+
+    @cache
+    def noise_on(device: torch.device) -> GumbelNoise:
+        return GumbelNoise(vocabulary, device)
 
     def gumbel(positions: torch.Tensor) -> torch.Tensor:
-        return noise.gumbel(torch.full_like(positions, word), positions)
+        # states are kept on the host, and drafters are evaluated on the rank's device
+        words = torch.full_like(positions, word)
+        return noise_on(positions.device).gumbel(words, positions)
 
     return PolicyRollout(sample=sample(text, states), noise=gumbel)
 

@@ -1,0 +1,66 @@
+"""A rank trains, merges and evaluates drafters on an accelerator as it does on a CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.labelled_device import CUDA, LabelledDevice, labelled_device
+from tests.ranks.members import (
+    NEW,
+    decode,
+    engine_of,
+    member_of,
+    member_spec,
+    merge,
+    merged,
+    publish,
+    train,
+)
+from tests.ranks.ranks import local_rank, open_job
+from tlt.id_types import PromptIndex, Step
+from tlt.protocol.events import DrafterMerged
+from tlt.protocol.refs import DrafterBase
+from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.main import Rank
+
+HELD_OUT, TRAINED = PromptIndex(7), PromptIndex(8)
+
+
+@pytest.fixture
+def device() -> Iterator[LabelledDevice]:
+    with labelled_device() as found:
+        yield found
+
+
+@pytest.fixture
+def rank(device: LabelledDevice, tmp_path: Path) -> Iterator[Rank]:
+    """Yield a rank with four answers to learn from, and four that evaluate drafters."""
+    with local_rank(tmp_path, device="cuda:0") as local:
+        local.rank.handle(open_job(tmp_path, member_spec(tmp_path, most_tokens=24)))
+        for prompt in (HELD_OUT, TRAINED):
+            decode(local.rank, prompt)
+        yield local.rank
+
+
+def merge_once(member: DrafterMember, base: DrafterBase, version: int) -> DrafterMerged:
+    """Learn two micro-batches, then merge and evaluate them on the held-out answers."""
+    published = publish(member, base)
+    member.begin(msgspec.structs.replace(train(base), held_out={Step(0): (HELD_OUT,)}))
+    return merged(member, merge(base, version, published))
+
+
+def test_trains_merges_evaluates_and_adopts(rank: Rank) -> None:
+    member = member_of(rank)
+    first = merge_once(member, NEW, 1)
+    assert first.evaluation.answers == 4
+    assert first.evaluation.used is None
+    assert first.evaluation.trained >= 1
+    assert member.in_use.adopt(first.drafter) is None
+    second = merge_once(member, first.base, 2)
+    assert second.evaluation.used == pytest.approx(first.evaluation.trained)
+    assert member.in_use.drafter is not None
+    assert next(member.in_use.drafter.parameters()).device == CUDA
+    decode(rank, 9)
+    assert engine_of(rank).drafter_version == 1
