@@ -20,6 +20,7 @@ from tests.ranks.members import (
 )
 from tests.ranks.ranks import local_rank, open_job
 from tlt.id_types import PromptIndex, Step
+from tlt.interrupt_check import never_interrupt
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.refs import DrafterBase
 from tlt.ranks.drafter_member import DrafterMember
@@ -49,6 +50,17 @@ def merge_once(member: DrafterMember, base: DrafterBase, version: int) -> Drafte
     published = publish(member, base)
     member.begin(msgspec.structs.replace(train(base), held_out={Step(0): (HELD_OUT,)}))
     return merged(member, merge(base, version, published))
+
+
+def test_a_micro_batch_waits_for_the_device_four_times(rank: Rank, device: LabelledDevice) -> None:
+    """Its numbers, its states and its measured rows go there, and its loss comes back."""
+    member = member_of(rank)
+    member.begin(train(NEW))
+    member.step(never_interrupt)
+    device.syncs.clear()
+    assert member.step(never_interrupt) == []
+    assert member.publisher.updates == 2
+    assert (device.count("upload"), device.count("read", "wait")) == (3, 1)
 
 
 def test_trains_merges_evaluates_and_adopts(rank: Rank) -> None:

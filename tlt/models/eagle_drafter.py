@@ -61,7 +61,7 @@ class Eagle(nn.Module):
         self.fc = nn.Linear(2 * config.hidden, config.hidden)
         # checkpoints name it as a list of one layer
         self.layers = nn.ModuleList([_Layer(config, inputs=config.hidden)])
-        self._rotary = _RotaryTable(config)
+        self.rotary = RotaryTable(config)
 
     def feature(self, states: Tensor) -> Tensor:
         """Compute the feature from the policy's states [..., 1, hidden]."""
@@ -72,7 +72,7 @@ class Eagle(nn.Module):
     ) -> DrafterOutput:
         """Combine token i+1's embedding with position i's feature, at position i."""
         merged = self.fc(torch.cat([embeddings, features], dim=-1))
-        out = self.layers[0](merged, merged, self._rotary(positions), attend)
+        out = self.layers[0](merged, merged, self.rotary(positions), attend)
         return DrafterOutput(out, out)
 
     def head(self, policy_head: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Eagle3(nn.Module):
             self.lm_head = nn.Linear(config.hidden, config.own_head, bias=False)
             # by row of the head: the policy's token, less the row's own number
             self.register_buffer("d2t", torch.zeros(config.own_head, dtype=torch.long))
-        self._rotary = _RotaryTable(config)
+        self.rotary = RotaryTable(config)
 
     def feature(self, states: Tensor) -> Tensor:
         """Compute the feature from the policy's states [..., captured layers, hidden]."""
@@ -111,7 +111,7 @@ class Eagle3(nn.Module):
         self, embeddings: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> DrafterOutput:
         """Combine token i+1's embedding with position i's feature, at position i."""
-        out = self.midlayer.merge(embeddings, features, self._rotary(positions), attend)
+        out = self.midlayer.merge(embeddings, features, self.rotary(positions), attend)
         return DrafterOutput(self.norm(out), out)
 
     def head(self, policy_head: Tensor) -> Tensor:
@@ -224,20 +224,26 @@ class _FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class _RotaryTable:
+class RotaryTable:
     """Rotations of queries and keys by position; no part of the checkpoint."""
 
     def __init__(self, config: DrafterConfig) -> None:
         self._config = config
         self._table = torch.empty(0)
 
-    def __call__(self, positions: Tensor) -> Tensor:
+    def reserve(self, end: int, device: torch.device) -> None:
+        """Make room for positions below `end`."""
         config = self._config
-        # published drafters declare fewer positions than long answers have
-        needed = int(positions.max()) + 1 if positions.numel() else 0
-        if len(self._table) < needed or self._table.device != positions.device:
-            rows = max(config.max_positions, needed)
-            self._table = rotary_table(config.rope, config.head_dim, rows, positions.device)
+        if len(self._table) < end or self._table.device != device:
+            # published drafters declare fewer positions than long answers have
+            rows = max(config.max_positions, end)
+            self._table = rotary_table(config.rope, config.head_dim, rows, device)
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Return the rotations; on an accelerator, room for all positions must be reserved."""
+        # the host would wait for an accelerator to tell the largest position
+        if positions.device.type == "cpu" or self._table.device != positions.device:
+            self.reserve(int(positions.max()) + 1 if positions.numel() else 0, positions.device)
         return self._table[positions]
 
 

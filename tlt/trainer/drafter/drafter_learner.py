@@ -71,12 +71,13 @@ class DrafterLearner:
         `members` are the learners whose work is averaged with this one's.
         """
         with check_layers(self._drafter, batch.rows, check):
-            loss, overlap = self._loss(batch, check)
+            loss, overlaps = self._loss(batch, check)
             slopes = torch.autograd.grad(loss, list(self._parameters.values()))
         gradients = dict(zip(self._parameters, slopes, strict=True))
         norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
-        value = loss.item()
-        skipped = not (math.isfinite(value) and math.isfinite(norm.item()))
+        # read at once, because the host waits for the device here
+        value, size, *overlap = torch.stack([loss.detach(), norm, *overlaps]).tolist()
+        skipped = not (math.isfinite(value) and math.isfinite(size))
         if skipped:
             self.skipped += 1
         else:
@@ -139,22 +140,21 @@ class DrafterLearner:
             **{f"mean.{name}": tensor for name, tensor in self._mean.items()},
         }
 
-    def _loss(self, batch: DrafterBatch, check: CheckInterrupt) -> tuple[Tensor, list[float]]:
-        """Return the mean over all measurable guesses, later steps weighing less."""
+    def _loss(self, batch: DrafterBatch, check: CheckInterrupt) -> tuple[Tensor, list[Tensor]]:
+        """Return the mean over all measurable guesses, later steps weighing less, and overlaps."""
         total, weight = self.ends.head.new_zeros(()), 0.0
         overlaps: list[Tensor] = []
+        rows = [measurable.nonzero()[:, 0] for measurable in batch.measurable]
+        measured = torch.cat(rows).to(batch.starts.device).split([len(found) for found in rows])
         readouts = unroll(self._drafter, batch, self.ends.embedding, self._kernels, check)
-        for step, readout in enumerate(readouts):
-            measurable = batch.measurable[step].nonzero()[:, 0]
-            targets = batch.states[batch.targets[step][measurable], -1]
-            sums = distillation_loss(
-                self._drafter, readout[measurable], targets, self.ends.head, check
-            )
+        for step, (readout, found) in enumerate(zip(readouts, measured, strict=True)):
+            targets = batch.states[batch.targets[step][found], -1]
+            sums = distillation_loss(self._drafter, readout[found], targets, self.ends.head, check)
             share = self.hyperparameters.step_discount**step
             total = total + share * sums.loss
-            weight += share * len(measurable)
-            overlaps.append(sums.overlap / max(1, len(measurable)))
-        return total / max(1.0, weight), torch.stack(overlaps).tolist()
+            weight += share * len(found)
+            overlaps.append(sums.overlap / max(1, len(found)))
+        return total / max(1.0, weight), overlaps
 
     @torch.no_grad()
     def _average(self) -> None:

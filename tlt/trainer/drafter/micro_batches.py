@@ -32,7 +32,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrafterBatch:
-    """Chain r begins at row r; at each step it consumes the next token, at the next position."""
+    """Chain r begins at row r; at each step it consumes the next token, at the next position.
+
+    What decides shapes is on the host, so that a device need not be waited for.
+    """
 
     # [steps, rows]
     tokens: Tensor
@@ -44,10 +47,12 @@ class DrafterBatch:
     starts: Tensor
     # [steps, rows]: index of the state whose distribution the chain should guess
     targets: Tensor
-    # [steps, rows]: False where the sample has no token to compare the guess with
+    # [steps, rows], on the host: False where the sample has no token to compare the guess with
     measurable: Tensor
-    # row at which each sample begins, and at which the last one ends
+    # on the host: row at which each sample begins, and at which the last one ends
     bounds: Tensor
+    # all positions are below this one
+    end: int
     # tokens of the rows before a window, whose states come first
     prefix: Tensor
 
@@ -100,16 +105,36 @@ def build_batch(
         shifted = [getattr(p, name) + o for p, o in zip(parts, offsets, strict=False)]
         return torch.cat(shifted, dim=-1)
 
-    return DrafterBatch(
-        tokens=torch.cat([part.tokens for part in parts], dim=1).to(device),
-        positions=torch.cat([part.positions for part in parts], dim=1).to(device),
-        states=torch.cat([part.states.to(device) for part in parts]),
-        starts=joined_indices("starts").to(device),
-        targets=joined_indices("targets").to(device),
-        measurable=torch.cat([part.measurable for part in parts], dim=1).to(device),
-        bounds=ends.to(device),
-        prefix=parts[0].prefix.to(device),
+    tokens, positions, starts, targets, prefix = _move_together(
+        [
+            torch.cat([part.tokens for part in parts], dim=1),
+            torch.cat([part.positions for part in parts], dim=1),
+            joined_indices("starts"),
+            joined_indices("targets"),
+            parts[0].prefix,
+        ],
+        device,
     )
+    return DrafterBatch(
+        tokens=tokens,
+        positions=positions,
+        states=torch.cat([part.states for part in parts]).to(device),
+        starts=starts,
+        targets=targets,
+        measurable=torch.cat([part.measurable for part in parts], dim=1),
+        bounds=ends,
+        end=max(part.end for part in parts),
+        prefix=prefix,
+    )
+
+
+def _move_together(numbers: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Copy integers to a device in one piece, because the host waits for each copy."""
+    if device.type == "cpu":
+        return numbers
+    flat = torch.cat([tensor.flatten() for tensor in numbers]).to(device)
+    pieces = flat.split([tensor.numel() for tensor in numbers])
+    return [piece.view(t.shape) for piece, t in zip(pieces, numbers, strict=True)]
 
 
 def _build_part(sample: DrafterSample, window: Window, steps: int) -> DrafterBatch:
@@ -117,13 +142,15 @@ def _build_part(sample: DrafterSample, window: Window, steps: int) -> DrafterBat
     rows = torch.arange(window.first, window.last)
     ahead = rows + torch.arange(steps)[:, None]
     capped = ahead.clamp(max=sample.rows - 1)
+    end = int(capped.max()) + 1
     return DrafterBatch(
         tokens=tokens[capped + 1],
         positions=capped,
-        states=sample.states[: int(capped.max()) + 2],
+        states=sample.states[: end + 1],
         starts=rows,
         targets=capped + 1,
         measurable=(ahead < sample.rows) & (rows >= sample.first),
         bounds=torch.tensor([0, len(rows)]),
+        end=end,
         prefix=tokens[1 : window.first + 1],
     )

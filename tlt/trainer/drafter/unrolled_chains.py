@@ -26,6 +26,7 @@ def unroll(
 ) -> Iterator[Tensor]:
     """Yield the readouts [rows, hidden] step by step."""
     captured = len(drafter.config.captured)
+    drafter.rotary.reserve(batch.end, batch.positions.device)
     prefix = _prefix(drafter, batch, embedding)
     features = drafter.feature(batch.states[batch.starts, :captured])
     steps: list[KeysValues] = []
