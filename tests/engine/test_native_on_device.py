@@ -8,7 +8,7 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.conftest import save_model
-from tests.engine.reference import new_request, random_prompts, show
+from tests.engine.reference import GREEDY, answers, new_request, random_prompts, show
 from tests.labelled_device import CUDA, labelled_device
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
@@ -112,3 +112,42 @@ def test_answers_are_those_of_the_cpu(
         assert completion.policies == expected[id].policies
         assert completion.drafters == expected[id].drafters
         assert completion.origins == expected[id].origins
+
+
+# most reads and uploads of a decode step in which no request begins or ends
+SYNCS = {
+    # which tokens are stop tokens
+    "plain": (1, 0),
+    # the newest tokens for the index, and the proposals if there are any
+    "n-grams": (2, 1),
+    "drafter with noise": (1, 0),
+    "greedy drafter": (1, 0),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("stop_tokens", [(), (50,)])
+def test_a_decode_step_waits_for_the_device_seldom(
+    policy: Path, name: str, stop_tokens: tuple[int, ...]
+) -> None:
+    drafter = drafter_models.random_drafter("eagle", 1)
+    prompts = random_prompts(SLOTS, shortest=2)
+    first, second = (
+        [new_request(10 * turn + i, p, GREEDY, 24, stop_tokens) for i, p in enumerate(prompts)]
+        for turn in range(2)
+    )
+    found: list[tuple[int, int]] = []
+    with labelled_device() as device:
+        made = engine(policy, STRATEGIES[name], drafter, CUDA)
+        # n-grams are proposed from answers to the same prompts
+        answers(made, first)
+        made.submit(second)
+        made.step()
+        for _ in range(3):
+            device.syncs.clear()
+            assert made.step() == []
+            found.append((device.count("read", "wait"), device.count("upload")))
+    reads, uploads = SYNCS[name]
+    if name == "plain" and not stop_tokens:
+        reads = 0
+    assert max(found) == (reads, uploads)

@@ -100,9 +100,12 @@ class DecodeLoop:
         self, batch: RunningBatch, outcome: StepOutcome, tokens: torch.Tensor
     ) -> None:
         """Cut the outcome of each row where a stop string is complete."""
+        if not batch.watched:
+            return
+        sampled: list[list[int]] = tokens.tolist()
         for index in batch.watched:
             row = batch.rows[index]
-            for count, token in enumerate(tokens[index, : outcome.kept[index]].tolist(), start=1):
+            for count, token in enumerate(sampled[index][: outcome.kept[index]], start=1):
                 row.tokens.append(token)
                 if completes_stop_string(row.tokens, row.request.stop_strings, self._decode_text):
                     outcome.kept[index] = count

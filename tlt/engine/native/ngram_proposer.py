@@ -29,8 +29,9 @@ class NgramProposer:
     def propose(self, batch: RunningBatch, most: int) -> torch.Tensor | None:
         """Return drafts [rows, some], or None if nothing has followed any row's words before."""
         # all rows first: the newest tokens of its siblings help a row, too
-        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
-            self._index_row(row, index, position)
+        for row in batch.rows:
+            self._begin_row(row)
+        self._index_newest(batch)
         proposals = [self._index.propose(row.request.id, most).tokens for row in batch.rows]
         width = max(map(len, proposals))
         if width == 0:
@@ -51,7 +52,7 @@ class NgramProposer:
             self._index.extend(request.id, tokens[indexed:])
             self._index.end(request.id)
 
-    def _index_row(self, row: Row, index: int, position: int) -> None:
+    def _begin_row(self, row: Row) -> None:
         request = row.request
         group = group_of(request.prompt)
         for prompt, answer in self._waiting.take(group):
@@ -59,8 +60,16 @@ class NgramProposer:
         if request.id not in self._indexed:
             self._index.begin(request.id, request.prompt, group)
             self._indexed[request.id] = 0
-        first = len(request.prompt) + self._indexed[request.id]
-        tokens: list[int] = self._slots.tokens[index, first : position + 1].tolist()
-        if tokens:
-            self._index.extend(request.id, tokens)
-            self._indexed[request.id] += len(tokens)
+
+    def _index_newest(self, batch: RunningBatch) -> None:
+        """Index the tokens that all rows have gained, which are read from the device at once."""
+        parts: list[torch.Tensor] = []
+        for index, (row, position) in enumerate(zip(batch.rows, batch.last_positions, strict=True)):
+            first = len(row.request.prompt) + self._indexed[row.request.id]
+            parts.append(self._slots.tokens[index, first : position + 1])
+        tokens: list[int] = torch.cat(parts).tolist()
+        for row, part in zip(batch.rows, parts, strict=True):
+            gained, tokens = tokens[: len(part)], tokens[len(part) :]
+            if gained:
+                self._index.extend(row.request.id, gained)
+                self._indexed[row.request.id] += len(gained)

@@ -88,6 +88,9 @@ class RunningBatch:
         stops = [sorted(row.request.stop_tokens) for row in rows]
         most = max(map(len, stops))
         self._stops = integers([s + [-1] * (most - len(s)) for s in stops]) if most else None
+        # what the last check let each row keep, on the device and on the host
+        self._counts: torch.Tensor | None = None
+        self._counted: tuple[int, ...] = ()
 
     def next_positions(self, count: int) -> torch.Tensor:
         """Return [rows, count]: positions from each row's newest token on."""
@@ -112,21 +115,22 @@ class RunningBatch:
     def check(self, tokens: torch.Tensor, drafts: torch.Tensor | None) -> StepOutcome:
         """Compare drafts with sampled tokens: a token counts if all drafts before it agree."""
         if drafts is None:
-            return self._check_single(tokens[:, 0])
+            return self._check_single(tokens)
         agreed = (drafts == tokens[:, :-1]).long().cumprod_(1).sum(1)
         room = self._limits - self.positions
         stop = room + 1
         if self._stops is not None:
             stops = (tokens[..., None] == self._stops[:, None]).any(-1)
             stop = (stops.cumsum(1) == 0).sum(1).add_(1)
-        accepted, rooms, stopping = torch.stack([agreed, room, stop]).tolist()
-        outcome = StepOutcome([], accepted, {})
-        for index, count in enumerate(accepted):
-            kept = min(count + 1, rooms[index], stopping[index])
-            outcome.kept.append(kept)
-            if kept == stopping[index]:
+        self._counts = torch.minimum(torch.minimum(agreed + 1, room), stop)
+        # read at once, because the host waits for the device here
+        accepted, kept, stopping = torch.stack([agreed, self._counts, stop]).tolist()
+        outcome = StepOutcome(kept, accepted, {})
+        self._counted = tuple(kept)
+        for index, count in enumerate(kept):
+            if count == stopping[index]:
                 outcome.reasons[index] = "stop"
-            elif kept == rooms[index]:
+            elif self.last_positions[index] + count == self.rows[index].limit:
                 outcome.reasons[index] = "length"
         return outcome
 
@@ -136,7 +140,9 @@ class RunningBatch:
             self.newest = tokens[:, 0]
             self.positions = self.positions + 1
         else:
-            counts = torch.tensor(kept, device=tokens.device)
+            counts = self._counts
+            if counts is None or tuple(kept) != self._counted:  # cut by a stop string
+                counts = torch.tensor(kept, device=tokens.device)
             self.newest = tokens.gather(1, counts[:, None] - 1)[:, 0]
             self.positions = self.positions + counts
         self.context += sum(kept)
@@ -145,13 +151,16 @@ class RunningBatch:
         ]
 
     def _check_single(self, tokens: torch.Tensor) -> StepOutcome:
-        ended = self.positions + 1 >= self._limits
+        reasons: dict[int, StopReason] = {
+            index: "length"
+            for index, (row, position) in enumerate(
+                zip(self.rows, self.last_positions, strict=True)
+            )
+            if position + 1 >= row.limit
+        }
         if self._stops is not None:
-            ended |= (tokens[:, None] == self._stops).any(-1)
-        reasons: dict[int, StopReason] = dict.fromkeys(ended.nonzero()[:, 0].tolist(), "length")
-        for index in reasons:
-            if int(tokens[index]) in self.rows[index].request.stop_tokens:
-                reasons[index] = "stop"
+            stopped: list[bool] = (tokens == self._stops).any(-1).tolist()
+            reasons |= {index: "stop" for index, found in enumerate(stopped) if found}
         return StepOutcome([1] * len(self.rows), [0] * len(self.rows), reasons)
 
 
