@@ -253,34 +253,25 @@ def _line_of_ours() -> str:
     return "?"
 
 
-class _Generator(torch.Generator):
-    """A generator of any device, which draws on the CPU."""
-
-    def __new__(cls, device: object = None) -> "_Generator":
-        return super().__new__(cls)
-
-
 @contextmanager
 def labelled_device() -> Generator[LabelledDevice]:
     """Let tensors be on `cuda:0` meanwhile; a tensor of that device is of no use afterwards."""
     device = LabelledDevice()
     lifts = torch._C._only_lift_cpu_tensors()
-    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch._C._set_only_lift_cpu_tensors(True)
     # otherwise a module that moves keeps its tensors, which can't become labelled
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    torch.__future__.set_swap_module_params_on_conversion(True)
 
     def wait(*_: Any) -> None:
         device.record("wait", "synchronize")
 
     patches: list[tuple[Any, str, Callable[..., Any] | type]] = [
         (torch.cuda, "_lazy_init", lambda: None),
-        (torch.cuda, "is_bf16_supported", lambda: True),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda _: None),
         (torch.cuda, "synchronize", wait),
         (torch.accelerator, "synchronize", wait),
-        (torch, "Generator", _Generator),
     ]
     active = [patch.object(*each) for each in patches]
     try:
@@ -291,5 +282,5 @@ def labelled_device() -> Generator[LabelledDevice]:
     finally:
         for each in active:
             each.stop()
-        torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
         torch._C._set_only_lift_cpu_tensors(lifts)

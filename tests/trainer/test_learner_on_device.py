@@ -1,0 +1,62 @@
+"""The policy is updated on an accelerator as on a CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.labelled_device import CUDA, labelled_device
+from tests.trainer.models import CPU, never_interrupt, samples, spec, whole
+from tlt.config import AlgorithmSpec
+from tlt.models.safetensors_io import write_weights
+from tlt.protocol.shared_values import UpdateMetrics
+from tlt.trainer.policy.micro_batches import build_micro_batches
+from tlt.trainer.policy.policy_learner import PolicyLearner
+
+PLAIN = spec(attention="padded")
+ALL = spec(attention="padded", kl_coefficient=0.1, gradient_checkpointing=True, minibatches=2)
+
+
+def updated(
+    folder: str, chosen: AlgorithmSpec, device: torch.device
+) -> tuple[PolicyLearner, list[UpdateMetrics]]:
+    learner = PolicyLearner(folder, chosen, None, device)
+    metrics: list[UpdateMetrics] = []
+    for step in range(2):
+        parts = [whole(samples(6, seed)) for seed in range(chosen.minibatches)]
+        metrics.append(learner.update(step, parts, None, never_interrupt))
+    return learner, metrics
+
+
+@pytest.mark.parametrize("chosen", [PLAIN, ALL])
+def test_updates_as_a_cpu_does(model_dir: str, chosen: AlgorithmSpec, tmp_path: Path) -> None:
+    expected, metrics = updated(model_dir, chosen, CPU)
+    state = expected.optimiser_state()
+    with labelled_device():
+        learner, found = updated(model_dir, chosen, CUDA)
+        assert {weight.device for weight in learner.weights().values()} == {CUDA}
+        for name, weight in learner.weights().items():
+            torch.testing.assert_close(weight.cpu(), expected.weights()[name], rtol=1e-3, atol=1e-4)
+        for one, other in zip(found, metrics, strict=True):
+            assert one.loss == pytest.approx(other.loss, rel=1e-3, abs=1e-5)
+            assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
+        write_weights(tmp_path / "weights", learner.weights())
+        write_weights(tmp_path / "optimiser", learner.optimiser_state())
+        learner.load_weights(expected.weights())
+        learner.load_optimiser_state(state)
+        assert torch.equal(learner.optimiser_state()["step"].cpu(), state["step"])
+        learner.update(2, [whole(samples(4))], None, never_interrupt)
+
+
+def test_a_micro_batch_of_an_update_waits_for_the_device_once(model_dir: str) -> None:
+    """Transformers asks if a row holds several sequences; the rest is read at the update's end."""
+    with labelled_device() as device:
+        learner = PolicyLearner(model_dir, PLAIN, None, CUDA)
+        learner.update(0, [whole(samples(4))], None, never_interrupt)
+        for count in (4, 24):
+            chosen = samples(count)
+            batches = build_micro_batches(chosen, PLAIN.microbatch_tokens, CPU, packed=False)
+            device.syncs.clear()
+            learner.update(1, [whole(chosen)], None, never_interrupt)
+            # the votes to compile, the gradient's norm and the metrics
+            assert device.count("read", "wait") == len(batches) + 3
