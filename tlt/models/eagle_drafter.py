@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tlt.id_types import Digest
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import Rope, rotary_table
+from tlt.models.wide_product import multiply_wide
 
 # queries [..., heads, tokens, width], keys and values with fewer heads -> like the queries
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -80,7 +81,7 @@ class Eagle(nn.Module):
         return policy_head
 
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
-        return F.linear(readout, policy_head)
+        return multiply_wide(readout, policy_head)
 
     def token_ids(self, rows: Tensor) -> Tensor:
         """Return the tokens that columns of the logits stand for."""
@@ -119,7 +120,7 @@ class Eagle3(nn.Module):
         return policy_head if self.lm_head is None else self.lm_head.weight
 
     def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
-        return F.linear(readout, self.head(policy_head))
+        return multiply_wide(readout, self.head(policy_head))
 
     def token_ids(self, rows: Tensor) -> Tensor:
         if self.lm_head is None:

@@ -7,6 +7,7 @@ from tlt.blobs import Blobs
 from tlt.errors import BlobError
 from tlt.interrupt_check import CheckInterrupt
 from tlt.models.safetensors_io import read_weights
+from tlt.models.wide_product import wide
 from tlt.protocol.refs import BlobRef, DrafterBase
 from tlt.trainer.drafter.delta_merging import BaseWeights
 
@@ -36,9 +37,13 @@ class BaseReader:
         return BaseWeights(tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches)
 
     def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
-        """Return a blob's tensors."""
+        """Return a blob's tensors, in float32 at least: small deltas are added to them."""
         tensors = read_weights(self._blobs, ref, check)
-        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return {name: self._widened(tensor) for name, tensor in tensors.items()}
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        dtype = wide(tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self._device, dtype)
 
 
 def mean_of(base: BaseWeights) -> dict[str, Tensor]:

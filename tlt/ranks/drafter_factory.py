@@ -12,6 +12,7 @@ from tlt.errors import BlobError
 from tlt.id_types import Digest
 from tlt.models.drafter_folder import read_update_count
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
+from tlt.models.wide_product import wide
 from tlt.ranks.engine_factory import drafter_config
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
@@ -45,13 +46,16 @@ class DrafterFactory:
 
     @property
     def delta_bytes(self) -> int:
-        """Return the size of a delta: the weights, and their mean."""
+        """Return the size of a delta: the weights and their mean, in the format of training."""
         with torch.device("meta"):
             parameters = list(new_drafter(self._config).parameters())
-        return 2 * sum(p.numel() for p in parameters) * self.shared.head.itemsize
+        return 2 * sum(p.numel() for p in parameters) * wide(self.shared.head.dtype).itemsize
 
     def build(self, tensors: Mapping[str, Tensor]) -> Drafter:
-        """Return a drafter of these weights; untrained ones come from the named drafter."""
+        """Return a drafter of these weights in the engine's format.
+
+        Untrained ones come from the named drafter.
+        """
         drafter = new_drafter(self._config)
         if self.named is not None:
             drafter.load_state_dict(self.named.state_dict())
@@ -72,7 +76,8 @@ class DrafterFactory:
         else:
             drafter, updates = new_drafter(self._config), self._updates_of_named()
             drafter.load_state_dict(self.named.state_dict())
-        drafter = drafter.to(self.shared.head).requires_grad_(True)
+        # in float32 at least, because a half format loses small steps
+        drafter = drafter.to(self.device, wide(self.shared.head.dtype)).requires_grad_(True)
         hyperparameters = DrafterHyperparameters(past=updates)
         return DrafterLearner(drafter, self.shared, hyperparameters, sizes)
 

@@ -8,12 +8,12 @@ no logits have to be stored, nor computed twice, for the backward pass.
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
+from tlt.models.wide_product import multiply_wide
 from tlt.trainer.drafter.interruptible_matmul import work_per_check
 from tlt.trainer.policy import logprobs
 
@@ -76,7 +76,7 @@ class _DistillationLoss(torch.autograd.Function):
                 overlap += torch.minimum(probability, target).sum()
                 error = probability.sub_(target)
                 check()
-                out.addmm_(error, own[tokens])
+                _add_product(out, error, own[tokens])
                 if own_gradient is not None:
                     own_gradient[tokens].addmm_(error.T, states)
         ctx.gradients = gradient, own_gradient
@@ -91,6 +91,13 @@ class _DistillationLoss(torch.autograd.Function):
         return slopes[0] * gradient, own, None, None, None
 
 
+def _add_product(out: Tensor, error: Tensor, rows: Tensor) -> None:
+    if rows.dtype == out.dtype:
+        out.addmm_(error, rows)
+    else:
+        out.add_(multiply_wide(error, rows.t()))
+
+
 def _log_distribution(
     states: Tensor, head: Tensor, width: int, check: CheckInterrupt
 ) -> list[Tensor]:
@@ -98,7 +105,7 @@ def _log_distribution(
     parts: list[Tensor] = []
     for rows in head.split(width):
         check()
-        parts.append(F.linear(states, rows))
+        parts.append(multiply_wide(states, rows))
     if len(parts) == 1:
         return [parts[0].log_softmax(-1)]
     sums: list[Tensor] = []

@@ -15,6 +15,7 @@ from torch import Tensor
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
+from tlt.models.wide_product import wide
 from tlt.trainer.drafter.delta_merging import DrafterSnapshot
 from tlt.trainer.drafter.distillation_loss import distillation_loss
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
@@ -46,7 +47,7 @@ class DrafterLearner:
         hyperparameters: DrafterHyperparameters,
         sizes: Tensor,
     ) -> None:
-        """Take ownership of the drafter, of the same device and precision as the weights.
+        """Take ownership of the drafter, on the weights' device and in float32 at least.
 
         `sizes` come from `measure_input_sizes`.
         """
@@ -90,7 +91,7 @@ class DrafterLearner:
         )
 
     def drafter(self) -> Drafter:
-        """Return a copy with the running mean of the weights."""
+        """Return a copy with the running mean of the weights, in the policy's format."""
         with torch.no_grad():
             copy = new_drafter(self._drafter.config).to(self.ends.head)
             copy.load_state_dict({**self._drafter.state_dict(), **self._mean})
@@ -142,14 +143,15 @@ class DrafterLearner:
 
     def _loss(self, batch: DrafterBatch, check: CheckInterrupt) -> tuple[Tensor, list[Tensor]]:
         """Return the mean over all measurable guesses, later steps weighing less, and overlaps."""
-        total, weight = self.ends.head.new_zeros(()), 0.0
+        head = self.ends.head
+        total, weight = head.new_zeros((), dtype=wide(head.dtype)), 0.0
         overlaps: list[Tensor] = []
         rows = [measurable.nonzero()[:, 0] for measurable in batch.measurable]
         measured = torch.cat(rows).to(batch.starts.device).split([len(found) for found in rows])
         readouts = unroll(self._drafter, batch, self.ends.embedding, self._kernels, check)
         for step, (readout, found) in enumerate(zip(readouts, measured, strict=True)):
             targets = batch.states[batch.targets[step][found], -1]
-            sums = distillation_loss(self._drafter, readout[found], targets, self.ends.head, check)
+            sums = distillation_loss(self._drafter, readout[found], targets, head, check)
             share = self.hyperparameters.step_discount**step
             total = total + share * sums.loss
             weight += share * len(found)

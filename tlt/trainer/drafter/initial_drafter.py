@@ -14,6 +14,7 @@ from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
 from tlt.models.rope import PlainRope
+from tlt.models.wide_product import wide
 from tlt.trainer.drafter.samples import DrafterSample
 
 _MEASURED_SAMPLES = 32
@@ -47,7 +48,7 @@ def measure_input_sizes(
         tokens = torch.tensor([token for sample in measured for token in sample.tokens])
         inputs.insert(0, embedding[tokens.to(embedding.device)])
     sizes = torch.tensor([x.float().square().mean().sqrt().item() for x in inputs])
-    return sizes.to(embedding).repeat_interleave(config.hidden)
+    return sizes.to(embedding.device, wide(embedding.dtype)).repeat_interleave(config.hidden)
 
 
 def initialise_drafter(config: DrafterConfig, sizes: Tensor, seed: int) -> Drafter:

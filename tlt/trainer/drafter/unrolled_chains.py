@@ -28,7 +28,9 @@ def unroll(
     captured = len(drafter.config.captured)
     drafter.rotary.reserve(batch.end, batch.positions.device)
     prefix = _prefix(drafter, batch, embedding)
-    features = drafter.feature(batch.states[batch.starts, :captured])
+    # training is in float32 at least, whatever the policy's format is
+    dtype = drafter.fc.weight.dtype
+    features = drafter.feature(batch.states[batch.starts, :captured].to(dtype))
     steps: list[KeysValues] = []
 
     def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def unroll(
         return attend(queries, first, later, batch.bounds, prefix, check)
 
     for tokens, positions in zip(batch.tokens, batch.positions, strict=True):
-        output = drafter(F.embedding(tokens, embedding), features, positions, attention)
+        output = drafter(F.embedding(tokens, embedding).to(dtype), features, positions, attention)
         features = output.feature
         yield output.readout
 
@@ -50,7 +52,7 @@ def _prefix(drafter: Drafter, batch: DrafterBatch, embedding: Tensor) -> KeysVal
     count = len(batch.prefix)
     if count == 0:
         return None
-    captured = len(drafter.config.captured)
+    captured, dtype = len(drafter.config.captured), drafter.fc.weight.dtype
     parts: list[KeysValues] = []
 
     def keep_keys_and_values(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -60,7 +62,8 @@ def _prefix(drafter: Drafter, batch: DrafterBatch, embedding: Tensor) -> KeysVal
     positions = torch.arange(count, device=batch.prefix.device)
     # in parts as large as the window, so that the time between two checks stays bounded
     for rows in positions.split(max(1, batch.rows)):
-        features = drafter.feature(batch.states[rows, :captured])
-        drafter(F.embedding(batch.prefix[rows], embedding), features, rows, keep_keys_and_values)
+        features = drafter.feature(batch.states[rows, :captured].to(dtype))
+        embedded = F.embedding(batch.prefix[rows], embedding).to(dtype)
+        drafter(embedded, features, rows, keep_keys_and_values)
     keys, values = zip(*parts, strict=True)
     return KeysValues(torch.cat(keys, dim=1), torch.cat(values, dim=1))
