@@ -219,7 +219,7 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
 
 
 class SpeculationSpec(Section, frozen=True, kw_only=True):
-    """Choose how decoding guesses ahead; answers are the same in every mode."""
+    """Choose how decoding guesses ahead; answers have the same distribution in every mode."""
 
     # `static` always decodes with `strategy`; `adaptive` chooses one for each batch.
     mode: Literal["off", "static", "adaptive"] = "off"

@@ -1,4 +1,4 @@
-"""Strategies of a decode step: each gives the same tokens, at a different speed."""
+"""Strategies of a decode step: each samples from the policy, at a different speed."""
 
 import msgspec
 

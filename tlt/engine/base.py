@@ -26,8 +26,10 @@ from tlt.protocol.shared_values import StrategyTally
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    # the same request gives the same tokens in any batch
+    # the same request gives the same tokens in any batch and with any strategy
     token_identical: bool
+    # proposals may be drawn with the noise that the policy draws with
+    shared_noise: bool
     # weights may be swapped in the middle of an answer
     swap_between_tokens: bool
     hidden_states: bool

@@ -54,7 +54,7 @@ class DrafterMember:
         self._job = job
         self._engine = engine
         self._merger = DrafterMerger(job, factory, blobs)
-        self._evaluator = DrafterEvaluator(factory.shared, engine.capabilities.token_identical)
+        self._evaluator = DrafterEvaluator(factory.shared, engine.capabilities.shared_noise)
         self._session: TrainDrafter | None = None
         # the requested merge that is not finished yet
         self._pending_merge: MergeDrafter | None = None

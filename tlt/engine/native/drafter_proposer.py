@@ -74,7 +74,7 @@ class DrafterProposer:
     def _sample(
         self, batch: RunningBatch, x: torch.Tensor, noise: torch.Tensor | None, ahead: int
     ) -> torch.Tensor:
-        logits = self._weights.logits(x).to(self._buffers.wide)[:, None]
+        logits = self._weights.logits(x)[:, None]
         own = None if noise is None else noise[:, ahead : ahead + 1]
         if self._weights.tokens is None:
             return batch.sampler.sample_drafts(logits, own)

@@ -14,6 +14,7 @@ from tlt.engine.native.fused_layer_weights import (
 )
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.eagle_drafter import Drafter, DrafterConfig
+from tlt.models.wide_product import multiply_wide
 
 
 class DrafterWeights:
@@ -63,7 +64,7 @@ class DrafterWeights:
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         if self.norm is not None:
             x = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps)
-        return F.linear(x, self.head)
+        return multiply_wide(x, self.head)
 
 
 def _linear(

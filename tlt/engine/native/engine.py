@@ -1,7 +1,7 @@
 """The engine that needs nothing but torch.
 
-Every submitted request is returned by `step` exactly once, with tokens that depend on nothing but
-the request and the policy's weights.
+Every submitted request is returned by `step` exactly once. Its tokens follow the policy's
+distribution; on a CPU in float32 they depend on nothing but the request and the policy's weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,10 @@ class NativeEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            token_identical=True,
+            # other formats and devices sum in an order that depends on the batch's shape, which
+            # may turn a tie
+            token_identical=self._weights.is_exact,
+            shared_noise=True,
             swap_between_tokens=True,
             hidden_states=True,
             trees=False,

@@ -1,7 +1,8 @@
 """Keyed Gumbel noise: a function of the key, the position and the token id, and of nothing else.
 
-The same request gets the same tokens in any batch, and a retry repeats them. The token with the
-largest log-probability plus noise is an exact sample.
+The token with the largest log-probability plus noise is an exact sample. So the same request gets
+the same tokens in any batch, and a retry repeats them, as far as its logits are the same: on a CPU
+in float32. Elsewhere rounding decides between tokens that nearly tie.
 """
 
 import torch

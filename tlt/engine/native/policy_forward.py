@@ -16,6 +16,7 @@ from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.slot_tensors import SlotTensors
+from tlt.models.wide_product import multiply_wide
 
 
 class PrefillChunk(NamedTuple):
@@ -101,10 +102,8 @@ class PolicyForward:
         return layer
 
     def _compute_logits(self, normed: torch.Tensor) -> torch.Tensor:
-        head, logits = self._weights.head, self._logits[: len(normed)]
-        if head.dtype == logits.dtype:
-            return torch.mm(normed, head.t(), out=logits)
-        return logits.copy_(F.linear(normed, head))
+        # noise decides between tokens that a half format can't tell apart
+        return multiply_wide(normed, self._weights.head, self._logits[: len(normed)])
 
     def _final_norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self._config.hidden,), self._weights.norm, self._config.norm_eps)

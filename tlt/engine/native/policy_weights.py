@@ -20,6 +20,11 @@ class PolicyWeights:
         self.norm = buffer(hidden)
         self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
 
+    @property
+    def is_exact(self) -> bool:
+        """Return True if rounding is too small to change what is sampled, but for exact ties."""
+        return self.embedding.device.type == "cpu" and self.embedding.dtype.itemsize >= 4
+
     @torch.inference_mode()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         for index, layer in enumerate(self.layers):

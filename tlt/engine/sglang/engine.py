@@ -82,6 +82,7 @@ class SglangEngine:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             token_identical=False,
+            shared_noise=False,
             swap_between_tokens=True,
             hidden_states=self._tap.keeps_states,
             trees=False,
