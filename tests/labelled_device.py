@@ -32,6 +32,11 @@ _READING = {
 }
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 _COPYING = {_aten._to_copy, _aten.copy_}
+# operations that only CUDA has
+_ON_CPU: dict[OpOverload, Callable[..., Tensor]] = {
+    _aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
+    _aten.mm.dtype_out: lambda a, b, dtype, out: torch.mm(a.to(dtype), b.to(dtype), out=out),
+}
 
 
 class HostSync(NamedTuple):
@@ -137,7 +142,7 @@ class LabelledDevice(TorchDispatchMode):
             if made.data_ptr() == _unwrapped(args[0]).data_ptr():
                 made = made.clone()
             return made if target.type == "cpu" else LabelledTensor(made)
-        result = func(*_unwrapped(args), **_unwrapped(kwargs))
+        result = _ON_CPU.get(func, func)(*_unwrapped(args), **_unwrapped(kwargs))
         written = _written(func, args, kwargs)
         if not written:
             return _wrapped(result)
@@ -270,6 +275,7 @@ def labelled_device() -> Generator[LabelledDevice]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda _: None),
+        (torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40)),
         (torch.cuda, "synchronize", wait),
         (torch.accelerator, "synchronize", wait),
     ]

@@ -33,8 +33,8 @@ class PolicySpec(Section, frozen=True, kw_only=True):
     path: str
     # Most tokens of a prompt and its answer together; the model's own limit if absent.
     max_context: int | None = None
-    # Number format in which the engine decodes.
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # Number format in which the engine decodes; `auto` is bfloat16 on GPUs, float32 on CPUs.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
         _require(self.max_context is None or self.max_context > 0, "max_context must be above 0")

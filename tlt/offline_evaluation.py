@@ -14,6 +14,7 @@ from tlt.engine.native import NativeEngine
 from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rollout import sampling
 from tlt.rewards.reward_process_client import RewardSandbox
 
@@ -29,7 +30,7 @@ def held_out_rewards(spec: JobSpec, model: str) -> list[float]:
 def _decode(spec: JobSpec, model: str, table: list[dict[str, Any]]) -> list[Completion]:
     torch.set_num_threads(1)
     tokenizer = Tokenizer(model)
-    policy = load_decoder(Path(model), getattr(torch, spec.policy.dtype))
+    policy = load_decoder(Path(model), engine_dtype(spec, torch.device("cpu")))
     positions = policy.config.max_positions
     context = min(positions, spec.policy.max_context or positions)
     engine = NativeEngine(

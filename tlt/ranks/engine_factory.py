@@ -19,6 +19,7 @@ from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.keyed_random import mix
 from tlt.policies.speculation.configured_policy import configured_policy
+from tlt.ranks.engine_requirements import context_of, engine_dtype, require_room
 from tlt.ranks.rank_job_context import RankJob
 from tlt.strategies import Draft
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
@@ -50,22 +51,17 @@ def drafter_config(spec: JobSpec, named: Drafter | None) -> DrafterConfig:
     return drafter_config_for(read_config(Path(spec.policy.path)), spec.drafter.layout)
 
 
-def context_of(spec: JobSpec) -> int:
-    """Return the most tokens that a prompt and its answer may have together."""
-    policy = spec.policy
-    positions = read_config(Path(policy.path)).max_positions
-    return min(positions, policy.max_context or positions)
-
-
 def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
-    spec = job.spec
-    model = load_decoder(Path(spec.policy.path), getattr(torch, spec.policy.dtype))
+    spec, folder = job.spec, Path(job.spec.policy.path)
+    dtype = engine_dtype(spec, job.device)
     drafter, complaint = _load_named_drafter(spec)
     captured: tuple[int, ...] = ()
     if spec.drafter.train != "off":
-        captured = state_layers(drafter_config(spec, drafter), model.config.layers)
+        captured = state_layers(drafter_config(spec, drafter), read_config(folder).layers)
     elif drafter is not None:
         captured = drafter.config.captured
+    require_room(spec, len(captured), dtype, job.device)
+    model = load_decoder(folder, dtype)
     engine = NativeEngine(
         model,
         tokenizer.decode,
@@ -103,11 +99,11 @@ def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
 
 
 def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
+    spec, model = job.spec, Path(job.spec.policy.path)
+    dtype = engine_dtype(spec, job.device)
     # Importing SGLang changes the process, so only a job that uses it does.
     from tlt.engine.sglang import start_engine_with_tap
 
-    spec, model = job.spec, Path(job.spec.policy.path)
-    dtype: torch.dtype = getattr(torch, spec.policy.dtype)
     job.flight.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="sglang-", dir=job.flight))
     drafter, complaint = _load_named_drafter(spec)

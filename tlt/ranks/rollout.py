@@ -13,7 +13,7 @@ from tlt.protocol.events import DecodingReported, RolloutFinished
 from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
 from tlt.protocol.refs import PolicyRef
 from tlt.ranks.accepted_counts import count_accepted
-from tlt.ranks.engine_factory import context_of
+from tlt.ranks.engine_requirements import context_of
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.replay_buffer import ReplayBuffer
 from tlt.strategies import Ngram

@@ -13,7 +13,7 @@ from tlt.engine.native.decode_loop import DecodeLoop
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 from tlt.engine.native.policy_weights import PolicyWeights
-from tlt.engine.native.prompt_prefill import CHUNK, MOST_PROMPTS, PromptPrefiller
+from tlt.engine.native.prompt_prefill import CHUNK, PromptPrefiller, prefill_rows
 from tlt.engine.native.row_slot_table import RowTable
 from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
@@ -58,17 +58,17 @@ class NativeEngine:
         self._weights = PolicyWeights(config, dtype, device)
         self._weights.load(model.weights)
         self._policy_bytes = sum(tensor.nbytes for tensor in model.weights.values())
-        prefill_rows = range(slots, slots + min(slots, MOST_PROMPTS))
+        held_rows = prefill_rows(slots)
         drafts = max(map(max_drafts, arms), default=0)
         # drafts may reach beyond the context; they are not kept there
         positions, most_decoded = max_context + drafts, slots * (drafts + 1)
-        self._slots = SlotTensors(config, prefill_rows.stop, positions, captured, dtype, device)
+        self._slots = SlotTensors(config, held_rows.stop, positions, captured, dtype, device)
         most_tokens = max(most_decoded, CHUNK)
         self._forward = PolicyForward(self._weights, self._slots, most_tokens, most_decoded)
         self.speculation = SpeculationController(
             arms, self._weights, self._slots, slots, ngram_bytes
         )
-        self._prefiller = PromptPrefiller(self._forward, prefill_rows)
+        self._prefiller = PromptPrefiller(self._forward, held_rows)
         self._prefill_due = False
         self._noise = GumbelNoise(config.vocabulary, device, most_decoded)
         self._queue = RequestQueue(config.vocabulary, max_context)

@@ -16,6 +16,11 @@ CHUNK = 512
 MOST_PROMPTS = 4
 
 
+def prefill_rows(slots: int) -> range:
+    """Return the rows, behind those of the slots, in which prompts are held."""
+    return range(slots, slots + min(slots, MOST_PROMPTS))
+
+
 @dataclass
 class _HeldPrompt:
     row: int

@@ -7,6 +7,16 @@ import torch
 from tlt.engine.native.captured_hidden_states import CapturedStates
 from tlt.engine.native.kv_cache import KvCache
 from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.wide_product import wide
+
+
+def count_slot_bytes(
+    config: DecoderConfig, rows: int, positions: int, captured: int, dtype: torch.dtype
+) -> int:
+    """Return what `SlotTensors` of this shape allocate, with `captured` states by position."""
+    entries = config.layers * 2 * config.kv_heads * config.head_dim + captured * config.hidden
+    token, logprob, offsets = 8, wide(dtype).itemsize, 8 * 2 * config.kv_heads
+    return rows * positions * (entries * dtype.itemsize + token + logprob) + offsets
 
 
 class SlotTensors:
@@ -26,7 +36,7 @@ class SlotTensors:
         self.cache = KvCache(config, rows, positions, dtype, device)
         self.states = CapturedStates(config, captured, rows, positions, dtype, device)
         self.tokens = table(torch.long)
-        self.logprobs = table(torch.promote_types(dtype, torch.float32))
+        self.logprobs = table(wide(dtype))
 
     @property
     def bytes(self) -> int:
