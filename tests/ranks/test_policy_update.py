@@ -5,17 +5,40 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.ranks.ranks import INCARNATION, WORKER, rank_job, shared_progress
 from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.errors import RankError
-from tlt.id_types import Attempt, Epoch, PolicyVersion, Step
+from tlt.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.protocol.commands import UpdatePolicy
-from tlt.ranks import policy_update
+from tlt.protocol.refs import BlobRef, Checkpoint
+from tlt.protocol.shared_values import UpdateMetrics
+from tlt.ranks import policy_files, policy_update
 from tlt.ranks.policy_update import PolicyUpdateDuty
 from tlt.ranks.worker_channel import Progress
+
+UPDATE = UpdatePolicy(
+    worker=WORKER,
+    incarnation=INCARNATION,
+    job=JOB,
+    epoch=Epoch(1),
+    step=Step(0),
+    attempt=Attempt(0),
+    version=PolicyVersion(0),
+    rendezvous="unreachable:1",
+    group="g",
+    world=2,
+    first_rank=0,
+    restore=None,
+    sync_from=None,
+    minibatches=(),
+    checkpoint=False,
+)
+BLOB = BlobRef(digest=Digest("0" * 40), bytes=1)
+METRICS = UpdateMetrics(**dict.fromkeys(UpdateMetrics.__struct_fields__, 0))
 
 
 @pytest.fixture
@@ -61,22 +84,45 @@ def test_shows_progress_while_other_ranks_are_awaited(
 
     monkeypatch.setattr(policy_update, "PolicyLearner", lambda *_: None)
     monkeypatch.setattr(policy_update.groups, "join_group", join)
-    command = UpdatePolicy(
-        worker=WORKER,
-        incarnation=INCARNATION,
-        job=JOB,
-        epoch=Epoch(1),
-        step=Step(0),
-        attempt=Attempt(0),
-        version=PolicyVersion(0),
-        rendezvous="unreachable:1",
-        group="g",
-        world=2,
-        first_rank=0,
-        restore=None,
-        sync_from=None,
-        minibatches=(),
-        checkpoint=False,
-    )
     with pytest.raises(RankError, match="no other rank joined"):
-        PolicyUpdateDuty(rank_job(tmp_path), progress).run(command, ())
+        PolicyUpdateDuty(rank_job(tmp_path), progress).run(UPDATE, ())
+
+
+def test_shows_progress_while_weights_and_checkpoints_are_written(
+    tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of a large policy takes longer to write than a stuck rank may be silent."""
+    wait, written = waits_for(progress), list[str]()
+
+    class Learner:
+        is_sharded = False
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def update(self, *_: Any) -> UpdateMetrics:
+            return METRICS
+
+        def weights(self) -> str:
+            return "weights"
+
+        def optimiser_state(self) -> str:
+            return "optimiser"
+
+        def load_weights(self, _: Any) -> None:
+            written.append("weights read")
+
+        def load_optimiser_state(self, _: Any) -> None:
+            written.append("optimiser read")
+
+    def put(_: Any, tensors: Any, commit: bool) -> BlobRef:
+        wait()
+        written.append(tensors)
+        return BLOB
+
+    monkeypatch.setattr(policy_update, "PolicyLearner", Learner)
+    monkeypatch.setattr(policy_files, "put_weights", put)
+    monkeypatch.setattr(policy_files, "read_weights", wait)
+    restore = Checkpoint(version=PolicyVersion(0), weights=BLOB, optimiser=BLOB)
+    command = msgspec.structs.replace(UPDATE, world=1, checkpoint=True, restore=restore)
+    PolicyUpdateDuty(rank_job(tmp_path), progress).run(command, ())
+    assert written == ["weights read", "optimiser read", "weights", "optimiser"]

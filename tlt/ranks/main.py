@@ -152,7 +152,9 @@ class Rank:
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
             case StartRollout():
-                rollout.use_policy(message.policy)
+                # weights of a large policy take long to read
+                with self._progress.report_meanwhile():
+                    rollout.use_policy(message.policy)
                 rollout.keep_answers(message.keep_answers)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
@@ -211,7 +213,8 @@ class Rank:
         # a rank that holds a part of each weight decodes with what the first rank publishes
         if not duties.update.is_sharded:
             version = PolicyVersion(command.version + 1)
-            duties.rollout.swap_weights(version, duties.update.learner.weights())
+            with self._progress.report_meanwhile():
+                duties.rollout.swap_weights(version, duties.update.learner.weights())
         self._send(*events)
 
     def _check_interrupt(self) -> None:
