@@ -79,3 +79,13 @@ def test_a_gpu_without_room_for_the_models_whole_context_is_named(
         small = msgspec.structs.replace(spec.policy, max_context=config.max_positions // 4)
         local.rank.handle(open_job(tmp_path, msgspec.structs.replace(spec, policy=small)))
         assert local.sent() == []
+
+
+def test_a_rank_selects_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and clocks that name no device use the selected one."""
+    selected: list[torch.device] = []
+    with labelled_device():
+        monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+        with local_rank(tmp_path, device="cuda:3"), local_rank(tmp_path):
+            pass
+    assert selected == [torch.device("cuda", 3)]

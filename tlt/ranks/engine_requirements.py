@@ -1,4 +1,4 @@
-"""Refuse by name what a job's engine can't do on its device, before anything is allocated."""
+"""Prepare a rank's device, and refuse by name an engine that it can't compute or hold."""
 
 from pathlib import Path
 
@@ -57,6 +57,12 @@ def require_room(spec: JobSpec, captured: int, dtype: torch.dtype, device: torch
         f"policy {_gigabytes(weights)}, where {device} has {_gigabytes(free)} free ({reason}); "
         "set policy.max_context, or fewer rollout.slots"
     )
+
+
+def select_device(device: torch.device) -> None:
+    """Make a GPU the one that what names no device uses: Triton kernels, events, communicators."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def free_device_bytes(device: torch.device) -> int | None:

@@ -45,6 +45,7 @@ from tlt.protocol.rank_messages import (
 from tlt.protocol.refs import DrafterRef
 from tlt.ranks.drafter_member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
+from tlt.ranks.engine_requirements import select_device
 from tlt.ranks.policy_update import PolicyUpdateDuty
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.rollout import RolloutDuty
@@ -100,6 +101,7 @@ class Rank:
         self._channel = channel
         self._progress = progress
         self.duties: JobDuties | None = None
+        select_device(torch.device(setup.device))
 
     def run(self) -> None:
         """Handle messages and compute until the worker has ended (EOFError)."""
