@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from tests.trainer.models import CPU, VOCABULARY, spec
 from tlt.trainer.policy import precision_choice
 from tlt.trainer.policy.layer_probe import LayerProbe
+from tlt.trainer.policy.logprobs import score_batch
 from tlt.trainer.policy.micro_batches import pad
 from tlt.trainer.policy.model_loading import load_model
 from tlt.trainer.policy.precision_choice import choose_bfloat16, gradient_cosine
@@ -70,12 +71,31 @@ def test_tiny_reasoner_stays_in_float32(monkeypatch: pytest.MonkeyPatch):
     assert 0.98 < logs[0]["cosine"] < 0.998
 
 
-def test_gradient_cosine_compares_both_precisions(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-):
+def test_gradient_cosine_compares_both_precisions(model: PreTrainedModel):
     batch = pad(make_dummy_samples([20, 12], VOCABULARY), CPU)
-    assert 0.9 < gradient_cosine(model, batch) < 1.0
-    monkeypatch.setattr(
-        precision_choice, "batch_gradient", lambda *_: [torch.ones(2), torch.ones(3)]
-    )
-    assert gradient_cosine(model, batch) == pytest.approx(1.0)
+    flat: list[torch.Tensor] = []
+    for bfloat16 in (False, True):
+        logprobs, _ = score_batch(model, batch, bfloat16)
+        parts = torch.autograd.grad((logprobs * batch.advantage).sum(), list(model.parameters()))
+        flat.append(torch.cat([part.flatten() for part in parts]).double())
+    expected = torch.cosine_similarity(flat[0], flat[1], dim=0).item()
+    assert gradient_cosine(model, batch) == pytest.approx(expected, abs=1e-6)
+    assert 0.9 < expected < 1.0
+
+
+def test_gradient_cosine_keeps_one_gradient_and_no_more(model: PreTrainedModel):
+    """A large policy's second gradient would take as much memory as its weights."""
+    batch = pad(make_dummy_samples((20, 9), VOCABULARY), CPU)
+    parameters = list(model.parameters())
+    kept: list[int] = []
+    handles = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: kept.append(sum(p.grad is not None for p in parameters))
+        )
+        for parameter in parameters
+    ]
+    gradient_cosine(model, batch)
+    for handle in handles:
+        handle.remove()
+    assert kept == [1] * len(parameters)
+    assert all(parameter.grad is None for parameter in parameters)

@@ -26,6 +26,7 @@ from tlt.trainer.drafter.samples import EmbeddingAndHead
 from tlt.trainer.drafter.unrolled_chains import unroll
 from tlt.trainer.named_tensors import copy_named, require_same_shapes
 from tlt.trainer.policy.fused_layers import fuse
+from tlt.trainer.tensor_cores import uses_tensor_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class DrafterLearner:
         if self._kernels is not None:
             fuse(drafter, self._kernels)
 
+    @property
+    def device(self) -> torch.device:
+        return self.ends.head.device
+
+    @uses_tensor_cores
     def learn(
         self, batch: DrafterBatch, check: CheckInterrupt = never_interrupt, members: int = 1
     ) -> MicroBatchResult:

@@ -36,6 +36,7 @@ from tlt.trainer.policy.sharded_models import (
     whole_tensors,
 )
 from tlt.trainer.policy.update_passes import UpdatePasses
+from tlt.trainer.tensor_cores import uses_tensor_cores
 
 
 class PolicyLearner:
@@ -71,6 +72,11 @@ class PolicyLearner:
     def is_sharded(self) -> bool:
         return isinstance(self._models, ShardedPolicyModels)
 
+    @property
+    def device(self) -> torch.device:
+        return self._models.device
+
+    @uses_tensor_cores
     def update(
         self,
         step: int,

@@ -19,6 +19,7 @@ from tlt.trainer.policy.logprobs import score_batch
 from tlt.trainer.policy.micro_batches import MicroBatch, pad
 from tlt.trainer.policy.model_loading import last_hidden_states, output_head, vocabulary_size
 from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
+from tlt.trainer.tensor_cores import tensor_cores
 
 # least cosine with the gradient in float32
 _LEAST_COSINE = 0.999
@@ -34,7 +35,8 @@ def choose_bfloat16(model: PreTrainedModel, spec: AlgorithmSpec, context: int | 
         case "bfloat16":
             return True
         case "auto":
-            return device_has_bfloat16(model.device) and _is_better(model, context)
+            with tensor_cores(model.device):
+                return device_has_bfloat16(model.device) and _is_better(model, context)
 
 
 def device_has_bfloat16(device: torch.device) -> bool:
@@ -80,20 +82,45 @@ def _with_targets_of(model: PreTrainedModel, batch: MicroBatch) -> MicroBatch:
 
 
 def gradient_cosine(model: PreTrainedModel, batch: MicroBatch) -> float:
-    """Return the cosine between both precisions' gradients, or NaN where one isn't finite."""
-    exact, rough = (batch_gradient(model, batch, bfloat16) for bfloat16 in (False, True))
-    pairs = list(zip(exact, rough, strict=True))
+    """Return the cosine between both precisions' gradients, or NaN where one isn't finite.
 
-    def total(product: Callable[[Tensor, Tensor], Tensor]) -> float:
-        return sum(product(a.double(), b.double()).item() for a, b in pairs)
+    Only one gradient is kept: the other's parts are compared and dropped as they are computed.
+    """
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = batch_gradient(model, batch)
+    exact: dict[Tensor, Tensor] = dict(zip(learned, gradient, strict=True))
+    # both squared norms, and the product
+    sums = torch.zeros(3, dtype=torch.float64, device=model.device)
+    sums[0] += sum(_product(part, part) for part in exact.values())
 
-    dot = total(lambda a, b: (a * b).sum())
-    norms = total(lambda a, _: a.square().sum()) * total(lambda _, b: b.square().sum())
+    def compare(parameter: Tensor) -> None:
+        part, parameter.grad = parameter.grad, None
+        assert part is not None
+        sums[1] += _product(part, part)
+        sums[2] += _product(exact[parameter], part)
+
+    handles = [parameter.register_post_accumulate_grad_hook(compare) for parameter in learned]
+    try:
+        _batch_loss(model, batch, bfloat16=True).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    exact_norm, rough_norm, dot = sums.tolist()
+    norms = exact_norm * rough_norm
     return dot / norms**0.5 if norms > 0 else 0.0
 
 
-def batch_gradient(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> list[Tensor]:
-    logprobs, _ = score_batch(model, batch, bfloat16)
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dtype=torch.float64)
+
+
+def batch_gradient(model: PreTrainedModel, batch: MicroBatch) -> list[Tensor]:
+    """Return the gradient in float32 by parameter."""
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    loss = (logprobs * batch.advantage).sum()
+    loss = _batch_loss(model, batch, bfloat16=False)
     return list(torch.autograd.grad(loss, learned, materialize_grads=True))
+
+
+def _batch_loss(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> Tensor:
+    logprobs, _ = score_batch(model, batch, bfloat16)
+    return (logprobs * batch.advantage).sum()
