@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import structlog
 import torch
 
 from tlt.engine.base import Request, Sampling
@@ -24,13 +25,14 @@ from tlt.engine.sglang.speculation_messages import (
     ToScheduler,
     UseDrafter,
 )
-from tlt.engine.sglang.weight_checksums import drafter_as_held, find_mismatch
+from tlt.engine.sglang.weight_checksums import compare, drafter_as_held
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.protocol.shared_values import StrategyTally
 
 _T = TypeVar("_T")
 _Runner = Literal["target", "draft"]
+_log = structlog.get_logger("sglang")
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class SglangClient:
         # to the speculating worker in the scheduler, if there is one
         self._socket = socket
         self._tallies: list[StrategyTally] = []
+        # the last checksums of each runner's weights; None after they turned out to be foreign
+        self._held: dict[_Runner, Mapping[str, str]] | None = {}
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     @property
@@ -190,6 +194,8 @@ class SglangClient:
         from sglang.srt.utils import MultiprocessingSerializer
 
         manager = self._manager
+        if self._held is not None and selector not in self._held:
+            self._held[selector] = await self._checksums(selector)
         serialize: Any = MultiprocessingSerializer.serialize
         await manager.begin_weight_update(BeginWeightUpdateReqInput(selector=selector), None)
         success, message, *_ = await manager.update_weights_from_tensor(
@@ -214,20 +220,39 @@ class SglangClient:
         self, sent: Mapping[str, torch.Tensor], selector: _Runner, update: str
     ) -> None:
         """Raise RankError if SGLang holds other weights than these."""
-        from sglang.srt.managers.io_struct import CheckWeightsReqInput
         from sglang.srt.managers.mm_utils import tensor_hash
+
+        if self._held is None:
+            return
+        before, held = self._held.get(selector, {}), await self._checksums(selector)
+        settings = self._launched.engine.server_args
+        on_cpu = settings.device == "cpu"
+        device = torch.device("cpu") if on_cpu else torch.device("cuda", settings.base_gpu_id)
+
+        def checksum(tensor: torch.Tensor) -> str:
+            # SGLang hashes by another function on a GPU than on a CPU
+            return f"{tensor_hash(tensor.to(device)):016x}"
+
+        found = compare(sent, before, held, checksum, on_cpu)
+        if found.is_foreign:
+            _log.warning("SGLang's weights cannot be verified", update=update)
+            self._held = None
+            return
+        if found.wrong is not None:
+            raise RankError(f"after {update} SGLang holds another {found.wrong}")
+        self._held[selector] = held
+
+    async def _checksums(self, selector: _Runner) -> Mapping[str, str]:
+        """Return the checksums of the weights that SGLang holds, by its names."""
+        from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
         success, message, ranks, _ = await self._manager.check_weights(
             CheckWeightsReqInput(action="checksum", selector=selector)
         )
         if not success or not ranks:
             raise RankError(f"SGLang cannot tell what weights it holds: {message}")
-        on_cpu = self._launched.engine.server_args.device == "cpu"
         # SGLang marks the names of a drafter's weights, and of no others
-        held = {name.removeprefix("draft."): sum for name, sum in ranks[0]["checksums"].items()}
-        wrong = find_mismatch(sent, held, lambda tensor: f"{tensor_hash(tensor):016x}", on_cpu)
-        if wrong is not None:
-            raise RankError(f"after {update} SGLang holds another {wrong}")
+        return {name.removeprefix("draft."): sum for name, sum in ranks[0]["checksums"].items()}
 
     async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
         deadline = monotonic() + self.stuck_seconds

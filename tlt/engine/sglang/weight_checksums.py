@@ -5,6 +5,7 @@ are SGLang's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,20 +23,39 @@ _EAGLE3_LAYER = ("midlayer.", "layers.0.")
 _INTERMEDIATE = 32
 
 
-def find_mismatch(
+class Comparison(NamedTuple):
+    # the first tensor whose checksum differs from that of what was sent, or None
+    wrong: str | None
+    # True if SGLang's checksums are of another kind than ours, so that they tell nothing
+    is_foreign: bool = False
+
+
+def compare(
     weights: Mapping[str, torch.Tensor],
+    before: Mapping[str, str],
     held: Mapping[str, str],
     checksum: Callable[[torch.Tensor], str],
     on_cpu: bool,
-) -> str | None:
-    """Return the first tensor whose checksum differs from that of what was sent, or None."""
+) -> Comparison:
+    """Compare what was sent with the checksums that SGLang held `before` the update and holds now.
+
+    If all differ although the update changed some, SGLang computes them in another way.
+    """
+    wrong: str | None = None
+    some_right = False
     for name, tensor in _as_held(weights, _INTERMEDIATE if on_cpu else 1):
         # a tied head is held under the embedding's name alone
         if name not in held and name == "lm_head.weight":
             continue
-        if held.get(name) != checksum(tensor):
-            return name
-    return None
+        if held.get(name) == checksum(tensor):
+            some_right = True
+        elif wrong is None:
+            wrong = name
+        if wrong is not None and some_right:
+            return Comparison(wrong)
+    if wrong is None:
+        return Comparison(None)
+    return Comparison(wrong, is_foreign=before != held and wrong in held)
 
 
 def drafter_as_held(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
