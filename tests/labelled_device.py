@@ -4,12 +4,10 @@ An operation that mixes devices raises as CUDA would. What makes the host wait f
 recorded with the line of our code that asked for it.
 """
 
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,34 +16,27 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.host_syncs import (
+    COPYING,
+    INDEXING,
+    HostSync,
+    Kind,
+    line_of_ours,
+    mark_as_pinned,
+    syncs_of,
+)
+
 CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 # what torch itself takes the device for: a backward pass on its `cuda` would need a GPU
 _META = torch.device("meta")
-_ROOT = Path(__file__).parent.parent
 _aten = torch.ops.aten
 
-# these read their input on the host before they can return
-_READING = {
-    *(_aten._local_scalar_dense, _aten.equal, _aten.nonzero, _aten.masked_select),
-    *(_aten.multinomial, _aten.unique_dim, _aten._unique2, _aten.bincount),
-}
-_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
-_COPYING = {_aten._to_copy, _aten.copy_}
 # operations that only CUDA has
 _ON_CPU: dict[OpOverload, Callable[..., Tensor]] = {
     _aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
     _aten.mm.dtype_out: lambda a, b, dtype, out: torch.mm(a.to(dtype), b.to(dtype), out=out),
 }
-
-
-class HostSync(NamedTuple):
-    # `read`: the host waits for a value; `upload`: a copy to the device that the host waits for;
-    # `wait`: a call that does nothing but wait
-    kind: Literal["read", "upload", "wait"]
-    operation: str
-    # file and line of our code
-    line: str
 
 
 class LabelledTensor(torch.Tensor):
@@ -101,8 +92,8 @@ class LabelledDevice(TorchDispatchMode):
         """Count the syncs of these kinds, or all of them."""
         return sum(not kinds or sync.kind in kinds for sync in self.syncs)
 
-    def record(self, kind: Literal["read", "upload", "wait"], operation: str) -> None:
-        self.syncs.append(HostSync(kind, operation, _line_of_ours()))
+    def record(self, kind: Kind, operation: str) -> None:
+        self.syncs.append(HostSync(kind, operation, line_of_ours()))
 
     def __torch_dispatch__(
         self,
@@ -117,7 +108,7 @@ class LabelledDevice(TorchDispatchMode):
         labelled = any(isinstance(tensor, LabelledTensor) for tensor in tensors)
         target = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
         if not labelled and (target is None or target.type == "cpu"):
-            return func(*args, **kwargs)
+            return _on_host(func, args, kwargs)
         if _is_composite(func):
             with self:  # inference mode passes composites undivided
                 parts = func.decompose(*args, **kwargs)
@@ -126,7 +117,8 @@ class LabelledDevice(TorchDispatchMode):
         if func.overloadpacket is _aten._fused_sdp_choice:
             return 0  # plain operations, as the fused kernels differ by device
         _require_one_device(func, args, tensors)
-        self._record_syncs(func, args, kwargs, target)
+        for kind, operation in syncs_of(func, args, kwargs, target):
+            self.record(kind, operation)
         return self._compute(func, args, kwargs, target)
 
     def _compute(
@@ -134,8 +126,7 @@ class LabelledDevice(TorchDispatchMode):
     ) -> Any:
         if target is not None:
             kwargs["device"] = _CPU
-        pinned = kwargs.pop("pin_memory", None)
-        assert not pinned, "pinned memory belongs to the host"
+        assert not kwargs.pop("pin_memory", None), "pinned memory belongs to the host"
         if func.overloadpacket is _aten._to_copy and target is not None:
             # data on another device never shares memory
             made = func(_unwrapped(args[0]), **kwargs)
@@ -151,30 +142,15 @@ class LabelledDevice(TorchDispatchMode):
         returned = len(func._schema.returns)
         return None if returned == 0 else written[0] if returned == 1 else tuple(written)
 
-    def _record_syncs(
-        self, func: OpOverload, args: Any, kwargs: dict[str, Any], target: torch.device | None
-    ) -> None:
-        packet, name = func.overloadpacket, str(func.overloadpacket)
-        if packet in _COPYING:
-            source = args[1] if packet is _aten.copy_ else args[0]
-            into_cpu = target.type == "cpu" if target else not isinstance(args[0], LabelledTensor)
-            from_cpu = not isinstance(source, LabelledTensor)
-            # memory of the host is not pinned here, so an upload waits in any case
-            waits = not (kwargs.get("non_blocking") or (packet is _aten.copy_ and args[2:] == (1,)))
-            if from_cpu != into_cpu and (waits or from_cpu):
-                self.record("upload" if from_cpu else "read", name)
-        elif packet in _INDEXING:
-            indices = [index for index in args[1] if index is not None]
-            fills = packet is not _aten.index and args[2].numel() == 1 and len(indices) == 1
-            if any(index.dtype in (torch.bool, torch.uint8) for index in indices) and not fills:
-                self.record("read", f"{name} by a mask")
-            for index in indices:
-                if not isinstance(index, LabelledTensor):
-                    self.record("upload", f"{name} by an index of the host")
-        elif packet in _READING or (
-            packet is _aten.repeat_interleave and kwargs.get("output_size") is None
-        ):
-            self.record("read", name)
+
+def _on_host(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute on the CPU, where memory is only said to be pinned."""
+    pinned = kwargs.get("pin_memory")
+    if not pinned:
+        return func(*args, **kwargs)
+    made = func(*args, **{**kwargs, "pin_memory": False})
+    mark_as_pinned(made)
+    return made
 
 
 @cache
@@ -185,9 +161,9 @@ def _is_composite(func: OpOverload) -> bool:
 def _require_one_device(func: OpOverload, args: Any, tensors: Sequence[Tensor]) -> None:
     """Raise where CUDA would, which takes single numbers of the host in pointwise operations."""
     foreign = [tensor for tensor in tensors if not isinstance(tensor, LabelledTensor)]
-    if func.overloadpacket in _COPYING:
+    if func.overloadpacket in COPYING:
         return
-    if func.overloadpacket in _INDEXING and isinstance(args[0], LabelledTensor):
+    if func.overloadpacket in INDEXING and isinstance(args[0], LabelledTensor):
         indices = {id(index) for index in args[1]}
         foreign = [t for t in foreign if id(t) not in indices and t.dim() > 0]
     elif torch.Tag.pointwise in func.tags or func.overloadpacket is _aten.masked_fill_:
@@ -196,7 +172,7 @@ def _require_one_device(func: OpOverload, args: Any, tensors: Sequence[Tensor]) 
     if foreign and len(foreign) < len(tensors):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"cuda:0 and cpu! ({func} in {_line_of_ours()})"
+            f"cuda:0 and cpu! ({func} in {line_of_ours()})"
         )
 
 
@@ -247,15 +223,17 @@ def _as_meta(value: Any) -> Any:
     return value
 
 
-def _line_of_ours() -> str:
-    """Return the innermost line outside of torch and of this file."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(str(_ROOT)) and ".venv" not in file and file != __file__:
-            return f"{Path(file).relative_to(_ROOT)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "?"
+class _Event:
+    """A CUDA event on a device that is never behind."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
 
 
 @contextmanager
@@ -275,6 +253,7 @@ def labelled_device() -> Generator[LabelledDevice]:
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "current_device", lambda: 0),
         (torch.cuda, "set_device", lambda _: None),
+        (torch.cuda, "Event", _Event),
         (torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40)),
         (torch.cuda, "synchronize", wait),
         (torch.accelerator, "synchronize", wait),

@@ -94,6 +94,7 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "cpu": lambda a: a.cpu(),
     "move": lambda a: a.to("cpu"),
     "copy": lambda a: torch.empty(3).copy_(a),
+    "copy to memory that isn't pinned": lambda a: torch.empty(3).copy_(a, non_blocking=True),
     "truth": lambda a: bool(a[0] > 0),
     "number": lambda a: int(a.max()),
     "nonzero": lambda a: a.nonzero(),
@@ -143,7 +144,9 @@ def test_other_work_is_no_sync(device: LabelledDevice) -> None:
     a[:1] = 2.0
     a[mask] = 1.0
     a.masked_fill_(mask, 0.0)
-    torch.empty(3).copy_(a, non_blocking=True)
+    host = torch.empty(3, pin_memory=True)
+    host.copy_(a, non_blocking=True)
+    a.copy_(host, non_blocking=True)
     assert a.shape == (3,)
     assert device.syncs == []
 
