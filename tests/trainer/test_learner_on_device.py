@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.reference import GREEDY, answers, new_request, show
 from tests.labelled_device import CUDA, labelled_device
 from tests.trainer.models import CPU, never_interrupt, samples, spec, whole
 from tlt.config import AlgorithmSpec
+from tlt.engine.native import NativeEngine
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.safetensors_io import write_weights
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.policy.micro_batches import build_micro_batches
@@ -60,3 +64,20 @@ def test_a_micro_batch_of_an_update_waits_for_the_device_once(model_dir: str) ->
             learner.update(1, [whole(chosen)], None, never_interrupt)
             # the votes to compile, the gradient's norm and the metrics
             assert device.count("read", "wait") == len(batches) + 3
+
+
+def test_the_engine_beside_it_takes_the_weights(model_dir: str) -> None:
+    prompts = [(1, 2, 3), (4, 5)]
+    requests = [new_request(i, prompt, GREEDY, 8) for i, prompt in enumerate(prompts)]
+
+    def answered_on(device: torch.device) -> list[list[int]]:
+        learner, _ = updated(model_dir, PLAIN, device)
+        model = load_decoder(Path(model_dir))
+        engine = NativeEngine(model, show, 2, 32, device, PolicyVersion(0))
+        engine.swap_weights(PolicyVersion(1), learner.weights())
+        done = answers(engine, requests)
+        return [done[request.id].tokens for request in requests]
+
+    expected = answered_on(CPU)
+    with labelled_device():
+        assert answered_on(CUDA) == expected
