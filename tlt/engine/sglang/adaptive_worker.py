@@ -1,8 +1,8 @@
 """SGLang's EAGLE worker with TLT's choice of strategy, n-gram proposals and drafter versions.
 
-The scheduler's process imports this, and `tests/sglang_contract.py` lists what it relies
-on. While there is no drafter, nothing of it is computed: its cache is rebuilt from the tap's states
-when the first one is adopted.
+The scheduler's process imports this, and `tests/sglang_contract.py` lists what it relies on. While
+there is no drafter, or it hasn't been used for long, nothing of it is computed: its cache lapses,
+and is rebuilt from the tap's states before it proposes again.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,11 @@ from tlt.engine.sglang.speculation_messages import (
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.tap_writer import StepKind, TapWriter
 from tlt.id_types import NAMED
-from tlt.strategies import Ngram
+from tlt.strategies import Draft, Ngram
 
 _SECONDS_BETWEEN_REPORTS = 0.25
+# steps without the drafter after which keeping its cache costs more than rebuilding it
+_LAPSE_STEPS = 32
 
 
 @dataclass(kw_only=True)
@@ -60,7 +62,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
         self._step: LaunchedStep | None = None
         # the n-grams of the present step, all of one length
         self._chains: torch.Tensor | None = None
-        self._rebuild_due = False
+        # True if the drafter's cache lacks positions of running requests
+        self._lapsed = False
         if self.parts.options.trained:
             self._speculation.use_drafter(NAMED)
         self._reported = 0.0
@@ -102,15 +105,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
             result = super().forward_batch_generation(*arguments)
             self._speculation.interrupt()
             return result
-        if self._rebuild_due:
-            self._rebuild_due = False
-            self.parts.writer.publish_staged()
-            rebuild_draft_cache(self, batch, _texts(batch, self._speculation), self._states_of)
-            self._speculation.interrupt()
-        requests = list(batch.reqs)
-        step = self._speculation.begin_step(requests, _context(batch))
-        if isinstance(step.choice.strategy, Ngram):
-            self._look_up(batch, step, step.choice.strategy)
+        step = self._speculation.begin_step(list(batch.reqs), _context(batch))
+        self._prepare(batch, step)
         self._step = step
         try:
             result = super().forward_batch_generation(*arguments)
@@ -118,6 +114,23 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self._step = self._chains = None
         self._speculation.launch(step)
         return result
+
+    def _prepare(self, batch: Any, step: LaunchedStep) -> None:
+        """Look n-grams up, or complete the drafter's cache, as the step's strategy needs."""
+        choice = step.choice
+        match choice.strategy:
+            case Draft():
+                if self._lapsed:
+                    self._lapsed = False
+                    self.parts.writer.publish_staged()
+                    texts = _texts(batch, self._speculation)
+                    rebuild_draft_cache(self, batch, texts, self._states_of)
+            case Ngram():
+                self._look_up(batch, step, choice.strategy)
+            case _:
+                pass
+        if not isinstance(choice.strategy, Draft) and choice.why != "control":
+            self._lapsed = self._lapsed or choice.steps >= _LAPSE_STEPS
 
     def activate_step_by_batch(self, batch_size: int) -> None:
         assert self._step is not None
@@ -153,7 +166,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
             match message:
                 case UseDrafter(version=version):
                     self._speculation.use_drafter(version)
-                    self._rebuild_due = self._speculation.drafter is not None
+                    self._lapsed = True
                 case NotePolicySwap():
                     self._speculation.handle_policy_swap()
                 case IndexAnswer(prompt=prompt, tokens=tokens):
@@ -212,8 +225,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
         )
 
     def _extend_with_drafter(self, batch: Any, result: Any, **options: Any) -> None:
-        """Keep the drafter's cache up to date, if there is a drafter."""
-        if self._speculation.drafter is None:
+        """Keep the drafter's cache up to date, if there is a drafter that is used."""
+        if self._speculation.drafter is None or self._lapsed:
             self._stub_skipped_draft_extend(batch, result)
             return
         assert self._step is not None
@@ -224,7 +237,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def _prefill_with_drafter(
         self, batch: Any, states: Any, next_token_ids: torch.Tensor, *rest: Any, **options: Any
     ) -> Any:
-        if self._speculation.drafter is not None:
+        if self._speculation.drafter is not None and not self._lapsed:
             return self._prefill(batch, states, next_token_ids, *rest, **options)
         rows = len(next_token_ids)
         spec: Any = get_draft_recurrent_hidden_state_spec(self._draft.draft_runner)
