@@ -28,7 +28,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
     return JobMemory(
         policy=policy_shape(config),
         engine=rollout.engine,
-        engine_width=_WIDTHS[spec.policy.dtype],
+        engine_width=_engine_width(spec, device),
         slots=rollout.slots,
         max_context=min(config.max_positions, spec.policy.max_context or config.max_positions),
         drafts=speculation.longest,
@@ -98,6 +98,13 @@ def _captured(spec: JobSpec, drafter: DrafterConfig | None, layers: int) -> int:
     if spec.rollout.engine == "sglang" or spec.drafter.train != "off":
         return len(state_layers(drafter, layers))
     return len(drafter.captured)
+
+
+def _engine_width(spec: JobSpec, device: Literal["cuda", "cpu"]) -> int:
+    """Return the bytes of a number in the engine; `auto` is bfloat16 on GPUs."""
+    if spec.policy.dtype == "auto":
+        return 2 if device == "cuda" else 4
+    return _WIDTHS[spec.policy.dtype]
 
 
 def _computes_in_bfloat16(spec: JobSpec, device: Literal["cuda", "cpu"]) -> bool:

@@ -1,6 +1,6 @@
 """Count what drafter training takes on a device: a member's state, a micro-batch, and a merge.
 
-A micro-batch is taken to be as large as `MicroBatchSize` allows, of one answer of max_context
+It is trained in float32, whatever the engine's format is. A micro-batch is taken to be as large as `MicroBatchSize` allows, of one answer of max_context
 tokens, with torch's attention, which stores its scores.
 """
 
@@ -11,6 +11,8 @@ from tlt.memory_plan.learner_memory import CHUNK_LOGITS
 from tlt.memory_plan.memory_items import Item
 from tlt.memory_plan.model_shapes import DrafterShape
 
+# bytes of a number in drafter training
+_WIDTH = 4
 # of tlt/ranks/drafter_micro_batch_timing.py
 MOST_ROWS = 4096
 # of tlt/trainer/drafter/hyperparameters.py: guesses that a chain is trained on
@@ -26,15 +28,15 @@ _CPU_WORK, _GPU_FACTOR, _SCORE_COST = 2**30, 64, 256
 def drafter_training_items(
     job: JobMemory, spread: Spread, rows: int = MOST_ROWS, chunk: int = CHUNK_LOGITS
 ) -> Iterator[Item]:
-    drafter, width = job.drafter, job.engine_width
+    drafter = job.drafter
     if drafter is None or not job.trains_drafter:
         return
-    whole = width * drafter.weights
+    whole = _WIDTH * drafter.weights
     yield from _state(job, drafter)
     activations = Activations(job, drafter, spread, min(rows, job.max_context), chunk)
     yield Item(
         name="drafter training: a micro-batch",
-        bytes=max(activations.peak, 3 * whole + width * _orthogonalised(drafter)),
+        bytes=max(activations.peak, 3 * whole + _WIDTH * _orthogonalised(drafter)),
         during="drafter training",
         note=f"{activations.rows} rows of an answer of max_context, its scores stored",
     )
@@ -48,11 +50,11 @@ def drafter_training_items(
 
 
 def _state(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
-    width, whole = job.engine_width, job.engine_width * drafter.weights
+    whole = _WIDTH * drafter.weights
     yield Item(
         name="drafter training: weights, mean, moments",
-        bytes=learner_state_bytes(drafter, width),
-        note="in the engine's number format",
+        bytes=learner_state_bytes(drafter, _WIDTH),
+        note="float32",
     )
     kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // (2 * whole)), _MOST_SNAPSHOTS)
     yield Item(
@@ -60,11 +62,15 @@ def _state(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
         bytes=(2 + kept) * 2 * whole,
         note=f"weights and mean of the first base, of the present one and of {kept} deltas",
     )
-    yield Item(name="drafter training: drafter in use", bytes=whole, note="beside the engine's")
+    yield Item(
+        name="drafter training: drafter in use",
+        bytes=job.engine_width * drafter.weights,
+        note="beside the engine's",
+    )
     if job.engine == "sglang":
         yield Item(
             name="drafter training: embedding and head",
-            bytes=width * job.policy.embedding_and_head,
+            bytes=job.engine_width * job.policy.embedding_and_head,
             note="a second copy beside SGLang's",
         )
 
@@ -89,7 +95,7 @@ class Activations:
         self.rows = rows
         self._context = job.max_context
         self._drafter = drafter
-        self._width = job.engine_width
+        self._width = _WIDTH
         self._layers = job.captured
         self._chunk = chunk
         self._work = _CPU_WORK * (_GPU_FACTOR if spread.device == "cuda" else 1)
