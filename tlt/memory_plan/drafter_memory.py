@@ -1,7 +1,8 @@
 """Count what drafter training takes on a device: a member's state, a micro-batch, and a merge.
 
-It is trained in float32, whatever the engine's format is. A micro-batch is taken to be as large as `MicroBatchSize` allows, of one answer of max_context
-tokens, with torch's attention, which stores its scores.
+It is trained in float32, whatever the engine's format is. A micro-batch is taken to be as large as
+`MicroBatchSize` allows, of one answer of max_context tokens, with torch's attention, which stores
+its scores.
 """
 
 from collections.abc import Iterator

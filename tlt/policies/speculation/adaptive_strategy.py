@@ -33,6 +33,8 @@ _HORIZON = 200.0
 _INTERRUPTED = 12.0
 # most that a trial is charged for, in expected times: an interruption isn't its fault
 _CHARGED = 2.0
+# gain that drafts must promise: single plain steps among others take longer than many in a row
+_LEAST_GAIN = 1.02
 # first guess of what a look-up, or a draft, costs as a share of a plain step
 _LOOKUP, _DRAFT = 0.01, 0.06
 # n-grams' acceptance changes with every sibling that ends
@@ -96,7 +98,7 @@ class AdaptivePolicy:
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         predictions = self._predict(batch, context)
-        best = max(range(len(predictions)), key=lambda index: predictions[index].speed)
+        best = _find_best(self._arms, predictions)
         plain = self._passes.seconds(batch, context, 0)
         chosen, trial = best, None
         if self._account <= 0.0:
@@ -253,6 +255,14 @@ def _arm(strategy: Strategy) -> _Arm:
 def _find_plain(arms: Sequence[_Arm], otherwise: int) -> int:
     plain = (index for index, arm in enumerate(arms) if arm.proposer is None)
     return next(plain, otherwise)
+
+
+def _find_best(arms: Sequence[_Arm], predictions: Sequence[_Prediction]) -> int:
+    """Return the fastest strategy, or plain decoding if that is hardly slower."""
+    best = max(range(len(predictions)), key=lambda index: predictions[index].speed)
+    plain = _find_plain(arms, otherwise=best)
+    hardly = predictions[plain].speed * _LEAST_GAIN > predictions[best].speed
+    return plain if hardly else best
 
 
 def _trial_steps(batch: int) -> int:
