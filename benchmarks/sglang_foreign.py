@@ -44,7 +44,7 @@ from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_d
 _WORKLOAD = WORKLOADS["nothing-to-guess"]
 _SEED = 11
 # rollouts by running requests: how many requests there are in all
-_ROLLOUTS = {1: 2, 4: 8, 16: 24, 32: 48}
+_ROLLOUTS = {1: 8, 4: 16, 16: 32, 32: 48}
 _MOST = 96
 _JOB_SECONDS = 40.0
 
