@@ -162,7 +162,7 @@ RELIED_ON = (
 READ = (
     Name(_SCHEDULER, "Scheduler.model_worker", "reports of tallies"),
     *(Name("managers/utils.py", f"GenerationBatchResult.{name}", _TAP)
-      for name in ("next_token_ids", "accept_lens", "logits_output",
+      for name in ("next_token_ids", "accept_lens", "copy_done", "logits_output",
                    "speculative_num_draft_tokens")),
     *(Name("layers/logits_processor.py", f"LogitsProcessorOutput.{name}", _TAP)
       for name in ("hidden_states", "last_hidden_states", "next_token_logits")),

@@ -233,6 +233,36 @@ def test_another_number_of_ranks_resumes_a_checkpoint_of_two(
     assert apart(tmp_path / "resumed", tmp_path / "weights") > 1e-5
 
 
+def save_whole(rank: int, world: int, rendezvous: str, model: str, folder: Path) -> None:
+    """Save as a rank with a whole copy does, and the weights of a third update."""
+    learner, group = start(rank, world, rendezvous, "whole", model, "float64", shards="all")
+    for step in range(2):
+        learner.update(step, minibatches(rank, world, step), group, never_interrupt)
+    keep(learner, rank, folder / "weights")
+    save_file(learner.optimiser_state(), folder / "optimiser")
+    learner.update(2, minibatches(rank, world, 2), group, never_interrupt)
+    keep(learner, rank, folder / "next")
+
+
+def resume_whole(
+    rank: int, world: int, rendezvous: str, model: str, folder: Path, out: Path
+) -> None:
+    learner, group = start(rank, world, rendezvous, "split", model, "float64", shards="all")
+    learner.load_weights(load_file(folder / "weights"))
+    learner.load_optimiser_state(load_file(folder / "optimiser"))
+    learner.update(2, minibatches(rank, world, 2), group, never_interrupt)
+    keep(learner, rank, out)
+    groups.leave_group()
+
+
+def test_two_ranks_resume_a_checkpoint_of_one(
+    peers: Sequence[Peer], rendezvous: str, model_dir: str, fresh_dir: str, tmp_path: Path
+) -> None:
+    on_all(peers[:1], save_whole, rendezvous, model_dir, tmp_path)
+    on_all(peers[:2], resume_whole, rendezvous, fresh_dir, tmp_path, tmp_path / "resumed")
+    assert apart(tmp_path / "resumed", tmp_path / "next") <= 1e-9
+
+
 def die_in_update(rank: int, world: int, rendezvous: str, model: str) -> str:
     learner, group = start(rank, world, rendezvous, "die", model, "float32", shards="all")
 

@@ -1,5 +1,6 @@
 """A policy's weights and its optimiser as files of the job, of whole copies or of shards."""
 
+import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -69,6 +70,9 @@ class PolicyFiles:
         self, learner: PolicyLearner, rank: int, group: ProcessGroup, name: str
     ) -> dict[str, BlobRef]:
         folder = self._job.checkpoint_folder(name)
+        if rank == 0:
+            for unfinished in set(folder.parent.glob(f"{folder.name.split('-')[0]}-*")) - {folder}:
+                shutil.rmtree(unfinished, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         learner.save_optimiser(folder)
         # each rank stores what it has written; the first one the description, too

@@ -4,15 +4,27 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tlt.errors import ConfigError
 
 
 def copy_named(into: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
     require_same_shapes(into, source, what)
+    for name, tensor in into.items():
+        copy_tensor(tensor, source[name])
+
+
+def copy_tensor(into: Tensor, source: Tensor) -> None:
+    """Copy a whole tensor; a shard gets its part, without communication."""
     with torch.no_grad():
-        for name, tensor in into.items():
-            tensor.copy_(source[name])
+        if isinstance(into, DTensor):
+            whole = source.to(into.dtype)
+            mesh, placements = into.device_mesh, into.placements
+            part = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+            into.to_local().copy_(part.to_local())
+        else:
+            into.copy_(source)
 
 
 def require_same_shapes(

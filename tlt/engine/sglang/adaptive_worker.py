@@ -37,7 +37,8 @@ from tlt.id_types import NAMED
 from tlt.strategies import Draft, Ngram
 
 _SECONDS_BETWEEN_REPORTS = 0.25
-# steps without the drafter after which keeping its cache costs more than rebuilding it
+# a choice without the drafter that holds for so many steps lets its cache lapse: keeping it costs
+# more than rebuilding it
 _LAPSE_STEPS = 32
 
 
@@ -121,10 +122,10 @@ class AdaptiveWorker(EAGLEWorkerV2):
         match choice.strategy:
             case Draft():
                 if self._lapsed:
-                    self._lapsed = False
                     self.parts.writer.publish_staged()
                     texts = _texts(batch, self._speculation)
-                    rebuild_draft_cache(self, batch, texts, self._states_of)
+                    # with overlap a new request's first token may not be known yet
+                    self._lapsed = not rebuild_draft_cache(self, batch, texts, self._states_of)
             case Ngram():
                 self._look_up(batch, step, choice.strategy)
             case _:
@@ -259,6 +260,8 @@ def _context(batch: Any) -> int:
 
 def _gained_tokens(result: Any) -> Sequence[Sequence[int]]:
     """Return the tokens that each row of a verified batch gained; this waits for the device."""
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
     rows = result.next_token_ids.view(len(result.accept_lens), -1).tolist()
     return [row[:gained] for row, gained in zip(rows, result.accept_lens.tolist(), strict=True)]
 

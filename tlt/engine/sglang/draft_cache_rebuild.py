@@ -27,22 +27,26 @@ def rebuild_draft_cache(
     batch: Any,
     texts: Sequence[RunningText],
     states_of: Callable[[str, int], torch.Tensor | None],
-) -> None:
+) -> bool:
     """Compute the cache of the batch's requests, and what the next proposals begin with.
 
-    `texts` end with the token that the policy reads next; `states_of` returns the states that the
-    drafter reads at a request's first positions.
+    `texts` end with the token that the policy reads next, if that is known yet: return False if it
+    isn't for all. `states_of` returns the states that the drafter reads at a request's first
+    positions.
     """
     draft = worker.draft_worker
     spec = batch.spec_info
     lengths = batch.seq_lens.tolist()
+    complete = True
     for rows in _groups(lengths):
         states = [states_of(batch.reqs[row].rid, lengths[row]) for row in rows]
         whole = all(
             len(texts[row].prompt) + len(texts[row].answer) == lengths[row] + 1 for row in rows
         )
         if not whole or any(found is None for found in states):
-            continue  # a prompt came from a request whose states are gone, or has no result yet
+            # a prompt has no result yet, or came from a request whose states are gone
+            complete = complete and whole
+            continue
         known = [found for found in states if found is not None]
         logits = _extend(
             draft, batch, rows, [lengths[row] for row in rows], [texts[row] for row in rows], known
@@ -53,6 +57,7 @@ def rebuild_draft_cache(
         )
         spec.topk_p[chosen] = 1.0
         spec.hidden_states[chosen] = logits.hidden_states.to(spec.hidden_states)
+    return complete
 
 
 def _extend(

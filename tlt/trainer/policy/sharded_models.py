@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
 from tlt.trainer.collectives import reduce_max, translate_errors
-from tlt.trainer.named_tensors import require_same_shapes
+from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.layer_probe import decoder_layers
 from tlt.trainer.policy.logprobs import score_batch
 from tlt.trainer.policy.micro_batches import MicroBatch, make_filler
@@ -214,18 +214,11 @@ class StoredWeights(Mapping[str, Tensor]):
 
 
 def copy_into_shards(shards: Mapping[str, Tensor], whole: Mapping[str, Tensor], what: str) -> None:
-    """Copy this rank's part of each whole tensor, without communication."""
+    """Copy this rank's part of each tensor, reading them one at a time."""
     for name, shard in shards.items():
-        assert isinstance(shard, DTensor)
         if name not in whole:
             raise ConfigError(f"the {what} lacks {name}")
-        tensor = whole[name]
-        require_same_shapes({name: shard}, {name: tensor}, what)
-        part = distribute_tensor(
-            tensor.to(shard.dtype), shard.device_mesh, shard.placements, src_data_rank=None
-        )
-        with torch.no_grad():
-            shard.to_local().copy_(part.to_local())
+        copy_named({name: shard}, {name: whole[name]}, what)
 
 
 def whole_tensors(shards: Mapping[str, Tensor]) -> Generator[tuple[str, Tensor]]:
