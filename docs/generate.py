@@ -73,6 +73,9 @@ def benchmark_section(name: str, about: str, result: dict[str, Any]) -> Iterator
         f"; {result['seconds']:.0f} s;"
         f" [`{name}.json`](../benchmarks/results/{name}.json)\n"
     )
+    for key, at in result["details"].items():
+        if key.endswith("_measured_at"):
+            yield f"Its {key.removesuffix('_measured_at')}: commit {at[:8]}.\n"
     rows: list[tuple[str, ...]] = []
     for claim in result["claims"]:
         sign, unit = ("≤" if claim["less_is_better"] else "≥"), claim["unit"]
