@@ -51,10 +51,9 @@ def test_survives_a_rank_that_dies_in_an_update(
     live: Live, slow_update_spec: Path, changes: tuple[str, ...]
 ) -> None:
     """The collective fails on all ranks, and fresh ones repeat the update from the checkpoint."""
-    rank = _rank_pid(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1", *changes)
     live.await_phase(job, "learning", step=1)
-    kill(rank)
+    kill(_rank_pid(live))
     assert_nothing_lost_or_doubled(live, job)
     assert live.fold(job).losses >= 1
 
