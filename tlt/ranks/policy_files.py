@@ -71,7 +71,7 @@ class PolicyFiles:
     ) -> dict[str, BlobRef]:
         folder = self._job.checkpoint_folder(name)
         if rank == 0:
-            for unfinished in set(folder.parent.glob(f"{folder.name.split('-')[0]}-*")) - {folder}:
+            for unfinished in {*folder.parent.glob(".checkpoint-*")} - {folder}:
                 shutil.rmtree(unfinished, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         learner.save_optimiser(folder)
