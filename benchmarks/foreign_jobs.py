@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -114,6 +115,13 @@ def write_job(workload: Workload, folder: Path, seed: int, engine: str = "native
 
 def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, ends: int) -> None:
     """Write the policy and its tokenizer; its first `ends` tokens end an answer."""
+    transformers_policy(policy, made).save_pretrained(folder)
+    stops = {"eos_token_id": list(range(ends))}
+    (folder / "generation_config.json").write_text(json.dumps(stops))
+    _write_tokenizer(folder, made.config.vocabulary)
+
+
+def transformers_policy(policy: RandomPolicy, made: Decoder) -> PreTrainedModel:
     config = made.config
     kinds, model_class = _FAMILIES[policy.family]
     own = kinds(
@@ -131,12 +139,9 @@ def _write_policy(policy: RandomPolicy, made: Decoder, folder: Path, ends: int) 
         eos_token_id=0,
         pad_token_id=None,
     )
-    model = model_class(own)
+    model: PreTrainedModel = model_class(own)
     model.load_state_dict(made.weights)
-    model.save_pretrained(folder)
-    stops = {"eos_token_id": list(range(ends))}
-    (folder / "generation_config.json").write_text(json.dumps(stops))
-    _write_tokenizer(folder, config.vocabulary)
+    return model.eval()
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:

@@ -27,8 +27,14 @@ from benchmarks.speculating import ARMS, DRAFTER, Requests, engine
 from benchmarks.speculation import name_of
 from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.reference import answers, forced_logits, logprobs_of, new_request, random_prompts
-from tests.engine.test_reproducible import gap_at_the_fork
+from tests.engine.reference import (
+    answers,
+    forced_logits,
+    gap_at_the_fork,
+    logprobs_of,
+    new_request,
+    random_prompts,
+)
 from tests.engine.test_speculation import ARMS as TOY_ARMS
 from tests.engine.test_speculation import engine as toy_engine
 from tests.engine.test_speculation import second_tokens

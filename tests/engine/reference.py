@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
+from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 from tlt.id_types import Member, PromptIndex, Step
 
 GREEDY = Sampling(temperature=0)
@@ -31,11 +32,26 @@ def greedy_answer(folder: Path, prompt: Sequence[int], tokens: int) -> list[int]
     return out[0, len(prompt) :].tolist()
 
 
-def forced_logits(folder: Path, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+def forced_logits(
+    policy: Path | PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]
+) -> torch.Tensor:
     """Return [answer, vocabulary]: the logits that each token of the answer was drawn from."""
+    model = transformers_model(policy) if isinstance(policy, Path) else policy
     with torch.inference_mode():
-        logits = transformers_model(folder)(torch.tensor([[*prompt, *answer]])).logits[0]
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
     return logits[len(prompt) - 1 : -1]
+
+
+def gap_at_the_fork(
+    policy: Path | PreTrainedModel, request: Request, one: Sequence[int], other: Sequence[int]
+) -> float:
+    """Return the gap between the two best perturbed logits where two answers diverge."""
+    fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    logits = forced_logits(policy, request.prompt, one[: fork + 1])[fork]
+    key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
+    noise = GumbelNoise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
+    best = (logits + noise).topk(2).values
+    return (best[0] - best[1]).item()
 
 
 def logprobs_of(logits: torch.Tensor, answer: Sequence[int], temperature: float) -> torch.Tensor:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine
-from tests.engine.reference import answers, forced_logits, new_request, random_prompts
+from tests.engine.reference import answers, gap_at_the_fork, new_request, random_prompts
 from tlt.engine.base import Request, Sampling
-from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 
 pytestmark = pytest.mark.needs("token_identical")
 
@@ -44,13 +43,3 @@ def test_ties_are_rare(folder: Path) -> None:
     """Ties are too rare to hide a real difference."""
     gaps = [gap_at_the_fork(folder, r, [3], [4]) for r in rollouts(200, tokens=4)]
     assert torch.tensor(gaps).median() > 100 * TIE
-
-
-def gap_at_the_fork(folder: Path, request: Request, one: list[int], other: list[int]) -> float:
-    """Return the gap between the two best perturbed logits where two answers diverge."""
-    fork = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-    logits = forced_logits(folder, request.prompt, one[: fork + 1])[fork]
-    key, position = torch.tensor([key_word(request.key)]), len(request.prompt) + fork
-    noise = GumbelNoise(len(logits), torch.device("cpu")).gumbel(key, torch.tensor([position]))[0]
-    best = (logits + noise).topk(2).values
-    return (best[0] - best[1]).item()

@@ -14,12 +14,13 @@ from tests.engine.recording_policy import RecordingPolicy
 from tests.engine.reference import (
     answers,
     forced_logits,
+    gap_at_the_fork,
     logprobs_of,
     new_request,
     random_prompts,
     show,
 )
-from tests.engine.test_reproducible import TIE, gap_at_the_fork
+from tests.engine.test_reproducible import TIE
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
 from tlt.engine.native.running_batch_tensors import StepOutcome
