@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -11,67 +10,32 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.reference import GREEDY, answers, greedy_answer, new_request, random_prompts
+from tests.engine.reference import answers, new_request, random_prompts
 from tests.engine.test_sampled_distribution import TRIALS
-from tlt.engine.base import Completion, Request, Sampling
+from tests.sglang.speculating import (
+    CHAIN,
+    FIRST,
+    NGRAM,
+    SECOND,
+    Memoryless,
+    check_greedy,
+    check_proposals,
+    drafters,
+    finish_tallies,
+    origins,
+    proposals,
+    requests,
+    start,
+)
+from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang import hidden_state_hooks
 from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.hidden_state_hooks import Proposal
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
-from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.start_engine_with_tap import start_client
 from tlt.engine.sglang.weight_checksums import drafter_as_held
 from tlt.errors import ConfigError, RankError
-from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
-from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Draft, Ngram, Off, Strategy
-
-ARMS = (Off(), Draft(depth=2, noise=False), Draft(depth=4, noise=False), Ngram(tokens=4))
-CHAIN, NGRAM = Draft(depth=4, noise=False), Ngram(tokens=4)
-SLOTS = 64
-CONTEXT = 128
-FIRST, SECOND = DrafterVersion(1), DrafterVersion(2)
-
-
-class Memoryless(NamedTuple):
-    """A policy whose tokens depend on nothing, and a drafter that proposes the likeliest."""
-
-    logits: torch.Tensor
-    weights: dict[str, torch.Tensor]
-    drafter: Drafter
-
-
-def start(
-    folder: Path, policy: Path, layout: drafter_models.Layout, fixed: Strategy
-) -> SglangEngine:
-    """Start as a job does that has no drafter yet."""
-    drafter = drafter_models.random_drafter(layout, seed=2)
-    save_drafter(drafter, folder / "drafter")
-    client, tap = start_client(
-        policy,
-        slots=SLOTS,
-        max_context=CONTEXT,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=folder,
-        stuck_seconds=60,
-        captured=drafter_models.captured(layout),
-        speculation=SpeculationOptions(
-            algorithm="EAGLE" if layout == "eagle" else "EAGLE3",
-            drafter=str(folder / "drafter"),
-            trained=False,
-            layers=len(drafter.config.captured),
-            arms=ARMS,
-            fixed=fixed,
-            seed=5,
-        ),
-        proposals=folder / "proposals",
-    )
-    return SglangEngine(client, policy, tap, str, SLOTS, CONTEXT, PolicyVersion(0))
+from tlt.strategies import Off
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +56,20 @@ def folder(layout: drafter_models.Layout, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def engine(layout: drafter_models.Layout, policy: Path, folder: Path) -> Iterator[SglangEngine]:
     """Yield an engine that uses its drafter in every step, once it has one."""
-    started = start(folder, policy, layout, CHAIN)
+    started = start(folder, policy, layout, [(CHAIN, 16)])
     yield started
     started.close()
 
 
 @pytest.fixture(scope="module")
-def guessing(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    started = start(tmp_path_factory.mktemp("guessing"), policy, "eagle", NGRAM)
+def guesses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("guessing")
+
+
+@pytest.fixture(scope="module")
+def guessing(policy: Path, guesses: Path) -> Iterator[SglangEngine]:
+    """Yield an engine that guesses from n-grams, and now and then with a drafter if it has one."""
+    started = start(guesses, policy, "eagle", [(NGRAM, 40), (CHAIN, 8)])
     yield started
     started.close()
 
@@ -115,44 +85,6 @@ def _cold(request: pytest.FixtureRequest) -> None:
         started: SglangEngine = request.getfixturevalue(name)
         started.drop_drafter()
         finish_tallies(started)
-
-
-def requests(count: int = 12, tokens: int = 60) -> list[Request]:
-    """Return greedy requests, in groups of two of the same prompt."""
-    prompts = random_prompts(count // 2, shortest=4, longest=20)
-    return [new_request(i, prompts[i // 2], GREEDY, tokens) for i in range(count)]
-
-
-def check_greedy(policy: Path, submitted: list[Request], done: dict[int, Completion]) -> None:
-    for request in submitted:
-        expected = greedy_answer(policy, request.prompt, request.max_new_tokens)
-        assert done[request.id].tokens == expected
-
-
-def finish_tallies(engine: SglangEngine) -> list[StrategyTally]:
-    """Return the tallies of all that was decoded; the scheduler reports the last when it idles."""
-    found = [*engine.take_strategy_tallies()]
-    key = random_prompts(1, shortest=10)[0]
-    # a text that is read makes the scheduler report what it decoded before
-    engine.compute_hidden_states([*key, 1], lambda: None)
-    return [*found, *engine.take_strategy_tallies()]
-
-
-def proposals(folder: Path) -> list[Proposal]:
-    lines = (folder / "proposals").read_bytes().splitlines()
-    return [msgspec.json.decode(line, type=Proposal) for line in lines]
-
-
-def origins(done: dict[int, Completion]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for completion in done.values():
-        for span in completion.origins:
-            found[span.origin] = found.get(span.origin, 0) + span.tokens
-    return found
-
-
-def drafters(done: dict[int, Completion]) -> set[DrafterVersion | None]:
-    return {span.version for completion in done.values() for span in completion.drafters}
 
 
 def test_guesses_from_siblings_before_there_is_a_drafter(
@@ -203,21 +135,29 @@ def test_first_drafter_is_adopted_in_mid_answer_and_guesses_as_if_always_there(
     for id, tokens in before.items():
         assert done[id].tokens[: len(tokens)] == tokens
     assert {tally.drafter for tally in finish_tallies(engine)} == {None, FIRST}
-    made = proposals(folder)[known:]
-    first = min(RequestName.read(proposal.name).serial for proposal in made)
-    checked = 0
-    for proposal in made:
-        answered = submitted[RequestName.read(proposal.name).serial - first]
-        text = [*answered.prompt, *done[answered.id].tokens][: proposal.seen + 1]
-        if len(text) <= proposal.seen:
-            continue  # proposed beyond the answer's end
-        assert proposal.tokens == [
-            text[-1],
-            *drafter_models.proposed(fitted, policy, text, CHAIN.depth),
-        ]
-        checked += 1
+    checked = check_proposals(proposals(folder)[known:], submitted, done, fitted, policy)
     assert checked > 20
     assert drafters(done) == {None, FIRST}
+
+
+def test_a_cache_that_lapsed_while_n_grams_guessed_is_rebuilt(
+    guessing: SglangEngine,
+    policy: Path,
+    guesses: Path,
+    layout: drafter_models.Layout,
+    fitted: Drafter,
+) -> None:
+    if layout != "eagle":
+        pytest.skip("the other server has one drafter of each layout in turn")
+    guessing.adopt_drafter(FIRST, fitted)
+    known = len(proposals(guesses))
+    submitted = [
+        new_request(i, prompt, Sampling(), 100) for i, prompt in enumerate(random_prompts(48))
+    ]
+    done = answers(guessing, submitted)
+    spans = finish_tallies(guessing)
+    assert [tally for tally in spans if tally.strategy == CHAIN]
+    assert check_proposals(proposals(guesses)[known:], submitted, done, fitted, policy) > 100
 
 
 def test_another_drafter_takes_over_in_mid_answer(
@@ -373,4 +313,4 @@ def test_fails_by_name_if_our_worker_is_not_in_place(
 
     monkeypatch.setattr(hidden_state_hooks.Options, "environment", without_speculation)
     with pytest.raises(RankError, match="worker is not in place in its scheduler"):
-        start(tmp_path, policy, layout, CHAIN)
+        start(tmp_path, policy, layout, [(CHAIN, 16)])

@@ -1,7 +1,6 @@
 """Results of SGLang's steps are paired with the choices that made them, however late they come."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,7 +13,8 @@ from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import StepClock
 from tlt.id_types import DrafterVersion
-from tlt.policies.speculation.strategy_policy import Choice, RunObservation
+from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
+from tlt.policies.speculation.strategy_policy import RunObservation
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 ARMS: tuple[Strategy, ...] = (Off(), Draft(depth=2, noise=False), Ngram(tokens=4))
@@ -109,29 +109,17 @@ def test_late_results_give_the_tallies_of_prompt_ones() -> None:
     assert sum(found[0].values()) == sum(found[1].values()) == 4 * 399
 
 
-class Scripted:
-    """A policy that plays a script, a step at a time, whatever it observes."""
+class Scripted(ScriptedPolicy):
+    """Note what is observed."""
+
+    script = (*ARMS, ARMS[1], ARMS[0], ARMS[2], ARMS[1])
 
     def __init__(self) -> None:
-        self.script = [*ARMS, ARMS[1], ARMS[0], ARMS[2], ARMS[1]]
+        super().__init__([(strategy, 1) for strategy in self.script])
         self.observed: list[tuple[Strategy, int]] = []
-        self._chosen = 0
-
-    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
-        pass
-
-    def choose(self, batch: int, context: int, random: float) -> Choice:
-        self._chosen += 1
-        return Choice(self.script[self._chosen % len(self.script)], 0.0, "best")
 
     def observe(self, run: RunObservation) -> None:
         self.observed.append((run.strategy, sum(run.accepted)))
-
-    def handle_drafter_swap(self) -> None:
-        pass
-
-    def handle_weight_swap(self) -> None:
-        pass
 
 
 def test_pairs_each_choice_with_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +137,7 @@ def test_pairs_each_choice_with_its_own_result(monkeypatch: pytest.MonkeyPatch) 
         steps = sum(tally.steps for tally in tallies) - late
         observed = policy.observed[:steps]
         assert [strategy for strategy, _ in observed] == [
-            policy.script[number % len(policy.script)] for number in range(1, len(observed) + 1)
+            policy.script[number % len(policy.script)] for number in range(len(observed))
         ]
         found.append((observed, {t.strategy: t.tokens for t in tallies}))
     assert found[0] == found[1]

@@ -16,6 +16,7 @@ from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import Mark, StepClock
 from tlt.id_types import DrafterVersion
 from tlt.policies.speculation.configured_policy import configured_policy
+from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, rows_by_depth
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
@@ -63,7 +64,10 @@ class BatchSpeculation:
     def __init__(self, options: SpeculationOptions, clock: StepClock) -> None:
         self._arms = options.arms
         self.clock = clock
-        policy = configured_policy(options.fixed, options.control_share)
+        if options.script:
+            policy = ScriptedPolicy(options.script)
+        else:
+            policy = configured_policy(options.fixed, options.control_share)
         self._runs = StrategyRuns(policy, Random(options.seed).random)
         self._ngrams: BatchNgrams | None = None
         if any(isinstance(arm, Ngram) for arm in options.arms):

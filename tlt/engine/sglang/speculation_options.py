@@ -15,6 +15,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[Strategy, ...]
     # always decode with this strategy, unless None
     fixed: Strategy | None = None
+    # decode with these in turn, each for some steps, unless empty
+    script: tuple[tuple[Strategy, int], ...] = ()
     control_share: float = 0.0
     seed: int = 0
     ngram_bytes: int = 64 << 20

@@ -1,4 +1,4 @@
-"""A policy that always chooses the same strategy where it is available, and `off` elsewhere."""
+"""Policies that choose the same whatever they observe; `off` where a strategy isn't available."""
 
 from collections.abc import Sequence
 
@@ -27,3 +27,21 @@ class FixedPolicy:
 
     def handle_weight_swap(self) -> None:
         pass
+
+
+class ScriptedPolicy(FixedPolicy):
+    """Choose strategies in turn, each for some steps, without those that aren't available."""
+
+    def __init__(self, script: Sequence[tuple[Strategy, int]]) -> None:
+        super().__init__(Off())
+        self._script = self._available = script
+        self._chosen = 0
+
+    def set_strategies(self, strategies: Sequence[Strategy]) -> None:
+        self._available = [run for run in self._script if run[0] in strategies] or [(Off(), _STEPS)]
+        self._chosen = 0
+
+    def choose(self, batch: int, context: int, random: float) -> Choice:
+        strategy, steps = self._available[self._chosen % len(self._available)]
+        self._chosen += 1
+        return Choice(strategy, 0.0, "only", steps)
