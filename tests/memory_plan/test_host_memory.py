@@ -46,7 +46,7 @@ def test_a_host_holds_what_its_ranks_share_once() -> None:
         {item.name: item.bytes for item in host_items(job, Spread(ranks_per_host=ranks))}
         for ranks in (1, 8)
     )
-    assert eight["published policies"] == one["published policies"] == 12 * SMALL.weights
+    assert eight["published policies"] == one["published policies"] == 6 * SMALL.weights
     for name in ("taps", "answers to train drafters on", "loading the policy"):
         assert eight[name] == 8 * one[name] > 0
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from tests.ranks.ranks import INCARNATION, WORKER, rank_job, shared_progress
 from tests.samples import JOB
@@ -102,11 +104,11 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
         def update(self, *_: Any) -> UpdateMetrics:
             return METRICS
 
-        def weights(self) -> str:
-            return "weights"
+        def weights(self) -> dict[str, Tensor]:
+            return {"weights": torch.zeros(1)}
 
-        def optimiser_state(self) -> str:
-            return "optimiser"
+        def optimiser_state(self) -> dict[str, Tensor]:
+            return {"optimiser": torch.zeros(1)}
 
         def load_weights(self, _: Any) -> None:
             written.append("weights read")
@@ -116,7 +118,7 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
 
     def put(_: Any, tensors: Any, commit: bool) -> BlobRef:
         wait()
-        written.append(tensors)
+        written.extend(tensors)
         return BLOB
 
     monkeypatch.setattr(policy_update, "PolicyLearner", Learner)

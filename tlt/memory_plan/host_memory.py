@@ -10,7 +10,7 @@ from tlt.memory_plan.job_memory import JobMemory, Spread
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
 # of tlt/engine/sglang/shared_hidden_state_buffer.py and start_engine_with_tap.py
 _COLUMNS, _PER_SLOT, _ALIGNMENT, _SLOTS_PER_REQUEST = 5, 2, 64, 2
-# weights are published and loaded in float32
+# weights are loaded, and kept in checkpoints, in float32
 _FULL = 4
 
 
@@ -24,11 +24,12 @@ class HostItem(msgspec.Struct, frozen=True, kw_only=True):
 
 def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
     policy = _FULL * job.policy.weights
+    published = job.engine_width * job.policy.weights
     ranks = spread.ranks_per_host
     yield HostItem(
         name="published policies",
-        bytes=_POLICIES * policy,
-        note="the new, the present and the previous one, in float32",
+        bytes=_POLICIES * published,
+        note="the new, the present and the previous one, in the engines' format",
     )
     yield HostItem(name="rollouts in flight", bytes=min(policy, _ROLLOUT_BYTES))
     if job.engine == "sglang":

@@ -15,6 +15,8 @@ from tlt.errors import BlobError, BlobLost
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import BlobRef
 
+_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
 
 def read_weights(
     blobs: Blobs, ref: BlobRef, check: CheckInterrupt = never_interrupt
@@ -49,14 +51,17 @@ def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def stream_weights(
-    file: Path, shapes: Mapping[str, Sequence[int]], tensors: Iterable[tuple[str, torch.Tensor]]
+    file: Path,
+    shapes: Mapping[str, Sequence[int]],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write float32 tensors one by one, so that they needn't be in memory together."""
+    """Write tensors one by one, so that they needn't be in memory together."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
+    kind, end = _TYPE_NAMES[dtype], 0
     for name, shape in shapes.items():
-        begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+        begin, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     try:
@@ -64,6 +69,7 @@ def stream_weights(
             out.write(len(encoded).to_bytes(8, "little") + encoded)
             for (name, tensor), expected in zip(tensors, shapes, strict=True):
                 assert name == expected, f"{name} comes before {expected}"
-                out.write(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
+                dense = tensor.detach().to("cpu", dtype).contiguous()
+                out.write(dense.view(-1).view(torch.uint8).numpy().data)
     except OSError as error:
         raise BlobError(f"{file}: cannot be written: {error.strerror}") from error

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TypedDict
 
 import msgspec
+import torch
 from torch.distributed import ProcessGroup
 
 from tlt.models.safetensors_io import put_weights, read_weights, stream_weights
 from tlt.protocol.refs import BlobRef, Checkpoint
+from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.collectives import gather_bytes
 from tlt.trainer.policy.adamw import METADATA
@@ -29,18 +31,26 @@ class PolicyFiles:
     def __init__(self, job: RankJob) -> None:
         self._job = job
         self._blobs = job.blobs()
+        self._decoded = engine_dtype(job.spec, job.device)
 
     def put_weights(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:
-        """Store the weights; only the first rank does, with the help of all that hold shards."""
+        """Store the weights; only the first rank does, with the help of all that hold shards.
+
+        Without `commit` only engines read them, so they have the engines' format.
+        """
+        dtype = torch.float32 if commit else self._decoded
         if not learner.is_sharded:
-            return put_weights(self._blobs, learner.weights(), commit=commit) if rank == 0 else None
+            if rank > 0:
+                return None
+            weights = {name: tensor.to(dtype) for name, tensor in learner.weights().items()}
+            return put_weights(self._blobs, weights, commit=commit)
         if rank > 0:
             for _ in learner.whole_weights():
                 pass
             return None
         shapes = {name: tensor.shape for name, tensor in learner.weights().items()}
         return self._blobs.put_file(
-            lambda file: stream_weights(file, shapes, learner.whole_weights()), commit=commit
+            lambda file: stream_weights(file, shapes, learner.whole_weights(), dtype), commit=commit
         )
 
     def put_optimiser(
