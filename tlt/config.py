@@ -134,15 +134,15 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     # Number format of the update; `auto` measures which is faster and accurate enough.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     # Kernel of the update's attention; `auto` measures which is fastest.
-    attention: Literal["auto", "padded", "packed", "native"] = "auto"
+    attention: Literal["auto", "padded", "packed", "native", "flash"] = "auto"
     # Compile the layers; `auto` does so where the job is long enough to gain.
     compile: bool | Literal["auto"] = "auto"
     # `auto` takes the sampler's log-probs where they equal the learner's.
     old_logprobs: Literal["auto", "learner"] = "auto"
     # Ranks that split one copy of weights, gradients and optimiser (FSDP2); a divisor of all ranks.
     shards: int | Literal["all"] = 1
-    # Recompute activations in the backward pass to save memory.
-    gradient_checkpointing: bool = False
+    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
     # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
     allow_filtered_sampling: bool = False
     # Steps between checkpoints.

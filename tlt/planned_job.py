@@ -10,6 +10,7 @@ from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import read_drafter_config
 from tlt.models.eagle_drafter import DrafterConfig
+from tlt.policies.job.activation_checkpointing import checkpoints_activations
 from tlt.strategies import Draft, max_drafts
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
@@ -25,8 +26,9 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
     config = read_config(folder)
     drafter = _drafter_of(spec, config)
     algorithm, rollout, speculation = spec.algorithm, spec.rollout, spec.speculation
+    policy = policy_shape(config)
     return JobMemory(
-        policy=policy_shape(config),
+        policy=policy,
         engine=rollout.engine,
         engine_width=_engine_width(spec, device),
         slots=rollout.slots,
@@ -39,7 +41,9 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         drafter_megabytes=spec.drafter.megabytes,
         merge_every=spec.drafter.merge_every,
         microbatch_tokens=algorithm.microbatch_tokens,
-        gradient_checkpointing=algorithm.gradient_checkpointing,
+        gradient_checkpointing=checkpoints_activations(
+            algorithm.gradient_checkpointing, policy.weights
+        ),
         bfloat16=_computes_in_bfloat16(spec, device),
         reference=algorithm.kl_coefficient > 0,
         answers=algorithm.prompts_per_step * algorithm.group_size,

@@ -122,7 +122,7 @@ def apart(one: Path, other: Path) -> float:
 @pytest.mark.parametrize(
     ("dtype", "most", "changes"),
     [
-        ("float64", 1e-9, {"kl_coefficient": 0.1}),
+        ("float64", 1e-9, {"kl_coefficient": 0.1, "attention": "packed"}),
         ("float32", 1e-5, {"gradient_checkpointing": True}),
     ],
 )

@@ -21,7 +21,7 @@ from tlt.trainer.policy.fused_layers import fuse, unfuse
 from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
 from tlt.trainer.policy.micro_batches import build_micro_batches, pack
 from tlt.trainer.policy.model_loading import last_hidden_states, vocabulary_size
-from tlt.trainer.policy.packed_attention import NATIVE, PACKED, record_callers
+from tlt.trainer.policy.packed_attention import FLASH, NATIVE, PACKED, record_callers
 from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
 
 # speedup below which Transformers' own attention is kept
@@ -30,12 +30,14 @@ _LEAST_SPEEDUP = 1.05
 _MEASURED_LENGTHS = (384, 256, 192, 128, 96, 64)
 _LONG_SEQUENCE = 512
 # `padded` is the attention that Transformers chooses for the model
-_Kind = Literal["padded", "packed", "native"]
-_REGISTERED = {"packed": PACKED, "native": NATIVE}
+AttentionKind = Literal["padded", "packed", "native", "flash"]
+_REGISTERED = {"packed": PACKED, "native": NATIVE, "flash": FLASH}
+# relative error of states in float32, and where attention is computed in bfloat16
+_SAME, _SAME_IN_BFLOAT16 = 1e-3, 5e-2
 
 _log = structlog.get_logger("trainer")
 # choices of this process, by model and shape
-choices: dict[str, _Kind] = {}
+choices: dict[str, AttentionKind] = {}
 
 
 def set_attention(
@@ -43,11 +45,11 @@ def set_attention(
 ) -> bool:
     """Set the model's attention, and return True if its micro-batches are packed."""
     kind = _AttentionChoice(model, spec, context, bfloat16).choose()
-    _apply(model, kind)
+    apply_attention(model, kind)
     return kind != "padded"
 
 
-def _apply(model: PreTrainedModel, kind: _Kind) -> None:
+def apply_attention(model: PreTrainedModel, kind: AttentionKind) -> None:
     if kind != "padded":
         model.set_attn_implementation(_REGISTERED[kind])
     if kind == "native" and (kernels := load_kernels()) is not None:
@@ -55,10 +57,10 @@ def _apply(model: PreTrainedModel, kind: _Kind) -> None:
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, kind: _Kind) -> Generator[None]:
+def _attention(model: PreTrainedModel, kind: AttentionKind) -> Generator[None]:
     own = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     assert own is not None
-    _apply(model, kind)
+    apply_attention(model, kind)
     try:
         yield
     finally:
@@ -73,10 +75,10 @@ class _AttentionChoice:
     context: int | None
     bfloat16: bool
 
-    def choose(self) -> _Kind:
+    def choose(self) -> AttentionKind:
         model, spec, name = self.model, self.spec, self.spec.attention
         device = model.device
-        if name == "padded" or (name == "auto" and device.type != "cpu"):
+        if name == "padded":
             return "padded"
         if name == "auto":
             shape = f"{self.context} {spec.microbatch_tokens} {self.bfloat16}"
@@ -86,18 +88,16 @@ class _AttentionChoice:
             return choices[key]
         if name == "native" and (device.type != "cpu" or load_kernels() is None):
             raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
+        if name == "flash":
+            require_flash(device, self.bfloat16)
         if not self._fits(name):
             raise ConfigError(f"algorithm.attention: {name} does not fit {model.config.model_type}")
         return name
 
-    def _fastest(self) -> _Kind:
+    def _fastest(self) -> AttentionKind:
         began = time.monotonic()
-        fitting: list[_Kind] = ["padded"]
-        if decoder_layers(self.model) and self._fits("packed"):
-            fitting.append("packed")
-        if len(fitting) > 1 and load_kernels() is not None and self._fits("native"):
-            fitting.append("native")
-        seconds: dict[_Kind, float] = {"padded": 0.0}
+        fitting = self._fitting()
+        seconds: dict[AttentionKind, float] = {"padded": 0.0}
         if len(fitting) > 1:
             seconds = {
                 kind: layer_seconds(self.model, self.spec, self.context, self.bfloat16, kind)
@@ -114,27 +114,31 @@ class _AttentionChoice:
         )
         return best
 
-    def _fits(self, kind: _Kind) -> bool:
-        """Return True if packed sequences get the states that they have alone."""
-        model = self.model
-        text = model.config.get_text_config()
-        if not _attends_to_all(model):
+    def _fitting(self) -> list[AttentionKind]:
+        """Return what the model can be computed with on its device."""
+        fitting: list[AttentionKind] = ["padded"]
+        if not decoder_layers(self.model):
+            return fitting
+        if self.model.device.type != "cpu":
+            if self.bfloat16 and self._fits("flash"):
+                fitting.append("flash")
+            return fitting
+        if self._fits("packed"):
+            fitting.append("packed")
+            if load_kernels() is not None and self._fits("native"):
+                fitting.append("native")
+        return fitting
+
+    def _fits(self, kind: AttentionKind) -> bool:
+        """Return True if the model's states stay the same, and long rows can be computed."""
+        if not packs_correctly(self.model, kind):
             return False
-        tokens = torch.arange(14, device=model.device)[None] % text.vocab_size
-        bounds = torch.tensor([0, 5, 14], device=model.device)
         try:
-            with torch.no_grad():
-                alone = [last_hidden_states(model, part)[0] for part in tokens.split([5, 9], 1)]
-                with _attention(model, kind):
-                    # small weights can hide that a layer has an attention of its own
-                    with record_callers(_REGISTERED[kind]) as callers:
-                        together = last_hidden_states(model, tokens, bounds)[0]
-                    if len(callers) < text.num_hidden_layers:
-                        return False
-                    self._run_long_row()
+            with _attention(self.model, kind):
+                self._run_long_row()
         except (RuntimeError, TypeError, ValueError):
             return False
-        return torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-3)
+        return True
 
     def _run_long_row(self) -> None:
         """Raise if the model can't take a row that is longer than a sequence."""
@@ -147,12 +151,43 @@ class _AttentionChoice:
             LayerProbe(model, row.tokens, row.bounds).forward(bfloat16=False)
 
 
+def packs_correctly(model: PreTrainedModel, kind: AttentionKind, bfloat16: bool = False) -> bool:
+    """Return True if packed sequences get the states that they have alone.
+
+    `bfloat16` says that the model computes in it.
+    """
+    text = model.config.get_text_config()
+    if not _attends_to_all(model):
+        return False
+    tokens = torch.arange(14, device=model.device)[None] % text.vocab_size
+    bounds = torch.tensor([0, 5, 14], device=model.device)
+    try:
+        with torch.no_grad():
+            alone = [last_hidden_states(model, part)[0] for part in tokens.split([5, 9], 1)]
+            # small weights can hide that a layer has an attention of its own
+            with _attention(model, kind), record_callers(_REGISTERED[kind]) as callers:
+                together = last_hidden_states(model, tokens, bounds, longest=9)[0]
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    if len(callers) < text.num_hidden_layers:
+        return False
+    error = _SAME_IN_BFLOAT16 if bfloat16 or kind == "flash" else _SAME
+    return torch.allclose(together, torch.cat(alone), rtol=error, atol=error)
+
+
+def require_flash(device: torch.device, bfloat16: bool) -> None:
+    if device.type != "cuda" or not bfloat16:
+        raise ConfigError(
+            "algorithm.attention: flash needs a GPU and algorithm.precision: bfloat16"
+        )
+
+
 def layer_seconds(
     model: PreTrainedModel,
     spec: AlgorithmSpec,
     context: int | None,
     bfloat16: bool,
-    kind: _Kind,
+    kind: AttentionKind,
 ) -> float:
     """Measure one layer's time for a step of typical lengths."""
     lengths = [min(length, context or length) for length in _MEASURED_LENGTHS]

@@ -15,7 +15,7 @@ CHUNK_LOGITS = 2**26
 def score_batch(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool) -> tuple[Tensor, Tensor]:
     """Return log-prob and entropy of every completion token, in the micro-batch's order."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bfloat16):
-        hidden = last_hidden_states(model, batch.tokens, batch.bounds)
+        hidden = last_hidden_states(model, batch.tokens, batch.bounds, batch.longest)
     predicting = hidden.flatten(0, 1).index_select(0, batch.positions)
     return score_tokens(predicting, output_head(model), batch.targets, batch.temperature)
 

@@ -29,6 +29,8 @@ class MicroBatch:
     tokens: Tensor
     # where each sample of a packed row begins, and where the last one ends
     bounds: Tensor | None
+    # input tokens of the longest sample
+    longest: int
     # index in the flattened `tokens` of the state that predicts the completion token
     positions: Tensor
     targets: Tensor
@@ -142,6 +144,7 @@ def _build(
     return MicroBatch(
         tokens=tokens.to(device),
         bounds=None if bounds is None else bounds.to(device),
+        longest=max(map(_input_length, samples)),
         positions=torch.cat(positions).to(device),
         targets=flat(chain.from_iterable(s.completion for s in samples), torch.long).to(device),
         behaviour=flat(chain.from_iterable(s.logprobs for s in samples)).to(device),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tlt.errors import ConfigError, UnsupportedModel
+from tlt.trainer.policy.packed_attention import FLASH
 
 
 def load_model(
@@ -55,14 +56,23 @@ def output_head(model: PreTrainedModel) -> nn.Module:
 
 
 def last_hidden_states(
-    model: PreTrainedModel, tokens: Tensor, bounds: Tensor | None = None
+    model: PreTrainedModel,
+    tokens: Tensor,
+    bounds: Tensor | None = None,
+    longest: int | None = None,
 ) -> Tensor:
-    """Return states after the final norm; `bounds` cuts one row into sequences."""
-    packed: dict[str, Tensor] = {}
+    """Return states after the final norm; `bounds` cuts one row into sequences.
+
+    `longest` is the length of the longest sequence, if the host knows it.
+    """
+    packed: dict[str, Any] = {}
     if bounds is not None:
         starts = bounds[:-1].repeat_interleave(bounds.diff())
         positions = torch.arange(tokens.shape[1], device=tokens.device) - starts
         packed = {"position_ids": positions[None], "cu_seq_lens_q": bounds}
+        # another number each time would compile the layers anew
+        if model.config._attn_implementation == FLASH:  # pyright: ignore[reportPrivateUsage]
+            packed["max_length_q"] = longest
     return model.base_model(input_ids=tokens, use_cache=False, **packed).last_hidden_state
 
 

@@ -1,12 +1,14 @@
 """Attention over one row of many sequences, in Transformers' registry: no token is padding.
 
 A query meets its own sequence up to its own position; any other request of a model is refused,
-never ignored. `cu_seq_lens_q` says where sequences begin, as for Flash Attention. Without it every
-row is a sequence.
+never ignored. `cu_seq_lens_q` and `max_length_q` say where sequences begin and how long the longest
+is, as for Flash Attention. Without them every row is a sequence.
 """
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -20,18 +22,73 @@ from tlt.kernels.training_kernels import attend_per_sequence, load_kernels
 PACKED = "tlt_packed"
 # our C kernel
 NATIVE = "tlt_native"
+# a GPU's kernel: flash-attn's where that is installed, or else torch's own; Transformers would
+# load a kernel of its own for a name with "flash"
+FLASH = "tlt_varlen"
 
 _HARMLESS_OPTIONS = {"dropout", "output_attentions", "position_ids", "use_cache"}
-_Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
-def _attend_natively(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float
+@dataclass(frozen=True)
+class _Rows:
+    """Say where sequences begin in a row, how long the longest is, and the scores' factor."""
+
+    bounds: Tensor
+    longest: int | None
+    scale: float
+
+
+_Attend = Callable[[Tensor, Tensor, Tensor, _Rows], Tensor]
+
+
+def _attend_by_sequence(query: Tensor, key: Tensor, value: Tensor, rows: _Rows) -> Tensor:
+    return attend_per_sequence(query, key, value, rows.bounds, rows.scale)
+
+
+def _attend_by_flash(query: Tensor, key: Tensor, value: Tensor, rows: _Rows) -> Tensor:
+    """Compute in bfloat16: these kernels have no float32."""
+    longest = rows.longest or int(rows.bounds.diff().max())
+    q, k, v = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
+    out = flash_kernel()(q, k, v, rows.bounds.to(torch.int32), longest, rows.scale)
+    return out.to(value.dtype)
+
+
+@cache
+def flash_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]:
+    """Return a causal kernel: of query, key, value, bounds, the longest sequence, and a factor."""
+    try:
+        from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return _attend_by_torch
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+    ) -> Tensor:
+        sizes = bounds, bounds, longest, longest
+        return flash_attn_varlen_func(query, key, value, *sizes, softmax_scale=scale, causal=True)
+
+    return attend
+
+
+def _attend_by_torch(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
 ) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # not every supported torch lets queries share keys here
+    shared = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
+    sizes = bounds, bounds, longest, longest
+    out = varlen_attn(query, key, value, *sizes, scale=scale, window_size=(-1, 0))
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _attend_natively(query: Tensor, key: Tensor, value: Tensor, rows: _Rows) -> Tensor:
     """Compute in float32: scores in bfloat16 cost more accuracy than all else together."""
     inputs = [tensor.float().contiguous() for tensor in (query, key, value)]
     with torch.autocast("cpu", enabled=False):
-        out, _ = _attend(*inputs, bounds, scale)
+        out, _ = _attend(*inputs, rows.bounds, rows.scale)
     return out.to(value.dtype)
 
 
@@ -99,6 +156,7 @@ def _adapt(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         cu_seq_lens_q: Tensor | None = None,
+        max_length_q: int | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
         """Take [rows, heads, tokens, width] and return [rows, tokens, heads, width]."""
@@ -108,10 +166,12 @@ def _adapt(attend: _Attend) -> Callable[..., tuple[Tensor, None]]:
         rows, heads, tokens, width = query.shape
         if cu_seq_lens_q is None:
             bounds = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
+            max_length_q = tokens
         else:
             bounds = cu_seq_lens_q.long()
         q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        out = attend(q, k, v, bounds, width**-0.5 if scaling is None else scaling)
+        scale = width**-0.5 if scaling is None else scaling
+        out = attend(q, k, v, _Rows(bounds, max_length_q, scale))
         return out.view(rows, tokens, heads, -1), None
 
     return attention
@@ -138,7 +198,11 @@ def _no_mask(*_: Any, **__: Any) -> None:
     """Return no mask, because `bounds` replaces it."""
 
 
-_eager = cast("_Attend", torch.compiler.disable(attend_per_sequence))
-for _name, _kernel in ((PACKED, _eager), (NATIVE, _attend_natively)):
+_KERNELS: dict[str, _Attend] = {
+    PACKED: cast("_Attend", torch.compiler.disable(_attend_by_sequence)),
+    NATIVE: _attend_natively,
+    FLASH: _attend_by_flash,
+}
+for _name, _kernel in _KERNELS.items():
     AttentionInterface.register(_name, _adapt(_kernel))
     AttentionMaskInterface.register(_name, _no_mask)

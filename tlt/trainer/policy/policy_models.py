@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tlt.config import AlgorithmSpec
+from tlt.policies.job.activation_checkpointing import checkpoints_activations
 from tlt.trainer.policy.attention_choice import set_attention
 from tlt.trainer.policy.layer_probe import decoder_layers
 from tlt.trainer.policy.logprobs import score_batch
@@ -59,8 +60,7 @@ def load_policy_models(
     limit = context_limit(policy, max_context)
     bfloat16 = choose_bfloat16(policy, spec, limit)
     packed = set_attention(policy, spec, limit, bfloat16)
-    if spec.gradient_checkpointing:
-        checkpoint_layers(policy)
+    checkpoint_layers_if_due(policy, spec)
     reference: PreTrainedModel | None = None
     if spec.kl_coefficient > 0:
         reference = load_model(model_dir, device, dtype).requires_grad_(False)
@@ -70,7 +70,14 @@ def load_policy_models(
     )
 
 
-def checkpoint_layers(model: PreTrainedModel) -> None:
+def checkpoint_layers_if_due(model: PreTrainedModel, spec: AlgorithmSpec) -> None:
+    # a sharded parameter counts all of its numbers
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    if checkpoints_activations(spec.gradient_checkpointing, weights):
+        _checkpoint_layers(model)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
     """Recompute the layers' activations in the backward pass."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     # Transformers checkpoints only layers in training mode; their parts stay free of dropout

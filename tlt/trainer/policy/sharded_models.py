@@ -23,11 +23,17 @@ from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
 from tlt.trainer.collectives import reduce_max, translate_errors
 from tlt.trainer.named_tensors import copy_named
+from tlt.trainer.policy.attention_choice import (
+    AttentionKind,
+    apply_attention,
+    packs_correctly,
+    require_flash,
+)
 from tlt.trainer.policy.layer_probe import decoder_layers
 from tlt.trainer.policy.logprobs import score_batch
 from tlt.trainer.policy.micro_batches import MicroBatch, make_filler
 from tlt.trainer.policy.model_loading import outline_model, require_plain_logits
-from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers
+from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers_if_due
 from tlt.trainer.policy.precision_choice import device_has_bfloat16
 from tlt.trainer.policy.samples import PolicySample
 
@@ -128,8 +134,8 @@ def load_sharded_policy_models(
     device: torch.device,
     dtype: torch.dtype,
 ) -> ShardedPolicyModels:
-    if spec.attention not in ("auto", "padded"):
-        raise ConfigError(f"algorithm.attention: {spec.attention} does not work with shards")
+    if spec.attention == "native":
+        raise ConfigError("algorithm.attention: native does not work with shards")
     bfloat16 = spec.precision == "bfloat16" or (
         # a measurement would need the whole model
         spec.precision == "auto" and device.type == "cuda" and device_has_bfloat16(device)
@@ -137,22 +143,46 @@ def load_sharded_policy_models(
     shards = group.size() if spec.shards == "all" else spec.shards
     mesh = learner_mesh(group, shards, device)
     root = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
-    if spec.gradient_checkpointing:
-        checkpoint_layers(root.policy)
+    packed = _set_attention(root, spec, bfloat16)
+    checkpoint_layers_if_due(root.policy, spec)
     reference: ShardedModel | None = None
     if spec.kl_coefficient > 0:
         reference = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
         reference.requires_grad_(False)
+        _set_attention(reference, spec, bfloat16)
     return ShardedPolicyModels(
         policy=root.policy,
         reference=None if reference is None else reference.policy,
         spec=spec,
         bfloat16=bfloat16,
-        packed=False,
+        packed=packed,
         root=root,
         reference_root=reference,
         group=group,
     )
+
+
+def _set_attention(root: ShardedModel, spec: AlgorithmSpec, bfloat16: bool) -> bool:
+    """Choose without measuring, and return True if micro-batches are packed."""
+    device = root.policy.device
+    kind: AttentionKind = "padded"
+    if spec.attention != "auto":
+        kind = spec.attention
+    elif device.type == "cuda" and bfloat16:
+        kind = "flash"
+    if kind == "flash":
+        require_flash(device, bfloat16)
+    if kind == "padded":
+        return False
+    with torch.no_grad():
+        fits = root.run(lambda policy: packs_correctly(policy, kind, bfloat16))
+    if not fits:
+        if spec.attention == "auto":
+            return False
+        model = root.policy.config.model_type
+        raise ConfigError(f"algorithm.attention: {kind} does not fit {model}")
+    apply_attention(root.policy, kind)
+    return True
 
 
 def learner_mesh(group: ProcessGroup, shards: int, device: torch.device) -> DeviceMesh:
