@@ -1,15 +1,17 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need.
 PYTHON ?= python3
+# cuda installs for GPUs
+DEVICE ?= cpu
 BIN := .venv/bin
-STAMP := .venv/.installed
+STAMP := .venv/.installed$(filter-out -cpu,-$(DEVICE))
 
 .PHONY: setup demo test test-all check bench docs clean
 
 setup: $(STAMP)
 
 # reinstalls when a pin or the metadata changes
-$(STAMP): pyproject.toml requirements/cpu.lock requirements/setup.sh
-	@PYTHON=$(PYTHON) bash requirements/setup.sh
+$(STAMP): pyproject.toml requirements/$(DEVICE).lock requirements/setup.sh
+	@PYTHON=$(PYTHON) DEVICE=$(DEVICE) bash requirements/setup.sh
 	@touch $@
 
 demo: setup
@@ -27,6 +29,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --project pyproject.toml
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint Dockerfile
 	@$(BIN)/python -m tests.sglang_contract
 	@$(BIN)/python docs/check_prose.py
 	@$(BIN)/python docs/check_structure.py

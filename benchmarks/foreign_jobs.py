@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from benchmarks.foreign_workloads import RandomPolicy, Requests, Workload, make_policy
+from benchmarks.random_policy import COIN
 from benchmarks.stacks import run, session
 from tlt.models.decoder_spec import Decoder
 
@@ -44,7 +45,6 @@ _LONGEST = 900
 _SECONDS = 10.0
 _LEAST_STEPS, _MOST_STEPS = 4, 30
 _PRINTABLE = [chr(code) for code in range(ord("!"), ord("~") + 1)]
-_COIN = "def coin(completion, **_):\n    return float(len(completion) % 2)\n"
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def write_job(workload: Workload, folder: Path, seed: int, engine: str = "native
     most = min(round(4 * mean), _LONGEST) if varies else round(mean)
     ends = max(1, round(policy.vocabulary / mean)) if varies else 1
     _write_policy(policy, make_policy(workload, seed), folder / "policy", ends)
-    (folder / "coin.py").write_text(_COIN)
+    (folder / "coin.py").write_text(COIN)
     prompts = [request.prompt for request in Requests(workload, seed).block(0, _GROUP * _PROMPTS)]
     rows = [
         {"prompt": _text(prompt, policy.vocabulary), "answer": ""} for prompt in prompts[::_GROUP]

@@ -32,8 +32,8 @@ def write_result(
 ) -> None:
     result = {
         "name": name,
-        "commit": _commit(),
-        "host": _host(),
+        "commit": describe_commit(),
+        "host": describe_host(),
         "seconds": round(seconds, 1),
         "claims": [{**msgspec.to_builtins(claim), "holds": claim.holds} for claim in claims],
         "details": details,
@@ -50,7 +50,7 @@ def write_result(
     sys.exit(0 if all(claim.holds for claim in claims) else 1)
 
 
-def _commit() -> str:
+def describe_commit() -> str:
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
         return done.stdout.strip()
@@ -59,7 +59,7 @@ def _commit() -> str:
     return (git("rev-parse", "HEAD") or "unknown") + ("+changes" if changed else "")
 
 
-def _host() -> dict[str, str | int | None]:
+def describe_host() -> dict[str, str | int | None]:
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
@@ -48,6 +49,7 @@ SLOTS, CONTEXT, MOST = 32, 512, 96
 # most tokens of an answer in a drain
 _DRAINED = 384
 FIRST = PolicyVersion(0)
+CPU = torch.device("cpu")
 # of a whole rollout
 STUCK_SECONDS = 600
 # rollouts by running requests: how many requests there are in all
@@ -58,7 +60,7 @@ _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 class Rollout(NamedTuple):
     tokens: int
-    # CPU seconds of the scheduler
+    # CPU seconds of the scheduler, or wall seconds on a GPU
     seconds: float
     wall: float
     tallies: tuple[StrategyTally, ...]
@@ -70,10 +72,16 @@ class Rollout(NamedTuple):
 
 class Server:
     def __init__(
-        self, client: SglangClient, tap: Tap, requests: Callable[[int, int], Sequence[Request]]
+        self,
+        client: SglangClient,
+        tap: Tap,
+        requests: Callable[[int, int], Sequence[Request]],
+        device: torch.device = CPU,
     ) -> None:
         """Decode what `requests` returns for a number of them and their most tokens."""
         self._client = client
+        # a scheduler's CPU seconds say little where a GPU computes
+        self._on_cpu = device.type == "cpu"
         self._slots = TapSlotAllocator(len(tap.filled))
         self._requests = requests
 
@@ -83,7 +91,8 @@ class Server:
         cpu, wall = _cpu_seconds(self._client.scheduler), time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
         cpu, wall = _cpu_seconds(self._client.scheduler) - cpu, time.perf_counter() - wall
-        return Rollout(tokens, cpu, wall, self._client.take_tallies())
+        seconds = cpu if self._on_cpu else wall
+        return Rollout(tokens, seconds, wall, self._client.take_tallies())
 
     async def _decode(self, requests: Sequence[Request], running: int) -> int:
         room = asyncio.Semaphore(running)
@@ -120,9 +129,10 @@ def main() -> None:
     began = time.monotonic()
     servers: dict[str, Server] = {}
     with ExitStack() as stack:
-        for name, start in _STARTS.items():
+        for name, start in START.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-            servers[name] = Server(*start(Path(folder)), Requests(seed=1).take)
+            started = start(Path(folder), CPU, torch.float32)
+            servers[name] = Server(*started, Requests(seed=1).take)
             stack.callback(servers[name].close)
         rollouts = {
             str(running): compare(servers, ("off", "zero", "tlt"), running, count, repetitions)
@@ -245,53 +255,56 @@ def _options(
     )
 
 
-def _start(folder: Path, speculation: SpeculationOptions | None) -> tuple[SglangClient, Tap]:
-    layers = read_config(MODEL).layers
+def _start(
+    speculation: Callable[[], SpeculationOptions | None],
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[SglangClient, Tap]:
+    layers, options = read_config(MODEL).layers, speculation()
     captured: tuple[int, ...] = ()
-    if speculation is not None:
+    if options is not None:
         own = load_drafter(DRAFTER, layers).config.captured
         captured = tuple(dict.fromkeys((*own, layers)))
     return start_client(
         MODEL,
         slots=SLOTS,
         max_context=CONTEXT,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
+        device=device,
+        dtype=dtype,
         version=FIRST,
         folder=folder,
         stuck_seconds=STUCK_SECONDS,
         captured=captured,
-        speculation=speculation,
+        speculation=options,
     )
 
 
-def _start_off(folder: Path) -> tuple[SglangClient, Tap]:
-    return _start(folder, None)
-
-
-def _start_zero(folder: Path) -> tuple[SglangClient, Tap]:
+def _zero() -> SpeculationOptions:
     arms = tuple(map(without_noise, SPECULATION.arms))
-    return _start(folder, _options(arms, fixed=Off(), trained=False))
+    return _options(arms, fixed=Off(), trained=False)
 
 
-def _start_tlt(folder: Path) -> tuple[SglangClient, Tap]:
-    return _start(folder, _options(tuple(dict.fromkeys(map(without_noise, SPECULATION.arms)))))
+def _tlt() -> SpeculationOptions:
+    return _options(tuple(dict.fromkeys(map(without_noise, SPECULATION.arms))))
 
 
-def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
+def _start_upstream(
+    folder: Path, device: torch.device, dtype: torch.dtype
+) -> tuple[SglangClient, Tap]:
     """Start SGLang with its own worker, which chooses among its default draft lengths."""
     from sglang.srt.speculative.adaptive_spec_params import DEFAULT_ADAPTIVE_CONFIG
 
     shape = TapShape(slots=2 * SLOTS, positions=CONTEXT, layers=0, hidden=1, dtype="float32")
     path, adaptive = folder / "tap", folder / "adaptive.json"
-    hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device="cpu")
+    hooks = hidden_state_hooks.Options(tap=str(path), shape=shape, device=str(device))
     adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
     tap = Tap.create(path, shape)
     launched = sglang_launcher.start(
         sglang_launcher.Options(
             model=MODEL,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
+            device=device,
+            dtype=dtype,
             slots=SLOTS,
             max_context=CONTEXT,
             speculation=_options([Draft(depth=depth, noise=False) for depth in (1, 3, 5, 7)]),
@@ -300,13 +313,13 @@ def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
         ),
         folder / "sglang.log",
     )
-    return SglangClient(launched, torch.float32, (), STUCK_SECONDS), tap
+    return SglangClient(launched, dtype, (), STUCK_SECONDS), tap
 
 
-_STARTS: dict[str, Callable[[Path], tuple[SglangClient, Tap]]] = {
-    "off": _start_off,
-    "zero": _start_zero,
-    "tlt": _start_tlt,
+START: dict[str, Callable[[Path, torch.device, torch.dtype], tuple[SglangClient, Tap]]] = {
+    "off": partial(_start, lambda: None),
+    "zero": partial(_start, _zero),
+    "tlt": partial(_start, _tlt),
     "upstream": _start_upstream,
 }
 

@@ -67,11 +67,11 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def session(workers: int = 2) -> Generator[None]:
+def session(workers: int = 2, device: str = "cpu") -> Generator[None]:
     """Start a session in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
         os.environ["TLT_HOME"] = f"{folder}/home"
-        tlt("up", "--workers", str(workers), "--runs", f"{folder}/runs")
+        tlt("up", "--workers", str(workers), "--device", device, "--runs", f"{folder}/runs")
         try:
             yield
         finally:
