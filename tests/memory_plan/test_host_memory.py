@@ -5,7 +5,11 @@ import pytest
 from tests.memory_plan.models import job_of
 from tests.memory_plan.test_plans import SMALL, speculating, usual_job
 from tlt.engine.native import drafter_proposer, prompt_prefill
-from tlt.engine.sglang import shared_hidden_state_buffer, start_engine_with_tap
+from tlt.engine.sglang import (
+    shared_hidden_state_buffer,
+    start_engine_with_tap,
+    weight_parts,
+)
 from tlt.engine.sglang.shared_hidden_state_buffer import TapShape
 from tlt.memory_plan import (
     JobMemory,
@@ -59,6 +63,7 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     """The planner imports none of them, because they import torch."""
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
+        (learner_memory._PART_BYTES, weight_parts.PART_BYTES),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),

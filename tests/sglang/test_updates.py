@@ -1,4 +1,4 @@
-"""A failed weight update leaves the old weights or a closed engine, never mixed weights."""
+"""Weights arrive whole, in any number of parts; a failed update never leaves mixed ones."""
 
 from pathlib import Path
 
@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from tests.engine.conftest import save_model
-from tests.engine.reference import new_request, random_prompts
+from tests.engine.reference import answers, greedy_answer, new_request, random_prompts
+from tlt.engine.sglang import sglang_client
 from tlt.engine.sglang.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 
-def test_update_that_fails_midway_ends_the_engine(
+def test_weights_arrive_in_parts_until_an_update_that_fails_midway_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = save_model(tmp_path / "policy", seed=1)
+    policy, other = (save_model(tmp_path / name, seed) for seed, name in enumerate(("a", "b")))
     engine = start_engine(
         policy,
         str,
@@ -29,18 +30,25 @@ def test_update_that_fails_midway_ends_the_engine(
         seed=0,
         stuck_seconds=60,
     )
+    # most tensors are a part of their own
+    monkeypatch.setattr(sglang_client, "PART_BYTES", 20_000)
+    prompt = random_prompts(1)[0]
+    for version, folder in enumerate((other, policy), start=1):
+        engine.swap_weights(PolicyVersion(version), dict(load_decoder(folder).weights))
+        done = answers(engine, [new_request(version, prompt)])
+        assert done[version].tokens == greedy_answer(folder, prompt, 20)
     engine.submit([new_request(0, random_prompts(1)[0], max_new_tokens=100)])
     engine.step()
     weights = dict(load_decoder(policy).weights)
     weights["model.norm.weight"] = torch.zeros(3)
     # we refuse it before anything is sent
     with pytest.raises(ConfigError, match="json implies"):
-        engine.swap_weights(PolicyVersion(1), weights)
+        engine.swap_weights(PolicyVersion(3), weights)
     assert engine.running == 1
     # SGLang refuses it after other tensors were loaded
     monkeypatch.setattr("tlt.engine.sglang.engine.describe_mismatch", lambda *_: None)
     with pytest.raises(RankError, match="Attempted to load weight"):
-        engine.swap_weights(PolicyVersion(1), weights)
+        engine.swap_weights(PolicyVersion(3), weights)
     with pytest.raises(RankError, match="SGLang's scheduler ended"):
         engine.step()
     engine.close()

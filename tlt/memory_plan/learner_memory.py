@@ -17,6 +17,8 @@ CHUNK_LOGITS = 2**26
 _FULL, _HALF = 4, 2
 # the fields of `MicroBatch` for one token
 _SAMPLE_BYTES = 44
+# of tlt/engine/sglang/weight_parts.py
+_PART_BYTES = 1 << 30
 # layers that FSDP2 holds whole at once
 _GATHERED_LAYERS = 2
 
@@ -194,5 +196,7 @@ def _swap(job: JobMemory, spread: Spread) -> Iterator[Item]:
         fused = 2 * _FULL * 2 * policy.intermediate * policy.hidden
         yield Item(name=name, bytes=fused, during="weight swap", note="one layer's, in float32")
     elif job.engine_width < _FULL:
-        whole = job.engine_width * policy.weights
-        yield Item(name=name, bytes=whole, during="weight swap", note="a whole copy, for SGLang")
+        # a matrix that is larger than a part is one of its own
+        largest = max(_PART_BYTES, job.engine_width * policy.embedding)
+        part = min(job.engine_width * policy.weights, largest)
+        yield Item(name=name, bytes=part, during="weight swap", note="the part that SGLang reads")

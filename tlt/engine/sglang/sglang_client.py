@@ -26,6 +26,7 @@ from tlt.engine.sglang.speculation_messages import (
     UseDrafter,
 )
 from tlt.engine.sglang.weight_checksums import compare, drafter_as_held
+from tlt.engine.sglang.weight_parts import PART_BYTES, ConvertedWeights, parts_of
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.protocol.shared_values import StrategyTally
@@ -118,7 +119,7 @@ class SglangClient:
         self, weights: Mapping[str, torch.Tensor], version: PolicyVersion
     ) -> None:
         """Update weights; running requests continue with their old cache."""
-        sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
+        sent = ConvertedWeights(weights, self._dtype)
         async with self._paused():
             await self._update(sent, "target", str(version))
             await self.verify(sent, "target", f"policy version {version}")
@@ -133,7 +134,7 @@ class SglangClient:
         if missing := self._drafter_weights - weights.keys():
             raise ConfigError(f"the drafter's weight {min(missing)} is missing")
         async with self._paused():
-            sent = {name: weight.detach().to(self._dtype) for name, weight in weights.items()}
+            sent = ConvertedWeights(weights, self._dtype)
             await self._update(sent, "draft", None)
             await self.verify(drafter_as_held(sent), "draft", f"drafter version {version}")
             self.send(UseDrafter(version=version))
@@ -198,18 +199,19 @@ class SglangClient:
             self._held[selector] = await self._checksums(selector)
         serialize: Any = MultiprocessingSerializer.serialize
         await manager.begin_weight_update(BeginWeightUpdateReqInput(selector=selector), None)
-        success, message, *_ = await manager.update_weights_from_tensor(
-            UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[serialize(list(weights.items()))],
-                selector=selector,
-                flush_cache=False,
-                weight_version=version,
-            ),
-            None,
-        )
+        for part in parts_of(weights, PART_BYTES):
+            success, message, *_ = await manager.update_weights_from_tensor(
+                UpdateWeightsFromTensorReqInput(
+                    serialized_named_tensors=[serialize(part)],
+                    selector=selector,
+                    flush_cache=False,
+                    weight_version=version,
+                ),
+                None,
+            )
+            if not success:
+                raise RankError(f"SGLang refused the weights: {message}")
         await manager.end_weight_update(EndWeightUpdateReqInput(), None)
-        if not success:
-            raise RankError(f"SGLang refused the weights: {message}")
 
     def close(self) -> None:
         self._launched.close()

@@ -1,0 +1,31 @@
+"""Weights are sent in parts that are no larger than asked for, each tensor once."""
+
+import pytest
+import torch
+
+from tlt.engine.sglang.weight_parts import ConvertedWeights, parts_of
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (10**9, [["a", "b", "c", "d"]]),
+        (400, [["a"], ["b"], ["c", "d"]]),
+        (1, [["a"], ["b"], ["c"], ["d"]]),
+    ],
+)
+def test_splits_in_order(most: int, expected: list[list[str]]) -> None:
+    weights = {name: torch.zeros(n) for name, n in (("a", 100), ("b", 200), ("c", 40), ("d", 60))}
+    parts = list(parts_of(weights, most))
+    assert [[name for name, _ in part] for part in parts] == expected
+    assert all(tensor is weights[name] for part in parts for name, tensor in part)
+
+
+def test_converts_what_is_read() -> None:
+    weights = {"a": torch.randn(3, requires_grad=True), "b": torch.zeros(2)}
+    found = ConvertedWeights(weights, torch.bfloat16)
+    assert {name: tensor.dtype for name, tensor in found.items()} == dict.fromkeys(
+        weights, torch.bfloat16
+    )
+    assert torch.equal(found["a"], weights["a"].detach().bfloat16())
+    assert not found["a"].requires_grad
