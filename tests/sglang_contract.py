@@ -34,6 +34,7 @@ _UPDATER = "managers/scheduler_components/weight_updater.py"
 _ADAPTIVE = "speculative/adaptive_runtime_state.py"
 _RESULTS = "managers/scheduler_components/batch_result_processor.py"
 _ENGINE, _MANAGER = "entrypoints/engine.py", "managers/tokenizer_manager.py"
+_CONTROL = "managers/tokenizer_control_mixin.py"
 
 _TAP, _CHOICE = "the tap of tokens and states", "the choice of strategies"
 _NGRAMS, _REBUILD = "n-gram proposals", "the drafter's cache after an adoption"
@@ -152,6 +153,14 @@ RELIED_ON = (
     Name(_MANAGER, "TokenizerManager.handle_loop", _START),
     Name(_MANAGER, "TokenizerManager.abort_request", _REQUESTS, ("rid",)),
     Name(_MANAGER, "TokenizerManager.generate_request", _REQUESTS),
+    *(Name(_MANAGER, f"TokenizerManager.{name}", _UPDATES, ("obj",))
+      for name in ("pause_generation", "continue_generation")),
+    *(Name(_CONTROL, f"TokenizerControlMixin.{name}", _UPDATES, ("obj",))
+      for name in ("begin_weight_update", "end_weight_update", "update_weights_from_tensor",
+                   "check_weights")),
+    Name("managers/mm_utils.py", "tensor_hash", _UPDATES),
+    Name("utils/common.py", "MultiprocessingSerializer.serialize", _UPDATES, ("obj",)),
+    Name(_WORKER, "EAGLEWorkerV2.topk", _NGRAMS),
     # patches for CPUs
     Name("layers/attention/attention_registry.py", "ATTENTION_BACKENDS", _CPU),
     Name("speculative/eagle_utils.py", "_verify_uses_greedy", _CPU, ("is_all_greedy",)),

@@ -11,7 +11,7 @@ from tlt.engine.sglang import batch_speculation
 from tlt.engine.sglang.batch_ngrams import RunningText
 from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
 from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.step_clock import StepClock
+from tlt.engine.sglang.step_clock import Mark, StepClock
 from tlt.id_types import DrafterVersion
 from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import RunObservation
@@ -114,33 +114,94 @@ class Scripted(ScriptedPolicy):
 
     script = (*ARMS, ARMS[1], ARMS[0], ARMS[2], ARMS[1])
 
-    def __init__(self) -> None:
-        super().__init__([(strategy, 1) for strategy in self.script])
-        self.observed: list[tuple[Strategy, int]] = []
+    def __init__(self, steps: int) -> None:
+        super().__init__([(strategy, steps) for strategy in self.script])
+        self.observed: list[RunObservation] = []
 
     def observe(self, run: RunObservation) -> None:
-        self.observed.append((run.strategy, sum(run.accepted)))
+        self.observed.append(run)
 
 
-def test_pairs_each_choice_with_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[list[tuple[Strategy, int]], dict[Strategy, int]]] = []
-    for late in (0, 1):
-        policy = Scripted()
-        monkeypatch.setattr(
-            batch_speculation, "configured_policy", lambda *_, policy=policy: policy
-        )
-        speculation = new_speculation()
-        speculation.use_drafter(DrafterVersion(1))
-        decode(speculation, [Served(str(i), 60) for i in (0, 3, 6)], late)
-        tallies = speculation.take_tallies(idle=True)
-        # requests of one length accept alike, and end in the same step
-        steps = sum(tally.steps for tally in tallies) - late
-        observed = policy.observed[:steps]
-        assert [strategy for strategy, _ in observed] == [
-            policy.script[number % len(policy.script)] for number in range(len(observed))
-        ]
-        found.append((observed, {t.strategy: t.tokens for t in tallies}))
-    assert found[0] == found[1]
+def scripted(monkeypatch: pytest.MonkeyPatch, steps: int) -> tuple[BatchSpeculation, Scripted]:
+    policy = Scripted(steps)
+    monkeypatch.setattr(batch_speculation, "configured_policy", lambda *_: policy)
+    speculation = new_speculation()
+    speculation.use_drafter(DrafterVersion(1))
+    return speculation, policy
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_pairs_each_choice_with_its_own_results(
+    monkeypatch: pytest.MonkeyPatch, steps: int, late: int
+) -> None:
+    """Requests of one length accept alike, and end in the same step."""
+    found: list[list[tuple[Strategy, int, int, int]]] = []
+    for delay in (0, late):
+        speculation, policy = scripted(monkeypatch, steps)
+        decode(speculation, [Served(str(i), 90) for i in (0, 3, 6)], delay)
+        runs = [(r.strategy, r.steps, sum(r.accepted), r.full_passes) for r in policy.observed]
+        # steps that were launched after the end belong to the last runs
+        found.append(runs[: len(runs) - 2])
+    prompt, delayed = found
+    assert len(prompt) > 5
+    assert [run[0] for run in prompt] == [
+        Scripted.script[number % len(Scripted.script)] for number in range(len(prompt))
+    ]
+    assert {run[1] for run in prompt} == {steps}
+    assert delayed[: len(prompt)] == prompt
+
+
+def test_a_swap_ends_the_learning_from_steps_that_are_still_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speculation, policy = scripted(monkeypatch, steps=3)
+    request = Served("0", 900)
+    steps = [speculation.begin_step([request], 4) for _ in range(2)]
+    for step in steps:
+        speculation.launch(step)
+    speculation.complete([0])
+    request.gain([5])
+    speculation.use_drafter(DrafterVersion(2))
+    # the step whose result was known is observed, before the swap
+    assert [run.steps for run in policy.observed] == []
+    speculation.complete([0])
+    request.gain([5])
+    speculation.count_completed()
+    assert policy.observed == []
+    for _ in range(4):
+        step = speculation.begin_step([request], 4)
+        speculation.launch(step)
+        speculation.complete([0])
+        request.gain([5])
+    assert [run.steps for run in policy.observed] == [3]
+
+
+def test_keeping_the_drafters_cache_is_no_part_of_a_plain_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speculation, policy = scripted(monkeypatch, steps=2)
+    clock = speculation.clock
+    request = Served("0", 900)
+    seconds = iter(float(second) for second in range(1000))
+
+    def mark() -> Mark:
+        now = next(seconds)
+        return Mark(wall=now, work=now)
+
+    monkeypatch.setattr(clock, "mark", mark)
+    for _ in range(3):
+        step = speculation.begin_step([request], 4)
+        step.extended.append((clock.mark(), clock.mark()))
+        speculation.launch(step)
+        speculation.complete([0])
+        request.gain([5])
+    (plain,) = policy.observed
+    tallies = speculation.take_tallies(idle=True)
+    overhead = sum(t.overhead for t in tallies if t.strategy == Off())
+    work = sum(t.work for t in tallies if t.strategy == Off())
+    assert overhead == 2.0
+    assert plain.seconds == pytest.approx(work - overhead)
 
 
 def test_refuses_results_of_another_batch() -> None:

@@ -43,6 +43,7 @@ class Scheduler:
     def __init__(self, checksum: Callable[[torch.Tensor], int], device: str) -> None:
         self.held = dict(FIRST)
         self.loses: set[str] = set()
+        self.spoils = False
         self.killed = False
         self.server_args = SimpleNamespace(device=device, base_gpu_id=0)
         self.loop = asyncio.new_event_loop()
@@ -55,7 +56,8 @@ class Scheduler:
     tokenizer_manager = engine
 
     async def update_weights_from_tensor(self, weights: Weights, _: None) -> tuple[bool, str]:
-        self.held |= {name: t for name, t in weights.items() if name not in self.loses}
+        arrived = {name: t for name, t in weights.items() if name not in self.loses}
+        self.held |= {name: 1.5 * t if self.spoils else t for name, t in arrived.items()}
         return True, ""
 
     async def check_weights(self, *_: Any) -> tuple[bool, str, list[dict[str, Any]], None]:
@@ -150,3 +152,12 @@ def test_another_checksum_than_ours_is_no_reason_to_stop(scheduler: Scheduler) -
             update(scheduler, weights, client)
     assert not scheduler.killed
     assert [entry["event"] for entry in logs] == ["SGLang's weights cannot be verified"]
+
+
+def test_all_weights_may_be_wrong_once_the_checksums_are_known(scheduler: Scheduler) -> None:
+    client = client_of(scheduler)
+    update(scheduler, SECOND, client)
+    scheduler.spoils = True
+    with pytest.raises(RankError, match="holds another"):
+        update(scheduler, FIRST, client)
+    assert scheduler.killed

@@ -64,17 +64,17 @@ class BatchSpeculation:
     def __init__(self, options: SpeculationOptions, clock: StepClock) -> None:
         self._arms = options.arms
         self.clock = clock
+        self._launched: deque[LaunchedStep] = deque()
+        self._completed: deque[LaunchedStep] = deque()
         if options.script:
             policy = ScriptedPolicy(options.script)
         else:
             policy = configured_policy(options.fixed, options.control_share)
-        self._runs = StrategyRuns(policy, Random(options.seed).random)
+        self._runs = StrategyRuns(policy, Random(options.seed).random, self._count_uncounted)
         self._ngrams: BatchNgrams | None = None
         if any(isinstance(arm, Ngram) for arm in options.arms):
             self._ngrams = BatchNgrams(options.ngram_bytes)
         self._tallies = TallyCollector()
-        self._launched: deque[LaunchedStep] = deque()
-        self._completed: deque[LaunchedStep] = deque()
         # requests of the last step
         self._requests: dict[str, ServedRequest] = {}
         # when the last step ended, unless something else was computed since
@@ -84,12 +84,14 @@ class BatchSpeculation:
         self._update_strategies()
 
     def use_drafter(self, version: DrafterVersion | None) -> None:
+        self.count_completed()
         self.drafter = None if self._stopped else version
         self._last_end = None
         self._update_strategies()
         self._runs.handle_drafter_swap()
 
     def handle_policy_swap(self) -> None:
+        self.count_completed()
         self._last_end = None
         self._runs.handle_weight_swap()
 
@@ -165,6 +167,9 @@ class BatchSpeculation:
         while self._completed:
             self._count(self._completed.popleft())
 
+    def _count_uncounted(self) -> int:
+        return len(self._launched) + len(self._completed)
+
     def take_tallies(self, idle: bool) -> tuple[StrategyTally, ...]:
         """Return what was decoded since the last call; an `idle` engine's runs have ended."""
         if idle:
@@ -192,7 +197,7 @@ class BatchSpeculation:
             work,
             overhead,
         )
-        self._runs.observe(self._observation(step, work, kept))
+        self._runs.observe(self._observation(step, work - overhead, kept))
 
     def _observation(self, step: LaunchedStep, work: float, kept: Sequence[int]) -> StepObservation:
         strategy = step.choice.strategy

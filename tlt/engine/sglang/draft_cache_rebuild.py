@@ -37,17 +37,14 @@ def rebuild_draft_cache(
     draft = worker.draft_worker
     spec = batch.spec_info
     lengths = batch.seq_lens.tolist()
-    complete = True
-    for rows in _groups(lengths):
-        states = [states_of(batch.reqs[row].rid, lengths[row]) for row in rows]
-        whole = all(
-            len(texts[row].prompt) + len(texts[row].answer) == lengths[row] + 1 for row in rows
-        )
-        if not whole or any(found is None for found in states):
-            # a prompt has no result yet, or came from a request whose states are gone
-            complete = complete and whole
-            continue
-        known = [found for found in states if found is not None]
+    whole = [
+        row
+        for row, text in enumerate(texts)
+        if len(text.prompt) + len(text.answer) == lengths[row] + 1
+    ]
+    states = {row: states_of(batch.reqs[row].rid, lengths[row]) for row in whole}
+    for rows in _groups({row: lengths[row] for row, found in states.items() if found is not None}):
+        known = [found for row in rows if (found := states[row]) is not None]
         logits = _extend(
             draft, batch, rows, [lengths[row] for row in rows], [texts[row] for row in rows], known
         )
@@ -57,7 +54,7 @@ def rebuild_draft_cache(
         )
         spec.topk_p[chosen] = 1.0
         spec.hidden_states[chosen] = logits.hidden_states.to(spec.hidden_states)
-    return complete
+    return len(whole) == len(texts)
 
 
 def _extend(
@@ -110,11 +107,11 @@ def _extend(
     return draft.draft_runner.forward(forward).logits_output
 
 
-def _groups(lengths: list[int]) -> list[list[int]]:
-    """Split the rows so that each part has few tokens, or a single row."""
+def _groups(lengths: dict[int, int]) -> list[list[int]]:
+    """Split rows, of these lengths, so that each part has few tokens, or a single row."""
     groups: list[list[int]] = []
     tokens = 0
-    for row, length in enumerate(lengths):
+    for row, length in lengths.items():
         if not groups or tokens + length > _MOST_TOKENS:
             groups.append([])
             tokens = 0

@@ -75,6 +75,8 @@ class SglangClient:
         self._tallies: list[StrategyTally] = []
         # the last checksums of each runner's weights; None after they turned out to be foreign
         self._held: dict[_Runner, Mapping[str, str]] | None = {}
+        # a checksum of SGLang's was once ours, too
+        self._hashes_agree = False
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     @property
@@ -236,12 +238,13 @@ class SglangClient:
             return f"{tensor_hash(tensor.to(device)):016x}"
 
         found = compare(sent, before, held, checksum, on_cpu)
-        if found.is_foreign:
+        if found.is_foreign and not self._hashes_agree:
             _log.warning("SGLang's weights cannot be verified", update=update)
             self._held = None
             return
         if found.wrong is not None:
             raise RankError(f"after {update} SGLang holds another {found.wrong}")
+        self._hashes_agree = True
         self._held[selector] = held
 
     async def _checksums(self, selector: _Runner) -> Mapping[str, str]:

@@ -34,10 +34,11 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
 def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
     """Count the plain steps of a settled batch, and give up if speculation lost time so far."""
     state = turn.state
-    if not state.speculation_allowed or state.decoding.runs == 0:
+    if not state.speculation_allowed:
         return
     plain = savings_estimate.plain_step_costs(state.decoding)
-    replayed = _replay_batch(state, batch, plain)
+    # without a control run so far nothing is known of what the batch would have taken
+    replayed = None if state.decoding.runs == 0 else _replay_batch(state, batch, plain)
     if replayed is None:
         turn.set(decoding=savings_estimate.exclude(state.decoding, batch.decode_work))
         return

@@ -7,6 +7,7 @@ by a small share of the decoding time; while it is empty, decoding is plain.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -35,6 +36,8 @@ _INTERRUPTED = 12.0
 _CHARGED = 2.0
 # gain that drafts must promise: single plain steps among others take longer than many in a row
 _LEAST_GAIN = 1.02
+# runs whose results may be awaited
+_MOST_UNSETTLED = 4
 # first guess of what a look-up, or a draft, costs as a share of a plain step
 _LOOKUP, _DRAFT = 0.01, 0.06
 # n-grams' acceptance changes with every sibling that ends
@@ -84,7 +87,9 @@ class AdaptivePolicy:
         }
         self._acceptances: dict[tuple[_Proposer, int], Acceptance] = {}
         self._arms: list[_Arm] = []
+        # the last one, and those whose runs haven't been observed yet
         self._decision: _Decision | None = None
+        self._unsettled: deque[_Decision] = deque(maxlen=_MOST_UNSETTLED)
         self._steps = _FIRST_STEPS
         # plain steps that trials may still cost, and that may be lost
         self._budget = _TRIALS_GRANTED
@@ -94,7 +99,7 @@ class AdaptivePolicy:
         if not strategies:
             raise ValueError("a policy needs at least one strategy to choose from")
         self._arms = [_arm(strategy) for strategy in strategies]
-        self._decision = None
+        self._forget_decisions()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         predictions = self._predict(batch, context)
@@ -110,6 +115,7 @@ class AdaptivePolicy:
         self._decision = _Decision(
             arm, trial is not None, found.seconds, predictions[best].speed, 1.0 / plain
         )
+        self._unsettled.append(self._decision)
         again = before is not None and before.arm == arm
         if trial is not None:
             # deciding takes time, too
@@ -135,8 +141,7 @@ class AdaptivePolicy:
             self._acceptance(arm.proposer, run.batch).observe(run.reached, run.accepted)
         for acceptance in self._acceptances.values():
             acceptance.age(run.steps)
-        decision = self._decision
-        if decision is not None and decision.arm == arm:
+        if (decision := self._take_decision(arm)) is not None:
             self._settle(decision, run, plain)
 
     def handle_drafter_swap(self) -> None:
@@ -145,7 +150,7 @@ class AdaptivePolicy:
                 acceptance.limit_weight(_OLD_DRAFTER)
         self._budget = max(self._budget, _TRIALS_GRANTED)
         self._account = max(self._account, _LOSS_GRANTED)
-        self._decision = None
+        self._forget_decisions()
 
     def handle_weight_swap(self) -> None:
         for acceptance in self._acceptances.values():
@@ -158,6 +163,18 @@ class AdaptivePolicy:
             arm.strategy: batch * each.speed
             for arm, each in zip(self._arms, predictions, strict=True)
         }
+
+    def _forget_decisions(self) -> None:
+        self._decision = None
+        self._unsettled.clear()
+
+    def _take_decision(self, arm: _Arm) -> _Decision | None:
+        """Return the oldest decision for this strategy; earlier ones were never observed."""
+        if all(decision.arm != arm for decision in self._unsettled):
+            return None
+        while (decision := self._unsettled.popleft()).arm != arm:
+            pass
+        return decision
 
     def _predict(self, batch: int, context: int) -> list[_Prediction]:
         deepest = max(arm.drafts for arm in self._arms)

@@ -141,12 +141,20 @@ def estimate_savings(account: DecodeAccount, open_seconds: float) -> Savings | N
     )
 
 
+# half-widths of the interval: whoever tests after every batch would otherwise be wrong at some time
+_CERTAINTY = 1.7
+
+
 def estimate_loss(account: DecodeAccount, open_seconds: float) -> SavingsInterval | None:
-    """Return the savings of speculation if their whole interval is negative."""
+    """Return the savings of speculation if they are negative beyond doubt."""
     if account.runs < _ENOUGH_RUNS:
         return None
     savings = estimate_savings(account, open_seconds)
-    return savings.total if savings is not None and savings.total.high < 0.0 else None
+    if savings is None:
+        return None
+    total = savings.total
+    surely_below = total.seconds + _CERTAINTY * (total.high - total.seconds)
+    return total if surely_below < 0.0 else None
 
 
 def estimate_speedup(account: DecodeAccount) -> float | None:

@@ -1,9 +1,12 @@
 """Hold each choice of a policy for a run of decode steps, and add the steps up.
 
-A run ends early in another bucket of batch sizes, because other strategies pay there.
+A run ends early in another bucket of batch sizes, because other strategies pay there. Where results
+come later than the next choice, a run that has ended waits for those of its last steps.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from tlt.policies.speculation.strategy_policy import (
@@ -20,8 +23,16 @@ _LEAST_STEPS = 4
 
 
 class StrategyRuns:
-    def __init__(self, policy: StrategyPolicy, draw: Callable[[], float]) -> None:
-        """Let `draw` return random numbers in [0, 1)."""
+    def __init__(
+        self,
+        policy: StrategyPolicy,
+        draw: Callable[[], float],
+        count_awaited: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Let `draw` return random numbers in [0, 1).
+
+        `count_awaited` returns how many steps that were chosen will still be observed.
+        """
         self._policy = policy
         self._draw = draw
         self._choice = Choice(Off(), 0.0, "only")
@@ -29,6 +40,9 @@ class StrategyRuns:
         # batch sizes that the choice holds for
         self._least = self._most = 0
         self._run: _Run | None = None
+        self._count_awaited = count_awaited
+        # runs that have ended before all of their steps were observed
+        self._unfinished: deque[_Unfinished] = deque()
 
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
         self.end_run()
@@ -47,9 +61,21 @@ class StrategyRuns:
         return self._choice
 
     def observe(self, step: StepObservation) -> None:
+        if self._unfinished:
+            self._observe_late(step)
+            return
         if self._run is None:
             self._run = _Run(step.strategy)
         self._run.add(step)
+
+    def _observe_late(self, step: StepObservation) -> None:
+        first = self._unfinished[0]
+        first.run.add(step)
+        first.awaited -= 1
+        if first.awaited == 0:
+            self._unfinished.popleft()
+            if not first.discarded:
+                self._policy.observe(first.run.observation())
 
     def observe_plain(self, batch: int, context: int, seconds: float) -> None:
         """Count a step without drafts, which has nothing else to teach."""
@@ -60,16 +86,34 @@ class StrategyRuns:
     def end_run(self) -> None:
         self._steps_left = 0
         run, self._run = self._run, None
-        if run is not None:
+        awaited = self._count_awaited() - sum(each.awaited for each in self._unfinished)
+        if awaited > 0:
+            run = run or _Run(self._choice.strategy)
+            self._unfinished.append(_Unfinished(run=run, awaited=awaited))
+        elif run is not None:
             self._policy.observe(run.observation())
 
     def handle_drafter_swap(self) -> None:
-        self.end_run()
+        self._discard_unfinished()
         self._policy.handle_drafter_swap()
 
     def handle_weight_swap(self) -> None:
-        self.end_run()
+        self._discard_unfinished()
         self._policy.handle_weight_swap()
+
+    def _discard_unfinished(self) -> None:
+        """End the run; what is still to come says nothing about what decodes next."""
+        self.end_run()
+        for each in self._unfinished:
+            each.discarded = True
+
+
+@dataclass(kw_only=True)
+class _Unfinished:
+    run: "_Run"
+    # steps to be observed
+    awaited: int
+    discarded: bool = False
 
 
 class _Run:
