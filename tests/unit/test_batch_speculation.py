@@ -100,7 +100,6 @@ def test_late_results_give_the_tallies_of_prompt_ones() -> None:
     for late in (0, 1):
         speculation = new_speculation(Draft(depth=2, noise=False), control=0.2)
         speculation.use_drafter(DrafterVersion(1))
-        # one token a step, which no length depends on
         requests = [Served(str(3 * i), 400) for i in range(4)]
         decode(speculation, requests, late)
         tallies = speculation.take_tallies(idle=True)
