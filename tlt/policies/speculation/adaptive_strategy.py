@@ -76,6 +76,26 @@ class _Decision:
     plain_speed: float
 
 
+class _Decisions:
+    """The last decision, and those whose runs haven't been observed yet."""
+
+    def __init__(self) -> None:
+        self.newest: _Decision | None = None
+        self._unsettled: deque[_Decision] = deque(maxlen=_MOST_UNSETTLED)
+
+    def add(self, decision: _Decision) -> None:
+        self.newest = decision
+        self._unsettled.append(decision)
+
+    def take(self, arm: _Arm) -> _Decision | None:
+        """Return the oldest decision for this strategy; earlier ones were never observed."""
+        if all(decision.arm != arm for decision in self._unsettled):
+            return None
+        while (decision := self._unsettled.popleft()).arm != arm:
+            pass
+        return decision
+
+
 class AdaptivePolicy:
     def __init__(self) -> None:
         self._passes = PassCost()
@@ -87,9 +107,7 @@ class AdaptivePolicy:
         }
         self._acceptances: dict[tuple[_Proposer, int], Acceptance] = {}
         self._arms: list[_Arm] = []
-        # the last one, and those whose runs haven't been observed yet
-        self._decision: _Decision | None = None
-        self._unsettled: deque[_Decision] = deque(maxlen=_MOST_UNSETTLED)
+        self._decisions = _Decisions()
         self._steps = _FIRST_STEPS
         # plain steps that trials may still cost, and that may be lost
         self._budget = _TRIALS_GRANTED
@@ -99,7 +117,7 @@ class AdaptivePolicy:
         if not strategies:
             raise ValueError("a policy needs at least one strategy to choose from")
         self._arms = [_arm(strategy) for strategy in strategies]
-        self._forget_decisions()
+        self._decisions = _Decisions()
 
     def choose(self, batch: int, context: int, random: float) -> Choice:
         predictions = self._predict(batch, context)
@@ -110,12 +128,11 @@ class AdaptivePolicy:
             chosen = _find_plain(self._arms, otherwise=best)
         else:
             trial = self._best_trial(predictions, best, _trial_steps(batch), plain)
-        arm, before = self._arms[chosen if trial is None else trial], self._decision
+        arm, before = self._arms[chosen if trial is None else trial], self._decisions.newest
         found = predictions[chosen if trial is None else trial]
-        self._decision = _Decision(
-            arm, trial is not None, found.seconds, predictions[best].speed, 1.0 / plain
+        self._decisions.add(
+            _Decision(arm, trial is not None, found.seconds, predictions[best].speed, 1.0 / plain)
         )
-        self._unsettled.append(self._decision)
         again = before is not None and before.arm == arm
         if trial is not None:
             # deciding takes time, too
@@ -141,7 +158,7 @@ class AdaptivePolicy:
             self._acceptance(arm.proposer, run.batch).observe(run.reached, run.accepted)
         for acceptance in self._acceptances.values():
             acceptance.age(run.steps)
-        if (decision := self._take_decision(arm)) is not None:
+        if (decision := self._decisions.take(arm)) is not None:
             self._settle(decision, run, plain)
 
     def handle_drafter_swap(self) -> None:
@@ -150,7 +167,7 @@ class AdaptivePolicy:
                 acceptance.limit_weight(_OLD_DRAFTER)
         self._budget = max(self._budget, _TRIALS_GRANTED)
         self._account = max(self._account, _LOSS_GRANTED)
-        self._forget_decisions()
+        self._decisions = _Decisions()
 
     def handle_weight_swap(self) -> None:
         for acceptance in self._acceptances.values():
@@ -163,18 +180,6 @@ class AdaptivePolicy:
             arm.strategy: batch * each.speed
             for arm, each in zip(self._arms, predictions, strict=True)
         }
-
-    def _forget_decisions(self) -> None:
-        self._decision = None
-        self._unsettled.clear()
-
-    def _take_decision(self, arm: _Arm) -> _Decision | None:
-        """Return the oldest decision for this strategy; earlier ones were never observed."""
-        if all(decision.arm != arm for decision in self._unsettled):
-            return None
-        while (decision := self._unsettled.popleft()).arm != arm:
-            pass
-        return decision
 
     def _predict(self, batch: int, context: int) -> list[_Prediction]:
         deepest = max(arm.drafts for arm in self._arms)
