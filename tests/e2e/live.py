@@ -131,6 +131,28 @@ def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid, how)
 
 
+def pid_of(live: Live, service: str) -> int:
+    log = live.home / "tlt" / "sessions" / "default" / "logs" / f"{service}.jsonl"
+    started = [json.loads(line) for line in log.read_text().splitlines() if '"started"' in line]
+    return int(started[-1]["pid"])
+
+
+def redis_pid(live: Live) -> int:
+    """Return the supervisor's child that listens on the session's socket."""
+    ready = json.loads((live.home / "tlt" / "sessions" / "default" / "ready.json").read_text())
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            status = (process / "status").read_text()
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"PPid:\t{ready['pid']}\n" in status and b"redis-server" in command.split(b"\0")[0]:
+            return int(process.name)
+    raise AssertionError(f"no redis-server below {ready['pid']}, {os.getpid()}")
+
+
 def write_spec(folder: Path, spec: dict[str, Any], name: str = "job.yaml") -> Path:
     path = folder / name
     path.write_text(yaml.safe_dump(spec))

@@ -1,13 +1,19 @@
 """A job survives the death of any process, and no answer is lost or counted twice."""
 
-import json
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
+from tests.e2e.live import (
+    Live,
+    count_dropped,
+    counted_rollouts,
+    kill,
+    pid_of,
+    redis_pid,
+    wait_until,
+)
 from tests.tensorboard_files import points
 from tlt.run_folder_reader import open_ledger
 
@@ -114,7 +120,7 @@ def test_refuses_a_worker_that_slept_through_its_lease(live: Live, long_spec: Pa
 def test_survives_the_death_of_a_service(live: Live, long_spec: Path, service: str) -> None:
     job = live.submit(long_spec, "loggers=[tensorboard]")
     live.await_phase(job, "rolling")
-    kill(_pid_of(live, service))
+    kill(pid_of(live, service))
     assert_nothing_lost_or_doubled(live, job)
     run = live.runs / job
     wait_until(lambda: ("run/seconds", 1) in points(run), "the last report")
@@ -124,27 +130,5 @@ def test_survives_the_death_of_a_service(live: Live, long_spec: Path, service: s
 def test_survives_the_death_of_redis(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
     live.await_phase(job, "rolling")
-    kill(_redis_pid(live))
+    kill(redis_pid(live))
     assert_nothing_lost_or_doubled(live, job)
-
-
-def _pid_of(live: Live, service: str) -> int:
-    log = live.home / "tlt" / "sessions" / "default" / "logs" / f"{service}.jsonl"
-    started = [json.loads(line) for line in log.read_text().splitlines() if '"started"' in line]
-    return int(started[-1]["pid"])
-
-
-def _redis_pid(live: Live) -> int:
-    """Return the supervisor's child that listens on the session's socket."""
-    ready = json.loads((live.home / "tlt" / "sessions" / "default" / "ready.json").read_text())
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            status = (process / "status").read_text()
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"PPid:\t{ready['pid']}\n" in status and b"redis-server" in command.split(b"\0")[0]:
-            return int(process.name)
-    raise AssertionError(f"no redis-server below {ready['pid']}, {os.getpid()}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.live import Live, counted_rollouts, kill
+from tests.e2e.live import Live, counted_rollouts, kill, pid_of, redis_pid, wait_until
 from tests.e2e.test_speculation import write_drafter
 from tlt.protocol.events import DecodingReported, DrafterRefused
 from tlt.run_folder_reader import open_ledger
@@ -24,6 +24,25 @@ def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) 
     assert alone.fold(job).losses == 1
     # the killed rank could not tidy up
     assert [path for path in Path("/dev/shm").glob("sglang_*") if path not in before] == []
+
+
+@pytest.mark.parametrize("process", ["worker", "coordinator", "reward", "redis"])
+def test_survives_the_death_of_any_process(alone: Live, sglang_spec: Path, process: str) -> None:
+    alone.await_workers(1)
+    job = alone.submit(sglang_spec)
+    alone.await_phase(job, "rolling", step=1)
+    worker = alone.workers()["w0"].pid
+    match process:
+        case "worker":
+            kill(worker)
+            wait_until(lambda: alone.workers()["w0"].pid != worker, "Ray to start w0 again")
+        case "redis":
+            kill(redis_pid(alone))
+        case _:
+            kill(pid_of(alone, process))
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
 
 
 @pytest.mark.parametrize("wrong", ["torn", "unfit"])
