@@ -10,7 +10,7 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.chi_square import p_value
-from tests.engine.reference import answers, new_request, random_prompts
+from tests.engine.reference import GREEDY, answers, new_request, random_prompts
 from tests.engine.test_sampled_distribution import TRIALS
 from tests.sglang.speculating import (
     CHAIN,
@@ -166,6 +166,18 @@ def test_a_cache_that_lapsed_is_rebuilt(
     assert sum(tally.overhead for tally in plain) == 0.0
     assert sum(tally.steps for tally in tallies if tally.strategy == CHAIN) >= 8
     assert check_proposals(proposals(guesses)[known:], submitted, done, fitted, policy) > 100
+
+
+def test_greedy_answers_stay_while_n_grams_and_drafter_take_turns(
+    guessing: SglangEngine, policy: Path, layout: drafter_models.Layout, fitted: Drafter
+) -> None:
+    if layout != "eagle":
+        pytest.skip("the other server has one drafter of each layout in turn")
+    guessing.adopt_drafter(FIRST, fitted)
+    submitted = [new_request(i, prompt, GREEDY, 100) for i, prompt in enumerate(random_prompts(80))]
+    check_greedy(policy, submitted, answers(guessing, submitted))
+    strategies = {tally.strategy for tally in finish_tallies(guessing)}
+    assert {NGRAM, CHAIN} <= strategies
 
 
 def test_another_drafter_takes_over_in_mid_answer(

@@ -56,8 +56,10 @@ class TapReader:
         return self._tap.states[slot, :positions]
 
     def partial_answer(self, request: Request, name: RequestName) -> list[int] | None:
-        """Return what has been decoded so far, up to a stop token; None: nothing yet."""
-        first, fed = len(request.prompt) - 1, self.fed_positions(name)
+        """Return what has been decoded so far, up to the answer's end; None: nothing yet."""
+        first = len(request.prompt) - 1
+        # accepted drafts may go beyond the end
+        fed = min(self.fed_positions(name), first + request.max_new_tokens)
         if fed <= first:
             return None
         tokens: list[int] = self._tap.tokens[name.slot, first:fed].tolist()
