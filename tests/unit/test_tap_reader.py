@@ -1,4 +1,4 @@
-"""What is read of a running request never goes beyond its end."""
+"""Partial answers never go beyond the end of their request."""
 
 from pathlib import Path
 
