@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from tlt.actors.rank_process import RankProcess
 from tlt.config import JobSpec
@@ -46,10 +46,17 @@ _READY_SECONDS = 120.0
 Kind = TypeVar("Kind")
 
 
+class _Address(TypedDict):
+    worker: WorkerId
+    incarnation: Incarnation
+    job: JobId
+
+
 class LoneRank:
     def __init__(self, process: RankProcess, job: JobId) -> None:
         self._process = process
         self._job = job
+        self._address = _Address(worker=_WORKER, incarnation=_INCARNATION, job=job)
         self._version = PolicyVersion(0)
 
     @classmethod
@@ -68,9 +75,7 @@ class LoneRank:
         rank = cls(process, JobId(job))
         process.send(
             OpenJob(
-                worker=_WORKER,
-                incarnation=_INCARNATION,
-                job=rank._job,
+                **rank._address,
                 epoch=_EPOCH,
                 spec=spec,
                 folder=str(folder / "run"),
@@ -109,9 +114,7 @@ class LoneRank:
         """Begin a training session; answers to the `held_out` prompts evaluate drafters."""
         self._process.send(
             TrainDrafter(
-                worker=_WORKER,
-                incarnation=_INCARNATION,
-                job=self._job,
+                **self._address,
                 step=_STEP,
                 training_session=session,
                 base=base,
@@ -128,9 +131,7 @@ class LoneRank:
         """Merge deltas into the next version of the drafter, and evaluate it."""
         self._process.send(
             MergeDrafter(
-                worker=_WORKER,
-                incarnation=_INCARNATION,
-                job=self._job,
+                **self._address,
                 step=_STEP,
                 training_session=session,
                 version=DrafterVersion(base.version + 1),
@@ -144,11 +145,7 @@ class LoneRank:
         self, session: int
     ) -> tuple[DrafterTrainingStopped, list[DrafterDeltaReady]]:
         """Stop a training session; return what was published since, too."""
-        self._process.send(
-            StopDrafterTraining(
-                worker=_WORKER, incarnation=_INCARNATION, job=self._job, training_session=session
-            )
-        )
+        self._process.send(StopDrafterTraining(**self._address, training_session=session))
         deltas: list[DrafterDeltaReady] = []
         while True:
             message = await self._receive()
@@ -170,9 +167,7 @@ class LoneRank:
         self._process.send(UpdateSamples(job=self._job, minibatches=(tuple(answers),)))
         self._process.send(
             UpdatePolicy(
-                worker=_WORKER,
-                incarnation=_INCARNATION,
-                job=self._job,
+                **self._address,
                 epoch=_EPOCH,
                 step=_STEP,
                 attempt=Attempt(0),
@@ -192,7 +187,7 @@ class LoneRank:
 
     def close(self) -> None:
         """Close the job, and end the process."""
-        self._process.send(CloseJob(worker=_WORKER, incarnation=_INCARNATION, job=self._job))
+        self._process.send(CloseJob(**self._address))
         self._process.kill()
 
     async def _wait_for(self, kind: type[Kind]) -> Kind:

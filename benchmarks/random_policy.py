@@ -23,6 +23,7 @@ class Sizes(NamedTuple):
     vocabulary: int = 151_936
 
 
+TINY = Sizes(hidden=64, intermediate=128, layers=4, heads=4, kv_heads=2, vocabulary=600)
 # of Qwen2.5-0.5B and Qwen2.5-3B
 HALF_BILLION = Sizes(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2)
 THREE_BILLION = Sizes(hidden=2048, intermediate=11_008, layers=36, heads=16, kv_heads=2)

@@ -9,10 +9,9 @@ from statistics import median
 
 from benchmarks.gpu.parts import Check, Figures, Machine, require
 from benchmarks.lone_rank import LoneRank
-from benchmarks.random_policy import HALF_BILLION, Sizes, write_job, write_policy
+from benchmarks.random_policy import HALF_BILLION, TINY, write_job, write_policy
 from tlt.spec_files import load_job_spec
 
-_TINY = Sizes(64, 128, 4, 4, 2, vocabulary=600)
 _PROMPTS, _MEMBERS = (range(10, 50), range(20, 60)), 4
 _STOPS = 12
 _BETWEEN = (0.3, 1.5)
@@ -22,7 +21,7 @@ _STOPPED_SECONDS = 0.15
 @contextmanager
 def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
     folder = machine.folder
-    write_policy(folder / "policy", HALF_BILLION if machine.has_gpu else _TINY)
+    write_policy(folder / "policy", HALF_BILLION if machine.has_gpu else TINY)
     spec = write_job(
         folder,
         "gpu-drafter",

@@ -11,17 +11,16 @@ import torch
 
 from benchmarks.gpu.parts import Check, Figures, Machine
 from benchmarks.lone_rank import LoneRank
-from benchmarks.random_policy import HALF_BILLION, Sizes, write_job, write_policy
+from benchmarks.random_policy import HALF_BILLION, TINY, write_job, write_policy
 from tlt.spec_files import load_job_spec
 
-_TINY = Sizes(64, 128, 4, 4, 2, vocabulary=600)
 _PROMPTS, _MEMBERS = [range(10 + i, 50 + i) for i in range(4)], 4
 _TRAINING_SECONDS = 3.0
 
 
 @contextmanager
 def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
-    write_policy(machine.folder / "policy", HALF_BILLION if machine.has_gpu else _TINY)
+    write_policy(machine.folder / "policy", HALF_BILLION if machine.has_gpu else TINY)
     yield {
         f"with {engine}": partial(asyncio.run, _go_round(machine, engine))
         for engine in ("native", "sglang")

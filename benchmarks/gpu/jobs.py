@@ -7,7 +7,6 @@ from functools import partial
 from benchmarks.gpu.parts import Check, Figures, Machine, require
 from benchmarks.stacks import run, session
 
-# by engine, as on the command line
 _CHANGES = ("algorithm.steps=2", "algorithm.prompts_per_step=4", "algorithm.group_size=8")
 
 

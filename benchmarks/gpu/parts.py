@@ -84,20 +84,19 @@ def require(holds: bool, message: str) -> None:
 
 def run_part(name: str, machine: Machine, out: Path) -> None:
     """Run the checks of a part, and write all outcomes so far after each."""
-    done: list[Outcome] = [_running("preparation")]
+    done = [_begun("preparation")]
     _write(out, done)
     module: Any = importlib.import_module(f"benchmarks.gpu.{name}")
     began = time.monotonic()
     try:
         with module.checks(machine) as checks:
-            # those that a killed process leaves behind count as not run
-            done = [_running("preparation", "passed", time.monotonic() - began)]
+            done = [Outcome(check="preparation", status="passed", seconds=_since(began))]
             for check, run in checks.items():
-                _write(out, [*done, _running(check)])
+                _write(out, [*done, _begun(check)])
                 done.append(_outcome(check, run))
                 print(check, done[-1].status, flush=True)
                 _write(out, done)
-            done.append(_running("closing"))
+            done.append(_begun("closing"))
             _write(out, done)
         done.pop()
     except Exception:
@@ -113,19 +112,22 @@ def _outcome(check: str, run: Check) -> Outcome:
         return Outcome(check=check, status="skipped", why=str(reason))
     except Exception:
         return _failure(check, began)
-    seconds = round(time.monotonic() - began, 2)
-    return Outcome(check=check, status="passed", seconds=seconds, figures=figures)
+    return Outcome(check=check, status="passed", seconds=_since(began), figures=figures)
 
 
 def _failure(check: str, began: float) -> Outcome:
     traceback.print_exc()
     error = traceback.format_exc().strip().rpartition("\n")[2]
-    seconds = round(time.monotonic() - began, 2)
-    return Outcome(check=check, status="failed", seconds=seconds, why=error)
+    return Outcome(check=check, status="failed", seconds=_since(began), why=error)
 
 
-def _running(check: str, status: Status = "not run", seconds: float = 0.0) -> Outcome:
-    return Outcome(check=check, status=status, seconds=round(seconds, 2), why="")
+def _begun(check: str) -> Outcome:
+    """Return the outcome that stays if the process is killed now."""
+    return Outcome(check=check, status="not run")
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 2)
 
 
 def _write(out: Path, outcomes: list[Outcome]) -> None:

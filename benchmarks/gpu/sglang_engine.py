@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.parts import Check, Figures, Machine, Skipped, require
-from benchmarks.random_policy import HALF_BILLION, Sizes, write_policy
+from benchmarks.random_policy import HALF_BILLION, TINY, write_policy
 from tlt.config import SpeculationSpec
 from tlt.engine.base import Completion, NoiseKey, Request, Sampling
 from tlt.engine.sglang.engine import SglangEngine
@@ -25,7 +25,6 @@ from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 
-_TINY = Sizes(64, 128, 4, 4, 2, vocabulary=600)
 _SLOTS, _CONTEXT = 64, 512
 _STUCK_SECONDS = 120.0
 # largest errors of logits and log-probs, and the relative error of states, by type
@@ -38,7 +37,7 @@ _MEGABYTE = 1e6
 @contextmanager
 def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
     folder = machine.folder / "policy"
-    write_policy(folder, HALF_BILLION if machine.has_gpu else _TINY)
+    write_policy(folder, HALF_BILLION if machine.has_gpu else TINY)
     began = time.monotonic()
     server = _Server(machine, folder)
     started = round(time.monotonic() - began, 1)
@@ -51,7 +50,7 @@ def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
         "weights by IPC": server.swap_by_ipc,
         "drafters among 64 requests": server.swap_drafters,
         "memory of graphs": server.read_graph_memory,
-        "memory given back and taken": _sleep,
+        "memory given back and taken": _release_memory,
     }
     server.engine.close()
 
@@ -226,5 +225,5 @@ class _Server:
         return logits[len(request.prompt) - 1 : -1].float().cpu()
 
 
-def _sleep() -> Figures:
+def _release_memory() -> Figures:
     raise Skipped("TLT doesn't release an engine's memory between duties yet")
