@@ -3,7 +3,11 @@
 `python -m tlt.run_summary_files FOLDER`; the coordinator starts it when a job ends.
 """
 
+import contextlib
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,9 @@ def write_summary_files(snapshot: Snapshot, folder: Path) -> None:
     """Write the summary, and the plot if a step was finished."""
     if snapshot.steps:
         draw_progress(snapshot, folder / PLOT)
-    partial = folder / f"{SUMMARY}.partial"
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(snapshot))))
     # last, so that who finds the summary finds the plot, too
-    partial.replace(folder / SUMMARY)
+    with replacement_of(folder / SUMMARY) as unfinished:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summarise(snapshot))))
 
 
 def draw_progress(snapshot: Snapshot, file: Path) -> None:
@@ -62,10 +65,27 @@ def draw_progress(snapshot: Snapshot, file: Path) -> None:
     for axis in axes:
         axis.grid(alpha=0.3)
     figure.suptitle(f"{snapshot.job}: {seconds(snapshot.seconds)}")
-    partial = file.with_suffix(".partial")
-    figure.savefig(partial, dpi=110, format="png")
-    partial.replace(file)
+    with replacement_of(file) as unfinished:
+        figure.savefig(unfinished, dpi=110, format="png")
     pyplot.close(figure)
+
+
+@contextlib.contextmanager
+def replacement_of(file: Path) -> Iterator[Path]:
+    """Yield a new file that replaces `file` at the end.
+
+    Its name is unique: the coordinator's process and `tlt submit --wait` may write at once.
+    """
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        yield unfinished
+        unfinished.replace(file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 if __name__ == "__main__":
