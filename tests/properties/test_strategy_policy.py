@@ -139,3 +139,19 @@ def test_losses_where_nothing_pays_are_bounded(rows: int) -> None:
     for seed in range(3):
         outcome = run(AdaptivePolicy(), Machine(), text, rollouts, seed)
         assert outcome.seconds < 1.02 * off.seconds + 30 * off.seconds / off.steps
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_useless_drafters_that_follow_each_other_lose_little(rows: int) -> None:
+    """Each swap grants trials and losses anew, but by the decoding since the last one."""
+    rollouts = [lengths(rows, Random(100 + number)) for number in range(40)]
+    text = Text(
+        drafter=_always(0.05),
+        ngram=_always(0.02),
+        swaps=tuple(number / 61 for number in range(1, 61)),
+    )
+    off = run(FixedPolicy(Off()), Machine(), text, rollouts, 1)
+    seconds = [run(AdaptivePolicy(), Machine(), text, rollouts, seed).seconds for seed in range(3)]
+    # 28 steps at first and after the first drafter, then 2.5 % of the time
+    bound = 1.025 * off.seconds + 56 * off.seconds / off.steps
+    assert sum(seconds) / len(seconds) < bound

@@ -19,9 +19,13 @@ from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 # share of the decoding time that trials may cost, and that may be lost against plain decoding
 _TRIAL_SHARE, _LOSS_SHARE = 0.005, 0.01
-# plain steps that both may cost at the beginning and after a new drafter, and that may be saved up
+# plain steps that both may cost at the beginning and after the first drafter, and may be saved up
 _TRIALS_GRANTED, _TRIALS_SAVED = 4.0, 4.0
 _LOSS_GRANTED, _LOSS_SAVED = 24.0, 24.0
+# share of the decoding time since the last grant that both are granted for another drafter
+_GRANTED_SHARE = 0.005
+# least that a trial costs, in plain steps: single steps among others take longer than many in a row
+_LEAST_TRIAL = 0.05
 # steps that a new choice holds for, doubled each time it is confirmed, and the longest; plain steps
 # teach nothing that would change the choice
 _FIRST_STEPS, _MOST_STEPS, _MOST_PLAIN_STEPS = 4, 64, 256
@@ -71,9 +75,8 @@ class _Decision:
     arm: _Arm
     trial: bool
     step_seconds: float
-    # tokens per second and row of the best strategy and of plain decoding
+    # tokens per second and row of the best strategy
     best_speed: float
-    plain_speed: float
 
 
 class _Decisions:
@@ -112,6 +115,8 @@ class AdaptivePolicy:
         # plain steps that trials may still cost, and that may be lost
         self._budget = _TRIALS_GRANTED
         self._account = _LOSS_GRANTED
+        # plain steps that the time decoded since both were granted would have sufficed for
+        self._since_grant = math.inf
 
     def set_strategies(self, strategies: Sequence[Strategy]) -> None:
         if not strategies:
@@ -131,7 +136,7 @@ class AdaptivePolicy:
         arm, before = self._arms[chosen if trial is None else trial], self._decisions.newest
         found = predictions[chosen if trial is None else trial]
         self._decisions.add(
-            _Decision(arm, trial is not None, found.seconds, predictions[best].speed, 1.0 / plain)
+            _Decision(arm, trial is not None, found.seconds, predictions[best].speed)
         )
         again = before is not None and before.arm == arm
         if trial is not None:
@@ -165,8 +170,10 @@ class AdaptivePolicy:
         for (proposer, _), acceptance in self._acceptances.items():
             if proposer != "ngram":
                 acceptance.limit_weight(_OLD_DRAFTER)
-        self._budget = max(self._budget, _TRIALS_GRANTED)
-        self._account = max(self._account, _LOSS_GRANTED)
+        granted = _GRANTED_SHARE * self._since_grant
+        self._budget = _saved(self._budget, granted, _TRIALS_GRANTED)
+        self._account = _saved(self._account, granted, _LOSS_GRANTED)
+        self._since_grant = 0.0
         self._decisions = _Decisions()
 
     def handle_weight_swap(self) -> None:
@@ -216,6 +223,7 @@ class AdaptivePolicy:
             if index == best or each.uncertainty == 0.0:
                 continue
             cost = steps * (1.0 - each.speed / predictions[best].speed)
+            cost = max(cost, _LEAST_TRIAL * plain / each.seconds)
             if cost * each.seconds > _TRIALS_SAVED * plain:
                 continue
             behind = math.log(predictions[best].speed / each.speed)
@@ -229,16 +237,16 @@ class AdaptivePolicy:
         seconds = min(run.seconds, _INTERRUPTED * run.steps * decision.step_seconds)
         if not 0.0 < seconds < math.inf:
             return
+        self._since_grant += seconds / plain
         tokens = run.steps + sum(run.accepted) / run.batch
         earned = _TRIAL_SHARE * seconds
         if decision.trial:
-            earned += tokens / decision.best_speed - min(
-                seconds, _CHARGED * run.steps * decision.step_seconds
-            )
+            charged = min(seconds, _CHARGED * run.steps * decision.step_seconds)
+            earned += tokens / decision.best_speed - charged
         self._budget = _saved(self._budget, earned / plain, _TRIALS_SAVED)
         earned = _LOSS_SHARE * seconds
         if decision.arm.proposer is not None:
-            earned += tokens / decision.plain_speed - seconds
+            earned += tokens * plain - seconds
         self._account = _saved(self._account, earned / plain, _LOSS_SAVED)
 
     def _acceptance(self, proposer: _Proposer, batch: float) -> Acceptance:
