@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
@@ -107,8 +108,8 @@ class _Side:
         # decode seconds by strategy, to explain a result
         self.by_strategy: dict[str, float] = {}
         if speculates:
-            chosen = configured_policy(fixed, _SPECULATION.control_share)
-            self._engine.speculation.set_policy(chosen, _SEED)
+            make = partial(configured_policy, fixed, _SPECULATION.control_share)
+            self._engine.speculation.set_policy(make, _SEED)
 
     def swap_weights(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         self._engine.swap_weights(PolicyVersion(version), weights)

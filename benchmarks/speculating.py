@@ -101,7 +101,7 @@ def decode_by(made: NativeEngine, strategy: Strategy | StrategyPolicy, seed: int
     if isinstance(strategy, msgspec.Struct):
         made.speculation.set_strategy(strategy)
     else:
-        made.speculation.set_policy(strategy, seed=seed)
+        made.speculation.set_policy(lambda: strategy, seed=seed)
 
 
 def accept_length(drafter: Drafter, depth: int, answers: int = 64) -> float:

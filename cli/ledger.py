@@ -49,7 +49,7 @@ def describe_savings(snapshot: Snapshot) -> str:
         f"overhead of speculation {saved.overhead:.1f} s, "
         f"{saved.runs} control runs of {saved.control_seconds:.1f} s "
         f"that cost {saved.control_cost:.1f} s"
-        + ("; it cost more than it saved and was given up" if snapshot.gave_up else "")
+        + ("; it cost more than it saved and is paused" if snapshot.gave_up else "")
     )
 
 

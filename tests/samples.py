@@ -118,7 +118,7 @@ def written_answer(
     )
 
 
-def rolls(step: int = 0, share: int = 1) -> StartRollout:
+def rolls(step: int = 0, share: int = 1, speculate: bool = True) -> StartRollout:
     return StartRollout(
         worker=WorkerId("w0"),
         incarnation=Incarnation(1),
@@ -131,6 +131,7 @@ def rolls(step: int = 0, share: int = 1) -> StartRollout:
         requeues=0,
         share=share,
         keep_answers=True,
+        speculate=speculate,
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def draw_progress(snapshot: Snapshot, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacement_of(file: Path) -> Iterator[Path]:
+def replacement_of(file: Path) -> Generator[Path]:
     """Yield a new file that replaces `file` at the end.
 
     Its name is unique: the coordinator's process and `tlt submit --wait` may write at once.

@@ -93,7 +93,7 @@ def test_most_urgent_advice_comes_first() -> None:
         "not scored",
         "hit the token limit",
         "equal rewards",
-        "given up",
+        "paused",
     ):
         assert part in text
     assert advice[0].urgency is Urgency.NOW

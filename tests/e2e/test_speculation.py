@@ -15,7 +15,6 @@ from tlt.protocol.events import (
     DecodingReported,
     DrafterRefused,
     RolloutFinished,
-    SpeculationStopped,
 )
 from tlt.strategies import Draft, Ngram, Off
 
@@ -136,14 +135,12 @@ def test_gives_up_speculation_that_costs_more_than_it_saves(
     job = live.submit(long_spec, *costly)
     live.tlt("logs", job, "-f", seconds=200.0)
     assert live.job(job)["status"] == "done"
-    assert "speculation is off from now on" in live.tlt("logs", job).stdout
+    assert "speculation is off for" in live.tlt("logs", job).stdout
     snapshot = live.fold(job)
     assert snapshot.gave_up
     assert snapshot.saved is not None
     assert snapshot.saved.total.high is not None
     assert snapshot.saved.total.high < 0
     events = [entry.event for entry in live.journal(job)]
-    stopped = {event.worker for event in events if isinstance(event, SpeculationStopped)}
-    assert stopped == {"w0", "w1"}
     last = [event for event in events if isinstance(event, DecodingReported)][-1]
     assert {tally.strategy for tally in last.tallies} == {Off()}

@@ -322,7 +322,7 @@ def test_cancelled_requests_return_their_partial_answers(policy: Path, eagle: Dr
 def test_a_missing_draft_counts_as_rejected(policy: Path, eagle: Drafter) -> None:
     made = engine(policy, eagle)
     policy_ = RecordingPolicy(Ngram(tokens=5))
-    made.speculation.set_policy(policy_, 0)
+    made.speculation.set_policy(lambda: policy_, 0)
     (done,) = answers(made, [new_request(0, (3, 1, 4), Sampling(), 12)]).values()
     kept = sum(sum(accepted) for _, accepted in policy_.observed)
     assert kept >= sum(span.tokens for span in done.origins if span.origin == "accepted")

@@ -178,7 +178,7 @@ def test_too_many_losses_fail_the_job(seed: int, limit: int) -> None:
 
 @pytest.mark.parametrize("speedup", [0.5, 2.0])
 def test_gives_up_speculation_that_costs_more(speedup: float) -> None:
-    """Workers that join afterwards are also commanded to stop speculation."""
+    """Workers that join afterwards don't speculate either."""
     world = World(small_spec(steps=4), [1, 1], speedup=speedup)
     chooser = Random(1)
     while world.state.step < 2:

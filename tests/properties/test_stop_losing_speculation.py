@@ -1,80 +1,130 @@
-"""A job whose speculation neither saves nor costs keeps it, and claims nothing."""
+"""Speculation is given up where it loses time, tried again, and kept where it neither gains."""
 
+import itertools
 import random
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import pytest
 
-from tlt.policies.drafter import drafter_event_handling
+from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import stop_losing_speculation
+from tlt.policies.job.run_state import SpeculationAttempt
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
-from tlt.policies.speculation.savings_estimate import DecodeAccount, Savings, estimate_savings
+from tlt.policies.speculation.savings_estimate import DecodeAccount, estimate_savings
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
+from tlt.protocol.commands import GiveUpSpeculation
 from tlt.strategies import Off
 
 RANKS, ROWS, STEP_SECONDS = 2, 16, 0.001
 SEEDS = range(30)
 
 
-class Ended(NamedTuple):
-    savings: Savings | None
-    seconds: float
-    gave_up: bool
-
-
-def job(monkeypatch: pytest.MonkeyPatch, seed: int, batches: int, steps: int) -> Ended:
-    """Settle batches of so many plain steps a rank, whose control runs come at random."""
-    dice, gave_up = random.Random(seed), list[float]()
-    ranks: list[tuple[StrategyRuns, TallyCollector]] = []
-    for rank in range(RANKS):
-        policy = configured_policy(Off(), 0.02)
-        policy.set_strategies([Off()])
-        draw = random.Random(7 * seed + rank).random
-        ranks.append((StrategyRuns(policy, draw), TallyCollector()))
-    state = SimpleNamespace(
-        decoding=DecodeAccount(),
-        speculation_allowed=True,
-        workers={"w0": SimpleNamespace(info=SimpleNamespace(ranks=RANKS))},
-        spec=SimpleNamespace(rollout=SimpleNamespace(slots=ROWS)),
-    )
-    turn: Any = SimpleNamespace(state=state, set=lambda **new: vars(state).update(new))
-    monkeypatch.setattr(
-        stop_losing_speculation, "_give_up", lambda turn, saved, *_: gave_up.append(saved)
-    )
+@pytest.fixture(autouse=True)
+def _no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_event_handling, "record_speedup", lambda *_: None)
-    for _ in range(batches):
+    monkeypatch.setattr(training_sessions, "stop_all", lambda *_: None)
+
+
+class State(SimpleNamespace):
+    @property
+    def speculation_allowed(self) -> bool:
+        return self.attempt.allowed
+
+
+class Job:
+    """Decodes batches whose steps don't draft; some of them are control runs, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = State(
+            job="job",
+            decoding=DecodeAccount(),
+            attempt=SpeculationAttempt(),
+            workers={"w0": SimpleNamespace(info=SimpleNamespace(ranks=RANKS))},
+            spec=SimpleNamespace(rollout=SimpleNamespace(slots=ROWS)),
+        )
+        self.commands: list[Any] = []
+        self._dice = random.Random(seed)
+        self._ranks: list[tuple[StrategyRuns, TallyCollector]] = []
+        for rank in range(RANKS):
+            policy = configured_policy(Off(), 0.02)
+            policy.set_strategies([Off()])
+            draw = random.Random(7 * seed + rank).random
+            self._ranks.append((StrategyRuns(policy, draw), TallyCollector()))
+        self._turn: Any = SimpleNamespace(
+            state=self.state, set=self._set, emit=self.commands.append
+        )
+
+    @property
+    def gave_up(self) -> bool:
+        return any(isinstance(command, GiveUpSpeculation) for command in self.commands)
+
+    def decode_batch(self, steps: int, cost: float = 1.0) -> None:
+        """Decode so many steps a rank; a step that isn't a control run costs `cost` times as much.
+
+        Its rows gain one token, as those of a plain step.
+        """
         work = 0.0
-        for runs, tallies in ranks:
+        for runs, tallies in self._ranks if self.state.attempt.allowed else ():
             for _ in range(steps):
                 choice = runs.choose(ROWS, 50 * ROWS)
-                seconds = STEP_SECONDS * dice.gauss(1.0, 0.05)
+                seconds = STEP_SECONDS * self._dice.gauss(1.0, 0.05)
+                seconds *= 1.0 if choice.why == "control" else cost
                 work += seconds
                 tallies.add(choice, None, ROWS, ROWS, seconds, seconds, 0.0)
                 runs.observe_plain(ROWS, 50 * ROWS, seconds)
             taken = tallies.take(idle=True)
-            state.decoding = savings_estimate.add_tallies(state.decoding, taken, False)
-        lengths: Sequence[int] = [steps] * (ROWS * RANKS)
+            for name in ("decoding", "attempt"):
+                self._add(name, taken)
         batch: Any = SimpleNamespace(
-            requeues=0, dropped=0, lengths=lambda lengths=lengths: lengths, decode_work=work
+            requeues=0, dropped=0, lengths=lambda: [steps] * (ROWS * RANKS), decode_work=work
         )
-        stop_losing_speculation.account_for_batch(turn, batch)
-    whole = batches * steps * RANKS * STEP_SECONDS
-    return Ended(estimate_savings(state.decoding, open_seconds=0.0), whole, bool(gave_up))
+        stop_losing_speculation.account_for_batch(self._turn, batch)
+
+    def _add(self, name: str, tallies: Any) -> None:
+        if name == "decoding":
+            added = savings_estimate.add_tallies(self.state.decoding, tallies, False)
+            self._set(decoding=added)
+        else:
+            added = savings_estimate.add_tallies(self.state.attempt.decoding, tallies, False)
+            self._set(attempt=msgspec.structs.replace(self.state.attempt, decoding=added))
+
+    def _set(self, **changes: object) -> None:
+        vars(self.state).update(changes)
 
 
 @pytest.mark.parametrize(("batches", "steps"), [(60, 30), (60, 60), (40, 150)])
-def test_batches_before_the_first_control_run_are_no_loss(
-    monkeypatch: pytest.MonkeyPatch, batches: int, steps: int
-) -> None:
-    jobs = [job(monkeypatch, seed, batches, steps) for seed in SEEDS]
-    known = [(ended.savings.total, ended.seconds) for ended in jobs if ended.savings is not None]
+def test_batches_before_the_first_control_run_are_no_loss(batches: int, steps: int) -> None:
+    jobs = [Job(seed) for seed in SEEDS]
+    for job in jobs:
+        for _ in range(batches):
+            job.decode_batch(steps)
+    estimates = [estimate_savings(job.state.decoding, open_seconds=0.0) for job in jobs]
+    known = [savings.total for savings in estimates if savings is not None]
     assert len(known) > len(SEEDS) / 2
-    bias = sum(total.seconds / seconds for total, seconds in known) / len(known)
-    assert abs(bias) < 0.002
-    covered = sum(total.low <= 0.0 <= total.high for total, _ in known)
+    whole = batches * steps * RANKS * STEP_SECONDS
+    assert abs(sum(total.seconds for total in known) / whole / len(known)) < 0.002
+    covered = sum(total.low <= 0.0 <= total.high for total in known)
     assert covered >= 0.85 * len(known)
-    assert sum(ended.gave_up for ended in jobs) <= 1
+    assert sum(job.gave_up for job in jobs) <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_speculation_that_loses_is_tried_again_ever_more_rarely(seed: int) -> None:
+    """It costs a tenth of the time at first, and saves a tenth from batch 300 on."""
+    job, changes, allowed = Job(seed), [0], True
+    for number in range(800):
+        if job.state.attempt.allowed != allowed:
+            changes.append(number)
+            allowed = not allowed
+        job.decode_batch(150, cost=1.1 if number < 300 else 0.9)
+    durations = [after - before for before, after in itertools.pairwise(changes)]
+    attempts, pauses = durations[::2], durations[1::2]
+    assert pauses == [4 * number * tried for number, tried in enumerate(attempts, 1)]
+    assert len(pauses) > 1
+    # the first attempt that begins when it pays goes on
+    assert allowed
+    assert sum(change > 300 for change in changes) <= 2

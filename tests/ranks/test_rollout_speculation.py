@@ -1,14 +1,13 @@
-"""A rank speculates as its spec says, compares with control runs, and stops on command."""
+"""A rank speculates as its spec says, compares with control runs, and stops when told."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ranks.ranks import INCARNATION, WORKER, local_rank, open_job, with_policy
+from tests.ranks.ranks import local_rank, open_job, with_policy
 from tests.samples import JOB, prompt
 from tlt.config import RolloutSpec, SpeculationSpec
-from tlt.protocol.commands import StopSpeculation
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.shared_values import StrategyTally
 from tlt.ranks.main import JobDuties, Rank
@@ -32,26 +31,27 @@ def start_decoding(rank: Rank, folder: Path, speculation: SpeculationSpec) -> Jo
     return rank.duties
 
 
-def decode(duties: JobDuties, steps: int) -> list[StrategyTally]:
+def decode(duties: JobDuties, steps: int, at: float = 0.0) -> list[StrategyTally]:
     """Decode and return the tallies; the clock makes a report due after each decode step."""
     tallies: list[StrategyTally] = []
     for step in range(steps):
         if duties.engine.running:
             duties.rollout.step()
-            report = duties.rollout.report(2.0 * step)
+            report = duties.rollout.report(at + 2.0 * step)
             if report is not None:
                 assert (report.rank, report.step, report.purpose) == (1, 0, "train")
                 tallies += report.tallies
     return tallies
 
 
-def test_decodes_without_speculation_once_commanded(rank: Rank, tmp_path: Path) -> None:
+def test_speculates_as_far_as_it_is_allowed(rank: Rank, tmp_path: Path) -> None:
     speculation = SpeculationSpec(mode="static", strategy=NGRAM, control_share=0.0)
     duties = start_decoding(rank, tmp_path, speculation)
     assert {tally.strategy for tally in decode(duties, 30)} == {NGRAM}
-    rank.handle(StopSpeculation(worker=WORKER, incarnation=INCARNATION, job=JOB))
-    after = decode(duties, 1000)
-    assert {tally.strategy for tally in after} == {Off()}
+    duties.engine.allow_speculation(False)
+    assert {tally.strategy for tally in decode(duties, 30, at=100.0)} == {Off()}
+    duties.engine.allow_speculation(True)
+    assert {tally.strategy for tally in decode(duties, 1000, at=200.0)} == {NGRAM}
     assert not duties.engine.running
 
 

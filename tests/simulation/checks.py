@@ -16,10 +16,10 @@ from tlt.protocol.commands import (
     KeepRollout,
     ReleaseBlobs,
     ReplaceRanks,
+    ResumeSpeculation,
     RunCommand,
     StartRollout,
     StopDrafterTraining,
-    StopSpeculation,
     ToWorker,
     TrainDrafter,
     UpdatePolicy,
@@ -70,7 +70,6 @@ class Checks:
         # the weights of each version, the same in every attempt
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
-        self._plain: set[Incarnation] = set()
         self._given_up = False
 
     def decided(
@@ -266,17 +265,22 @@ class Checks:
             assert not commands
 
     def _check_speculation(self, after: RunState, commands: Sequence[RunCommand]) -> None:
-        """Assert that all workers give up speculation once, and only if it is slower."""
-        self._plain |= {c.incarnation for c in commands if isinstance(c, StopSpeculation)}
-        given_up = [c for c in commands if isinstance(c, GiveUpSpeculation)]
-        if given_up:
-            assert not self._given_up
-            assert self._world.speedup < 1.0
-            assert given_up[0].low < given_up[0].saved < given_up[0].high < 0.0
-            self._given_up = True
+        """Assert that speculation is given up only if it is slower, and that workers obey."""
+        for command in commands:
+            match command:
+                case GiveUpSpeculation():
+                    assert not self._given_up
+                    assert self._world.speedup < 1.0
+                    assert command.low < command.saved < command.high < 0.0
+                    self._given_up = True
+                case ResumeSpeculation():
+                    assert self._given_up
+                    self._given_up = False
+                case StartRollout():
+                    assert command.speculate != self._given_up
+                case _:
+                    pass
         assert after.speculation_allowed != self._given_up
-        if self._given_up and after.phase is not Phase.ENDED:
-            assert self._plain >= {k.info.incarnation for k in after.workers.values()}
 
     # --- called by the world
 

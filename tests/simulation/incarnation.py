@@ -55,7 +55,7 @@ class WorkerIncarnation:
     learning: UpdatePolicy | None = None
     # True between the collective and its report
     trained: bool = False
-    # False after StopSpeculation
+    # as the last StartRollout said
     speculates: bool = True
     reports: int = 0
     # the content of the trainer's weights

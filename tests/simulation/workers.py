@@ -14,7 +14,6 @@ from tlt.protocol.commands import (
     ReplaceRanks,
     StartRollout,
     StopDrafterTraining,
-    StopSpeculation,
     TrainDrafter,
     UpdatePolicy,
 )
@@ -167,8 +166,6 @@ class Workers:
                 self.world.drafter_training.adopt(incarnation, command.drafter)
             case StartRollout():
                 self._start_rollout(incarnation, command)
-            case StopSpeculation():
-                incarnation.speculates = False
             case UpdatePolicy():
                 self.world.updates.start(incarnation, command)
             case ReplaceRanks():
@@ -177,6 +174,7 @@ class Workers:
                 assert_never(command)
 
     def _start_rollout(self, incarnation: WorkerIncarnation, command: StartRollout) -> None:
+        incarnation.speculates = command.speculate
         if command.policy.version != incarnation.version and command.policy.weights is not None:
             if not self.world.is_readable(command.policy):
                 # a late command may name weights that were deleted

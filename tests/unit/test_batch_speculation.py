@@ -232,9 +232,17 @@ def test_proposes_with_a_drafter_only_while_there_is_one() -> None:
     speculation.use_drafter(None)
     requests[0] = Served("2", 600)
     assert Draft not in strategies()
-    speculation.stop()
+    speculation.use_drafter(DrafterVersion(2))
+    assert not speculation.allow(False)
+    assert speculation.drafter is None
     requests[0] = Served("3", 600)
     assert strategies() == {Off}
+    # the drafter's cache is behind now
+    assert speculation.allow(True)
+    assert not speculation.allow(True)
+    assert speculation.drafter == 2
+    requests[0] = Served("4", 600)
+    assert Draft in strategies()
 
 
 def test_reads_tokens_that_the_host_does_not_know_yet() -> None:

@@ -28,7 +28,6 @@ from tlt.protocol.commands import (
     ReplaceRanks,
     StartRollout,
     StopDrafterTraining,
-    StopSpeculation,
     TrainDrafter,
     UpdatePolicy,
     WorkerCommand,
@@ -45,7 +44,6 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RankEvent,
     RolloutFinished,
-    SpeculationStopped,
     WorkerFailed,
 )
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
@@ -129,13 +127,6 @@ class MessageRouter:
                 self._setup.ranks[0].send(command)
             case AdoptDrafter():
                 self._setup.send(command)
-            case StopSpeculation():
-                self._setup.send(command)
-                self._outbox.post(
-                    SpeculationStopped(
-                        job=command.job, worker=command.worker, incarnation=command.incarnation
-                    )
-                )
             case UpdatePolicy():
                 if not self._update.is_repeated(command):
                     self._intake.stop()

@@ -75,8 +75,8 @@ def advice_on_run(
     if snapshot.gave_up:
         yield Advice(
             Urgency.NOTE,
-            "Speculation was given up: it measurably cost more time than it saved.",
-            "Nothing for this job. In the next one, a trained drafter (drafter.path) may help.",
+            "Speculation is paused: it measurably cost more time than it saved.",
+            "Nothing: it is tried again later. In the next job, a trained drafter may help.",
         )
 
 

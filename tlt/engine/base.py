@@ -131,8 +131,8 @@ class Engine(Protocol):
         """Add an answer that another engine decoded to the index that n-grams propose from."""
         ...
 
-    def stop_speculating(self) -> None:
-        """Decode without drafts from the next step on."""
+    def allow_speculation(self, allowed: bool) -> None:
+        """Decode without drafts while it isn't allowed; afterwards, choose strategies anew."""
         ...
 
     def set_capturing(self, capture: bool) -> None:

@@ -37,7 +37,6 @@ from tlt.protocol.events import (
     RolloutScored,
     RunEvent,
     SessionResumed,
-    SpeculationStopped,
     WorkerFailed,
     WorkerIdled,
     WorkerJoined,
@@ -97,8 +96,6 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             drafter_event_handling.record_refusal(turn, event)
         case DecodingReported():
             stop_losing_speculation.record_decoding(turn, event)
-        case SpeculationStopped():
-            pass
         case _:
             assert_never(event)
     return turn.state, turn.commands

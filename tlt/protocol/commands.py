@@ -100,10 +100,8 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
     share: int
     # False while drafter training doesn't pay, so that nobody will read the answers
     keep_answers: bool
-
-
-class StopSpeculation(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Decode without speculation for the rest of the job."""
+    # False while speculation is given up
+    speculate: bool
 
 
 class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
@@ -255,14 +253,19 @@ class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
 
 
 class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
-    """Report that speculation is off for the rest of the job, because it cost more than it saved.
+    """Report that speculation is off for some batches, because it cost more than it saved.
 
-    Its fields are the seconds saved and their interval; `StopSpeculation` tells each worker.
+    Its fields are the seconds saved and their interval, and the number of batches.
     """
 
     saved: float
     low: float
     high: float
+    batches: int
+
+
+class ResumeSpeculation(JobCommand, frozen=True, kw_only=True):
+    """Report that speculation is tried again."""
 
 
 class FinishRun(JobCommand, frozen=True, kw_only=True):
@@ -308,7 +311,6 @@ RankCommand: TypeAlias = (
     OpenJob
     | CloseJob
     | StartRollout
-    | StopSpeculation
     | TrainDrafter
     | StopDrafterTraining
     | MergeDrafter
@@ -331,6 +333,7 @@ RunCommand: TypeAlias = (
     | RecordRolloutBatch
     | CommitBestPolicy
     | GiveUpSpeculation
+    | ResumeSpeculation
     | FinishRun
 )
 

@@ -208,10 +208,6 @@ class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
     tallies: tuple[StrategyTally, ...]
 
 
-class SpeculationStopped(WorkerEvent, frozen=True, kw_only=True):
-    """The worker's ranks have stopped speculating, as commanded."""
-
-
 # --- drafter training
 
 
@@ -345,7 +341,6 @@ RunEvent: TypeAlias = (
     | WorkerIdled
     | RolloutDropped
     | RolloutScored
-    | SpeculationStopped
     | DrafterCommitFailed
     | RankEvent
 )

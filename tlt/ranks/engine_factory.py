@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,8 +78,8 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
         engine.speculation.adopt_drafter(NAMED, drafter)
     if spec.speculation.mode != "off":
         speculation = spec.speculation
-        policy = configured_policy(speculation.strategy, speculation.control_share)
-        engine.speculation.set_policy(policy, _exploration_seed(job))
+        make = partial(configured_policy, speculation.strategy, speculation.control_share)
+        engine.speculation.set_policy(make, _exploration_seed(job))
     return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
 
 

@@ -26,7 +26,6 @@ from tlt.protocol.commands import (
     OpenJob,
     StartRollout,
     StopDrafterTraining,
-    StopSpeculation,
     TrainDrafter,
     UpdatePolicy,
 )
@@ -158,12 +157,11 @@ class Rank:
                 with self._progress.report_meanwhile():
                     rollout.use_policy(message.policy)
                 rollout.keep_answers(message.keep_answers)
+                duties.engine.allow_speculation(message.speculate)
                 if message.drafter is not None:
                     self._adopt(duties, message.drafter)
             case AdoptDrafter():
                 self._adopt(duties, message.drafter)
-            case StopSpeculation():
-                duties.engine.stop_speculating()
             case TrainDrafter():
                 if member is not None:
                     member.begin(message)

@@ -11,6 +11,7 @@ from tlt.protocol.commands import (
     ExplainDrafterDecision,
     GiveUpSpeculation,
     IssuePrompts,
+    ResumeSpeculation,
 )
 from tlt.protocol.events import (
     CheckpointCommitted,
@@ -75,6 +76,8 @@ class Happenings:
             case ExplainDrafterDecision():
                 yield Happening("decision", describe_decision(command))
             case GiveUpSpeculation():
-                yield Happening("off", "speculation given up")
+                yield Happening("off", "speculation paused")
+            case ResumeSpeculation():
+                yield Happening("off", "speculation tried again")
             case _:
                 pass

@@ -8,6 +8,7 @@ from tlt.protocol.commands import (
     GiveUpSpeculation,
     IssuePrompts,
     RecordRolloutBatch,
+    ResumeSpeculation,
 )
 from tlt.protocol.events import (
     AnyEvent,
@@ -19,7 +20,6 @@ from tlt.protocol.events import (
     RolloutDropped,
     RolloutScored,
     SessionResumed,
-    SpeculationStopped,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
@@ -66,8 +66,6 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return f"{event.worker} decodes without the drafter: {event.error}"
         case DrafterDiverged():
             return f"{event.worker} discards its drafter training: {event.error}"
-        case SpeculationStopped():
-            return f"{event.worker} decodes without speculation"
         case WorkerFailed():
             return f"{event.worker} cannot run the job: {event.error}"
         case SessionResumed():
@@ -111,9 +109,11 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
             return _rollout_line(ledger.steps[-1])
         case GiveUpSpeculation():
             return (
-                f"speculation is off from now on: it saved {command.saved:.1f} s "
-                f"(95 %: {command.low:.1f} to {command.high:.1f})"
+                f"speculation is off for {command.batches} rollout batches: "
+                f"it saved {command.saved:.1f} s (95 %: {command.low:.1f} to {command.high:.1f})"
             )
+        case ResumeSpeculation():
+            return "speculation is tried again"
         case ExplainDrafterDecision():
             return describe_decision(command)
         case FinishRun():

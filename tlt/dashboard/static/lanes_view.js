@@ -77,7 +77,7 @@ export class LanesView {
       { class: "legend" },
       DUTIES.map((duty) => entry(duty, DUTY_NAMES[duty])),
       entry("batch", "running answers"),
-      entry("drafter", "drafter in use, or speculation given up"),
+      entry("drafter", "drafter in use, or speculation paused"),
       entry("strategy", "another strategy"),
       entry("lost", "lost"),
       this.unknownEntry,

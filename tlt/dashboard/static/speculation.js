@@ -118,7 +118,7 @@ function summary({ mode, saved, gave_up: gaveUp }) {
   if (mode === "off") return "This job decodes without speculation.";
   if (!saved) return "Savings are not known yet: too few control runs are over.";
   const cost = `${count(saved.runs)} control runs, ${seconds(saved.control_seconds)} together, cost ${seconds(saved.control_cost)}; overhead of speculation ${seconds(saved.overhead)}`;
-  return `Saved ${saving(saved.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved and was given up." : ""}`;
+  return `Saved ${saving(saved.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved and is paused." : ""}`;
 }
 
 function acceptLength(parts) {

@@ -23,7 +23,7 @@ from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import EMBEDDING, Decoder, describe_mismatch
 from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Off, Strategy, max_drafts
+from tlt.strategies import Strategy, max_drafts
 
 
 class NativeEngine:
@@ -140,8 +140,8 @@ class NativeEngine:
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self.speculation.index_answer(prompt, tokens)
 
-    def stop_speculating(self) -> None:
-        self.speculation.set_strategy(Off())
+    def allow_speculation(self, allowed: bool) -> None:
+        self.speculation.allow(allowed)
 
     def set_capturing(self, capture: bool) -> None:
         self.speculation.set_capturing(capture)

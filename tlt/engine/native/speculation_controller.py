@@ -4,7 +4,7 @@ Speculation never changes the tokens. A strategy that cannot propose, because th
 nothing followed these words before, leaves a step without drafts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from time import perf_counter, thread_time
 
@@ -53,7 +53,9 @@ class SpeculationController:
         if any(isinstance(each, Ngram) for each in strategies):
             self._ngrams = NgramProposer(slots, ngram_bytes)
         self._fixed = Choice(Off(), 0.0, "only")
+        # None while no policy chooses
         self._runs: StrategyRuns | None = None
+        self._new_runs: Callable[[], StrategyRuns] | None = None
         self._tallies = TallyCollector()
         # True while states are kept for drafter training
         self._capturing = True
@@ -74,12 +76,24 @@ class SpeculationController:
             raise ConfigError(f"{count} drafts per step, where {least} to {self._most_drafts} fit")
         if isinstance(strategy, Ngram) and self._ngrams is None:
             raise ConfigError("n-grams are not among the strategies that this engine was made for")
-        self._fixed, self._runs = Choice(strategy, 0.0, "only"), None
+        self._fixed = Choice(strategy, 0.0, "only")
+        self._runs = self._new_runs = None
         self.update_capturing()
 
-    def set_policy(self, policy: StrategyPolicy, seed: int) -> None:
+    def set_policy(self, make: Callable[[], StrategyPolicy], seed: int) -> None:
         """Let a policy choose the strategy of each step."""
-        self._runs = StrategyRuns(policy, Random(seed).random)
+        self._fixed = Choice(Off(), 0.0, "only")
+        self._new_runs = lambda: StrategyRuns(make(), Random(seed).random)
+        self._runs = self._new_runs()
+        self.update_capturing()
+        self._update_strategies()
+
+    def allow(self, allowed: bool) -> None:
+        """Decode without drafts while it isn't allowed, then with a new policy."""
+        if self._new_runs is None or allowed == (self._runs is not None):
+            return
+        self._runs = self._new_runs() if allowed else None
+        self.update_capturing()
         self._update_strategies()
 
     def adopt_drafter(self, version: DrafterVersion, drafter: Drafter) -> None:

@@ -22,11 +22,11 @@ from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
 from tlt.engine.sglang.draft_cache_rebuild import rebuild_draft_cache
 from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.speculation_messages import (
+    AllowSpeculation,
     FromScheduler,
     HooksInPlace,
     IndexAnswer,
     NotePolicySwap,
-    StopSpeculating,
     TalliesTaken,
     ToScheduler,
     UseDrafter,
@@ -172,8 +172,9 @@ class AdaptiveWorker(EAGLEWorkerV2):
                     self._speculation.handle_policy_swap()
                 case IndexAnswer(prompt=prompt, tokens=tokens):
                     self._speculation.index_answer(prompt, tokens)
-                case StopSpeculating():
-                    self._speculation.stop()
+                case AllowSpeculation(allowed=allowed):
+                    if self._speculation.allow(allowed):
+                        self._lapsed = True
 
     def _report(self, idle: bool) -> None:
         if tallies := self._speculation.take_tallies(idle):

@@ -66,11 +66,8 @@ class BatchSpeculation:
         self.clock = clock
         self._launched: deque[LaunchedStep] = deque()
         self._completed: deque[LaunchedStep] = deque()
-        if options.script:
-            policy = ScriptedPolicy(options.script)
-        else:
-            policy = configured_policy(options.fixed, options.control_share)
-        self._runs = StrategyRuns(policy, Random(options.seed).random, self._count_uncounted)
+        self._options = options
+        self._runs = self._new_runs()
         self._ngrams: BatchNgrams | None = None
         if any(isinstance(arm, Ngram) for arm in options.arms):
             self._ngrams = BatchNgrams(options.ngram_bytes)
@@ -79,13 +76,17 @@ class BatchSpeculation:
         self._requests: dict[str, ServedRequest] = {}
         # when the last step ended, unless something else was computed since
         self._last_end: Mark | None = None
-        self._stopped = False
-        self.drafter: DrafterVersion | None = None
+        self._allowed = True
+        self._adopted: DrafterVersion | None = None
         self._update_strategies()
+
+    @property
+    def drafter(self) -> DrafterVersion | None:
+        return self._adopted if self._allowed else None
 
     def use_drafter(self, version: DrafterVersion | None) -> None:
         self.count_completed()
-        self.drafter = None if self._stopped else version
+        self._adopted = version
         self._last_end = None
         self._update_strategies()
         self._runs.handle_drafter_swap()
@@ -95,11 +96,22 @@ class BatchSpeculation:
         self._last_end = None
         self._runs.handle_weight_swap()
 
-    def stop(self) -> None:
-        """Decode without drafts from now on, and keep no drafter's cache up to date."""
-        self._stopped = True
-        self.drafter = None
+    def allow(self, allowed: bool) -> bool:
+        """Decode without drafts, and keep no drafter's cache up to date, while it isn't allowed.
+
+        Return True if it is allowed again.
+        """
+        if allowed == self._allowed:
+            return False
+        self.count_completed()
+        self._allowed = allowed
+        self._last_end = None
+        if allowed:
+            self._runs = self._new_runs()
         self._update_strategies()
+        # steps in flight were chosen without it
+        self._runs.handle_drafter_swap()
+        return allowed
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         if self._ngrams is not None:
@@ -111,7 +123,7 @@ class BatchSpeculation:
         self.count_completed()
         self._note_requests(requests)
         choice = Choice(Off(), 0.0, "only")
-        if not self._stopped:
+        if self._allowed:
             choice = self._runs.choose(len(requests), context)
         proposes = isinstance(choice.strategy, Draft)
         return LaunchedStep(
@@ -234,10 +246,18 @@ class BatchSpeculation:
                 self._ngrams.end(RunningText(name, request.origin_input_ids, tokens))
         self._requests = present
 
+    def _new_runs(self) -> StrategyRuns:
+        options = self._options
+        if options.script:
+            policy = ScriptedPolicy(options.script)
+        else:
+            policy = configured_policy(options.fixed, options.control_share)
+        return StrategyRuns(policy, Random(options.seed).random, self._count_uncounted)
+
     def _update_strategies(self) -> None:
         """Tell the policy which strategies are available: those of a drafter need one."""
         usable: list[Strategy] = []
-        if not self._stopped:
+        if self._allowed:
             ready = self.drafter is not None
             usable = [arm for arm in self._arms if ready or not isinstance(arm, Draft)]
         self._runs.set_strategies(usable or [Off()])

@@ -16,7 +16,7 @@ from tlt.engine.base import Capabilities, Completion, NoiseKey, Request, Samplin
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.sglang.sglang_client import PartialAnswer, SglangClient
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
-from tlt.engine.sglang.speculation_messages import IndexAnswer, StopSpeculating
+from tlt.engine.sglang.speculation_messages import AllowSpeculation, IndexAnswer
 from tlt.engine.sglang.tap_reader import TapReader
 from tlt.engine.sglang.tap_slot_allocator import TapSlotAllocator
 from tlt.engine.stop_strings import completes_stop_string
@@ -141,8 +141,8 @@ class SglangEngine:
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self._client.send(IndexAnswer(prompt=tuple(prompt), tokens=tuple(tokens)))
 
-    def stop_speculating(self) -> None:
-        self._client.send(StopSpeculating())
+    def allow_speculation(self, allowed: bool) -> None:
+        self._client.send(AllowSpeculation(allowed=allowed))
 
     def set_capturing(self, capture: bool) -> None:
         """Do nothing: SGLang's tap always captures."""

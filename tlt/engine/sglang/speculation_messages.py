@@ -23,8 +23,10 @@ class IndexAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: tuple[int, ...]
 
 
-class StopSpeculating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Decode without drafts from now on."""
+class AllowSpeculation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Decode without drafts while speculation isn't allowed."""
+
+    allowed: bool
 
 
 class HooksInPlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -40,5 +42,5 @@ class TalliesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tallies: tuple[StrategyTally, ...]
 
 
-ToScheduler = UseDrafter | NotePolicySwap | IndexAnswer | StopSpeculating
+ToScheduler = UseDrafter | NotePolicySwap | IndexAnswer | AllowSpeculation
 FromScheduler = HooksInPlace | TalliesTaken

@@ -81,6 +81,7 @@ def assign(turn: Turn, worker: WorkerId) -> None:
             requeues=state.batch.requeues,
             share=_share(state, state.batch, current.info),
             keep_answers=state.batch.keep_answers,
+            speculate=state.speculation_allowed,
         )
     )
 

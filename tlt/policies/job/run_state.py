@@ -108,6 +108,31 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     best: BestPolicy | None = None
 
 
+class SpeculationAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The batches since speculation was allowed, or since it was given up."""
+
+    # False while speculation is given up, because it was found to cost more than it saves
+    allowed: bool = True
+    batches: int = 0
+    # what they cost while it was allowed
+    decoding: DecodeAccount = DecodeAccount()
+    # attempts that have failed, and batches until the next one
+    failed: int = 0
+    pause: int = 0
+
+    def count_batch(self) -> "SpeculationAttempt":
+        return msgspec.structs.replace(self, batches=self.batches + 1)
+
+    def give_up(self, factor: int) -> "SpeculationAttempt":
+        """Pause for `factor` times its batches, and longer after each attempt that has failed."""
+        failed = self.failed + 1
+        pause = factor * failed * self.batches
+        return SpeculationAttempt(allowed=False, failed=failed, pause=pause)
+
+    def resume(self) -> "SpeculationAttempt":
+        return SpeculationAttempt(failed=self.failed)
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """One job's run; only `decide` makes its next state."""
 
@@ -131,10 +156,13 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     batch_opened_at: float = 0.0
     # mean decoding time of recent rollout batches
     rollout_seconds: float = 0.0
-    # no longer updated once speculation is not allowed
+    # not updated while speculation is not allowed
     decoding: DecodeAccount = DecodeAccount()
-    # False after speculation was found to cost more than it saves
-    speculation_allowed: bool = True
+    attempt: SpeculationAttempt = SpeculationAttempt()
+
+    @property
+    def speculation_allowed(self) -> bool:
+        return self.attempt.allowed
 
 
 def current_worker(

@@ -1,4 +1,13 @@
-"""Account for what decoding cost, and give up speculation that clearly costs more than it saves."""
+"""Account for what decoding cost, and give up speculation that clearly costs more than it saves.
+
+After some batches it is tried again, because answers become longer and drafters better. Each
+attempt that fails makes the pause longer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
 
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import rollout_batch
@@ -7,12 +16,14 @@ from tlt.policies.job.run_state import RunState, Turn, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import PlainStepCosts
-from tlt.protocol.commands import GiveUpSpeculation, StopSpeculation
+from tlt.policies.speculation.savings_estimate import DecodeAccount
+from tlt.protocol.commands import GiveUpSpeculation, ResumeSpeculation
 from tlt.protocol.events import DecodingReported
-from tlt.protocol.shared_values import WorkerInfo
 
 # seconds of a step by its rows, up to a factor, before control runs have measured them
 _USUAL_EXPONENT = 0.5
+# batches of the pause after an attempt, for each of its batches and each attempt that has failed
+_PAUSE = 4
 
 
 def record_decoding(turn: Turn, event: DecodingReported) -> None:
@@ -25,7 +36,7 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     serials = {**worker.reported_serials, event.rank: event.serial}
     turn.set_worker(event.worker, reported_serials=serials)
     beside = training_sessions.is_any_open(state)
-    turn.set(decoding=savings_estimate.add_tallies(state.decoding, event.tallies, beside))
+    _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None:
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
     drafter_event_handling.record_live_acceptance(turn, event.tallies)
@@ -34,22 +45,33 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
 def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
     """Count the plain steps of a settled batch, and give up if speculation lost time so far."""
     state = turn.state
+    attempt = state.attempt.count_batch()
+    turn.set(attempt=attempt)
     if not state.speculation_allowed:
+        if attempt.batches >= attempt.pause:
+            turn.set(attempt=attempt.resume())
+            turn.emit(ResumeSpeculation(job=state.job))
         return
     plain = savings_estimate.plain_step_costs(state.decoding)
     # without a control run so far nothing is known of what the batch would have taken
     replayed = None if state.decoding.runs == 0 else _replay_batch(state, batch, plain)
     if replayed is None:
-        turn.set(decoding=savings_estimate.exclude(state.decoding, batch.decode_work))
+        _add(turn, partial(savings_estimate.exclude, seconds=batch.decode_work))
         return
-    decoding = savings_estimate.add_replay(state.decoding, replayed)
-    turn.set(decoding=decoding)
+    _add(turn, partial(savings_estimate.add_replay, batch=replayed))
     if plain is not None and batch.decode_work > 0.0:
         saved = plain.saving(replayed.steps, batch.decode_work)
         drafter_event_handling.record_speedup(turn, batch, saved)
-    lost = savings_estimate.estimate_loss(decoding, open_seconds=0.0)
+    lost = savings_estimate.estimate_loss(turn.state.attempt.decoding, open_seconds=0.0)
     if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)
+
+
+def _add(turn: Turn, add: Callable[[DecodeAccount], DecodeAccount]) -> None:
+    """Add to the accounts of the job and of this attempt."""
+    attempt = turn.state.attempt
+    added = msgspec.structs.replace(attempt, decoding=add(attempt.decoding))
+    turn.set(decoding=add(turn.state.decoding), attempt=added)
 
 
 def _replay_batch(
@@ -68,12 +90,9 @@ def _replay_batch(
 
 
 def _give_up(turn: Turn, saved: float, low: float, high: float) -> None:
-    turn.set(speculation_allowed=False)
-    turn.emit(GiveUpSpeculation(job=turn.state.job, saved=saved, low=low, high=high))
-    for worker in turn.state.workers.values():
-        stop_speculation(turn, worker.info)
+    paused = turn.state.attempt.give_up(_PAUSE)
+    turn.set(attempt=paused)
+    turn.emit(
+        GiveUpSpeculation(job=turn.state.job, saved=saved, low=low, high=high, batches=paused.pause)
+    )
     training_sessions.stop_all(turn)
-
-
-def stop_speculation(turn: Turn, info: WorkerInfo) -> None:
-    turn.emit(StopSpeculation(worker=info.worker, incarnation=info.incarnation, job=turn.state.job))

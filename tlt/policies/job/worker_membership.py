@@ -3,7 +3,6 @@
 from tlt.policies.drafter import merges, training_sessions
 from tlt.policies.job import phase_transitions, policy_updates, rollout_batch_opening
 from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
-from tlt.policies.job.stop_losing_speculation import stop_speculation
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
@@ -36,8 +35,6 @@ def join(turn: Turn, info: WorkerInfo) -> None:
             folder=state.folder,
         )
     )
-    if not state.speculation_allowed:
-        stop_speculation(turn, info)
     if turn.state.phase in rollout_batch_opening.ROLLOUT_PHASES:
         rollout_batch_opening.assign(turn, info.worker)
     else:
