@@ -278,3 +278,45 @@ def test_sums_are_the_same_for_any_mixture_of_lengths() -> None:
         decode(speculation, requests, late)
         tallies = speculation.take_tallies(idle=True)
         assert sum(tally.tokens for tally in tallies) == sum(r.length - 1 for r in requests)
+
+
+def test_counts_a_step_before_the_next_result_arrives() -> None:
+    """Two results may arrive in a row, without a step between them."""
+    speculation, request = new_speculation(Off()), Served("0", 50)
+    for _ in range(2):
+        speculation.launch(speculation.begin_step([request], 4))
+    for _ in range(2):
+        speculation.complete([0])
+        request.gain([5])
+    assert sum(tally.tokens for tally in speculation.take_tallies(idle=True)) == 2
+
+
+def test_drafts_behind_a_stop_token_were_neither_reached_nor_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speculation, policy = scripted(monkeypatch, steps=1)
+    request = Served("0", 50)
+    for accepted, tokens in ((0, [5]), (2, [6, 7, 8])):
+        step = speculation.begin_step([request], 4)
+        step.width = max_drafts(step.choice.strategy)
+        speculation.launch(step)
+        speculation.complete([accepted])
+        request.gain(tokens)
+    request.finished_len = len(request.output_ids) - 2  # 6 was a stop token
+    speculation.take_tallies(idle=True)
+    speculation.begin_step([Served("1", 50)], 4)
+    assert (policy.observed[1].reached, policy.observed[1].accepted) == ([1, 0], [1, 0])
+
+
+def test_forgets_requests_that_were_aborted_while_they_waited() -> None:
+    """A request that leaves a batch unfinished was retracted, unless nothing runs any more."""
+    speculation = new_speculation(Ngram(tokens=4))
+    retracted, other = Served("0", 50), Served("1", 50)
+    for requests in ([retracted, other], [other]):
+        speculation.launch(speculation.begin_step(requests, 4))
+        speculation.complete([0] * len(requests))
+        other.gain([5])
+    assert retracted.rid in speculation.known_requests
+    other.finished_len = 3
+    speculation.take_tallies(idle=True)
+    assert not speculation.known_requests

@@ -84,6 +84,11 @@ class BatchSpeculation:
     def drafter(self) -> DrafterVersion | None:
         return self._adopted if self._allowed else None
 
+    @property
+    def known_requests(self) -> frozenset[str]:
+        """Return the names of the requests whose answers will be indexed."""
+        return frozenset(self._requests)
+
     def use_drafter(self, version: DrafterVersion | None) -> None:
         self.count_completed()
         self._adopted = version
@@ -186,7 +191,7 @@ class BatchSpeculation:
         """Return what was decoded since the last call; an `idle` engine's runs have ended."""
         if idle:
             self.count_completed()
-            self._note_requests(())
+            self._note_requests((), idle=True)
         return self._tallies.take(idle)
 
     def _count(self, step: LaunchedStep) -> None:
@@ -233,13 +238,16 @@ class BatchSpeculation:
             step.width,
         )
 
-    def _note_requests(self, requests: Sequence[ServedRequest]) -> None:
-        """Index the answers of requests that have left the batch because they ended."""
+    def _note_requests(self, requests: Sequence[ServedRequest], idle: bool = False) -> None:
+        """Index the answers of requests that have left the batch because they ended.
+
+        Those that were aborted while they waited have ended once the engine is idle.
+        """
         if self._ngrams is None:
             return
         present = {request.rid: request for request in requests}
         for name, request in self._requests.items():
-            if name not in present and not request.finished():
+            if name not in present and not request.finished() and not idle:
                 present[name] = request  # it was retracted, or waits for a result
             elif name not in present:
                 tokens = request.output_ids[: _length(request)]

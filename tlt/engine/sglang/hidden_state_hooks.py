@@ -7,6 +7,7 @@ worker is in place, so a hook that didn't apply is detected.
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,13 @@ class _Hooks:
     ) -> None:
         if batch is None or is_verify or worker.is_draft_worker or not batch.reqs:
             return
+        texts = None
         if batch.forward_mode.is_extend():
             starts, counts = list(batch.prefix_lens), list(batch.extend_lens)
+            texts = [len(each.origin_input_ids) + len(each.output_ids) for each in batch.reqs]
         else:
             starts, counts = batch.seq_lens - 1, [1] * len(batch.reqs)
-        self._record(batch, starts, counts, None, result, StepKind())
+        self._record(batch, starts, counts, None, result, StepKind(), texts)
 
     def record_verified(self, batch: Any, result: Any, kind: StepKind) -> None:
         """Record what a verify pass accepted."""
@@ -156,7 +159,14 @@ class _Hooks:
         self._record(batch, batch.seq_lens, result.accept_lens, stride, result, kind)
 
     def _record(
-        self, batch: Any, starts: Any, counts: Any, stride: int | None, result: Any, kind: StepKind
+        self,
+        batch: Any,
+        starts: Any,
+        counts: Any,
+        stride: int | None,
+        result: Any,
+        kind: StepKind,
+        texts: Sequence[int] | None = None,
     ) -> None:
         from sglang.srt.runtime_context import get_serving
 
@@ -172,6 +182,7 @@ class _Hooks:
                 tokens=result.next_token_ids,
                 version=int(get_serving().weight_version),
                 kind=kind,
+                texts=texts,
             )
         )
 

@@ -52,6 +52,8 @@ class Pass:
     tokens: torch.Tensor
     version: int
     kind: StepKind
+    # of a prefill, by request: tokens of its text that the scheduler knows; None in decode passes
+    texts: Sequence[int] | None = None
 
     def on_host(self) -> "Pass":
         """Return a copy on the host that is complete once the device gets there."""
@@ -64,6 +66,7 @@ class Pass:
             tokens=_on_host(self.tokens),
             version=self.version,
             kind=self.kind,
+            texts=self.texts,
         )
 
 
@@ -111,6 +114,8 @@ class TapWriter:
         tokens: list[int] = computed.tokens.tolist()
         running, offset = len(computed.requests), 0
         for row, request in enumerate(computed.requests):
+            if computed.texts is not None:
+                self._drop_results(request, computed.texts[row])
             start, count, stride = starts[row], counts[row], computed.stride
             first = offset if stride is None else row * stride
             states = None if computed.states is None else computed.states[first : first + count]
@@ -151,6 +156,16 @@ class TapWriter:
         if states is not None:
             tap.states[slot, fresh:end] = states[fresh - start : end - start]
         tap.filled[slot] = end
+
+    def _drop_results(self, request: Named, known: int) -> None:
+        """Forget the results that a request's scheduler dropped when it retracted the request.
+
+        They are computed again, perhaps with new weights. The last token that it knows was fed by
+        none of the passes that count.
+        """
+        named, tap = RequestName.read(request.rid), self._tap
+        if self._names.get(named.slot) == named:
+            tap.filled[named.slot] = min(int(tap.filled[named.slot]), known - 1)
 
     def _begin(self, name: RequestName, prompt: Sequence[int], position: int) -> None:
         """Begin a slot; states before `position` are copied from the request that computed them."""
