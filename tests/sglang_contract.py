@@ -40,14 +40,14 @@ _TAP, _CHOICE = "the tap of tokens and states", "the choice of strategies"
 _NGRAMS, _REBUILD = "n-gram proposals", "the drafter's cache after an adoption"
 _COLD, _UPDATES = "decoding before there is a drafter", "weight updates"
 _START, _REQUESTS = "the start of SGLang", "requests"
-_CPU = "SGLang on a CPU"
+_CPU, _ROOM = "SGLang on a CPU", "memory that is freed for policy updates"
 
 _ARGUMENTS = {
     "Model": "model_path dtype context_length",
     "Device": "device random_seed sleep_on_idle",
     "Schedule": "max_running_requests max_total_tokens mem_fraction_static",
     "Serving": "weight_version skip_tokenizer_init",
-    "ExecFeatures": "enable_return_hidden_states",
+    "ExecFeatures": "enable_return_hidden_states enable_memory_saver",
     "ExecKernel": "attention_backend",
     "ExecGraph": "disable_cuda_graph",
     "Spec": "speculative_algorithm speculative_draft_model_path speculative_num_steps "
@@ -135,6 +135,12 @@ RELIED_ON = (
                    "cache_salt")),
     Name(_MESSAGES, "PauseGenerationReqInput.mode", _UPDATES),
     Name(_MESSAGES, "ContinueGenerationReqInput", _UPDATES),
+    *(Name(_MESSAGES, f"{each}MemoryOccupationReqInput.tags", _ROOM)
+      for each in ("Release", "Resume")),
+    Name(_MESSAGES, "FlushCacheReqOutput.success", _ROOM),
+    Name(_CONTROL, "TokenizerControlMixin.flush_cache", _ROOM, ("timeout_s",)),
+    *(Name(_CONTROL, f"TokenizerControlMixin.{each}_memory_occupation", _ROOM, ("obj",))
+      for each in ("release", "resume")),
     Name(_MESSAGES, "BeginWeightUpdateReqInput.selector", _UPDATES),
     Name(_MESSAGES, "EndWeightUpdateReqInput", _UPDATES),
     *(Name(_MESSAGES, f"UpdateWeightsFromTensorReqInput.{name}", _UPDATES)

@@ -39,7 +39,6 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         drafter=None if drafter is None else drafter_shape(drafter),
         trains_drafter=spec.drafter.train != "off",
         drafter_megabytes=spec.drafter.megabytes,
-        merge_every=spec.drafter.merge_every,
         microbatch_tokens=algorithm.microbatch_tokens,
         gradient_checkpointing=checkpoints_activations(
             algorithm.gradient_checkpointing, policy.weights

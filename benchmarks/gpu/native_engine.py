@@ -41,6 +41,7 @@ def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
     yield {
         "same tokens as on a CPU": partial(_compare_tokens, machine),
         "decode steps": partial(_measure_steps, machine, policy),
+        "memory freed for an update": partial(_free_memory, machine),
     }
 
 
@@ -105,6 +106,31 @@ def _engine(policy: Decoder, device: torch.device, slots: int, drafter: Drafter)
     )
     engine.adopt_drafter(DrafterVersion(1), drafter)
     return engine
+
+
+def _free_memory(machine: Machine) -> Figures:
+    """Free the cache and the states between two blocks of answers, which must be the same."""
+    workload = Workload(policy=_SMALL, rows=8, lengths=between(20, 60))
+    policy = make_policy(workload, _SEED)
+    requests = Requests(workload, _SEED).block(0, 8)
+    engine = _engine(policy, machine.device, 8, _random_drafter(policy))
+    engine.speculation.set_strategy(_STRATEGIES["draft"])
+    found: list[dict[int, list[int]]] = []
+    held, seconds = [engine.memory_bytes], list[float]()
+    for _ in range(2):
+        engine.submit(requests)
+        done: dict[int, list[int]] = {}
+        while engine.running:
+            done |= {completion.id: completion.tokens for completion in engine.step()}
+        found.append(done)
+        began = machine.now()
+        engine.release_memory()
+        seconds.append(machine.now() - began)
+        held.append(engine.memory_bytes)
+    require(found[0] == found[1], "other tokens after memory was freed")
+    freed = held[0] - held[1]
+    require(freed > 0, "no memory was freed")
+    return {"megabytes_freed": round(freed / 1e6, 1), "seconds_to_free": round(max(seconds), 4)}
 
 
 def _answers(

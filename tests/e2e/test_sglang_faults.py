@@ -1,5 +1,6 @@
 """Faults that jobs on SGLang survive as jobs on the native engine do; `make test-all` runs them."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_survives_the_death_of_any_process(alone: Live, sglang_spec: Path, proce
     assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
     counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
     assert len(counted) == len(set(counted)) == 3 * 2 * 4
+
+
+def test_refuses_a_worker_that_slept_through_its_lease(alone: Live, sglang_spec: Path) -> None:
+    alone.await_workers(1)
+    sleeper = alone.workers()["w0"]
+    job = alone.submit(sglang_spec)
+    alone.await_phase(job, "rolling", step=1)
+    kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: "no heartbeat" in alone.tlt("logs", job).stdout, "the lease to end")
+    finally:
+        kill(sleeper.pid, signal.SIGCONT)
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
+    assert alone.workers()["w0"].incarnation > sleeper.incarnation
 
 
 @pytest.mark.parametrize("wrong", ["torn", "unfit"])

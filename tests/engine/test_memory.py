@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine, save_model
+from tests.engine.drafter_models import random_drafter
 from tests.engine.reference import answers, finish, new_request, show
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import PolicyVersion
+from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.strategies import Draft, Ngram
 
@@ -108,6 +109,49 @@ def allocated_by_index() -> int:
         [tracemalloc.Filter(True, "*/engine/ngram/*")]
     )
     return sum(statistic.size for statistic in trace.statistics("filename"))
+
+
+def test_answers_are_those_of_before_after_memory_was_released(
+    make_engine: MakeEngine, folder: Path
+) -> None:
+    engine = make_engine(folder, slots=2)
+    requests = [new_request(i, (i, 5, 7, 5), Sampling(temperature=0.0), 20) for i in range(4)]
+    engine.submit(requests[:2])
+    engine.release_memory()  # changes nothing while requests run
+    before = finish(engine)
+    engine.release_memory()
+    engine.release_memory()
+    engine.swap_weights(PolicyVersion(2), load_decoder(folder).weights)
+    again = answers(engine, requests)
+    assert {id: again[id].tokens for id in before} == {id: c.tokens for id, c in before.items()}
+    engine.release_memory()
+    assert len(answers(engine, requests[2:])) == 2
+
+
+def test_released_memory_is_that_of_slots_and_drafter(folder: Path) -> None:
+    slots, context = 8, 128
+    engine = NativeEngine(
+        load_decoder(folder), show, slots, context, torch.device("cpu"), PolicyVersion(0),
+        captured=(1, 2, 3), arms=ARMS,
+    )  # fmt: skip
+    engine.speculation.adopt_drafter(DrafterVersion(1), random_drafter("eagle", 1))
+    engine.speculation.set_strategy(Draft(depth=4))
+    requests = [new_request(i, (i, 5, 7), Sampling(), 30) for i in range(slots)]
+    before = {id: done.tokens for id, done in answers(engine, requests).items()}
+    text = [3, 1, 4, 1, 5]
+    states = engine.compute_hidden_states(text, lambda: None).clone()
+    held = engine.memory_bytes
+    engine.release_memory()
+    # keys and values of three layers, three states, and the drafter's cache, by position
+    rows, positions, width = slots + 4, context + 4, 4
+    expected = rows * positions * (3 * 2 * 2 * 16 + 3 * 64) * width
+    freed = held - engine.memory_bytes
+    assert expected < freed < 1.3 * expected
+    torch.testing.assert_close(engine.compute_hidden_states(text, lambda: None), states)
+    assert engine.memory_bytes == held
+    engine.release_memory()
+    assert {id: done.tokens for id, done in answers(engine, requests).items()} == before
+    assert engine.memory_bytes == held
 
 
 def test_requests_without_a_slot_wait(make_engine: MakeEngine, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The planner's figures for drafter training are the peaks of its live tensors."""
 
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of
-from tlt.memory_plan import DrafterShape, ModelShape, Spread
+from tlt.memory_plan import DrafterShape, ModelShape, Spread, drafter_memory
 from tlt.memory_plan.drafter_memory import drafter_training_items, learner_state_bytes
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.planned_job import drafter_shape
-from tlt.trainer.drafter import drafter_learner
+from tlt.trainer.drafter import chain_attention, drafter_learner
+from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.micro_batches import Window, build_batch
@@ -82,8 +84,14 @@ def measure_training(config: DrafterConfig, states: int, length: int, rows: int)
     return [kept, live.peak - outside]
 
 
+@pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_a_micro_batch_takes_the_planned_bytes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_a_micro_batch_takes_the_planned_bytes(
+    monkeypatch: pytest.MonkeyPatch, case: str, stored: bool
+) -> None:
+    """Scores are stored for the backward pass if they are few."""
+    for module, name in ((chain_attention, "MOST_STORED"), (drafter_memory, "_MOST_STORED")):
+        monkeypatch.setattr(module, name, 1 << 40 if stored else 0)
     # as on a GPU, where attention isn't C
     monkeypatch.setattr(drafter_learner, "load_kernels", lambda: None)
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", CHUNK)
@@ -133,3 +141,27 @@ def policy_of(drafter: DrafterShape) -> ModelShape:
         mlp_bias=False,
         head_norms=False,
     )
+
+
+def test_a_merge_takes_the_planned_bytes() -> None:
+    """However many deltas are merged, one is held at a time."""
+    made = config(hidden=256, intermediate=1024, heads=8)
+    drafter = dict(new_drafter(made).state_dict())
+
+    def weights_and_mean() -> dict[str, torch.Tensor]:
+        both = itertools.product(("weights", "mean"), drafter.items())
+        return {f"{kind}.{name}": torch.randn_like(weight) for kind, (name, weight) in both}
+
+    with LiveTensorBytes() as live:
+        base = BaseWeights(tensors=weights_and_mean(), updates=0, micro_batches=0)
+        live.restart()
+        deltas = (Delta(tensors=weights_and_mean(), micro_batches=1, known=0) for _ in range(6))
+        merged = merge_deltas(base, deltas, 6)
+        built = {name: merged.tensors[f"mean.{name}"].clone() for name in drafter}
+        peak = live.peak
+    shape = drafter_shape(made)
+    job = job_of(policy_of(shape), drafter=shape, trains_drafter=True, captured=1, max_context=64)
+    items = drafter_training_items(job, Spread(device="cpu"))
+    (planned,) = [item.bytes for item in items if item.during == "drafter merge"]
+    assert planned == pytest.approx(peak, rel=0.1)
+    del built

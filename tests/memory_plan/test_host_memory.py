@@ -22,7 +22,6 @@ from tlt.memory_plan import (
 )
 from tlt.memory_plan.host_memory import tap_bytes
 from tlt.ranks import (
-    drafter_delta_publisher,
     drafter_merged_delta_tracker,
     drafter_micro_batch_timing,
     shared_memory_reserve,
@@ -72,10 +71,10 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
         (drafter_memory._LEAST_SNAPSHOTS, drafter_merged_delta_tracker._LEAST_SNAPSHOTS),
         (drafter_memory._MOST_SNAPSHOTS, drafter_merged_delta_tracker._MOST_SNAPSHOTS),
         (drafter_memory._SNAPSHOT_BYTES, drafter_merged_delta_tracker.SNAPSHOT_BYTES),
-        (drafter_memory._DELTA_UPDATES, drafter_delta_publisher._UPDATES),
         (drafter_memory._CPU_WORK, interruptible_matmul.CPU_WORK),
         (drafter_memory._GPU_FACTOR, interruptible_matmul._GPU_FACTOR),
         (drafter_memory._SCORE_COST, chain_attention._SCORE_COST),
+        (drafter_memory._MOST_STORED, chain_attention.MOST_STORED),
         (host_memory._POLICIES, shared_memory_reserve._POLICIES),
         (host_memory._ROLLOUT_BYTES, shared_memory_reserve._ROLLOUT_BYTES),
         (host_memory._DELTAS, shared_memory_reserve._DELTAS),

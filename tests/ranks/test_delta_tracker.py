@@ -1,6 +1,6 @@
 """A member's work is added to the bases once, in any order of merges."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TypeVar
 
@@ -45,6 +45,10 @@ def weights(found: DeltaTracker) -> dict[str, Tensor]:
     return found.learner.snapshot().tensors
 
 
+def merge(base: BaseWeights, deltas: Sequence[Delta]) -> BaseWeights:
+    return merge_deltas(base, iter(deltas), sum(delta.micro_batches for delta in deltas))
+
+
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -56,7 +60,7 @@ def test_delta_holds_all_work_that_no_base_has() -> None:
     learn(one, 2)
     second = one.take_delta(1)
     assert (first.micro_batches, second.micro_batches) == (1, 2)
-    merged = merge_deltas(one.root, [second])
+    merged = merge(one.root, [second])
     same(merged.tensors, weights(one))
 
 
@@ -69,12 +73,12 @@ def test_next_delta_holds_the_work_done_during_a_merge() -> None:
     learn(one, 2)
     one.take_delta(1)  # never merged
     learn(one, 3)
-    base = merge_deltas(one.root, [delta])
+    base = merge(one.root, [delta])
     one.move_to(ref(1, base, number=0), base)
     learn(one, 4)
     last = one.take_delta(2)
     assert last.micro_batches == 3
-    same(merge_deltas(base, [last]).tensors, weights(alone))
+    same(merge(base, [last]).tensors, weights(alone))
 
 
 def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
@@ -83,10 +87,10 @@ def test_a_merge_without_its_delta_keeps_a_members_work() -> None:
     learn(one, 1)
     learn(other, 7)
     mine, theirs = one.take_delta(0), other.take_delta(0)
-    first = merge_deltas(one.root, [theirs])
+    first = merge(one.root, [theirs])
     one.move_to(ref(1, first), first)
     learn(one, 2)
-    second = merge_deltas(first, [mine])
+    second = merge(first, [mine])
     one.move_to(ref(2, second, number=0), second)
     left = one.take_delta(1)
     assert left.micro_batches == 1
@@ -127,7 +131,7 @@ def test_interrupt_changes_nothing(root: int) -> None:
         learn(found, 2)
         found.take_delta(1)
         learn(found, 3)
-    base = merge_deltas(one.root, [mine, theirs])
+    base = merge(one.root, [mine, theirs])
     standing = ref(6, base, root=root, number=0)
     assert one.is_known(standing) == (root == 0)
     interrupted(lambda check: one.move_to(standing, base, check))
@@ -163,7 +167,7 @@ def test_loses_work_since_a_forgotten_snapshot() -> None:
     for number in range(1, 20):
         learn(one, number)
         one.take_delta(number)
-    base = merge_deltas(one.root, [first])
+    base = merge(one.root, [first])
     one.move_to(ref(1, base, number=0), base)
     same(weights(one), base.tensors)
 
@@ -176,7 +180,7 @@ def test_keeps_fewer_snapshots_of_large_drafters(monkeypatch: pytest.MonkeyPatch
         for number in range(published):
             learn(one, number)
             deltas.append(one.take_delta(number))
-        base = merge_deltas(one.root, deltas[:1])
+        base = merge(one.root, deltas[:1])
         one.move_to(ref(1, base, number=0), base)
         assert one.take_delta(published).micro_batches == (published - 1 if known else 0)
 
@@ -184,7 +188,7 @@ def test_keeps_fewer_snapshots_of_large_drafters(monkeypatch: pytest.MonkeyPatch
 def test_a_member_that_begins_from_a_base_counts_from_it() -> None:
     one, late = new_tracker(), new_tracker()
     learn(one, 1)
-    base = merge_deltas(one.root, [one.take_delta(0)])
+    base = merge(one.root, [one.take_delta(0)])
     late.move_to(ref(1, base), base)
     learn(late, 2)
     added: Delta = late.take_delta(0)

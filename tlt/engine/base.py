@@ -135,6 +135,13 @@ class Engine(Protocol):
         """Decode without drafts while it isn't allowed; afterwards, choose strategies anew."""
         ...
 
+    def release_memory(self) -> None:
+        """Free what only requests need, until the next one, unless some are running.
+
+        The hidden states of requests that have ended are lost.
+        """
+        ...
+
     def set_capturing(self, capture: bool) -> None:
         """Keep hidden states for drafter training, or only those that proposing needs."""
         ...

@@ -5,7 +5,7 @@ It is trained in float32, whatever the engine's format is. A micro-batch is take
 its scores.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.learner_memory import CHUNK_LOGITS
@@ -20,10 +20,9 @@ MOST_ROWS = 4096
 _STEPS = 4
 # of tlt/ranks/drafter_merged_delta_tracker.py
 _LEAST_SNAPSHOTS, _MOST_SNAPSHOTS, _SNAPSHOT_BYTES = 4, 16, 64 << 20
-# of tlt/ranks/drafter_delta_publisher.py: micro-batches of a delta
-_DELTA_UPDATES = 8
 # of tlt/trainer/drafter/interruptible_matmul.py and chain_attention.py
 _CPU_WORK, _GPU_FACTOR, _SCORE_COST = 2**30, 64, 256
+_MOST_STORED = 64 << 20
 
 
 def drafter_training_items(
@@ -39,14 +38,13 @@ def drafter_training_items(
         name="drafter training: a micro-batch",
         bytes=max(activations.peak, 3 * whole + _WIDTH * _orthogonalised(drafter)),
         during="drafter training",
-        note=f"{activations.rows} rows of an answer of max_context, its scores stored",
+        note=f"{activations.rows} rows of an answer of max_context",
     )
-    deltas = -(-job.merge_every // _DELTA_UPDATES)
     yield Item(
         name="drafter training: merging deltas",
-        bytes=(2 * deltas + 5) * whole,
+        bytes=7 * whole,
         during="drafter merge",
-        note=f"assumed: {deltas} deltas at once, of {_DELTA_UPDATES} micro-batches each",
+        note="two bases and a delta, of weights and mean, and the drafter",
     )
 
 
@@ -108,8 +106,18 @@ class Activations:
         block, gradients = 3 * self._largest_block, 2 * self._drafter.weights
         logits = 3 * self._chunk // 2
         forward = _STEPS * step + max(logits, block)
-        backward = (_STEPS - 1) * step + block + gradients
-        return width * (states + max(forward, backward)) + self._mask_bytes
+        # a block that is computed again stores its scores, and repeated keys and values
+        again = self._largest_block + self._repeated(self._blocks[-1:])
+        again = 0 if self._stores_scores else again
+        backward = (_STEPS - 1) * step + block + again + gradients
+        mask = self._mask_bytes if self._stores_scores else 0
+        return width * (states + max(forward, backward)) + mask
+
+    @property
+    def _stores_scores(self) -> bool:
+        """Return whether the scores of a step are few enough to be stored, as `attend` does."""
+        pairs = self.rows * (max(0, self._context - 2 - self.rows) + self.rows)
+        return self._drafter.heads * pairs * self._width <= _MOST_STORED
 
     @property
     def _blocks(self) -> list[tuple[int, int]]:
@@ -135,10 +143,18 @@ class Activations:
         drafter = self._drafter
         queries, pairs = drafter.heads * drafter.head_dim, drafter.kv_heads * drafter.head_dim
         per_row = 8 * drafter.hidden + 2 * queries + 4 * pairs + 4 * drafter.intermediate
+        if drafter.layout == "eagle3":
+            # embeddings and features have norms of their own, and are joined
+            per_row += 5 * drafter.hidden
+        if not self._stores_scores:
+            return self.rows * per_row
         scores = sum(drafter.heads * rows * keys for rows, keys in self._blocks)
-        # keys and values are repeated for all heads that share them
-        repeated = sum(2 * queries * keys for _, keys in self._blocks)
-        return self.rows * per_row + scores + repeated
+        return self.rows * per_row + scores + self._repeated(self._blocks)
+
+    def _repeated(self, blocks: Sequence[tuple[int, int]]) -> int:
+        """Count keys and values, which are repeated for all heads that share them."""
+        queries = self._drafter.heads * self._drafter.head_dim
+        return sum(2 * queries * keys for _, keys in blocks)
 
     @property
     def _state_numbers(self) -> int:

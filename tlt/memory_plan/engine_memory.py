@@ -7,7 +7,7 @@ own; what isn't fixed by the arguments that TLT gives it is an estimate, and say
 from collections.abc import Iterator
 
 from tlt.memory_plan.job_memory import JobMemory, Spread
-from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.memory_items import Item, Phase
 from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
 
 # of tlt/engine/native/prompt_prefill.py: tokens of a prefill, and prompts held at once
@@ -39,6 +39,7 @@ def _native(job: JobMemory, spread: Spread) -> Iterator[Item]:
         yield Item(
             name="hidden states for the drafter",
             bytes=rows * positions * job.captured * policy.hidden * width,
+            during=_request_memory(spread),
             note=f"{job.captured} layers of all rows",
         )
     tokens = max(decoded, _CHUNK)
@@ -57,7 +58,7 @@ def _native(job: JobMemory, spread: Spread) -> Iterator[Item]:
     if spread.device == "cuda":
         yield Item(name="engine: CUDA graphs", bytes=0, note="the native engine has none yet")
     if job.drafter is not None:
-        yield from _native_drafter(job, job.drafter)
+        yield from _native_drafter(job, job.drafter, spread)
 
 
 def _native_temporaries(job: JobMemory, spread: Spread) -> int:
@@ -75,7 +76,7 @@ def _native_temporaries(job: JobMemory, spread: Spread) -> int:
     return max(sampling, prefill)
 
 
-def _native_drafter(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
+def _native_drafter(job: JobMemory, drafter: DrafterShape, spread: Spread) -> Iterator[Item]:
     width, shape = job.engine_width, _as_policy(drafter)
     tokens = max(job.slots * max(job.drafts + 1, _NARROW), _CHUNK)
     buffers = _layer_buffers(shape, tokens, job.positions, width)
@@ -85,6 +86,7 @@ def _native_drafter(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
     yield Item(
         name="drafter in the engine: KV cache",
         bytes=2 * job.slots * job.positions * shape.pairs * width,
+        during=_request_memory(spread),
         note=f"one layer of {job.slots} rows",
     )
     yield Item(name="drafter in the engine: buffers", bytes=buffers)
@@ -122,6 +124,7 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
         yield Item(
             name="drafter in the engine: KV cache",
             bytes=2 * tokens * pairs * width,
+            during=_request_memory(spread),
             note="one layer of the pool",
         )
 
@@ -148,8 +151,14 @@ def _cache(size: int, note: str, spread: Spread) -> Item:
     return Item(
         name="engine: KV cache",
         bytes=size // spread.gpus_per_worker,
+        during=_request_memory(spread),
         note=f"{note}, {over}" if over else note,
     )
+
+
+def _request_memory(spread: Spread) -> Phase:
+    """Return when the memory of requests is held: ranks free it for updates on GPUs."""
+    return "always" if spread.device == "cpu" else "between updates"
 
 
 def _division(spread: Spread) -> str:

@@ -25,8 +25,6 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     drafter: DrafterShape | None = None
     trains_drafter: bool = False
     drafter_megabytes: int = 0
-    # micro-batches between two merges of the drafter
-    merge_every: int = 48
     microbatch_tokens: int
     gradient_checkpointing: bool
     bfloat16: bool

@@ -8,6 +8,8 @@ import msgspec
 # time; what belongs to a whole policy update is taken in each of its parts.
 Phase = Literal[
     "always",
+    # freed for the updates of the policy
+    "between updates",
     "decoding",
     "policy update",
     "update: passes",
@@ -19,13 +21,13 @@ Phase = Literal[
     "drafter merge",
 ]
 _PARTS: dict[Phase, tuple[Phase, ...]] = {
-    "decoding": ("decoding",),
+    "decoding": ("between updates", "decoding"),
     "update: scoring": ("policy update", "update: passes", "update: scoring"),
     "update: backward": ("policy update", "update: passes", "update: backward"),
     "update: reduction": ("policy update", "update: reduction"),
-    "weight swap": ("weight swap",),
-    "drafter training": ("drafter training",),
-    "drafter merge": ("drafter merge",),
+    "weight swap": ("between updates", "weight swap"),
+    "drafter training": ("between updates", "drafter training"),
+    "drafter merge": ("between updates", "drafter merge"),
 }
 
 

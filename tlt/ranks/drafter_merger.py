@@ -41,15 +41,16 @@ class DrafterMerger:
     ) -> MergedDrafter:
         """Merge the command's deltas; `root` is this member's initial weights, if it has any."""
         base = self._bases.read(command.base, root, check)
-        deltas = [
+        deltas = (
             Delta(
                 tensors=self._bases.read_tensors(ref.blob, check),
                 micro_batches=ref.micro_batches,
                 known=ref.known,
             )
             for ref in command.deltas
-        ]
-        weights = merge_deltas(base, deltas, check)
+        )
+        learned = sum(ref.micro_batches for ref in command.deltas)
+        weights = merge_deltas(base, deltas, learned, check)
         drafter = self._factory.build(mean_of(weights))
         return MergedDrafter(command=command, weights=weights, drafter=drafter)
 

@@ -209,6 +209,9 @@ class Rank:
     def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
         assert duties.samples is not None
         samples, duties.samples = duties.samples, None
+        # on a CPU there is room, and zeroing the memory again takes time
+        if duties.job.device.type == "cuda":
+            duties.engine.release_memory()
         events = duties.update.run(command, samples.minibatches)
         # a rank that holds a part of each weight decodes with what the first rank publishes
         if not duties.update.is_sharded:

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import torch
 
+from tlt.engine.native.releasable_storage import release_storage, restore_storage
 from tlt.models.decoder_spec import DecoderConfig
 
 
@@ -36,7 +37,14 @@ class CapturedStates:
 
     @property
     def bytes(self) -> int:
-        return self._data.nbytes
+        return self._data.untyped_storage().nbytes()
+
+    def release(self) -> None:
+        """Free all states; nothing may be read or kept before `restore`."""
+        release_storage(self._data)
+
+    def restore(self) -> None:
+        restore_storage(self._data)
 
     @property
     def token(self) -> torch.Tensor:

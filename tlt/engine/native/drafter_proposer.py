@@ -50,6 +50,14 @@ class DrafterProposer:
         parts = (self._cache, self._attention, self._buffers, self._weights)
         return sum(part.bytes for part in parts) + self._range.nbytes
 
+    def release_memory(self) -> None:
+        """Free the cache until `restore_memory`; no row runs meanwhile."""
+        self._cache.release()
+        self._cached.clear()
+
+    def restore_memory(self) -> None:
+        self._cache.restore()
+
     def handle_row_move(self, row: Row, source: int, target: int) -> None:
         self._cache.copy(source, target, self._cached_positions(row))
 

@@ -70,6 +70,8 @@ class NativeEngine:
         )
         self._prefiller = PromptPrefiller(self._forward, held_rows)
         self._prefill_due = False
+        # True while the memory of the slots is freed
+        self._released = False
         self._noise = GumbelNoise(config.vocabulary, device, most_decoded)
         self._queue = RequestQueue(config.vocabulary, max_context)
         self._rows = RowTable(slots, max_context, self._slots)
@@ -122,6 +124,7 @@ class NativeEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._queue.submit(requests)
+        self._restore_memory()
         self._prefill_due = True
 
     def cancel(self, ids: Sequence[int]) -> None:
@@ -136,6 +139,22 @@ class NativeEngine:
         self._prefiller.clear()
         self.speculation.handle_weight_swap()
         self._prefill_due = True
+
+    def release_memory(self) -> None:
+        if self._released or self.running:
+            return
+        self._rows.clear()
+        self._rows.ended.clear()
+        self._prefiller.clear()
+        self._slots.release()
+        self.speculation.release_memory()
+        self._released = True
+
+    def _restore_memory(self) -> None:
+        if self._released:
+            self._slots.restore()
+            self.speculation.restore_memory()
+            self._released = False
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self.speculation.index_answer(prompt, tokens)
@@ -166,6 +185,7 @@ class NativeEngine:
         """Check for interrupts between chunks."""
         assert self.running == 0, "an engine that decodes cannot prefill other texts"
         self._rows.clear()
+        self._restore_memory()
         fed = list(tokens[:-1])
         if len(fed) > self._slots.positions:
             raise ConfigError(f"{len(fed)} tokens do not fit {self._slots.positions} positions")

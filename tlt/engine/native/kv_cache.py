@@ -6,6 +6,7 @@ A masked position is multiplied by the soft-max's zero, and zero times NaN is Na
 import torch
 
 from tlt.engine.native.decode_attention_kernels import CacheLayout
+from tlt.engine.native.releasable_storage import release_storage, restore_storage
 from tlt.models.decoder_spec import DecoderConfig
 
 
@@ -25,13 +26,13 @@ class KvCache:
             config.layers, rows, self._heads, positions, config.head_dim, dtype=dtype, device=device
         )
         self.layers = self._data.view(config.layers, -1, config.head_dim).unbind(0)
-        addresses = [layer.data_ptr() for layer in self.layers]
-        self.layout = CacheLayout(addresses, config.kv_heads, positions)
+        self._kv_heads = config.kv_heads
+        self.layout = self._find_layout()
         self._head_offsets = torch.arange(self._heads, device=device) * positions
 
     @property
     def bytes(self) -> int:
-        return self._data.nbytes + self._head_offsets.nbytes
+        return self._data.untyped_storage().nbytes() + self._head_offsets.nbytes
 
     @property
     def device(self) -> torch.device:
@@ -40,6 +41,18 @@ class KvCache:
     @property
     def dtype(self) -> torch.dtype:
         return self._data.dtype
+
+    def release(self) -> None:
+        """Free the entries; nothing may be read or written before `restore`."""
+        release_storage(self._data)
+
+    def restore(self) -> None:
+        restore_storage(self._data)
+        self.layout = self._find_layout()
+
+    def _find_layout(self) -> CacheLayout:
+        addresses = [layer.data_ptr() for layer in self.layers]
+        return CacheLayout(addresses, self._kv_heads, self.positions)
 
     def addresses(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the indices in `layers[i]` of these positions' entries, head by head."""

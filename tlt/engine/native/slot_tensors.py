@@ -43,6 +43,15 @@ class SlotTensors:
         parts = (self.cache.bytes, self.states.bytes, self.tokens.nbytes, self.logprobs.nbytes)
         return sum(parts)
 
+    def release(self) -> None:
+        """Free the cache and the states until `restore`."""
+        self.cache.release()
+        self.states.release()
+
+    def restore(self) -> None:
+        self.cache.restore()
+        self.states.restore()
+
     def flat_indices(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the indices of these positions in flat views of tokens, log-probs and states."""
         return rows * self.positions + positions

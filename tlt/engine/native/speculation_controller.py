@@ -117,6 +117,14 @@ class SpeculationController:
         self._capturing = capture
         self.update_capturing()
 
+    def release_memory(self) -> None:
+        if self._drafter is not None:
+            self._drafter.release_memory()
+
+    def restore_memory(self) -> None:
+        if self._drafter is not None:
+            self._drafter.restore_memory()
+
     def handle_weight_swap(self) -> None:
         if self._runs is not None:
             self._runs.handle_weight_swap()

@@ -107,6 +107,7 @@ class SglangEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._queue.submit(requests)
+        self._resume_memory()
 
     def cancel(self, ids: Sequence[int]) -> None:
         cancelled = self._queue.cancel(ids)
@@ -137,6 +138,15 @@ class SglangEngine:
             self._check_progress()
         ended = [running for running in self._running.values() if running.task.done()]
         return cancelled + [self._end(running) for running in ended]
+
+    def release_memory(self) -> None:
+        if not self.running:
+            self._free_ended()
+            self._client.run(self._client.release_memory())
+
+    def _resume_memory(self) -> None:
+        if self._client.released:
+            self._client.run(self._client.resume_memory())
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         self._client.send(IndexAnswer(prompt=tuple(prompt), tokens=tuple(tokens)))
@@ -181,6 +191,7 @@ class SglangEngine:
         text = tuple(tokens[:-1])
         if len(text) >= self._max_context:
             raise ConfigError(f"{len(text)} tokens do not fit {self._max_context} positions")
+        self._resume_memory()
         name = self._tap_slots.take(text, weights="")
         try:
             task = self._client.start(self._answer(_reading(text), name))

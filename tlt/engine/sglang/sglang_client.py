@@ -34,6 +34,8 @@ from tlt.protocol.shared_values import StrategyTally
 _T = TypeVar("_T")
 _Runner = Literal["target", "draft"]
 _log = structlog.get_logger("sglang")
+# SGLang's tags of what requests need
+_REQUEST_MEMORY = ["kv_cache"]
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,8 @@ class SglangClient:
         self._held: dict[_Runner, Mapping[str, str]] | None = {}
         # a checksum of SGLang's was once ours, too
         self._hashes_agree = False
+        # True while SGLang's cache is freed
+        self.released = False
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     @property
@@ -141,6 +145,28 @@ class SglangClient:
             await self.verify(drafter_as_held(sent), "draft", f"drafter version {version}")
             self.send(UseDrafter(version=version))
         self.drafters += 1
+
+    async def release_memory(self) -> None:
+        """Free SGLang's cache once its last batch is over; weights and graphs stay."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        if self.released:
+            return
+        # it waits until nothing runs; releasing would end the scheduler if something did
+        flushed = await self._manager.flush_cache(timeout_s=self.stuck_seconds)
+        if not flushed.success:
+            raise RankError(f"SGLang didn't become idle: {flushed.message}")
+        tags = ReleaseMemoryOccupationReqInput(tags=_REQUEST_MEMORY)
+        await self._manager.release_memory_occupation(tags)
+        self.released = True
+
+    async def resume_memory(self) -> None:
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        if self.released:
+            tags = ResumeMemoryOccupationReqInput(tags=_REQUEST_MEMORY)
+            await self._manager.resume_memory_occupation(tags)
+            self.released = False
 
     def forbid_drafter(self) -> None:
         """Propose with no drafter until the next one is sent."""

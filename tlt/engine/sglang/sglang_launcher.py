@@ -3,9 +3,12 @@
 Both import SGLang at the same time, which is most of a start. Nothing else imports it.
 """
 
+import importlib
 import importlib.metadata
+import importlib.util
 import signal
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +89,10 @@ def start(options: Options, log: Path) -> Launched:
     on_cpu = options.device.type == "cpu"
     variables = _VARIABLES | (cpu_mode.environment() if on_cpu else {})
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
-    scheduler = SchedulerProcess(
-        options.device.type, {**variables, **options.environment}, log, options.descriptors
-    )
+    with _memory_saver(options.device):
+        scheduler = SchedulerProcess(
+            options.device.type, {**variables, **options.environment}, log, options.descriptors
+        )
     try:
         with restore_process_state(variables):
             if on_cpu:
@@ -106,6 +110,18 @@ def start(options: Options, log: Path) -> Launched:
     finally:
         cpu_mode.leave()
     return Launched(engine, scheduler)
+
+
+def can_free_memory(device: torch.device) -> bool:
+    """Return True if SGLang can free its cache for a while, as torch-memory-saver lets it."""
+    return device.type == "cuda" and importlib.util.find_spec("torch_memory_saver") is not None
+
+
+def _memory_saver(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which child processes allocate memory that can be freed for a while."""
+    if not can_free_memory(device):
+        return nullcontext()
+    return importlib.import_module("torch_memory_saver").configure_subprocess()
 
 
 def check_version() -> None:
@@ -135,6 +151,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         # otherwise it spins on a core that the rank may train on
         "sleep_on_idle": True,
         "enable_return_hidden_states": options.states,
+        "enable_memory_saver": can_free_memory(options.device),
         "log_level": "error",
     }
     if options.captured and options.speculation is None:

@@ -5,12 +5,14 @@ Row r of every step belongs to the chain that begins at row r. So what a step se
 plain causal attention, and of later steps it sees only its own row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
@@ -18,6 +20,9 @@ from tlt.trainer.drafter.interruptible_matmul import check_backward, work_per_ch
 
 # cost of mask and softmax for one score, in multiplications
 _SCORE_COST = 256
+# bytes of a step's scores that are stored for the backward pass; more are computed again, block by
+# block, as those of long answers would take most of a device's memory
+MOST_STORED = 64 << 20
 
 
 class KeysValues(NamedTuple):
@@ -42,13 +47,19 @@ def attend(
     prefix_rows = 0 if prefix is None else prefix.keys.shape[1]
     heads, _, width = queries.shape
     scores = work_per_check(queries) // (heads * (width + _SCORE_COST))
+    pairs = sum((last - first) * (prefix_rows + last - first) for first, last in pairwise(ends))
+    attend_block: Callable[..., Tensor] = _attend_block
+    if heads * pairs * queries.element_size() > MOST_STORED:
+        attend_block = partial(
+            checkpoint, _attend_block, use_reentrant=False, preserve_rng_state=False
+        )
     parts: list[Tensor] = []
     for first, last in pairwise(ends):
         block = max(1, scores // max(1, prefix_rows + last - first))
         for begin in range(first, last, block):
             rows = slice(begin, min(last, begin + block))
             check()
-            part = _attend_block(
+            part = attend_block(
                 queries[:, rows],
                 KeysValues(*(tensor[:, first : rows.stop] for tensor in first_step)),
                 None if own_keys is None else own_keys[:, :, rows],

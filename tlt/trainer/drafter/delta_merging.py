@@ -9,7 +9,7 @@ since the base that it began from. So members are averaged by micro-batches, whe
 together or one after the other, and a single member loses nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -76,10 +76,16 @@ def rebase_snapshot(
 
 
 def merge_deltas(
-    base: BaseWeights, deltas: Sequence[Delta], check: CheckInterrupt = never_interrupt
+    base: BaseWeights,
+    deltas: Iterable[Delta],
+    micro_batches: int,
+    check: CheckInterrupt = never_interrupt,
 ) -> BaseWeights:
-    """Add the weighted deltas; their order doesn't matter."""
-    micro_batches = base.micro_batches + sum(delta.micro_batches for delta in deltas)
+    """Add the weighted deltas, which have so many micro-batches together, in any order.
+
+    Each is dropped before the next one is read, as they are as large as the base.
+    """
+    micro_batches += base.micro_batches
     tensors = {name: tensor.clone() for name, tensor in base.tensors.items()}
     updates = 0.0
     for delta in deltas:
@@ -88,9 +94,14 @@ def merge_deltas(
             continue
         share = delta.micro_batches / (micro_batches - delta.known)
         updates += share * delta.micro_batches
-        for name, tensor in delta.tensors.items():
-            check()
-            tensors[name].add_(tensor, alpha=share)
+        _add(tensors, delta, share, check)
+        del delta
     return BaseWeights(
         tensors=tensors, updates=base.updates + round(updates), micro_batches=micro_batches
     )
+
+
+def _add(tensors: Mapping[str, Tensor], delta: Delta, share: float, check: CheckInterrupt) -> None:
+    for name, tensor in delta.tensors.items():
+        check()
+        tensors[name].add_(tensor, alpha=share)
