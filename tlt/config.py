@@ -139,7 +139,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     compile: bool | Literal["auto"] = "auto"
     # `auto` takes the sampler's log-probs where they equal the learner's.
     old_logprobs: Literal["auto", "learner"] = "auto"
-    # Ranks that split one copy of weights, gradients and optimiser (FSDP2); a divisor of all ranks.
+    # Ranks that split one copy of weights, gradients and optimiser (FSDP2); more if none divides.
     shards: int | Literal["all"] = 1
     # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
     gradient_checkpointing: bool | Literal["auto"] = "auto"

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,10 +15,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.trainer.models import CPU, never_interrupt, samples, share, spec
 from tests.trainer.second_rank import Peer
-from tlt.errors import ConfigError, RankError
+from tlt.errors import RankError
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch
+from tlt.trainer.policy.sharded_models import count_shards
 
 SECONDS = 60.0
 UPDATES = 20
@@ -313,18 +314,24 @@ def test_masters_stay_float32_where_layers_compute_in_bfloat16(
     assert loss != exact[0][0].loss
 
 
-def refuse(rank: int, world: int, rendezvous: str, model: str) -> str:
-    try:
-        start(rank, world, rendezvous, "odd", model, "float32", shards=3)
-    except ConfigError as error:
-        return str(error)
-    finally:
-        groups.leave_group()
-    return "accepted"
-
-
-def test_refuses_shards_that_do_not_divide_the_ranks(
-    peers: Sequence[Peer], rendezvous: str, model_dir: str
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "expected"),
+    [("all", 7, 7), (1, 7, 1), (4, 8, 4), (4, 6, 6), (4, 7, 7), (2, 6, 2), (3, 8, 4), (4, 3, 3)],
+)
+def test_shards_are_as_many_as_wanted_or_more_where_ranks_were_lost(
+    wanted: int | Literal["all"], ranks: int, expected: int
 ) -> None:
-    for message in on_all(peers, refuse, rendezvous, model_dir):
-        assert message == "algorithm.shards: 4 ranks are no multiple of 3"
+    assert count_shards(wanted, ranks) == expected
+
+
+def test_four_ranks_train_with_three_shards_wanted(
+    peers: Sequence[Peer], rendezvous: str, model_dir: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    (whole, *_) = on_all(
+        peers, train, rendezvous, "all", model_dir, "float64", {"shards": "all"}, 1, saved
+    )
+    (three, *_) = on_all(
+        peers, train, rendezvous, "three", model_dir, "float64", {"shards": 3}, 1, saved
+    )
+    assert three[0].loss == pytest.approx(whole[0].loss, rel=1e-12)

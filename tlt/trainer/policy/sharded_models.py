@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -140,8 +140,7 @@ def load_sharded_policy_models(
         # a measurement would need the whole model
         spec.precision == "auto" and device.type == "cuda" and device_has_bfloat16(device)
     )
-    shards = group.size() if spec.shards == "all" else spec.shards
-    mesh = learner_mesh(group, shards, device)
+    mesh = learner_mesh(group, spec.shards, device)
     root = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
     packed = _set_attention(root, spec, bfloat16)
     checkpoint_layers_if_due(root.policy, spec)
@@ -185,11 +184,22 @@ def _set_attention(root: ShardedModel, spec: AlgorithmSpec, bfloat16: bool) -> b
     return True
 
 
-def learner_mesh(group: ProcessGroup, shards: int, device: torch.device) -> DeviceMesh:
+def count_shards(wanted: int | Literal["all"], ranks: int) -> int:
+    """Return over how many ranks one copy is split: at least as many as wanted, if there are.
+
+    The number has to divide the ranks, of which some may be lost.
+    """
+    if wanted == "all":
+        return ranks
+    return next((shards for shards in range(wanted, ranks) if ranks % shards == 0), ranks)
+
+
+def learner_mesh(
+    group: ProcessGroup, wanted: int | Literal["all"], device: torch.device
+) -> DeviceMesh:
     """Return a mesh that splits the weights over so many ranks; the rest are replicas (HSDP)."""
     world = group.size()
-    if world % shards != 0:
-        raise ConfigError(f"algorithm.shards: {world} ranks are no multiple of {shards}")
+    shards = count_shards(wanted, world)
     if shards == world:
         return DeviceMesh.from_group(group, device.type)
     return init_device_mesh(
