@@ -60,6 +60,8 @@ _METRICS = UpdateMetrics(
     sampling_kl=1e-4,
     reference_kl=None,
     importance_truncated=0.0,
+    optimiser_steps=1,
+    skipped_steps=0,
     tokens=1_000_000,
     samples=2048,
 )

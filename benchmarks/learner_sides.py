@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.config import AlgorithmSpec, JobSpec
-from tlt.trainer.policy.grpo_loss import grpo_loss
 from tlt.trainer.policy.micro_batches import (
     MicroBatch,
     build_micro_batches,
@@ -20,6 +19,7 @@ from tlt.trainer.policy.micro_batches import (
     pad,
 )
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.policy_loss import policy_loss
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 from tlt.trainer.policy.update_passes import PolicyModels
 
@@ -88,7 +88,7 @@ class Reference:
         for batch, before in zip(batches, old, strict=True):
             current = self._logprobs(batch)
             known = current.detach() if before is None else before
-            loss, _ = grpo_loss(self._spec, batch, share, current, known, None)
+            loss, _ = policy_loss(self._spec, batch, share, current, known, None)
             loss.backward()
 
     def reset(self) -> None:

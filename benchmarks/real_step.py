@@ -13,7 +13,7 @@ from tlt.engine.native import NativeEngine
 from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.policies.job.advantages import group_advantages
+from tlt.policies.job.advantages import compute_advantages
 from tlt.policies.job.sample_sharding import Sample, share_samples
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 
@@ -59,12 +59,13 @@ def real_step(job: JobSpec) -> list[Minibatch]:
     for prompt, row in enumerate(rows):
         members = range(prompt * algorithm.group_size, (prompt + 1) * algorithm.group_size)
         rewards = [reward(done[id_].text, row["answer"]) for id_ in members]
-        advantages = group_advantages(rewards, algorithm.normalise_advantage) or []
+        (found,) = compute_advantages([rewards], algorithm.advantage, algorithm.normalise_advantage)
+        advantages = found or []
         samples += [
             Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens))
             for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
         ]
-    (first, *_) = share_samples(samples, [1] * _RANKS, algorithm.minibatches, job.seed, 0)
+    (first, *_) = share_samples(samples, (), [1] * _RANKS, algorithm.minibatches, job.seed, 0)
 
     def learned(prompt: int, member: int, advantage: float) -> PolicySample:
         answer = done[prompt * algorithm.group_size + member]

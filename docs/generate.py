@@ -180,9 +180,10 @@ def spec_page() -> str:
     """Describe every key of a job's spec: type, default, bounds and meaning."""
     from tlt import config
 
-    tree = ast.parse((ROOT / "tlt" / "config.py").read_text())
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    comments = field_comments((ROOT / "tlt" / "config.py").read_text())
+    sources = [(ROOT / "tlt" / name).read_text() for name in ("config.py", "learning_spec.py")]
+    nodes = [node for source in sources for node in ast.parse(source).body]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    comments = {key: text for source in sources for key, text in field_comments(source).items()}
     parts = [
         NOTE,
         "# The spec of a job\n",
@@ -214,9 +215,9 @@ def spec_page() -> str:
 
 
 def is_section(kind: Any) -> bool:
-    from tlt import config
+    from tlt.spec_section import Section
 
-    return isinstance(kind, type) and issubclass(kind, config.Section)
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def type_of(kind: Any) -> str:
@@ -263,7 +264,7 @@ def bounds_of(cls: ast.ClassDef) -> tuple[dict[str, str], list[str]]:
     bounds: dict[str, str] = {}
     rules: list[str] = []
     for node in ast.walk(cls):
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "_require"):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "require"):
             continue
         complaint = node.args[1]
         if not (isinstance(complaint, ast.Constant) and isinstance(complaint.value, str)):

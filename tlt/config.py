@@ -10,20 +10,13 @@ from typing import Literal
 import msgspec
 
 from tlt.id_types import JobId
+from tlt.learning_spec import AlgorithmSpec, DataSpec, RewardSpec
+from tlt.spec_section import Section, require
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of a spec's sections; a section checks its bounds in `__post_init__`."""
-
-
-def _require(holds: bool, complaint: str) -> None:
-    if not holds:
-        raise ValueError(complaint)
 
 
 class PolicySpec(Section, frozen=True, kw_only=True):
@@ -37,144 +30,7 @@ class PolicySpec(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
-        _require(self.max_context is None or self.max_context > 0, "max_context must be above 0")
-
-
-class DataSpec(Section, frozen=True, kw_only=True):
-    """Name the prompts to train on and to evaluate with."""
-
-    # JSONL or parquet file of training prompts.
-    train: str
-    # File of held-out prompts; needed for evaluations.
-    eval: str | None = None
-    # Column of the prompt: a text, or with `chat_template` a list of messages.
-    prompt_key: str = "prompt"
-    # Column of the answer that the reward compares with; null if there is none.
-    answer_key: str | None = "answer"
-    # Format each prompt with the tokenizer's chat template.
-    chat_template: bool = False
-    # System message put before each prompt by the chat template.
-    system_prompt: str | None = None
-    # Evaluate on this many rows at most.
-    eval_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
-
-
-class RewardSpec(Section, frozen=True, kw_only=True):
-    """Choose how an answer is scored."""
-
-    # Built-in verifier (1 if right, else 0), or a function of yours.
-    kind: Literal["final_answer", "numeric", "regex", "boxed", "function"]
-    # `final_answer` compares the text after the last marker.
-    marker: str = "#"
-    # `regex` compares the first group of the pattern's last match.
-    pattern: str | None = None
-    # Relative error that `numeric` accepts.
-    tolerance: float = 1e-6
-    # Your function, as `package.module:name` or `file.py:name`.
-    function: str | None = None
-    # A function that takes longer is stopped.
-    timeout_seconds: float = 10.0
-    # Reward where the function fails, times out or returns NaN.
-    on_error: float = 0.0
-
-    def __post_init__(self) -> None:
-        _require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
-        _require(self.marker != "", "marker must not be empty")
-        _require(self.tolerance >= 0, "tolerance must be 0 or more")
-        _require(math.isfinite(self.on_error), "on_error must be a finite number")
-        _require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
-        _require(
-            self.kind != "function" or self.function is not None,
-            "kind function needs function: package.module:name",
-        )
-
-
-class AlgorithmSpec(Section, frozen=True, kw_only=True):
-    """Set the GRPO update."""
-
-    # Algorithm.
-    name: Literal["grpo"] = "grpo"
-    # Number of policy updates.
-    steps: int
-    # Groups in a rollout batch.
-    prompts_per_step: int
-    # Answers to each prompt.
-    group_size: int
-    # Highest learning rate.
-    learning_rate: float = 1e-6
-    # Steps in which the learning rate rises to its highest.
-    warmup_steps: int = 0
-    # Course of the learning rate after the warm-up.
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    # Optimiser steps in each update.
-    minibatches: int = 1
-    # Most tokens of a forward and backward pass.
-    microbatch_tokens: int = 8192
-    # The probability ratio is clipped below 1 - `clip_low`.
-    clip_low: float = 0.2
-    # The probability ratio is clipped above 1 + `clip_high`.
-    clip_high: float = 0.28
-    # Weight of the penalty for moving away from the initial policy; 0 for none.
-    kl_coefficient: float = 0.0
-    # Give every token, or every answer, the same weight in the loss.
-    averaging: Literal["token", "sequence"] = "token"
-    # Divide advantages by the standard deviation of their group.
-    normalise_advantage: bool = True
-    # Highest weight for the gap between the sampler's and the learner's probabilities.
-    importance_cap: float = 2.0
-    # Highest norm of the gradient.
-    gradient_clip: float = 1.0
-    # AdamW's weight decay.
-    weight_decay: float = 0.0
-    # AdamW's two decay rates.
-    betas: tuple[float, float] = (0.9, 0.95)
-    # Number format of the update; `auto` measures which is faster and accurate enough.
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # Kernel of the update's attention; `auto` measures which is fastest.
-    attention: Literal["auto", "padded", "packed", "native", "flash"] = "auto"
-    # Compile the layers; `auto` does so where the job is long enough to gain.
-    compile: bool | Literal["auto"] = "auto"
-    # `auto` takes the sampler's log-probs where they equal the learner's.
-    old_logprobs: Literal["auto", "learner"] = "auto"
-    # Ranks that split one copy of weights, gradients and optimiser (FSDP2); more if none divides.
-    shards: int | Literal["all"] = 1
-    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
-    # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
-    allow_filtered_sampling: bool = False
-    # Steps between checkpoints.
-    checkpoint_every: int = 10
-    # Steps between evaluations; 0 for none.
-    eval_every: int = 0
-    # Keep the policy that did best in an evaluation.
-    keep_best: bool = True
-    # Keep every checkpoint and every best policy, not only the newest.
-    keep_all: bool = False
-    # A rank that waits longer for the others fails the update.
-    collective_timeout_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        _require(self.steps >= 1, "steps must be at least 1")
-        _require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
-        _require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
-        _require(self.learning_rate > 0, "learning_rate must be above 0")
-        _require(self.minibatches >= 1, "minibatches must be at least 1")
-        _require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
-        _require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
-        _require(self.importance_cap >= 1, "importance_cap must be at least 1")
-        _require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
-        _require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
-        _require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")
-        _require(self.weight_decay >= 0, "weight_decay must be 0 or more")
-        _require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
-        _require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
-        _require(self.clip_high > 0, "clip_high must be above 0")
-        _require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
-        _require(self.gradient_clip > 0, "gradient_clip must be above 0")
-        _require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
+        require(self.max_context is None or self.max_context > 0, "max_context must be above 0")
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
@@ -197,21 +53,21 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
     spread: bool = True
     # Texts that end an answer.
-    stop: list[str] = []
+    stop: list[str] = msgspec.field(default_factory=list)
     # Temperature of evaluations; 0 is greedy.
     eval_temperature: float = 1.0
     # Attempts at an answer whose worker is lost before it is dropped.
     max_tries: int = 3
 
     def __post_init__(self) -> None:
-        _require(self.temperature > 0, "temperature must be above 0")
-        _require(self.eval_temperature >= 0, "eval_temperature must be 0 (greedy) or more")
-        _require(self.top_k >= 0, "top_k must be 0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
-        _require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
-        _require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
-        _require(self.slots >= 1, "slots must be at least 1")
-        _require(self.max_tries >= 1, "max_tries must be at least 1")
+        require(self.temperature > 0, "temperature must be above 0")
+        require(self.eval_temperature >= 0, "eval_temperature must be 0 (greedy) or more")
+        require(self.top_k >= 0, "top_k must be 0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
+        require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
+        require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+        require(self.slots >= 1, "slots must be at least 1")
+        require(self.max_tries >= 1, "max_tries must be at least 1")
 
     @property
     def filtered(self) -> bool:
@@ -235,17 +91,17 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
     control_share: float = 0.02
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             (self.mode == "static") == (self.strategy is not None),
             "mode static needs a strategy, and only that does: "
             "{type: draft, depth: 4} or {type: ngram, tokens: 8}",
         )
         most = max(map(max_drafts, self.arms), default=0)
         least = min((max_drafts(a) for a in self.arms if a != Off()), default=1)
-        _require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
-        _require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
-        _require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
-        _require(
+        require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
+        require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
+        require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
+        require(
             0 <= self.control_share < 0.5, "control_share must be 0 (no control) or more, below 0.5"
         )
 
@@ -285,9 +141,9 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     keep_all: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.megabytes >= 1, "megabytes must be at least 1")
-        _require(self.merge_every >= 1, "merge_every must be at least 1")
-        _require(0 < self.preempt_seconds < math.inf, "preempt_seconds must be above 0 and finite")
+        require(self.megabytes >= 1, "megabytes must be at least 1")
+        require(self.merge_every >= 1, "merge_every must be at least 1")
+        require(0 < self.preempt_seconds < math.inf, "preempt_seconds must be above 0 and finite")
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):
@@ -295,12 +151,12 @@ class WorkersSpec(Section, frozen=True, kw_only=True):
 
     # A rank that makes no progress for longer is replaced.
     stuck_seconds: float = 120.0
-    # Lost workers after which the job fails.
+    # Workers that may be lost within ten steps; the next loss fails the job.
     max_restarts: int = 5
 
     def __post_init__(self) -> None:
-        _require(0 < self.stuck_seconds < math.inf, "stuck_seconds must be above 0 and finite")
-        _require(self.max_restarts >= 0, "max_restarts must be 0 or more")
+        require(0 < self.stuck_seconds < math.inf, "stuck_seconds must be above 0 and finite")
+        require(self.max_restarts >= 0, "max_restarts must be 0 or more")
 
 
 class JobSpec(Section, frozen=True, kw_only=True):
@@ -331,44 +187,44 @@ class JobSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for logger in self.loggers:
-            _require(
+            require(
                 logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"
             )
-        _require(len(set(self.loggers)) == len(self.loggers), "loggers: one is named twice")
-        _require(0 <= self.seed < 2**63, "seed must lie in [0, 2^63)")
-        _require(
+        require(len(set(self.loggers)) == len(self.loggers), "loggers: one is named twice")
+        require(0 <= self.seed < 2**63, "seed must lie in [0, 2^63)")
+        require(
             self.name != "" and all(c.isalnum() or c in "-_." for c in self.name),
             "name may hold letters, digits, '-', '_' and '.' only",
         )
-        _require(
+        require(
             not self.rollout.filtered or self.algorithm.allow_filtered_sampling,
             "training on samples drawn with top_k, top_p or min_p is biased; "
             "set algorithm.allow_filtered_sampling: true to do it all the same",
         )
-        _require(
+        require(
             self.algorithm.eval_every == 0 or self.data.eval is not None,
             "algorithm.eval_every needs data.eval",
         )
-        _require(
+        require(
             self.speculation.mode == "off"
             or self.rollout.engine == "native"
             or self.rollout.min_p == 0,
             "rollout.min_p with speculation needs rollout.engine: native, SGLang would ignore it",
         )
-        _require(
+        require(
             not isinstance(self.speculation.strategy, Draft)
             or self.drafter.path is not None
             or self.drafter.train != "off",
             "speculation.strategy needs a drafter: set drafter.path, or drafter.train: auto",
         )
         guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
-        _require(
+        require(
             self.drafter.train == "off" or guesses_with_it,
             "drafter.train needs decoding with the drafter: set speculation.mode: adaptive",
         )
         longest = self.speculation.longest
         room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
-        _require(
+        require(
             longest < room,
             f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
         )

@@ -87,6 +87,8 @@ class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     train_prompts: int = 0
     eval_prompts: int = 0
+    # rows of both that were left out, because their prompts are too long
+    skipped_prompts: int = 0
     error: str | None = None
 
 

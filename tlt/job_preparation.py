@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, NoReturn
@@ -45,31 +46,56 @@ def prepare(folder: Path) -> PreparedJob:
     tokenizer = Tokenizer(spec.policy.path)
     load_verifier(spec.reward)
     refuse_missing(spec.loggers, "spec")
-    train = _tokenised(Path(spec.data.train), spec, tokenizer, limit, None)
-    train_prompts = Prompts.write(prompts_file(folder, "train"), train)
+    reader = _PromptReader(spec, tokenizer, limit)
+    train_prompts = reader.write(prompts_file(folder, "train"), Path(spec.data.train), None)
     eval_prompts = 0
     if spec.data.eval is not None:
-        held_out = _tokenised(Path(spec.data.eval), spec, tokenizer, limit, spec.data.eval_limit)
-        eval_prompts = Prompts.write(prompts_file(folder, "eval"), held_out)
-    return PreparedJob(train_prompts=train_prompts, eval_prompts=eval_prompts)
+        held_out = Path(spec.data.eval)
+        eval_prompts = reader.write(prompts_file(folder, "eval"), held_out, spec.data.eval_limit)
+    return PreparedJob(
+        train_prompts=train_prompts, eval_prompts=eval_prompts, skipped_prompts=reader.skipped
+    )
 
 
-def _tokenised(
-    path: Path, spec: JobSpec, tokenizer: Tokenizer, limit: int, max_prompts: int | None
-) -> Iterator[Prompt]:
-    for number, (location, row) in enumerate(rows(path, spec.data)):
-        if max_prompts is not None and number >= max_prompts:
-            return
-        tokens = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, location)
-        if not tokens:
-            raise DataError(f"{location}: the prompt has no tokens")
-        if len(tokens) >= limit:
+class _PromptReader:
+    def __init__(self, spec: JobSpec, tokenizer: Tokenizer, context: int) -> None:
+        self._data = spec.data
+        self._tokenizer = tokenizer
+        self._context = context
+        self._most = min(context - 1, spec.data.max_prompt_tokens or context)
+        # rows that were left out so far
+        self.skipped = 0
+
+    def write(self, file: Path, source: Path, limit: int | None) -> int:
+        """Tokenise at most `limit` prompts of a data file, and return how many there are."""
+        count = Prompts.write(file, islice(self._read(source), limit))
+        if count == 0:
             raise DataError(
-                f"{location}: the prompt has {len(tokens)} tokens, which leaves no room in a "
-                f"context of {limit}"
+                f"{source}: all prompts have more than {self._most} tokens "
+                f"(a context of {self._context}, data.max_prompt_tokens)"
             )
-        key = spec.data.answer_key
-        yield Prompt(tokens=tokens, row=row, answer=None if key is None else row[key])
+        return count
+
+    def _read(self, source: Path) -> Iterator[Prompt]:
+        data = self._data
+        for location, row in rows(source, data):
+            tokens = self._tokenizer.prompt_tokens(row[data.prompt_key], data, location)
+            if not tokens:
+                raise DataError(f"{location}: the prompt has no tokens")
+            if len(tokens) > self._most:
+                self._skip(location, len(tokens))
+                continue
+            key = data.answer_key
+            yield Prompt(tokens=tokens, row=row, answer=None if key is None else row[key])
+
+    def _skip(self, location: str, tokens: int) -> None:
+        """Leave a row out, or refuse it, as the spec says."""
+        self.skipped += 1
+        if self._data.long_prompts == "refuse":
+            raise DataError(
+                f"{location}: the prompt has {tokens} tokens, and at most {self._most} fit "
+                f"(a context of {self._context}, data.max_prompt_tokens)"
+            )
 
 
 def main() -> None:

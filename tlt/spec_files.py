@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from tlt.config import JobSpec, Section
+from tlt.algorithm_presets import apply_preset
+from tlt.config import JobSpec
 from tlt.errors import ConfigError
+from tlt.spec_section import Section
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
@@ -65,6 +67,7 @@ def read_job_spec(
 
 def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
     _refuse_unknown_keys(raw, JobSpec, where, ())
+    apply_preset(raw, where)
     try:
         spec = msgspec.convert(raw, JobSpec)
     except msgspec.ValidationError as error:

@@ -55,6 +55,8 @@ def metrics(**changes: float) -> UpdateMetrics:
         importance_truncated=0.0,
         tokens=100,
         samples=8,
+        optimiser_steps=1,
+        skipped_steps=0,
     )
     return msgspec.structs.replace(common, **changes)
 
@@ -78,9 +80,7 @@ def test_no_advice_on_a_healthy_run_and_session() -> None:
 
 
 def test_most_urgent_advice_comes_first() -> None:
-    odd = step(
-        clipped=0.9, unscored=3, uniform_groups=4, metrics=metrics(gradient_norm=float("nan"))
-    )
+    odd = step(clipped=0.9, unscored=3, uniform_groups=4, metrics=metrics(skipped_steps=1))
     lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
     advice = by_urgency(advice_on_run(seen, 4, lost, 500.0, {"wandb": "no key"}))
@@ -89,7 +89,7 @@ def test_most_urgent_advice_comes_first() -> None:
     text = " ".join(one.what for one in advice)
     assert "lost 2 times in ten minutes (w2, w10)" in text
     for part in (
-        "not a finite number",
+        "1 of 2 optimiser steps of the last update were skipped",
         "not scored",
         "hit the token limit",
         "equal rewards",

@@ -11,7 +11,7 @@ from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.worker_events import JOB, answer
 from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.job import rollout_batch
-from tlt.policies.job.advantages import group_advantages
+from tlt.policies.job.advantages import compute_advantages
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.sample_sharding import Sample, share_samples
 from tlt.policies.keyed_random import permuted
@@ -50,24 +50,40 @@ def _samples(lengths: list[int]) -> list[Sample]:
     workers=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     minibatches=st.integers(1, 5),
     key=keys,
+    spoken=st.integers(1, 3),
 )
 def test_every_sample_is_on_one_rank_of_one_minibatch(
-    lengths: list[int], workers: list[int], minibatches: int, key: list[int]
+    lengths: list[int], workers: list[int], minibatches: int, key: list[int], spoken: int
 ) -> None:
-    samples = _samples(lengths)
-    parts = share_samples(samples, workers, minibatches, *key)
+    """Silent samples are on none, but count in the totals of the minibatches that are left."""
+    both = _samples(lengths)
+    samples = [sample for i, sample in enumerate(both) if i % spoken == 0]
+    silent = [sample for i, sample in enumerate(both) if i % spoken != 0]
+    parts = share_samples(samples, silent, workers, minibatches, *key)
     refs = [r for part in parts for share in part for rank in share.ranks for r in rank]
     got = Counter((r.prompt, r.member, r.advantage) for r in refs)
     assert got == Counter((s.prompt, s.member, s.advantage) for s in samples)
-    count = max(1, min(minibatches, len(samples)))
+    count = max(1, min(minibatches, len(both)))
+    left = len(parts[0])
+    assert left == count if not silent else left <= count
     for part, size in zip(parts, workers, strict=True):
-        assert len(part) == count
+        assert len(part) == left
         assert all(len(share.ranks) == size for share in part)
     by_name = {(s.prompt, s.member): s.length for s in samples}
-    for index in range(count):
-        totals = {(p[index].total_tokens, p[index].total_sequences) for p in parts}
+    tokens = sequences = 0
+    for index in range(left):
+        ((total, answers),) = {(p[index].total_tokens, p[index].total_sequences) for p in parts}
         batch = [r for part in parts for rank in part[index].ranks for r in rank]
-        assert totals == {(sum(by_name[r.prompt, r.member] for r in batch), len(batch))}
+        assert batch or not samples
+        heard = sum(by_name[r.prompt, r.member] for r in batch)
+        if silent:
+            assert (total, answers) >= (heard, len(batch))
+            assert answers >= len(both) // count
+        else:
+            assert (total, answers) == (heard, len(batch))
+        tokens, sequences = tokens + total, sequences + answers
+    if left == count:
+        assert (tokens, sequences) == (sum(lengths), len(lengths))
 
 
 @given(lengths=lengths, ranks=st.integers(1, 8), minibatches=st.integers(1, 4))
@@ -76,7 +92,7 @@ def test_ranks_and_minibatches_are_balanced(
 ) -> None:
     """Assert that loads of ranks and sizes of minibatches differ by at most one sample."""
     samples = _samples(lengths)
-    (part,) = share_samples(samples, [ranks], minibatches, 1)
+    (part,) = share_samples(samples, (), [ranks], minibatches, 1)
     by_name = {(s.prompt, s.member): s.length for s in samples}
     sizes = [share.total_sequences for share in part]
     assert max(sizes) - min(sizes) <= 1
@@ -94,18 +110,18 @@ def test_shares_do_not_depend_on_the_order_of_samples(
 ) -> None:
     samples = _samples(lengths)
     shuffled = data.draw(st.permutations(samples))
-    assert share_samples(samples, [2, 1], 2, 7) == share_samples(shuffled, [2, 1], 2, 7)
+    assert share_samples(samples, (), [2, 1], 2, 7) == share_samples(shuffled, (), [2, 1], 2, 7)
 
 
 # --- advantages ---------------------------------------------------------------------------------
 
 
-@given(
-    rewards=st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), max_size=16),
-    normalise=st.booleans(),
-)
+_rewards = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), max_size=16)
+
+
+@given(rewards=_rewards, normalise=st.booleans())
 def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normalise: bool) -> None:
-    advantages = group_advantages(rewards, normalise)
+    (advantages,) = compute_advantages([rewards], "group", normalise)
     assert (advantages is None) == (len(set(rewards)) < 2)
     if advantages is None:
         return
@@ -115,6 +131,37 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normali
     if normalise:
         square = math.fsum(a * a for a in advantages) / len(advantages)
         assert square == pytest.approx(1, rel=0.02)
+
+
+@given(rewards=_rewards)
+def test_leave_one_out_compares_with_the_mean_of_the_others(rewards: list[float]) -> None:
+    (advantages,) = compute_advantages([rewards], "leave_one_out", False)
+    if advantages is None:
+        assert len(set(rewards)) < 2
+        return
+    for index, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
+        others = rewards[:index] + rewards[index + 1 :]
+        assert advantage == pytest.approx(reward - sum(others) / len(others), abs=1e-6)
+
+
+@given(groups=st.lists(_rewards, max_size=5), normalise=st.booleans())
+def test_batch_advantages_compare_all_answers(groups: list[list[float]], normalise: bool) -> None:
+    everything = [reward for rewards in groups for reward in rewards]
+    mean = math.fsum(everything) / max(1, len(everything))
+    for name in ("batch", "group_batch"):
+        expected: list[float] = []
+        for rewards in groups:
+            base = mean if name == "batch" else math.fsum(rewards) / max(1, len(rewards))
+            expected += [reward - base for reward in rewards]
+        square = math.fsum(e * e for e in expected) / max(1, len(expected))
+        scale = 1.0 / (math.sqrt(square) + 1e-6) if normalise else 1.0
+        found = compute_advantages(groups, name, normalise)
+        flat = [
+            a
+            for rewards, of_group in zip(groups, found, strict=True)
+            for a in (of_group or [0.0] * len(rewards))
+        ]
+        assert flat == pytest.approx([scale * e for e in expected], abs=1e-2 if normalise else 1e-6)
 
 
 # --- batches ------------------------------------------------------------------------------------

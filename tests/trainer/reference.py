@@ -49,7 +49,10 @@ def loss(
         advantage = torch.tensor(sample.advantage, dtype=torch.float64)
         gap = torch.exp(before - torch.tensor(sample.logprobs, dtype=torch.float64))
         weight = torch.minimum(gap, torch.tensor(spec.importance_cap, dtype=torch.float64))
-        token_loss = -torch.min(ratio * advantage, bounded * advantage) * weight
+        surrogate = torch.min(ratio * advantage, bounded * advantage)
+        if sample.advantage < 0:
+            surrogate = torch.max(surrogate, spec.dual_clip * advantage)
+        token_loss = -surrogate * weight
         if frozen is not None:
             with torch.no_grad():
                 anchor, _ = logprobs(frozen, sample)

@@ -23,6 +23,10 @@ from tlt.trainer.drafter.micro_batches import DrafterBatch
 STEPS = 2
 
 
+def merge(base: BaseWeights, deltas: Sequence[Delta]) -> BaseWeights:
+    return merge_deltas(base, iter(deltas), sum(delta.micro_batches for delta in deltas))
+
+
 def micro_batches(count: int, seed: int = 0) -> list[DrafterBatch]:
     return [whole(samples("eagle", 3, seed * 100 + n), STEPS) for n in range(count)]
 
@@ -62,7 +66,7 @@ def test_single_member_loses_nothing_by_merging():
     for first in (0, 3, 6):
         learned(merging, micro_batches(9)[first : first + 3])
         snapshot = merging.snapshot()
-        base = merge_deltas(base, [compute_delta(snapshot, base, base.micro_batches)])
+        base = merge(base, [compute_delta(snapshot, base, base.micro_batches)])
         merging.rebase(snapshot, base)
     same(merging.state(), steady.state())
     same(base.tensors, steady.snapshot().tensors)
@@ -84,7 +88,7 @@ def three(start: BaseWeights, counts: Sequence[int]) -> list[Delta]:
 def test_averages_members_by_micro_batches_in_any_order():
     start = base_weights()
     deltas = three(start, (4, 2, 2))
-    merged = merge_deltas(start, deltas)
+    merged = merge(start, deltas)
     for name, tensor in start.tensors.items():
         parts = [
             share * found.tensors[name] for share, found in zip((2, 1, 1), deltas, strict=True)
@@ -94,7 +98,7 @@ def test_averages_members_by_micro_batches_in_any_order():
     assert merged.updates == start.updates + 3
     assert merged.micro_batches == start.micro_batches + 8
     for order in permutations(deltas):
-        again = merge_deltas(start, order)
+        again = merge(start, order)
         same(again.tensors, merged.tensors)
         assert (again.updates, again.micro_batches) == (merged.updates, merged.micro_batches)
 
@@ -102,25 +106,25 @@ def test_averages_members_by_micro_batches_in_any_order():
 def test_late_delta_counts_like_a_simultaneous_one():
     start = base_weights()
     first, second, third = three(start, (3, 3, 3))
-    late = merge_deltas(merge_deltas(merge_deltas(start, [first]), [second]), [third])
+    late = merge(merge(merge(start, [first]), [second]), [third])
     for name, tensor in start.tensors.items():
         expected = tensor + first.tensors[name] + second.tensors[name] / 2 + third.tensors[name] / 3
         torch.testing.assert_close(late.tensors[name], expected)
-    assert late.micro_batches == merge_deltas(start, [first, second, third]).micro_batches
+    assert late.micro_batches == merge(start, [first, second, third]).micro_batches
 
 
 def test_rebased_delta_keeps_its_weight():
     start = base_weights()
     slow = learned(member(start), micro_batches(2))
     snapshot = slow.snapshot()
-    merged = merge_deltas(start, [compute_delta(snapshot, start, start.micro_batches)])
+    merged = merge(start, [compute_delta(snapshot, start, start.micro_batches)])
     known = merged.micro_batches
     learned(slow, micro_batches(2, seed=1))
-    merged = merge_deltas(merged, three(merged, (6,)))
+    merged = merge(merged, three(merged, (6,)))
     slow.rebase(snapshot, merged)
     late = compute_delta(slow.snapshot(), merged, known)
     assert late.micro_batches == 2
-    again = merge_deltas(merged, [late])
+    again = merge(merged, [late])
     for name, tensor in merged.tensors.items():
         torch.testing.assert_close(again.tensors[name], tensor + late.tensors[name] / 4)
 
@@ -131,7 +135,7 @@ def test_rebase_keeps_unmerged_learning_and_moments():
     snapshot = learns.snapshot()
     learned(learns, micro_batches(3, seed=1))
     before, state = learns.snapshot(), copies(learns.state())
-    merged = merge_deltas(
+    merged = merge(
         start, [compute_delta(snapshot, start, start.micro_batches), *three(start, (2,))]
     )
     learns.rebase(snapshot, merged)
@@ -146,9 +150,7 @@ def test_rebase_keeps_unmerged_learning_and_moments():
 
 def test_empty_delta_changes_nothing():
     start = base_weights()
-    merged = merge_deltas(
-        start, [compute_delta(member(start).snapshot(), start, start.micro_batches)]
-    )
+    merged = merge(start, [compute_delta(member(start).snapshot(), start, start.micro_batches)])
     same(merged.tensors, start.tensors)
     assert (merged.updates, merged.micro_batches) == (start.updates, start.micro_batches)
 
@@ -164,6 +166,4 @@ def test_refuses_other_shapes_by_name():
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
         compute_delta(narrow, start, start.micro_batches)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
-        merge_deltas(
-            start, [Delta(tensors=narrow.tensors, micro_batches=1, known=start.micro_batches)]
-        )
+        merge(start, [Delta(tensors=narrow.tensors, micro_batches=1, known=start.micro_batches)])

@@ -259,9 +259,21 @@ def test_infinite_gradient_leaves_the_weights(model_dir: str):
     learns = learner(model_dir)
     before = copies(learns.weights())
     broken = replace(samples(1)[0], advantage=float("nan"))
-    with pytest.raises(RankError, match="not finite"):
-        learns.update(0, [whole([broken])], None, never_interrupt)
+    metrics = learns.update(0, [whole([broken])], None, never_interrupt)
+    assert (metrics.optimiser_steps, metrics.skipped_steps) == (0, 1)
+    assert metrics.gradient_norm == 0.0
     assert all(torch.equal(tensor, before[name]) for name, tensor in learns.weights().items())
+
+
+def test_a_step_after_a_skipped_one_is_that_of_a_learner_that_skipped_nothing(model_dir: str):
+    broken = replace(samples(1)[0], advantage=float("inf"))
+    one, other = learner(model_dir), learner(model_dir)
+    one.update(0, [whole([broken])], None, never_interrupt)
+    metrics = one.update(1, [whole(samples(4))], None, never_interrupt)
+    other.update(1, [whole(samples(4))], None, never_interrupt)
+    assert (metrics.optimiser_steps, metrics.skipped_steps) == (1, 0)
+    theirs = other.weights()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in one.weights().items())
 
 
 def test_refuses_a_sample_beyond_the_context(model_dir: str):

@@ -60,6 +60,36 @@ def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     prompts.close()
 
 
+def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> JobSpec:
+    """Return a spec whose training problems are sums of so many terms."""
+    task.write_rows([(12,) * count for count in terms], folder / "mixed.jsonl")
+    changed = msgspec.structs.replace(
+        spec.data, train=str(folder / "mixed.jsonl"), eval=None, eval_limit=None, **data
+    )
+    return msgspec.structs.replace(spec, data=changed)
+
+
+def test_leaves_out_prompts_that_are_too_long(spec: JobSpec, tmp_path: Path) -> None:
+    mixed = with_prompts(spec, tmp_path, [2, 9, 3, 9], max_prompt_tokens=12)
+    assert prepared_in(tmp_path, mixed) == PreparedJob(train_prompts=2, skipped_prompts=2)
+    prompts = Prompts(prompts_file(tmp_path, "train"))
+    assert [prompts[PromptIndex(i)].row["prompt"] for i in range(2)] == ["12+12=", "12+12+12="]
+    prompts.close()
+
+
+def test_refuses_prompts_that_are_too_long_if_the_spec_says_so(
+    spec: JobSpec, tmp_path: Path
+) -> None:
+    mixed = with_prompts(spec, tmp_path, [2, 9], max_prompt_tokens=12, long_prompts="refuse")
+    error = prepared_in(tmp_path, mixed).error or ""
+    assert "mixed.jsonl:2: the prompt has 28 tokens, and at most 12 fit" in error
+
+
+def test_refuses_data_whose_prompts_are_all_too_long(spec: JobSpec, tmp_path: Path) -> None:
+    mixed = with_prompts(spec, tmp_path, [9], max_prompt_tokens=12)
+    assert "all prompts have more than 12 tokens" in (prepared_in(tmp_path, mixed).error or "")
+
+
 @pytest.fixture
 async def preparer() -> AsyncGenerator[Preparer]:
     made = Preparer()
@@ -131,7 +161,7 @@ async def test_reports_the_result_of_the_process(
     ("section", "changes", "line"),
     [
         ("policy", {"path": "/nowhere"}, "/nowhere"),
-        ("policy", {"max_context": 4}, "train.jsonl:1: the prompt has 7 tokens, which leaves no"),
+        ("policy", {"max_context": 4}, "train.jsonl: all prompts have more than 3 tokens"),
         ("data", {"train": "/nowhere.jsonl"}, "/nowhere.jsonl: no such file"),
         ("data", {"answer_key": "solution"}, "train.jsonl:1: no key 'solution' (data.answer_key)"),
         ("reward", {"function": "no.such:name"}, "reward.function: no.such cannot be imported"),

@@ -142,6 +142,7 @@ class Deciders:
             folder=command.folder,
             train_prompts=command.train_prompts,
             eval_prompts=command.eval_prompts,
+            skipped_prompts=command.skipped_prompts,
             workers=command.workers,
         )
 

@@ -54,6 +54,7 @@ class Preparer:
             job=job,
             train_prompts=ended.prepared.train_prompts,
             eval_prompts=ended.prepared.eval_prompts,
+            skipped_prompts=ended.prepared.skipped_prompts,
         )
 
     async def _request(self, folder: Path) -> PreparationExit:

@@ -1,6 +1,5 @@
 """Warnings: what is wrong, how urgent it is, and what to do about it."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
@@ -145,10 +144,12 @@ def _on_updates(updates: Sequence[UpdateMetrics]) -> Iterator[Advice]:
     if not updates:
         return
     last, first = updates[-1], updates[0]
-    if not math.isfinite(last.loss) or not math.isfinite(last.gradient_norm):
+    if last.skipped_steps:
+        steps = last.optimiser_steps + last.skipped_steps
         yield Advice(
             Urgency.NOW,
-            "The last update's loss or gradient is not a finite number.",
+            f"{last.skipped_steps} of {steps} optimiser steps of the last update were skipped: "
+            "their gradients were not finite.",
             "Cancel, and continue from a checkpoint with a smaller algorithm.learning_rate.",
         )
     if last.sampling_kl > _KL:

@@ -14,6 +14,7 @@ from tlt.policies.job import (
     phase_transitions,
     policy_updates,
     run_start_and_resume,
+    skipped_updates,
     stop_losing_speculation,
     worker_membership,
 )
@@ -77,6 +78,7 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case PolicyPublished():
             if policy_updates.is_awaited(state, event):
                 policy_updates.adopt_policy(turn, event.policy)
+                skipped_updates.count_skipped(turn, event.metrics)
                 phase_transitions.advance(turn)
             else:
                 policy_updates.release_passed(turn, event)

@@ -292,6 +292,7 @@ class StartJob(JobCommand, frozen=True, kw_only=True):
     folder: str
     train_prompts: int
     eval_prompts: int
+    skipped_prompts: int
     workers: tuple[WorkerInfo, ...]
 
 

@@ -91,6 +91,7 @@ class JobPrepared(JobEvent, frozen=True, kw_only=True):
 
     train_prompts: int
     eval_prompts: int
+    skipped_prompts: int = 0
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):
@@ -107,6 +108,7 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
     folder: str
     train_prompts: int
     eval_prompts: int
+    skipped_prompts: int = 0
     workers: tuple[WorkerInfo, ...]
 
 

@@ -132,3 +132,6 @@ class UpdateMetrics(Value, frozen=True, kw_only=True):
     importance_truncated: float
     tokens: int
     samples: int
+    optimiser_steps: int
+    # steps that were left out, because their gradient wasn't finite
+    skipped_steps: int

@@ -57,6 +57,8 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
     match event:
         case JobStarted():
             count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+            if event.skipped_prompts:
+                count += f", {event.skipped_prompts} left out as too long"
             return f"{event.job} started: {count}, {len(event.workers)} workers"
         case WorkerJoined():
             return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
@@ -91,6 +93,7 @@ def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
         f"step {event.step}: version {event.policy.version}, {metrics.samples} samples, "
         f"gradient {metrics.gradient_norm:.3f}, entropy {metrics.entropy:.3f}, "
         f"kl {metrics.sampling_kl:.1e}"
+        + (f", {metrics.skipped_steps} steps skipped" if metrics.skipped_steps else "")
         + (f", {seconds(update_seconds)}" if update_seconds is not None else "")
     )
 

@@ -252,7 +252,7 @@ class Ledger:
         self._rollouts[record.step] = rollout if self._by_worker else _sum_workers(rollout)
         self._trained_tokens += trained_tokens
         self._generated_tokens += tokens
-        trained_groups = len({sample.prompt for sample in samples})
+        trained_groups = len({sample.prompt for sample in samples if sample.advantage})
         self.steps.append(
             StepSummary(
                 step=record.step,

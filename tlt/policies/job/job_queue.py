@@ -111,6 +111,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
         folder=state.jobs[event.job].folder,
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
+        skipped_prompts=event.skipped_prompts,
         workers=tuple(state.workers.values()),
     )
     return state, [recorded, start]

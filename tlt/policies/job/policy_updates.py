@@ -82,7 +82,9 @@ def _update_commands(
         state.spec.algorithm,
     )
     sizes = [worker.info.ranks for worker in workers]
-    parts = share_samples(plan.samples, sizes, algorithm.minibatches, state.spec.seed, plan.step)
+    parts = share_samples(
+        plan.samples, plan.silent, sizes, algorithm.minibatches, state.spec.seed, plan.step
+    )
     first_ranks = [sum(sizes[:i]) for i in range(len(sizes))]
     holders = [
         first

@@ -102,6 +102,8 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     # by the version that each starts from; kept until a later version is in a checkpoint
     plans: dict[PolicyVersion, UpdatePlan] = {}
     update_attempt: int = 0
+    # updates in a row that made no optimiser step, because no gradient was finite
+    skipped_updates: int = 0
     # the incarnations whose trainers split one copy of the policy, if the spec says so
     shard_holders: tuple[Incarnation, ...] = ()
     checkpoint: Checkpoint | None = None
@@ -149,7 +151,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     newest_incarnations: dict[WorkerId, Incarnation] = {}
     # workers that are starting fresh ranks
     returning_workers: frozenset[WorkerId] = frozenset()
-    losses: int = 0
+    # the step of each loss of a worker
+    loss_steps: tuple[Step, ...] = ()
     batch: RolloutBatch | None = None
     policy: PolicyState = PolicyState()
     drafter: DrafterState = DrafterState()
@@ -159,6 +162,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # not updated while speculation is not allowed
     decoding: DecodeAccount = DecodeAccount()
     attempt: SpeculationAttempt = SpeculationAttempt()
+
+    @property
+    def losses(self) -> int:
+        return len(self.loss_steps)
 
     @property
     def speculation_allowed(self) -> bool:

@@ -17,16 +17,28 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 def share_samples(
-    samples: Sequence[Sample], workers: Sequence[int], minibatches: int, *key: int
+    samples: Sequence[Sample],
+    silent: Sequence[Sample],
+    workers: Sequence[int],
+    minibatches: int,
+    *key: int,
 ) -> list[tuple[MinibatchShare, ...]]:
-    """Return each worker's share of every minibatch; `workers` are their numbers of ranks."""
-    order = sorted(samples, key=lambda s: mix(*key, s.prompt, s.member))
+    """Return each worker's share of every minibatch; `workers` are their numbers of ranks.
+
+    Silent samples count in a minibatch's totals, so that the size of an update doesn't depend on
+    how many groups teach something. Minibatches of silent samples alone are left out.
+    """
+    quiet = {(s.prompt, s.member) for s in silent}
+    order = sorted([*samples, *silent], key=lambda s: mix(*key, s.prompt, s.member))
     count = max(1, min(minibatches, len(order)))
     world = sum(workers)
     per_worker: list[list[MinibatchShare]] = [[] for _ in workers]
     for index in range(count):
         batch = order[index::count]
-        ranks = _balanced(batch, world)
+        heard = [sample for sample in batch if (sample.prompt, sample.member) not in quiet]
+        if batch and not heard:
+            continue
+        ranks = _balanced(heard, world)
         first = 0
         for worker, size in enumerate(workers):
             per_worker[worker].append(

@@ -7,6 +7,9 @@ from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
 
+# losses of workers before the last steps are forgotten
+_REMEMBERED_STEPS = 10
+
 
 def join(turn: Turn, info: WorkerInfo) -> None:
     state = turn.state
@@ -69,12 +72,13 @@ def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
     """Fail the job past its limit of losses; replaced ranks don't count as a loss."""
     if lost.duty is Duty.LEAVING:
         return
-    losses, limit = turn.state.losses + 1, turn.state.spec.workers.max_restarts
-    turn.set(losses=losses)
-    if losses > limit:
+    step, limit = turn.state.step, turn.state.spec.workers.max_restarts
+    turn.set(loss_steps=(*turn.state.loss_steps, step))
+    recent = sum(each > step - _REMEMBERED_STEPS for each in turn.state.loss_steps)
+    if recent > limit:
         complaint = (
-            f"worker {lost.info.worker} was lost, loss number {losses} of this job "
-            f"(workers.max_restarts is {limit}): {reason}"
+            f"worker {lost.info.worker} was lost, loss number {recent} within "
+            f"{_REMEMBERED_STEPS} steps (workers.max_restarts is {limit}): {reason}"
         )
         phase_transitions.end_job(turn, "failed", complaint)
 

@@ -38,8 +38,9 @@ class MicroBatch:
     behaviour: Tensor
     temperature: Tensor
     advantage: Tensor
-    # completion tokens of the token's sample
+    # completion tokens of the token's sample, and its index in the micro-batch
     length: Tensor
+    owner: Tensor
     samples: int
 
     @property
@@ -151,5 +152,6 @@ def _build(
         temperature=per_token(sample.temperature for sample in samples),
         advantage=per_token(sample.advantage for sample in samples),
         length=lengths.repeat_interleave(lengths).to(device),
+        owner=torch.arange(len(samples)).repeat_interleave(lengths).to(device),
         samples=len(samples),
     )

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tlt.config import AlgorithmSpec
-from tlt.errors import RankError
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
@@ -184,12 +183,12 @@ class PolicyLearner:
                 compile_layers(self._models.policy, first, self._models.bfloat16, forced)
             reduce_sum(votes, group)
 
-    def _step(self, gradients: Gradients, rate: float, group: ProcessGroup | None) -> float:
-        """Make an optimiser step, and return the gradient's norm."""
+    def _step(self, gradients: Gradients, rate: float, group: ProcessGroup | None) -> float | None:
+        """Make an optimiser step and return the gradient's norm; None if that isn't finite."""
         gradients.reduce(group)
         norm = gradients.clip(self._spec.gradient_clip)
+        # after the reduce, so that all ranks skip the step
         if not math.isfinite(norm):
-            # after the reduce, so that all ranks stop here
-            raise RankError("the gradient is not finite; the weights were left as they were")
+            return None
         self._optimiser.step(rate)
         return norm

@@ -45,6 +45,7 @@ class MetricSums:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
         self._norms: list[float] = []
+        self._skipped = 0
 
     def add(
         self, loss: Tensor, entropy: Tensor, metrics: TokenMetrics, samples: int, compared: bool
@@ -71,8 +72,12 @@ class MetricSums:
         for name, value in zip(_COMPARED, values, strict=True):
             self._sums[_SUMS.index(name)] += value
 
-    def add_step(self, gradient_norm: float) -> None:
-        self._norms.append(gradient_norm)
+    def add_step(self, gradient_norm: float | None) -> None:
+        """Add an optimiser step; None for one that was skipped."""
+        if gradient_norm is None:
+            self._skipped += 1
+        else:
+            self._norms.append(gradient_norm)
 
     def metrics(
         self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
@@ -81,9 +86,10 @@ class MetricSums:
         finite = self._sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
         sums = dict(zip(_SUMS, finite.tolist(), strict=True))
         tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
+        minibatches = max(1, len(self._norms) + self._skipped)
         compared = max(1.0, sums["compared"])
         return UpdateMetrics(
-            loss=sums["loss"] / steps,
+            loss=sums["loss"] / minibatches,
             gradient_norm=sum(self._norms) / steps,
             learning_rate=learning_rate if self._norms else 0.0,
             entropy=sums["entropy"] / tokens,
@@ -94,4 +100,6 @@ class MetricSums:
             importance_truncated=sums["importance_truncated"] / compared,
             tokens=round(sums["tokens"]),
             samples=round(sums["samples"]),
+            optimiser_steps=len(self._norms),
+            skipped_steps=self._skipped,
         )

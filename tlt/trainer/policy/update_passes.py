@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tlt.trainer.collectives import reduce_sum
-from tlt.trainer.policy.grpo_loss import grpo_loss, sampler_mismatch
 from tlt.trainer.policy.micro_batches import MicroBatch
+from tlt.trainer.policy.policy_loss import policy_loss, sampler_mismatch
 from tlt.trainer.policy.policy_models import PolicyModels
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 from tlt.trainer.policy.update_metrics import MetricSums
@@ -94,7 +94,7 @@ class UpdatePasses:
             (0.0 * current.sum()).backward()
             return current.detach()
         before = current.detach() if old is None else old
-        loss, metrics = grpo_loss(models.spec, batch, minibatch, current, before, reference)
+        loss, metrics = policy_loss(models.spec, batch, minibatch, current, before, reference)
         loss.backward()
         compared = old is not batch.behaviour
         self.sums.add(loss, entropy, metrics, batch.samples, compared=compared)

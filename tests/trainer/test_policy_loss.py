@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import CPU, spec
-from tlt.trainer.policy.grpo_loss import grpo_loss
 from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.policy_loss import policy_loss
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 from tlt.trainer.policy.update_metrics import TokenMetrics
 
@@ -42,7 +42,7 @@ def loss_of(
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)
     minibatch = Minibatch(samples=(), total_tokens=tokens, total_sequences=sequences)
-    loss, figures = grpo_loss(spec(**changes), batch, minibatch, current, before, reference)
+    loss, figures = policy_loss(spec(**changes), batch, minibatch, current, before, reference)
     (slope,) = torch.autograd.grad(loss, current)
     return loss.item(), slope, figures
 
@@ -55,17 +55,19 @@ def loss_of(
         (1.0, 0.5, 0.5, True),
         (-1.0, 0.79, -0.8, False),
         (-1.0, 0.81, -0.81, True),
-        (-1.0, 3.0, -3.0, True),
+        (-1.0, 2.9, -2.9, True),
+        (-2.0, 4.0, -6.0, False),
     ],
 )
 def test_each_bound_clips_on_its_own_side(
     advantage: float, ratio: float, value: float, moves: bool
 ):
     batch = batch_of([advantage], [1])
-    loss, slope, figures = loss_of(batch, [ratio], clip_low=0.2, clip_high=0.28)
+    loss, slope, figures = loss_of(batch, [ratio], clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     assert loss == pytest.approx(-value, rel=1e-5)
     assert bool(slope[0] != 0) is moves
-    assert bool(figures.clipped_high[0]) is (advantage > 0 and ratio > 1.28)
+    too_high = ratio > 1.28 if advantage > 0 else ratio > 3.0
+    assert bool(figures.clipped_high[0]) is too_high
     assert bool(figures.clipped_low[0]) is (advantage < 0 and ratio < 0.8)
 
 
@@ -97,6 +99,22 @@ def test_unlikely_token_overflows_nothing():
     loss, _, figures = loss_of(batch, [1.0])
     assert loss == pytest.approx(-2.0)
     assert torch.isfinite(figures.sampling_kl).all()
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("gap", [-200.0, 200.0])
+def test_log_probs_far_apart_overflow_nothing(advantage: float, gap: float):
+    """The ratio's and the penalty's exponentials would be infinite, and a gradient not a number."""
+    batch = batch_of([advantage], [1])
+    current = torch.tensor([-1.0 + gap]).requires_grad_()
+    minibatch = Minibatch(samples=(), total_tokens=1, total_sequences=1)
+    old, reference = torch.tensor([-1.0]), torch.tensor([-1.0])
+    loss, figures = policy_loss(spec(kl_coefficient=0.1), batch, minibatch, current, old, reference)
+    (slope,) = torch.autograd.grad(loss, current)
+    assert torch.isfinite(loss)
+    assert torch.isfinite(slope).all()
+    assert figures.reference_kl is not None
+    assert torch.isfinite(figures.reference_kl).all()
 
 
 def test_the_penalty_is_k3_and_takes_no_importance_weight():

@@ -1,0 +1,53 @@
+"""Groups that agree teach nothing, but they keep the scale of an update and its anchor."""
+
+from typing import Any
+
+import msgspec
+
+from tests.simulation.specs import small_spec
+from tlt.config import JobSpec
+from tlt.id_types import Attempt, PromptIndex, Step
+from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
+from tlt.policies.job.update_sample_selection import plan_update
+
+FIRST = Attempt(0)
+
+
+def answer(reward: float, length: int = 5) -> Answer:
+    return Answer(finished=FIRST, length=length, scores=(Score(FIRST, reward),))
+
+
+def batch(*groups: list[float]) -> RolloutBatch:
+    return RolloutBatch(
+        step=Step(0),
+        purpose="train",
+        groups={
+            PromptIndex(number): Group(members=tuple(map(answer, rewards)))
+            for number, rewards in enumerate(groups)
+        },
+        unsettled=0,
+    )
+
+
+def spec(**algorithm: Any) -> JobSpec:
+    made = small_spec()
+    return msgspec.structs.replace(
+        made, algorithm=msgspec.structs.replace(made.algorithm, **algorithm)
+    )
+
+
+def test_a_group_that_agrees_is_silent() -> None:
+    plan = plan_update(batch([1.0, 0.0], [1.0, 1.0]), spec())
+    assert [(s.prompt, s.member) for s in plan.samples] == [(0, 0), (0, 1)]
+    assert [(s.prompt, s.member, s.advantage) for s in plan.silent] == [(1, 0, 0.0), (1, 1, 0.0)]
+
+
+def test_a_group_that_agrees_is_anchored_by_the_penalty() -> None:
+    plan = plan_update(batch([1.0, 0.0], [1.0, 1.0]), spec(kl_coefficient=0.1))
+    assert [(s.prompt, s.advantage) for s in plan.samples if s.prompt == 1] == [(1, 0.0)] * 2
+    assert plan.silent == ()
+
+
+def test_without_any_advantage_nothing_is_updated() -> None:
+    plan = plan_update(batch([1.0, 1.0], [0.0, 0.0]), spec())
+    assert plan.samples == plan.silent == ()

@@ -1,0 +1,60 @@
+"""Values of `algorithm.*` that belong together, by the name of the method: `algorithm.preset`.
+
+A preset fills in the keys that the spec doesn't set, before the spec is checked.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tlt.errors import ConfigError
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # arXiv 2402.03300
+    "grpo": {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "averaging": "sequence",
+        "kl_coefficient": 0.04,
+    },
+    # 2503.20783: no deviation, and answers divided by a constant length
+    "dr_grpo": {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "averaging": "constant",
+        "normalise_advantage": False,
+    },
+    # 2402.14740
+    "rloo": {
+        "advantage": "leave_one_out",
+        "normalise_advantage": False,
+        "averaging": "sequence",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    },
+    # 2501.03262
+    "reinforce++": {"advantage": "batch", "clip_low": 0.2, "clip_high": 0.2},
+    "reinforce++-baseline": {"advantage": "group_batch", "clip_low": 0.2, "clip_high": 0.2},
+    # 2503.14476: its clip and its token mean
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "averaging": "token"},
+    # 2507.18071
+    "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "averaging": "sequence"},
+    # 2506.13585
+    "cispo": {"loss": "cispo", "clip_high": 5.0, "averaging": "token"},
+    # 2511.20347
+    "sapo": {"loss": "sapo", "averaging": "sequence"},
+}
+
+
+def apply_preset(raw: dict[str, Any], where: str) -> None:
+    """Fill in what a spec's preset sets and the spec doesn't."""
+    algorithm = raw.get("algorithm")
+    if not isinstance(algorithm, dict) or (name := algorithm.get("preset")) is None:
+        return
+    if name not in PRESETS:
+        raise ConfigError(f"{where}: algorithm.preset: no preset '{name}': {', '.join(PRESETS)}")
+    for key, value in PRESETS[name].items():
+        algorithm.setdefault(key, value)
+    if algorithm.get("averaging") == "constant" and isinstance(raw.get("rollout"), dict):
+        most = raw["rollout"].get("max_new_tokens")
+        if most is not None:
+            algorithm.setdefault("averaged_tokens", most)

@@ -1,0 +1,177 @@
+"""The sections of a spec that say what is learned: data, reward and algorithm.
+
+The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
+"""
+
+import math
+from typing import Literal
+
+from tlt.spec_section import Section, require
+
+
+class DataSpec(Section, frozen=True, kw_only=True):
+    """Name the prompts to train on and to evaluate with."""
+
+    # JSONL or parquet file of training prompts.
+    train: str
+    # File of held-out prompts; needed for evaluations.
+    eval: str | None = None
+    # Column of the prompt: a text, or with `chat_template` a list of messages.
+    prompt_key: str = "prompt"
+    # Column of the answer that the reward compares with; null if there is none.
+    answer_key: str | None = "answer"
+    # Format each prompt with the tokenizer's chat template.
+    chat_template: bool = False
+    # System message put before each prompt by the chat template.
+    system_prompt: str | None = None
+    # Evaluate on this many rows at most.
+    eval_limit: int | None = None
+    # Most tokens of a prompt; the context less one token if absent.
+    max_prompt_tokens: int | None = None
+    # Leave rows out whose prompt is longer, or refuse the job.
+    long_prompts: Literal["skip", "refuse"] = "skip"
+
+    def __post_init__(self) -> None:
+        most = self.max_prompt_tokens
+        require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
+        require(most is None or most > 0, "max_prompt_tokens must be above 0")
+
+
+class RewardSpec(Section, frozen=True, kw_only=True):
+    """Choose how an answer is scored."""
+
+    # Built-in verifier (1 if right, else 0), or a function of yours.
+    kind: Literal["final_answer", "numeric", "regex", "boxed", "function"]
+    # `final_answer` compares the text after the last marker.
+    marker: str = "#"
+    # `regex` compares the first group of the pattern's last match.
+    pattern: str | None = None
+    # Relative error that `numeric` accepts.
+    tolerance: float = 1e-6
+    # Your function, as `package.module:name` or `file.py:name`.
+    function: str | None = None
+    # A function that takes longer is stopped.
+    timeout_seconds: float = 10.0
+    # Reward where the function fails, times out or returns NaN.
+    on_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
+        require(self.marker != "", "marker must not be empty")
+        require(self.tolerance >= 0, "tolerance must be 0 or more")
+        require(math.isfinite(self.on_error), "on_error must be a finite number")
+        require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
+        require(
+            self.kind != "function" or self.function is not None,
+            "kind function needs function: package.module:name",
+        )
+
+
+class AlgorithmSpec(Section, frozen=True, kw_only=True):
+    """Set the GRPO update."""
+
+    # Algorithm.
+    name: Literal["grpo"] = "grpo"
+    # Number of policy updates.
+    steps: int
+    # Groups in a rollout batch.
+    prompts_per_step: int
+    # Answers to each prompt.
+    group_size: int
+    # Highest learning rate.
+    learning_rate: float = 1e-6
+    # Steps in which the learning rate rises to its highest.
+    warmup_steps: int = 0
+    # Course of the learning rate after the warm-up.
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    # Optimiser steps in each update.
+    minibatches: int = 1
+    # Most tokens of a forward and backward pass.
+    microbatch_tokens: int = 8192
+    # Values of the keys below that belong together; those that the spec sets itself stay.
+    preset: str | None = None
+    # Loss of a token: PPO's and GRPO's, or another paper's.
+    loss: Literal["clipped", "gspo", "cispo", "sapo"] = "clipped"
+    # What an answer's reward is compared with: its group, the others in it, or all answers.
+    advantage: Literal["group", "leave_one_out", "batch", "group_batch"] = "group"
+    # The probability ratio is clipped below 1 - `clip_low`.
+    clip_low: float = 0.2
+    # The probability ratio is clipped above 1 + `clip_high`.
+    clip_high: float = 0.28
+    # Highest ratio that counts against an answer with a negative advantage.
+    dual_clip: float = 3.0
+    # Weight of the penalty for moving away from the initial policy; 0 for none.
+    kl_coefficient: float = 0.0
+    # Give every token or every answer the same weight, or divide by answers of constant length.
+    averaging: Literal["token", "sequence", "constant"] = "token"
+    # The constant length.
+    averaged_tokens: int | None = None
+    # Divide advantages by the standard deviation of their group or batch.
+    normalise_advantage: bool = True
+    # Highest weight for the gap between the sampler's and the learner's probabilities.
+    importance_cap: float = 2.0
+    # Truncate higher weights, or leave out tokens or answers beyond the cap on either side.
+    importance: Literal["truncated", "token_mask", "sequence_mask"] = "truncated"
+    # Highest norm of the gradient.
+    gradient_clip: float = 1.0
+    # AdamW's weight decay.
+    weight_decay: float = 0.0
+    # AdamW's two decay rates.
+    betas: tuple[float, float] = (0.9, 0.95)
+    # Number format of the update; `auto` measures which is faster and accurate enough.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Kernel of the update's attention; `auto` measures which is fastest.
+    attention: Literal["auto", "padded", "packed", "native", "flash"] = "auto"
+    # Compile the layers; `auto` does so where the job is long enough to gain.
+    compile: bool | Literal["auto"] = "auto"
+    # `auto` takes the sampler's log-probs where they equal the learner's.
+    old_logprobs: Literal["auto", "learner"] = "auto"
+    # Ranks that split one copy of weights, gradients and optimiser (FSDP2); more if none divides.
+    shards: int | Literal["all"] = 1
+    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
+    allow_filtered_sampling: bool = False
+    # Steps between checkpoints.
+    checkpoint_every: int = 10
+    # Steps between evaluations; 0 for none.
+    eval_every: int = 0
+    # Keep the policy that did best in an evaluation.
+    keep_best: bool = True
+    # Keep every checkpoint and every best policy, not only the newest.
+    keep_all: bool = False
+    # A rank that waits longer for the others fails the update.
+    collective_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, "steps must be at least 1")
+        require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
+        require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
+        require(self.learning_rate > 0, "learning_rate must be above 0")
+        require(self.minibatches >= 1, "minibatches must be at least 1")
+        require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
+        require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
+        require(self.importance_cap >= 1, "importance_cap must be at least 1")
+        require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
+        require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
+        require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")
+        require(self.weight_decay >= 0, "weight_decay must be 0 or more")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
+        require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
+        require(self.clip_high > 0, "clip_high must be above 0")
+        require(self.dual_clip > 1, "dual_clip must be above 1")
+        require(
+            (self.averaging == "constant") == (self.averaged_tokens is not None),
+            "averaging constant goes with averaged_tokens",
+        )
+        require(
+            self.averaged_tokens is None or self.averaged_tokens > 0,
+            "averaged_tokens must be above 0",
+        )
+        require(
+            self.loss != "gspo" or self.averaging == "sequence",
+            "loss gspo has one ratio for an answer: it needs averaging sequence",
+        )
+        require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
+        require(self.gradient_clip > 0, "gradient_clip must be above 0")
+        require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
