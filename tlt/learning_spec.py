@@ -54,12 +54,18 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     timeout_seconds: float = 10.0
     # Reward where the function fails, times out or returns NaN.
     on_error: float = 0.0
+    # Last tokens before `rollout.max_new_tokens` in which the reward of training answers falls.
+    overlong_tokens: int = 0
+    # By how much it has fallen at the limit.
+    overlong_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
         require(self.marker != "", "marker must not be empty")
         require(self.tolerance >= 0, "tolerance must be 0 or more")
         require(math.isfinite(self.on_error), "on_error must be a finite number")
+        require(self.overlong_tokens >= 0, "overlong_tokens must be 0 or more")
+        require(math.isfinite(self.overlong_penalty), "overlong_penalty must be a finite number")
         require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
         require(
             self.kind != "function" or self.function is not None,
@@ -106,6 +112,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     averaging: Literal["token", "sequence", "constant"] = "token"
     # The constant length.
     averaged_tokens: int | None = None
+    # Compare answers that were cut off with the others, but don't learn from them.
+    mask_truncated: bool = False
     # Divide advantages by the standard deviation of their group or batch.
     normalise_advantage: bool = True
     # Highest weight for the gap between the sampler's and the learner's probabilities.

@@ -1,6 +1,7 @@
 """Score a policy on a spec's held-out data in this process, without a session."""
 
 import asyncio
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def held_out_rewards(spec: JobSpec, model: str) -> list[float]:
     assert spec.data.eval is not None
     table = [row for _, row in islice(rows(Path(spec.data.eval), spec.data), spec.data.eval_limit)]
     completions = _decode(spec, model, table)
-    return asyncio.run(_score(spec, [c.text for c in completions], table))
+    return asyncio.run(_score(spec, completions, table))
 
 
 def _decode(spec: JobSpec, model: str, table: list[dict[str, Any]]) -> list[Completion]:
@@ -71,14 +72,25 @@ def _decode(spec: JobSpec, model: str, table: list[dict[str, Any]]) -> list[Comp
     return sorted(done, key=lambda completion: completion.id)
 
 
-async def _score(spec: JobSpec, texts: list[str], table: list[dict[str, Any]]) -> list[float]:
+async def _score(
+    spec: JobSpec, completions: list[Completion], table: list[dict[str, Any]]
+) -> list[float]:
     judge = RewardSandbox(spec.reward, Path("/dev/null"))
     try:
         await judge.start()
         key = spec.data.answer_key
         return [
-            (await judge.score(text, None if key is None else row[key], row)).reward
-            for text, row in zip(texts, table, strict=True)
+            (
+                await judge.score(
+                    done.text, None if key is None else row[key], row, partial(_describe, done)
+                )
+            ).reward
+            for done, row in zip(completions, table, strict=True)
         ]
     finally:
         judge.stop()
+
+
+def _describe(done: Completion, wanted: frozenset[str]) -> dict[str, Any]:
+    known = {"tokens": done.tokens, "length": len(done.tokens), "stop": done.stop}
+    return {name: value for name, value in known.items() if name in wanted}

@@ -29,3 +29,31 @@ async def test_scores_an_answer_and_gives_a_lost_one_the_fallback(tmp_path: Path
     assert lost.reward == -2.0
     assert lost.error is not None
     assert "cannot be read" in lost.error
+
+
+async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def reward(completion, answer, row, tokens, stop):\n"
+        "    return sum(tokens) + (100 if stop == 'length' else 0)\n"
+    )
+    reward = RewardSpec(
+        kind="function",
+        function=f"{tmp_path}/own.py:reward",
+        overlong_tokens=10,
+        overlong_penalty=4.0,
+    )
+    rollout = msgspec.structs.replace(SPEC.rollout, max_new_tokens=20)
+    spec = msgspec.structs.replace(SPEC, reward=reward, rollout=rollout)
+    for purpose in ("train", "eval"):
+        prompt = Prompt(tokens=(1, 2), answer="7", row={})
+        Prompts.write(prompts_file(tmp_path, purpose), [prompt] * 8)
+    written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7, 8], text="78"))
+    cut = msgspec.structs.replace(answer(0), answer=written, length=15, stop="length")
+    scorer = JobScorer(new_record(JOB, spec, str(tmp_path)))
+    try:
+        trained = await scorer.score(cut)
+        evaluated = await scorer.score(msgspec.structs.replace(cut, purpose="eval"))
+    finally:
+        scorer.close()
+    assert (trained.reward, trained.error) == (113.0, None)
+    assert evaluated.reward == 115.0

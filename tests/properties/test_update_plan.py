@@ -48,6 +48,17 @@ def test_a_group_that_agrees_is_anchored_by_the_penalty() -> None:
     assert plan.silent == ()
 
 
+def test_answers_that_were_cut_off_are_compared_but_not_learned_from() -> None:
+    made = batch([1.0, 0.0, 0.5])
+    (group,) = made.groups.values()
+    cut = Group((*group.members[:2], msgspec.structs.replace(group.members[2], truncated=True)))
+    made = msgspec.structs.replace(made, groups={PromptIndex(0): cut})
+    every = plan_update(made, spec()).samples
+    masked = plan_update(made, spec(mask_truncated=True)).samples
+    assert len(every) == 3
+    assert masked == every[:2]
+
+
 def test_without_any_advantage_nothing_is_updated() -> None:
     plan = plan_update(batch([1.0, 1.0], [0.0, 0.0]), spec())
     assert plan.samples == plan.silent == ()

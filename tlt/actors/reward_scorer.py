@@ -3,17 +3,20 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
-from tlt.answer_files import AnswerFiles
+from tlt.answer_files import Answer, AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobLost
 from tlt.id_types import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
+from tlt.policies.job.overlong_penalty import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.reward_process_client import RewardSandbox
@@ -41,18 +44,24 @@ class JobScorer:
             record.spec.reward, self._folder / "logs" / "reward-function.log"
         )
         self._prompts: dict[Purpose, Prompts] = {}
-        self._fallback = record.spec.reward.on_error
+        self._reward = record.spec.reward
+        self._most_tokens = record.spec.rollout.max_new_tokens
 
     async def score(self, rollout: RolloutFinished) -> RolloutScored:
         if rollout.purpose not in self._prompts:
             self._prompts[rollout.purpose] = Prompts(prompts_file(self._folder, rollout.purpose))
         prompt = self._prompts[rollout.purpose][rollout.prompt]
         try:
-            text = self._answers.read(rollout.answer).text
+            answer = self._answers.read(rollout.answer)
         except BlobLost as error:
-            verdict = ScoreResult(reward=self._fallback, error=str(error))
+            verdict = ScoreResult(reward=self._reward.on_error, error=str(error))
         else:
-            verdict = await self._sandbox.score(text, prompt.answer, prompt.row)
+            verdict = await self._sandbox.score(
+                answer.text, prompt.answer, prompt.row, partial(_describe, answer, rollout)
+            )
+        reward = verdict.reward
+        if rollout.purpose == "train":
+            reward -= overlong_penalty(self._reward, rollout.length, self._most_tokens)
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
         return RolloutScored(
@@ -64,7 +73,7 @@ class JobScorer:
             prompt=rollout.prompt,
             member=rollout.member,
             length=rollout.length,
-            reward=verdict.reward,
+            reward=reward,
             error=verdict.error,
         )
 
@@ -72,6 +81,14 @@ class JobScorer:
         self._sandbox.stop()
         for prompts in self._prompts.values():
             prompts.close()
+
+
+def _describe(answer: Answer, rollout: RolloutFinished, wanted: frozenset[str]) -> dict[str, Any]:
+    """Return what a verifier wants to know of an answer."""
+    known: dict[str, Any] = {"length": rollout.length, "stop": rollout.stop}
+    if "tokens" in wanted:
+        known["tokens"] = answer.tokens
+    return {name: value for name, value in known.items() if name in wanted}
 
 
 class RewardScorer:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,26 @@ class RewardSandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._wanted = frozenset[str]()
 
-    async def score(self, completion: str, answer: Any, row: dict[str, Any]) -> ScoreResult:
-        """Return the reward, or the configured fallback with the reason."""
+    async def score(
+        self,
+        completion: str,
+        answer: Any,
+        row: dict[str, Any],
+        known: Callable[[frozenset[str]], dict[str, Any]] = lambda wanted: {},
+    ) -> ScoreResult:
+        """Return the reward, or the configured fallback with the reason.
+
+        `known` returns what the verifier wants to know of the answer beside its text.
+        """
         try:
             if self._process is None:
                 await self.start()
             result = await self._request(
-                ScoreRequest(completion=completion, answer=answer, row=row),
+                ScoreRequest(
+                    completion=completion, answer=answer, row=row, known=known(self._wanted)
+                ),
                 self._spec.timeout_seconds,
             )
         except TimeoutError:
@@ -80,6 +93,7 @@ class RewardSandbox:
         if first.fatal:
             self.stop()
             raise ConfigError(first.error or "the reward cannot be had")
+        self._wanted = first.wanted
 
     def stop(self) -> None:
         if self._writer is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from tlt.config import RewardSpec
 from tlt.errors import ConfigError
-from tlt.rewards.verifiers import Verifier, load_verifier
+from tlt.rewards.verifiers import Verifier, load_verifier, wanted_by
 
 LENGTH = struct.Struct("<Q")
 
@@ -25,6 +25,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     completion: str
     answer: Any
     row: dict[str, Any]
+    # what else the verifier wants
+    known: dict[str, Any] = {}
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +34,13 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     # the verifier cannot be loaded, so no answer will ever be scored
     fatal: bool = False
+    # of the first result: what the verifier wants to know beside completion, answer and row
+    wanted: frozenset[str] = frozenset()
 
 
 def score(verifier: Verifier, request: ScoreRequest) -> ScoreResult:
     try:
-        reward = float(verifier(request.completion, request.answer, request.row))
+        reward = float(verifier(request.completion, request.answer, request.row, **request.known))
     except Exception as error:  # raised by the user's code
         return ScoreResult(error=" ".join(f"{type(error).__name__}: {error}".split()))
     if not math.isfinite(reward):
@@ -54,7 +58,7 @@ def main() -> None:
     except ConfigError as error:
         _write(stream, ScoreResult(error=str(error), fatal=True))
         return
-    _write(stream, ScoreResult())
+    _write(stream, ScoreResult(wanted=wanted_by(verifier)))
     while body := _read(stream):
         _write(stream, score(verifier, decoder.decode(body)))
 

@@ -2,19 +2,27 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from tlt.config import RewardSpec
 from tlt.dataset import Row
 from tlt.errors import ConfigError
 
-# (completion, answer, row) -> reward
-Verifier = Callable[[str, Any, Row], float]
+# what a user's function may ask for beside completion, answer and row
+OPTIONAL = frozenset({"tokens", "length", "stop"})
+
+
+class Verifier(Protocol):
+    def __call__(self, text: str, answer: Any, row: Row, /, **known: Any) -> float:
+        """Return the reward; `known` has what `OPTIONAL` names, as far as it is wanted."""
+        ...
+
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _BOXED = "\\boxed{"
@@ -23,22 +31,25 @@ _BOXED = "\\boxed{"
 def load_verifier(spec: RewardSpec) -> Verifier:
     match spec.kind:
         case "final_answer":
-            return lambda text, answer, row: float(_after(text, spec.marker) == _text(answer))
+            return lambda text, answer, row, **_: float(_after(text, spec.marker) == _text(answer))
         case "numeric":
-            return lambda text, answer, row: float(
+            return lambda text, answer, row, **_: float(
                 _same_number(_last_number(text), _last_number(_text(answer)), spec.tolerance)
             )
         case "regex":
             pattern = _compiled(spec.pattern or "")
-            return lambda text, answer, row: float(_captured(pattern, text) == _text(answer))
+            return lambda text, answer, row, **_: float(_captured(pattern, text) == _text(answer))
         case "boxed":
-            return lambda text, answer, row: float(_boxed(text) == _text(answer))
+            return lambda text, answer, row, **_: float(_boxed(text) == _text(answer))
         case "function":
             return _load_function(spec.function or "")
 
 
 def _load_function(dotted: str) -> Verifier:
-    """Load a user's `def reward(completion, answer, row)` by name."""
+    """Load a user's `def reward(completion, answer, row)` by name.
+
+    It may have the parameters `tokens`, `length` (of tokens) and `stop` ("stop" or "length"), too.
+    """
     source, _, name = dotted.rpartition(":")
     if not source or not name:
         raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
@@ -47,10 +58,28 @@ def _load_function(dotted: str) -> Verifier:
     if not callable(function):
         raise ConfigError(f"reward.function: {source} has no function '{name}'")
 
-    def verify(text: str, answer: Any, row: Row) -> float:
-        return float(function(completion=text, answer=answer, row=row))  # pyright: ignore[reportArgumentType]
+    wanted = _optional_parameters(function)
 
+    def verify(text: str, answer: Any, row: Row, /, **known: Any) -> float:
+        asked = {name: value for name, value in known.items() if name in wanted}
+        reward: Any = function(completion=text, answer=answer, row=row, **asked)
+        return float(reward)
+
+    verify.wanted = wanted  # pyright: ignore[reportFunctionMemberAccess]
     return verify
+
+
+def wanted_by(verifier: Verifier) -> frozenset[str]:
+    """Return which of `OPTIONAL` a verifier asks for."""
+    return getattr(verifier, "wanted", frozenset())
+
+
+def _optional_parameters(function: Callable[..., object]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return frozenset()
+    return OPTIONAL & parameters.keys()
 
 
 def _import_module(dotted: str) -> ModuleType:

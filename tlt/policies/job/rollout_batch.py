@@ -22,6 +22,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     length: int = 0
     scores: tuple[Score, ...] = ()
     dropped: bool = False
+    # it was cut off by a limit
+    truncated: bool = False
 
     @property
     def reward(self) -> float | None:
@@ -151,7 +153,12 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
         return answer
     match event:
         case RolloutFinished() if finished is None:
-            return replace(answer, finished=event.attempt, length=event.length)
+            return replace(
+                answer,
+                finished=event.attempt,
+                length=event.length,
+                truncated=event.stop == "length",
+            )
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):
                 return answer

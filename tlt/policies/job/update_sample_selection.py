@@ -5,7 +5,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import Member, Step
 from tlt.policies.job.advantages import compute_advantages
-from tlt.policies.job.rollout_batch import Group, RolloutBatch
+from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch
 from tlt.policies.job.sample_sharding import Sample
 
 
@@ -17,7 +17,7 @@ class UpdatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
-    """Leave out dropped answers.
+    """Leave out dropped answers, and if the spec says so those that were cut off.
 
     Answers without advantages, as in a group in which all scored the same, are learned from only
     if a penalty keeps the policy near the first one.
@@ -25,7 +25,7 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     algorithm = spec.algorithm
     groups = [(prompt, _kept(group)) for prompt, group in sorted(batch.groups.items())]
     advantages = compute_advantages(
-        [[reward for _, reward, _ in kept] for _, kept in groups],
+        [[reward for _, _, reward in kept] for _, kept in groups],
         algorithm.advantage,
         algorithm.normalise_advantage,
     )
@@ -33,18 +33,19 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     silent: list[Sample] = []
     for (prompt, kept), of_group in zip(groups, advantages, strict=True):
         teaches = of_group is not None or algorithm.kl_coefficient > 0
-        for (index, _, length), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
-            part = samples if teaches else silent
-            part.append(Sample(prompt, Member(index), advantage, length))
+        part = samples if teaches else silent
+        for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
+            if not (answer.truncated and algorithm.mask_truncated):
+                part.append(Sample(prompt, member, advantage, answer.length))
     if not samples:
         silent.clear()
     return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
 
 
-def _kept(group: Group) -> list[tuple[int, float, int]]:
-    """Return index, reward and length of a group's answers that were scored and aren't empty."""
+def _kept(group: Group) -> list[tuple[Member, Answer, float]]:
+    """Return a group's answers that were scored and aren't empty, with their rewards."""
     return [
-        (index, answer.reward, answer.length)
+        (Member(index), answer, answer.reward)
         for index, answer in enumerate(group.members)
         if answer.reward is not None and answer.length > 0
     ]

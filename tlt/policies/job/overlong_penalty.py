@@ -1,0 +1,11 @@
+"""Reward long answers less before they reach the limit (DAPO's soft punishment, 2503.14476)."""
+
+from tlt.config import RewardSpec
+
+
+def overlong_penalty(spec: RewardSpec, length: int, limit: int) -> float:
+    """Return what an answer loses: nothing before the last tokens, all of it at the limit."""
+    if spec.overlong_tokens == 0:
+        return 0.0
+    beyond = length - (limit - spec.overlong_tokens)
+    return spec.overlong_penalty * min(max(beyond / spec.overlong_tokens, 0.0), 1.0)
