@@ -19,7 +19,6 @@ from tlt.memory_plan import (
     host_items,
     make_plan,
     parse_plan,
-    shards_needed,
 )
 from tlt.spec_files import load_job_spec
 
@@ -39,8 +38,7 @@ def doctor(
         int | None,
         typer.Option(
             min=1,
-            help="Devices that share the learner; by default algorithm.shards, or all if one can't "
-            "hold it.",
+            help="Devices that share the learner; by default what algorithm.shards says.",
         ),
     ] = None,
     gpus_per_worker: Annotated[
@@ -89,8 +87,8 @@ def _plan(
 ) -> None:
     spec = load_job_spec(path, changes)
     where = local_devices(read_cuda_state()) if devices is None else parse_plan(devices)
-    stated = shards or _stated_shards(spec, where)
-    _check_division(where, stated, gpus_per_worker)
+    over = shards or _stated_shards(spec, where)
+    _check_division(where, over, gpus_per_worker)
     # imported here because torch is slow to import
     from tlt.planned_job import describe_job
 
@@ -98,13 +96,12 @@ def _plan(
         job = describe_job(spec, where.type)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    over = shards_needed(job, where, gpus_per_worker) if stated is None else stated
     planned = make_plan(job, where, over, gpus_per_worker)
     host = list(host_items(job, planned.spread))
     if json:
-        _print_json(spec.name, planned, host, stated is None)
+        _print_json(spec.name, planned, host)
     else:
-        print_assumptions(job, planned, stated is None, spec.algorithm.precision == "auto")
+        print_assumptions(job, planned, spec.algorithm.precision == "auto")
         print_items(planned, host)
         if devices is None:
             _warn_of_small_shared_memory(host)
@@ -113,21 +110,19 @@ def _plan(
         raise typer.Exit(1)
 
 
-def _stated_shards(spec: JobSpec, devices: DevicePlan) -> int | None:
-    """Return how many devices share the learner by the spec; None if it states its default."""
+def _stated_shards(spec: JobSpec, devices: DevicePlan) -> int:
+    """Return how many devices share the learner by the spec."""
     shards = spec.algorithm.shards
-    if shards == "all":
-        return devices.total
-    return shards if shards > 1 else None
+    return devices.total if shards == "all" else shards
 
 
-def _check_division(devices: DevicePlan, shards: int | None, gpus_per_worker: int) -> None:
+def _check_division(devices: DevicePlan, shards: int, gpus_per_worker: int) -> None:
     if devices.devices % gpus_per_worker:
         raise ConfigError(
             f"--gpus-per-worker {gpus_per_worker}: hosts of {devices.devices} devices can't be "
             "divided into such workers"
         )
-    if shards is not None and devices.total % shards:
+    if devices.total % shards:
         raise ConfigError(f"{shards} shards: {devices.total} devices can't be divided by that")
 
 
@@ -141,13 +136,12 @@ def _warn_of_small_shared_memory(host: list[HostItem]) -> None:
         )
 
 
-def _print_json(name: str, plan: MemoryPlan, host: list[HostItem], assumed: bool) -> None:
+def _print_json(name: str, plan: MemoryPlan, host: list[HostItem]) -> None:
     print_json(
         {
             "job": name,
             "fits": plan.fits,
             "largest": plan.largest.name,
-            "shards_assumed": assumed,
             "plan": plan,
             "host": host,
         }

@@ -9,9 +9,7 @@ from tlt.memory_plan import HostItem, Item, JobMemory, MemoryPlan
 _SMALLEST = 5e6
 
 
-def print_assumptions(
-    job: JobMemory, plan: MemoryPlan, shards_assumed: bool, precision_assumed: bool
-) -> None:
+def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool) -> None:
     devices, spread = plan.devices, plan.spread
     workers = spread.ranks // spread.gpus_per_worker
     precision = "bfloat16" if job.bfloat16 else "float32"
@@ -22,7 +20,7 @@ def print_assumptions(
         f"of which {plan.budget / 1e9:.1f} GB may be filled"
     )
     say(f"workers  {workers} of {_count(spread.gpus_per_worker, 'device')}")
-    say(f"learner  {_sharding(spread.shards, shards_assumed)}")
+    say(f"learner  {_sharding(spread.shards)}")
     state = _gigabytes(plan.learner_state)
     say(f"         {state} GB of parameters, gradients and moments on each device, 16 B a weight")
     say(f"update   in {precision}{assumed}")
@@ -65,13 +63,8 @@ def _row(item: Item) -> tuple[str, str, str, str]:
     return item.name, _gigabytes(item.bytes), item.during, item.note
 
 
-def _sharding(shards: int, assumed: bool) -> str:
-    if not assumed:
-        return f"sharded over {shards} devices (FSDP2)" if shards > 1 else "not sharded"
-    if shards > 1:
-        why = "one device can't hold it unsharded: set algorithm.shards: all"
-        return f"sharded over {shards} devices (FSDP2); assumed, because {why}"
-    return "not sharded, because a device holds it unsharded"
+def _sharding(shards: int) -> str:
+    return f"sharded over {shards} devices (FSDP2)" if shards > 1 else "not sharded"
 
 
 def _count(number: int, noun: str) -> str:

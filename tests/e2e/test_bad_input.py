@@ -144,7 +144,7 @@ def refusals(
         ("empty", "empty.jsonl: it has no rows"),
         ("malformed", "malformed.jsonl:2: not valid JSON"),
         ("keyless", "keyless.jsonl:1: no key 'prompt'"),
-        ("long", "long.jsonl:1: the prompt has 601 tokens"),
+        ("long", "long.jsonl: all prompts have more than"),
     ],
 )
 def test_names_the_cause_of_a_failed_job(

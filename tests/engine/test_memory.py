@@ -128,6 +128,17 @@ def test_answers_are_those_of_before_after_memory_was_released(
     assert len(answers(engine, requests[2:])) == 2
 
 
+def test_cancelled_requests_are_returned_before_memory_is_released(folder: Path) -> None:
+    engine = NativeEngine(load_decoder(folder), show, 2, 64, torch.device("cpu"), PolicyVersion(0))
+    engine.submit([new_request(i, (i, 5, 7)) for i in range(2)])
+    engine.step()
+    engine.cancel([0, 1])
+    engine.release_memory()
+    assert sorted(done.id for done in engine.step()) == [0, 1]
+    engine.release_memory()
+    assert len(answers(engine, [new_request(i, (i, 5, 7)) for i in range(2)])) == 2
+
+
 def test_released_memory_is_that_of_slots_and_drafter(folder: Path) -> None:
     slots, context = 8, 128
     engine = NativeEngine(

@@ -63,6 +63,7 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
         (learner_memory._PART_BYTES, weight_parts.PART_BYTES),
+        (host_memory._PART_BYTES, weight_parts.PART_BYTES),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),

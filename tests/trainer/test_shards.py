@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from tlt.errors import RankError
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch
-from tlt.trainer.policy.sharded_models import count_shards
+from tlt.trainer.policy.sharded_models import count_shards, learner_mesh
 
 SECONDS = 60.0
 UPDATES = 20
@@ -322,6 +323,25 @@ def test_shards_are_as_many_as_wanted_or_more_where_ranks_were_lost(
     wanted: int | Literal["all"], ranks: int, expected: int
 ) -> None:
     assert count_shards(wanted, ranks) == expected
+
+
+def deadlines(rank: int, world: int, rendezvous: str) -> list[float]:
+    """Return the seconds after which collectives of a mesh with replicas fail."""
+    group = groups.join_group(rendezvous, "deadlines", rank, world, 7.0, CPU)
+    assert group is not None
+    mesh = learner_mesh(group, 2, CPU, timedelta(seconds=7))
+    found: list[float] = []
+    for name in ("replicas", "shards"):
+        backend: Any = mesh.get_group(name)._get_backend(CPU)
+        found.append(backend.options._timeout.total_seconds())
+    groups.leave_group()
+    return found
+
+
+def test_groups_of_replicas_and_shards_have_the_deadline(
+    peers: Sequence[Peer], rendezvous: str
+) -> None:
+    assert on_all(peers, deadlines, rendezvous) == [[7.0, 7.0]] * 4
 
 
 def test_four_ranks_train_with_three_shards_wanted(

@@ -78,11 +78,22 @@ def machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "options", "code", "shards"),
     [
         ("qwen2.5-0.5b", ["--plan", "1x80gb"], 0, 1),
-        ("qwen3-8b", ["--plan", "8x80gb"], 0, 8),
-        ("qwen3-8b", ["--plan", "8x80gb", "--shards", "1"], 1, 1),
-        ("qwen2.5-32b", ["--plan", "8x80gb"], 1, 8),
-        ("qwen2.5-32b", ["--plan", "8x80gb", "--gpus-per-worker", "8"], 1, 8),
-        ("qwen2.5-32b", ["--plan", "4x8x80gb", "--gpus-per-worker", "8"], 0, 32),
+        ("qwen3-8b", ["--plan", "8x80gb", "--set", "algorithm.shards=all"], 0, 8),
+        ("qwen3-8b", ["--plan", "8x80gb", "--shards", "8"], 0, 8),
+        ("qwen3-8b", ["--plan", "8x80gb"], 1, 1),
+        ("qwen2.5-32b", ["--plan", "8x80gb", "--shards", "8"], 1, 8),
+        (
+            "qwen2.5-32b",
+            ["--plan", "8x80gb", "--shards", "8", "--gpus-per-worker", "8"],
+            1,
+            8,
+        ),
+        (
+            "qwen2.5-32b",
+            ["--plan", "4x8x80gb", "--shards", "32", "--gpus-per-worker", "8"],
+            0,
+            32,
+        ),
     ],
 )
 def test_a_plan_says_whether_a_job_fits(
@@ -97,7 +108,6 @@ def test_a_plan_says_whether_a_job_fits(
     assert run("doctor", spec, *options) == code
     printed = capsys.readouterr()
     assert "algorithm.precision is auto" in printed.out
-    assert ("unsharded" in printed.out) == ("--shards" not in options)
     if code:
         assert f"{name} does not fit" in printed.err
         assert "the most takes '" in printed.err

@@ -29,3 +29,16 @@ def test_converts_what_is_read() -> None:
     )
     assert torch.equal(found["a"], weights["a"].detach().bfloat16())
     assert not found["a"].requires_grad
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
+def test_host_weights_are_copied_whatever_their_format(held: torch.dtype) -> None:
+    """Their sender moves what it is given into shared memory."""
+    weights = {"a": torch.ones(4, dtype=held), "b": torch.ones(2, dtype=held)}
+    for part in parts_of(ConvertedWeights(weights, torch.bfloat16), 8):
+        for name, tensor in part:
+            assert tensor.dtype == torch.bfloat16
+            assert tensor.data_ptr() != weights[name].data_ptr()
+            # as multiprocessing does when it sends a tensor
+            tensor.share_memory_()
+    assert not any(weight.is_shared() for weight in weights.values())

@@ -10,6 +10,8 @@ from tlt.memory_plan.job_memory import JobMemory, Spread
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
 # of tlt/engine/sglang/shared_hidden_state_buffer.py and start_engine_with_tap.py
 _COLUMNS, _PER_SLOT, _ALIGNMENT, _SLOTS_PER_REQUEST = 5, 2, 64, 2
+# of tlt/engine/sglang/weight_parts.py
+_PART_BYTES = 1 << 30
 # weights are loaded, and kept in checkpoints, in float32
 _FULL = 4
 
@@ -23,8 +25,9 @@ class HostItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
-    policy = _FULL * job.policy.weights
-    published = job.engine_width * job.policy.weights
+    policy_weights = job.policy.weights
+    policy = _FULL * policy_weights
+    published = job.engine_width * policy_weights
     ranks = spread.ranks_per_host
     yield HostItem(
         name="published policies",
@@ -39,8 +42,14 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
             bytes=engines * tap_bytes(job),
             note=f"tokens, origins and hidden states, of each of {engines} engines",
         )
+        yield HostItem(
+            name="weights on their way to SGLang",
+            bytes=engines * min(_PART_BYTES, job.engine_width * policy_weights),
+            note=f"a part of at most {_PART_BYTES >> 20} MiB for each engine",
+        )
     if job.trains_drafter and job.drafter is not None:
-        delta = 2 * job.engine_width * job.drafter.weights
+        # weights and their mean, in float32
+        delta = 2 * _FULL * job.drafter.weights
         yield HostItem(name="drafters and their deltas", bytes=_DELTAS * delta)
         yield HostItem(
             name="answers to train drafters on",

@@ -67,7 +67,7 @@ def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     widths = [n for n in wider if n > spread.gpus_per_worker]
     if widths:
         width = _first_fitting(widths, devices, lambda n: _respread(case, gpus_per_worker=n))
-        change = f"workers of {width} devices (--gpus-per-worker {width})"
+        change = f"workers of {width} devices (--gpus-per-worker {width}), which TLT lacks yet"
         yield change, _respread(case, gpus_per_worker=width)
     yield from _spec_changes(case, devices)
     if job.trains_drafter:

@@ -132,6 +132,7 @@ class UpdateMetrics(Value, frozen=True, kw_only=True):
     importance_truncated: float
     tokens: int
     samples: int
-    optimiser_steps: int
+    # runs of earlier versions have neither
+    optimiser_steps: int = 0
     # steps that were left out, because their gradient wasn't finite
-    skipped_steps: int
+    skipped_steps: int = 0

@@ -42,6 +42,7 @@ from tlt.protocol.rank_messages import (
     UpdateSamples,
 )
 from tlt.protocol.refs import DrafterRef
+from tlt.ranks.device_memory import return_free_memory
 from tlt.ranks.drafter_member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
 from tlt.ranks.engine_requirements import select_device
@@ -187,6 +188,8 @@ class Rank:
     def _open(self, command: OpenJob) -> None:
         if self.duties is not None:
             self._close(self.duties)
+        # of the job before, which the callers of `_close` held
+        return_free_memory(torch.device(self._setup.device))
         with self._progress.report_meanwhile():
             self.duties = JobDuties(RankJob(self._setup, command), self._progress)
         if self.duties.complaint is not None:
@@ -209,15 +212,18 @@ class Rank:
     def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
         assert duties.samples is not None
         samples, duties.samples = duties.samples, None
+        device = duties.job.device
         # on a CPU there is room, and zeroing the memory again takes time
-        if duties.job.device.type == "cuda":
+        if device.type == "cuda":
             duties.engine.release_memory()
+            return_free_memory(device)
         events = duties.update.run(command, samples.minibatches)
         # a rank that holds a part of each weight decodes with what the first rank publishes
         if not duties.update.is_sharded:
             version = PolicyVersion(command.version + 1)
             with self._progress.report_meanwhile():
                 duties.rollout.swap_weights(version, duties.update.learner.weights())
+        return_free_memory(device)
         self._send(*events)
 
     def _check_interrupt(self) -> None:

@@ -4,6 +4,7 @@ Where the ranks split one copy, their group stays for the next update; otherwise
 group of its own.
 """
 
+import gc
 import time
 from contextlib import ExitStack
 from typing import TypedDict
@@ -100,6 +101,8 @@ class PolicyUpdateDuty:
         if self._sharded:
             if command.reload:
                 self._group, self._learner = self._join(command, rank), None
+                # the one before refers to itself; two don't fit
+                gc.collect()
                 self._learner = self._load(self._group)
             group = self._group
         else:

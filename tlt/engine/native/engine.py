@@ -141,7 +141,8 @@ class NativeEngine:
         self._prefill_due = True
 
     def release_memory(self) -> None:
-        if self._released or self.running:
+        # the next step returns requests that were cancelled
+        if self._released or self.running or self._queue.cancelled:
             return
         self._rows.clear()
         self._rows.ended.clear()

@@ -17,7 +17,9 @@ class ConvertedWeights(Mapping[str, Tensor]):
         self._dtype = dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._weights[name].detach().to(self._dtype)
+        weight = self._weights[name].detach()
+        # the sender moves a host tensor's storage into shared memory, where it would stay
+        return weight.to(self._dtype, copy=weight.device.type == "cpu")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -7,13 +7,14 @@ ranks run the same number of passes: `micro_batches` adds fillers, which teach n
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -140,7 +141,8 @@ def load_sharded_policy_models(
         # a measurement would need the whole model
         spec.precision == "auto" and device.type == "cuda" and device_has_bfloat16(device)
     )
-    mesh = learner_mesh(group, spec.shards, device)
+    timeout = timedelta(seconds=spec.collective_timeout_seconds)
+    mesh = learner_mesh(group, spec.shards, device, timeout)
     root = load_sharded_model(model_dir, mesh, device, bfloat16, dtype)
     packed = _set_attention(root, spec, bfloat16)
     checkpoint_layers_if_due(root.policy, spec)
@@ -195,16 +197,19 @@ def count_shards(wanted: int | Literal["all"], ranks: int) -> int:
 
 
 def learner_mesh(
-    group: ProcessGroup, wanted: int | Literal["all"], device: torch.device
+    group: ProcessGroup, wanted: int | Literal["all"], device: torch.device, timeout: timedelta
 ) -> DeviceMesh:
     """Return a mesh that splits the weights over so many ranks; the rest are replicas (HSDP)."""
     world = group.size()
     shards = count_shards(wanted, world)
     if shards == world:
         return DeviceMesh.from_group(group, device.type)
-    return init_device_mesh(
-        device.type, (world // shards, shards), mesh_dim_names=("replicas", "shards")
-    )
+    names = ("replicas", "shards")
+    mesh = init_device_mesh(device.type, (world // shards, shards), mesh_dim_names=names)
+    # a new group has its backend's deadline, of ten or thirty minutes
+    for name in names:
+        distributed_c10d._set_pg_timeout(timeout, mesh.get_group(name))  # pyright: ignore
+    return mesh
 
 
 def load_sharded_model(

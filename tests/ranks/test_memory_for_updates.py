@@ -1,0 +1,42 @@
+"""A rank on a GPU frees its engine's cache for a policy update, and decodes again afterwards."""
+
+from pathlib import Path
+
+import msgspec
+
+from tests.labelled_device import labelled_device
+from tests.ranks.members import engine_of, member_spec
+from tests.ranks.ranks import LocalRank, local_rank, open_job
+from tests.ranks.test_policy_update import UPDATE
+from tests.samples import JOB, prompt
+from tlt.protocol.events import RolloutFinished
+from tlt.protocol.rank_messages import DecodePrompts, UpdateSamples
+from tlt.protocol.refs import MinibatchShare, SampleRef
+
+
+def decode_all(local: LocalRank) -> list[RolloutFinished]:
+    prompts = tuple(prompt(7, member=member) for member in range(4))
+    local.rank.handle(DecodePrompts(job=JOB, prompts=prompts))
+    assert local.rank.duties is not None
+    done: list[RolloutFinished] = []
+    while engine_of(local.rank).running:
+        done += local.rank.duties.rollout.step()
+    return done
+
+
+def test_the_cache_is_freed_for_an_update(tmp_path: Path) -> None:
+    with labelled_device(), local_rank(tmp_path, device="cuda:0") as local:
+        local.rank.handle(open_job(tmp_path, member_spec(tmp_path, most_tokens=24)))
+        done = decode_all(local)
+        refs = tuple(
+            SampleRef(prompt=each.prompt, member=each.member, advantage=(-1.0) ** number)
+            for number, each in enumerate(done)
+        )
+        tokens = sum(each.length for each in done)
+        share = MinibatchShare(ranks=(refs,), total_tokens=tokens, total_sequences=len(done))
+        held = engine_of(local.rank).memory_bytes
+        local.rank.handle(UpdateSamples(job=JOB, minibatches=(tuple(done),)))
+        local.rank.handle(msgspec.structs.replace(UPDATE, world=1, minibatches=(share,)))
+        assert engine_of(local.rank).memory_bytes < held
+        assert len(decode_all(local)) == 4
+        assert engine_of(local.rank).memory_bytes == held
