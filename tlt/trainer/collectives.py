@@ -27,6 +27,10 @@ def translate_errors(what: str) -> Generator[None]:
         raise RankError(f"{what} failed: {first}") from error
 
 
+# torch 2.13 has another name for it
+_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> None:
     if group is None:
         return
@@ -63,7 +67,7 @@ def gather_bytes(data: bytes, group: ProcessGroup, device: torch.device) -> list
     own[: len(padded)] = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device)
     rows = own.new_empty(group.size() * width)
     with translate_errors("a gathering over the ranks"):
-        dist.all_gather_single(rows, own, group=group)
+        _gather_rows(rows, own, group=group)
     found = [bytes(row.tolist()) for row in rows.view(group.size(), width)]
     return [row[8 : 8 + int.from_bytes(row[:8], "big")] for row in found]
 
