@@ -6,6 +6,7 @@ never used again: its members leave, and a new group is formed under another nam
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ def translate_errors(what: str) -> Generator[None]:
 
 
 # torch 2.13 has another name for it
-_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_gather_rows: Any = vars(dist).get("all_gather_single") or vars(dist)["all_gather_into_tensor"]
 
 
 def reduce_sum(tensor: Tensor, group: ProcessGroup | None) -> None:
