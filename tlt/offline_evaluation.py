@@ -1,7 +1,6 @@
 """Score a policy on a spec's held-out data in this process, without a session."""
 
 import asyncio
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -79,18 +78,15 @@ async def _score(
     try:
         await judge.start()
         key = spec.data.answer_key
-        return [
-            (
-                await judge.score(
-                    done.text, None if key is None else row[key], row, partial(_describe, done)
-                )
-            ).reward
-            for done, row in zip(completions, table, strict=True)
-        ]
+        rewards: list[float] = []
+        for done, row in zip(completions, table, strict=True):
+            answer = None if key is None else row[key]
+            known = {
+                "tokens": lambda done=done: done.tokens,
+                "length": lambda done=done: len(done.tokens),
+                "stop": lambda done=done: done.stop,
+            }
+            rewards.append((await judge.score(done.text, answer, row, known)).reward)
+        return rewards
     finally:
         judge.stop()
-
-
-def _describe(done: Completion, wanted: frozenset[str]) -> dict[str, Any]:
-    known = {"tokens": done.tokens, "length": len(done.tokens), "stop": done.stop}
-    return {name: value for name, value in known.items() if name in wanted}

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
 
-from tlt.answer_files import Answer, AnswerFiles
+from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobLost
@@ -56,9 +54,12 @@ class JobScorer:
         except BlobLost as error:
             verdict = ScoreResult(reward=self._reward.on_error, error=str(error))
         else:
-            verdict = await self._sandbox.score(
-                answer.text, prompt.answer, prompt.row, partial(_describe, answer, rollout)
-            )
+            known = {
+                "tokens": lambda: answer.tokens,
+                "length": lambda: rollout.length,
+                "stop": lambda: rollout.stop,
+            }
+            verdict = await self._sandbox.score(answer.text, prompt.answer, prompt.row, known)
         reward = verdict.reward
         if rollout.purpose == "train":
             reward -= overlong_penalty(self._reward, rollout.length, self._most_tokens)
@@ -81,14 +82,6 @@ class JobScorer:
         self._sandbox.stop()
         for prompts in self._prompts.values():
             prompts.close()
-
-
-def _describe(answer: Answer, rollout: RolloutFinished, wanted: frozenset[str]) -> dict[str, Any]:
-    """Return what a verifier wants to know of an answer."""
-    known: dict[str, Any] = {"length": rollout.length, "stop": rollout.stop}
-    if "tokens" in wanted:
-        known["tokens"] = answer.tokens
-    return {name: value for name, value in known.items() if name in wanted}
 
 
 class RewardScorer:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,25 @@ class RewardSandbox:
         completion: str,
         answer: Any,
         row: dict[str, Any],
-        known: Callable[[frozenset[str]], dict[str, Any]] = lambda wanted: {},
+        known: Mapping[str, Callable[[], Any]] | None = None,
     ) -> ScoreResult:
         """Return the reward, or the configured fallback with the reason.
 
-        `known` returns what the verifier wants to know of the answer beside its text.
+        `known` computes what the verifier may want to know of the answer beside its text.
         """
         try:
             if self._process is None:
                 await self.start()
             result = await self._request(
                 ScoreRequest(
-                    completion=completion, answer=answer, row=row, known=known(self._wanted)
+                    completion=completion,
+                    answer=answer,
+                    row=row,
+                    known={
+                        name: compute()
+                        for name, compute in (known or {}).items()
+                        if name in self._wanted
+                    },
                 ),
                 self._spec.timeout_seconds,
             )
