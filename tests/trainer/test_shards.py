@@ -190,10 +190,12 @@ def test_two_shards_take_little_more_than_half_of_the_bytes(
     assert 0.5 * whole <= parts <= 0.55 * whole
 
 
-def save_after(rank: int, world: int, rendezvous: str, model: str, folder: Path) -> None:
+def save_after(
+    rank: int, world: int, rendezvous: str, model: str, folder: Path, shards: Any = "all"
+) -> None:
     """Save after two updates, and the weights of a third."""
     name = f"save {folder}"
-    learner, group = start(rank, world, rendezvous, name, model, "float64", shards="all")
+    learner, group = start(rank, world, rendezvous, name, model, "float64", shards=shards)
     for step in range(2):
         learner.update(step, minibatches(rank, world, step), group, never_interrupt)
     keep(learner, rank, folder / "weights")
@@ -233,6 +235,23 @@ def test_another_number_of_ranks_resumes_a_checkpoint_of_two(
     on_all(peers[:world], resume, rendezvous, fresh_dir, tmp_path, tmp_path / "resumed")
     assert apart(tmp_path / "resumed", tmp_path / "next") <= 1e-9
     assert apart(tmp_path / "resumed", tmp_path / "weights") > 1e-5
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(2, "all"), (4, 2)])
+def test_ranks_learn_and_save_the_same_in_other_places(
+    peers: Sequence[Peer],
+    rendezvous: str,
+    model_dir: str,
+    tmp_path: Path,
+    ranks: int,
+    shards: Any,
+) -> None:
+    """DTensor caches what it derives from a mesh; another rank has to be another mesh."""
+    members = peers[:ranks]
+    for folder, placed in (("before", members), ("after", [*reversed(members)])):
+        (tmp_path / folder).mkdir()
+        on_all(placed, save_after, rendezvous, model_dir, tmp_path / folder, shards)
+    assert apart(tmp_path / "after" / "next", tmp_path / "before" / "next") <= 1e-9
 
 
 def save_whole(rank: int, world: int, rendezvous: str, model: str, folder: Path) -> None:
@@ -331,7 +350,7 @@ def deadlines(rank: int, world: int, rendezvous: str) -> list[float]:
     assert group is not None
     mesh = learner_mesh(group, 2, CPU, timedelta(seconds=7))
     found: list[float] = []
-    for name in ("replicas", "shards"):
+    for name in mesh.mesh_dim_names or ():
         backend: Any = mesh.get_group(name)._get_backend(CPU)
         found.append(backend.options._timeout.total_seconds())
     groups.leave_group()

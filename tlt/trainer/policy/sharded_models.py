@@ -4,6 +4,7 @@
 ranks run the same number of passes: `micro_batches` adds fillers, which teach nothing.
 """
 
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,6 +187,10 @@ def _set_attention(root: ShardedModel, spec: AlgorithmSpec, bfloat16: bool) -> b
     return True
 
 
+# meshes that this process has made
+_MESHES = itertools.count()
+
+
 def count_shards(wanted: int | Literal["all"], ranks: int) -> int:
     """Return over how many ranks one copy is split: at least as many as wanted, if there are.
 
@@ -199,12 +204,16 @@ def count_shards(wanted: int | Literal["all"], ranks: int) -> int:
 def learner_mesh(
     group: ProcessGroup, wanted: int | Literal["all"], device: torch.device, timeout: timedelta
 ) -> DeviceMesh:
-    """Return a mesh that splits the weights over so many ranks; the rest are replicas (HSDP)."""
-    world = group.size()
+    """Return a mesh that splits the weights over so many ranks; the rest are replicas (HSDP).
+
+    Its names are new: meshes of the same ranks and names are equal, and DTensor would reuse what it
+    has derived from an earlier one, in which this process may have had another rank.
+    """
+    world, formed = group.size(), next(_MESHES)
     shards = count_shards(wanted, world)
+    names = (f"replicas{formed}", f"shards{formed}")
     if shards == world:
-        return DeviceMesh.from_group(group, device.type)
-    names = ("replicas", "shards")
+        return DeviceMesh.from_group(group, device.type, mesh_dim_names=names[1:])
     mesh = init_device_mesh(device.type, (world // shards, shards), mesh_dim_names=names)
     # a new group has its backend's deadline, of ten or thirty minutes
     for name in names:
