@@ -126,9 +126,11 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     # AdamW's two decay rates.
     betas: tuple[float, float] = (0.9, 0.95)
-    # Number format of the update; `auto` measures which is faster and accurate enough.
+    # Number format of the update; `auto` measures which is faster and accurate enough, and with
+    # shards takes bfloat16 on a GPU.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    # Kernel of the update's attention; `auto` measures which is fastest.
+    # Kernel of the update's attention; `auto` measures which is fastest, and with shards takes
+    # `flash` on a GPU in bfloat16.
     attention: Literal["auto", "padded", "packed", "native", "flash"] = "auto"
     # Compile the layers; `auto` does so where the job is long enough to gain.
     compile: bool | Literal["auto"] = "auto"

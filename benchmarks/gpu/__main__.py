@@ -1,6 +1,6 @@
 """Accept TLT on a machine with a GPU and without a network, in some minutes.
 
-`python -m benchmarks.gpu --out DIR [--budget 600] [--stages 1 2 3] [--device cpu]`
+`python -m benchmarks.gpu [--out runs/gpu] [--budget 600] [--stages 1 2 3] [--device cpu]`
 
 Stage 1 runs what needs no SGLang: native engine, learner, drafter training. Stage 2 runs SGLang and
 stage 3 measures speeds, one device through all duties, and steps of a job. Each part is a process
@@ -36,7 +36,7 @@ _MEMORY = Path("/dev/shm")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), metavar="DIR")
     parser.add_argument("--budget", type=float, default=600.0, metavar="SECONDS")
     parser.add_argument("--stages", type=int, nargs="+", choices=(1, 2, 3), default=(1, 2, 3))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from tlt.engine.sglang import sglang_launcher
-from tlt.machine_check import CudaDevice, CudaState, Finding, check_machine, local_devices, machine
+from tlt.machine_check import (
+    CudaDevice,
+    CudaState,
+    Finding,
+    check_machine,
+    cuda_findings,
+    local_devices,
+    machine,
+)
 from tlt.machine_check.cuda_findings import check_cuda
 from tlt.machine_check.tested_versions import (
     RANGES,
@@ -81,6 +89,15 @@ def test_this_machine_can_run_tlt(tmp_path: Path) -> None:
     names = by_name(findings)
     assert {"Python", "torch", "sglang", "redis-server", "import ray", "ports"} <= set(names)
     assert names["devices"].status == "ok"
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.0.10", "ok"), (None, "warning")])
+def test_a_gpu_without_torch_memory_saver_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, status: str
+) -> None:
+    monkeypatch.setattr(cuda_findings, "installed_version", lambda _: version)
+    assert by_name(list(check_cuda(gpus(), wanted=True)))["torch-memory-saver"].status == status
+    assert "torch-memory-saver" not in by_name(list(check_cuda(NO_GPU, wanted=False)))
 
 
 def test_a_session_on_gpus_needs_one() -> None:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from tlt.machine_check.cuda_devices import CudaDevice, CudaState
 from tlt.machine_check.findings import Finding, Status
-from tlt.machine_check.tested_versions import parse_version
+from tlt.machine_check.tested_versions import installed_version, parse_version
 
 # by CUDA's major release: the driver's first release that runs it
 _LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
 # part of a device's memory that may be taken by others without a warning
 _TAKEN = 0.1
 _LEAST_CAPABILITY = 8.0
+_MEMORY_SAVER = "torch-memory-saver"
 _INSTALL = "install a torch that is built for CUDA: https://pytorch.org/get-started/locally"
 
 
@@ -35,6 +36,8 @@ def check_cuda(state: CudaState, wanted: bool) -> Iterator[Finding]:
         )
     for index, device in enumerate(state.devices):
         yield _check_device(index, device)
+    if state.devices:
+        yield _check_memory_saver()
 
 
 def _check_torch(state: CudaState, lacking: Status, wanted: bool) -> Finding:
@@ -70,6 +73,20 @@ def _check_driver(state: CudaState, lacking: Status) -> Finding:
                 advice=f"CUDA {state.torch_cuda} needs {least} or newer",
             )
     return Finding(what="driver", found=state.driver)
+
+
+def _check_memory_saver() -> Finding:
+    """Look for what lets SGLang free its cache while a rank updates the policy."""
+    version = installed_version(_MEMORY_SAVER)
+    if version is not None:
+        return Finding(what=_MEMORY_SAVER, found=version)
+    return Finding(
+        what=_MEMORY_SAVER,
+        found="not installed",
+        status="warning",
+        advice="SGLang keeps its cache during policy updates: plan with rollout.slots for that; "
+        f"pip install {_MEMORY_SAVER}",
+    )
 
 
 def _check_device(index: int, device: CudaDevice) -> Finding:
