@@ -120,7 +120,10 @@ def _rewards(job: Job) -> dict[PromptIndex, float]:
     rewards = {
         event.prompt: event.reward
         for event in events
-        if isinstance(event, RolloutScored) and event.purpose == "eval" and event.step == _STEPS
+        if isinstance(event, RolloutScored)
+        and event.purpose == "eval"
+        and event.step == _STEPS
+        and event.reward is not None
     }
     assert len(rewards) == _PROBLEMS
     return rewards

@@ -15,6 +15,7 @@ from cli import (
     job_spec_commands,
     jobs,
     ledger,
+    reward,
     session_commands,
     top,
     trace,
@@ -66,6 +67,7 @@ app.command("bench")(benchmark_claims.bench)
 app.add_typer(job_spec_commands.app, name="config")
 app.add_typer(train_drafter.app, name="drafter")
 app.add_typer(export.app, name="export")
+app.add_typer(reward.app, name="reward")
 
 if __name__ == "__main__":
     app()

@@ -40,6 +40,9 @@ def up(
         float,
         typer.Option(min=1.0, help="Seconds of silence after which a worker is considered lost."),
     ] = 15.0,
+    reward_workers: Annotated[
+        int, typer.Option(min=1, help="Answers that each reward scores at once.")
+    ] = 8,
     session: SessionName = "default",
     dashboard: Annotated[bool, typer.Option(help="Also serve the live page.")] = True,
 ) -> None:
@@ -54,6 +57,7 @@ def up(
         runs=runs,
         device=device,
         lease_seconds=lease_seconds,
+        reward_workers=reward_workers,
     )
     pid = start_session(spec)
     named = session_option(session)

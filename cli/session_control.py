@@ -43,6 +43,7 @@ def new_session(
     runs: Path,
     device: str,
     lease_seconds: float,
+    reward_workers: int = 8,
 ) -> SessionSpec:
     if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
         raise ConfigError(f"--session {name}: letters, digits, '-', '_' and '.' only")
@@ -71,6 +72,7 @@ def new_session(
         ranks_per_worker=ranks,
         device="cuda" if device == "cuda" else "cpu",
         lease_seconds=lease_seconds,
+        reward_workers=reward_workers,
     )
 
 

@@ -176,11 +176,15 @@ def one_line(text: str | None) -> str:
 # --- the spec
 
 
+_SPEC_MODULES = ("config.py", "learning_spec.py", "reward_spec.py")
+
+
 def spec_page() -> str:
     """Describe every key of a job's spec: type, default, bounds and meaning."""
     from tlt import config
+    from tlt.spec_section import section_of
 
-    sources = [(ROOT / "tlt" / name).read_text() for name in ("config.py", "learning_spec.py")]
+    sources = [(ROOT / "tlt" / name).read_text() for name in _SPEC_MODULES]
     nodes = [node for source in sources for node in ast.parse(source).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     comments = {key: text for source in sources for key, text in field_comments(source).items()}
@@ -193,7 +197,8 @@ def spec_page() -> str:
         " known one.\n",
     ]
     sections = get_type_hints(config.JobSpec)
-    order = [("", config.JobSpec), *((k, t) for k, t in sections.items() if is_section(t))]
+    nested = ((key, section_of(kind)) for key, kind in sections.items())
+    order = [("", config.JobSpec), *((key, kind) for key, kind in nested if kind is not None)]
     for key, cls in order:
         description = one_line(ast.get_docstring(classes[cls.__name__]))
         parts.append(f"## {key or 'Top level'}\n\n{description}\n")
@@ -201,8 +206,9 @@ def spec_page() -> str:
         rows: list[tuple[str, ...]] = []
         for field in msgspec.structs.fields(cls):
             meaning = comments.get((cls.__name__, field.name), "")
-            if is_section(field.type):
-                rows.append((f"[`{field.name}`](#{field.name})", "section", "", "", meaning))
+            if section_of(field.type) is not None:
+                kind = "section" if isinstance(field.type, type) else "section or list of sections"
+                rows.append((f"[`{field.name}`](#{field.name})", kind, "", "", meaning))
                 continue
             default = default_of(field)
             row = (type_of(field.type), default, bounds.get(field.name, ""), meaning)
@@ -212,12 +218,6 @@ def spec_page() -> str:
             parts.append("A spec is also refused for these reasons:\n")
             parts.append("\n".join(f"- {rule}" for rule in rules) + "\n")
     return "\n".join(parts)
-
-
-def is_section(kind: Any) -> bool:
-    from tlt.spec_section import Section
-
-    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def type_of(kind: Any) -> str:

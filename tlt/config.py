@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from tlt.id_types import JobId
-from tlt.learning_spec import AlgorithmSpec, DataSpec, RewardSpec
+from tlt.learning_spec import AlgorithmSpec, DataSpec
+from tlt.reward_spec import RewardSpec, require_distinct
 from tlt.spec_section import Section, require
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
@@ -168,8 +169,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
     policy: PolicySpec
     # Prompts.
     data: DataSpec
-    # Scoring.
-    reward: RewardSpec
+    # Scoring: one reward, or a list of them.
+    reward: RewardSpec | tuple[RewardSpec, ...]
     # The update.
     algorithm: AlgorithmSpec
     # Decoding.
@@ -186,6 +187,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_distinct(self.rewards)
         for logger in self.loggers:
             require(
                 logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"
@@ -229,6 +231,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
             f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
         )
 
+    @property
+    def rewards(self) -> tuple[RewardSpec, ...]:
+        return self.reward if isinstance(self.reward, tuple) else (self.reward,)
+
 
 class SessionSpec(Section, frozen=True, kw_only=True):
     """Describe what `tlt up` starts; every process of the session receives it."""
@@ -248,6 +254,8 @@ class SessionSpec(Section, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"] = "cpu"
     # A worker without a heartbeat for this long is lost.
     lease_seconds: float = 15.0
+    # Answers that each reward scores at once.
+    reward_workers: int = 8
     # Time between two heartbeats.
     heartbeat_seconds: float = 0.5
 

@@ -18,11 +18,8 @@ Row = dict[str, Any]
 
 def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
     """Yield each row with the location to name in an error."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    source = _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
     empty = True
-    for location, row in source:
+    for location, row in read_rows(path):
         empty = False
         prompt = row.get(spec.prompt_key)
         if prompt is None:
@@ -39,6 +36,13 @@ def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
         yield location, row
     if empty:
         raise DataError(f"{path}: it has no rows")
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield rows of any columns, each with its location."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    return _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:

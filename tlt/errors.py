@@ -51,5 +51,9 @@ class JournalError(TltError):
     """A journal cannot be written, read or replayed."""
 
 
+class IsolationError(TltError):
+    """The host can't limit what a process uses."""
+
+
 class RankError(TltError):
     """A compute process died, hung or reported a failure."""

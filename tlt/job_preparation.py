@@ -6,6 +6,7 @@ refuses the job. Its imports take seconds, so it stays up and forks for each fol
 fork undoes whatever users' code did to the interpreter.
 """
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -27,7 +28,7 @@ from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.tokenizer import Tokenizer
-from tlt.rewards.verifiers import load_verifier
+from tlt.rewards.weighted_rewards import WeightedRewards
 
 
 def prepare(folder: Path) -> PreparedJob:
@@ -44,7 +45,7 @@ def prepare(folder: Path) -> PreparedJob:
             f"in a context of {limit}"
         )
     tokenizer = Tokenizer(spec.policy.path)
-    load_verifier(spec.reward)
+    asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")
     reader = _PromptReader(spec, tokenizer, limit)
     train_prompts = reader.write(prompts_file(folder, "train"), Path(spec.data.train), None)
@@ -55,6 +56,15 @@ def prepare(folder: Path) -> PreparedJob:
     return PreparedJob(
         train_prompts=train_prompts, eval_prompts=eval_prompts, skipped_prompts=reader.skipped
     )
+
+
+async def _check_rewards(spec: JobSpec, log: Path) -> None:
+    """Load the rewards as the scorer will; raise ConfigError if one can't be loaded."""
+    rewards = WeightedRewards(spec.rewards, log)
+    try:
+        await rewards.start()
+    finally:
+        await rewards.stop()
 
 
 class _PromptReader:

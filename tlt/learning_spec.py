@@ -1,4 +1,4 @@
-"""The sections of a spec that say what is learned: data, reward and algorithm.
+"""The sections of a spec that say what is learned: data and algorithm.
 
 The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
 """
@@ -35,42 +35,6 @@ class DataSpec(Section, frozen=True, kw_only=True):
         most = self.max_prompt_tokens
         require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
         require(most is None or most > 0, "max_prompt_tokens must be above 0")
-
-
-class RewardSpec(Section, frozen=True, kw_only=True):
-    """Choose how an answer is scored."""
-
-    # Built-in verifier (1 if right, else 0), or a function of yours.
-    kind: Literal["final_answer", "numeric", "regex", "boxed", "function"]
-    # `final_answer` compares the text after the last marker.
-    marker: str = "#"
-    # `regex` compares the first group of the pattern's last match.
-    pattern: str | None = None
-    # Relative error that `numeric` accepts.
-    tolerance: float = 1e-6
-    # Your function, as `package.module:name` or `file.py:name`.
-    function: str | None = None
-    # A function that takes longer is stopped.
-    timeout_seconds: float = 10.0
-    # Reward where the function fails, times out or returns NaN.
-    on_error: float = 0.0
-    # Last tokens before `rollout.max_new_tokens` in which the reward of training answers falls.
-    overlong_tokens: int = 0
-    # By how much it has fallen at the limit.
-    overlong_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.timeout_seconds > 0, "timeout_seconds must be above 0")
-        require(self.marker != "", "marker must not be empty")
-        require(self.tolerance >= 0, "tolerance must be 0 or more")
-        require(math.isfinite(self.on_error), "on_error must be a finite number")
-        require(self.overlong_tokens >= 0, "overlong_tokens must be 0 or more")
-        require(math.isfinite(self.overlong_penalty), "overlong_penalty must be a finite number")
-        require(self.kind != "regex" or self.pattern is not None, "kind regex needs a pattern")
-        require(
-            self.kind != "function" or self.function is not None,
-            "kind function needs function: package.module:name",
-        )
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):
@@ -114,6 +78,10 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     averaged_tokens: int | None = None
     # Compare answers that were cut off with the others, but don't learn from them.
     mask_truncated: bool = False
+    # Last tokens before `rollout.max_new_tokens` in which the reward of training answers falls.
+    overlong_tokens: int = 0
+    # By how much it has fallen at the limit.
+    overlong_penalty: float = 1.0
     # Divide advantages by the standard deviation of their group or batch.
     normalise_advantage: bool = True
     # Highest weight for the gap between the sampler's and the learner's probabilities.
@@ -184,4 +152,6 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         )
         require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
         require(self.gradient_clip > 0, "gradient_clip must be above 0")
+        require(self.overlong_tokens >= 0, "overlong_tokens must be 0 or more")
+        require(math.isfinite(self.overlong_penalty), "overlong_penalty must be a finite number")
         require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")

@@ -1,6 +1,7 @@
 """Score a policy on a spec's held-out data in this process, without a session."""
 
 import asyncio
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rollout import sampling
-from tlt.rewards.reward_process_client import RewardSandbox
+from tlt.rewards.weighted_rewards import Verdict, WeightedRewards
 
 
 def held_out_rewards(spec: JobSpec, model: str) -> list[float]:
@@ -74,19 +75,20 @@ def _decode(spec: JobSpec, model: str, table: list[dict[str, Any]]) -> list[Comp
 async def _score(
     spec: JobSpec, completions: list[Completion], table: list[dict[str, Any]]
 ) -> list[float]:
-    judge = RewardSandbox(spec.reward, Path("/dev/null"))
+    """Return the rewards of the answers that have one."""
+    rewards, key = WeightedRewards(spec.rewards, Path(os.devnull)), spec.data.answer_key
+
+    async def judge(done: Completion, row: dict[str, Any]) -> Verdict:
+        known = {
+            "tokens": lambda: done.tokens,
+            "length": lambda: len(done.tokens),
+            "stop": lambda: done.stop,
+        }
+        return await rewards.score(done.text, None if key is None else row[key], row, known)
+
     try:
-        await judge.start()
-        key = spec.data.answer_key
-        rewards: list[float] = []
-        for done, row in zip(completions, table, strict=True):
-            answer = None if key is None else row[key]
-            known = {
-                "tokens": lambda done=done: done.tokens,
-                "length": lambda done=done: len(done.tokens),
-                "stop": lambda done=done: done.stop,
-            }
-            rewards.append((await judge.score(done.text, answer, row, known)).reward)
-        return rewards
+        await rewards.start()
+        verdicts = await asyncio.gather(*map(judge, completions, table))
+        return [verdict.reward for verdict in verdicts if verdict.reward is not None]
     finally:
-        judge.stop()
+        await rewards.stop()

@@ -12,7 +12,8 @@ import yaml
 from tlt.algorithm_presets import apply_preset
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
-from tlt.spec_section import Section
+from tlt.reward_spec import RewardSpec, require_distinct
+from tlt.spec_section import Section, section_of
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
@@ -40,19 +41,47 @@ for _side in (_Yaml, _YamlOut):
 
 def load_job_spec(path: Path, overrides: list[str] | None = None) -> JobSpec:
     """Read a YAML file; paths in it are relative to its folder."""
+    return read_job_spec(_read_text(path), str(path), path.resolve().parent, overrides)
+
+
+def load_rewards(path: Path, overrides: list[str] | None = None) -> tuple[RewardSpec, ...]:
+    """Read the rewards of a YAML file, and nothing else of it."""
+    raw = _parse_yaml(_read_text(path), str(path), overrides)
+    part = {"reward": raw.get("reward")}
+    _refuse_unknown_keys(part, _RewardsOnly, str(path), ())
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
-    return read_job_spec(text, str(path), path.resolve().parent, overrides)
+        read = msgspec.convert(part, _RewardsOnly)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_readable(error)}") from error
+    found = reward_with_absolute_paths(read.reward, path.resolve().parent)
+    return found if isinstance(found, tuple) else (found,)
+
+
+class _RewardsOnly(Section, frozen=True, kw_only=True):
+    reward: RewardSpec | tuple[RewardSpec, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward, tuple):
+            require_distinct(self.reward)
 
 
 def read_job_spec(
     text: str, where: str, folder: Path, overrides: list[str] | None = None
 ) -> JobSpec:
     """Read YAML text; paths in it are relative to `folder`."""
+    return parse_job_spec(_parse_yaml(text, where, overrides), where=where, folder=folder)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+
+
+def _parse_yaml(text: str, where: str, overrides: list[str] | None) -> dict[str, Any]:
     try:
         raw: Any = yaml.load(text, Loader=_Yaml)
     # a date that doesn't exist is a ValueError
@@ -62,7 +91,7 @@ def read_job_spec(
         raise ConfigError(f"{where}: a spec is a mapping with the sections policy, data, reward, …")
     for override in overrides or []:
         _override(raw, override)
-    return parse_job_spec(raw, where=where, folder=folder)
+    return raw
 
 
 def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
@@ -81,19 +110,9 @@ def to_yaml(spec: JobSpec) -> str:
 
 def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     def absolute(path: str) -> str:
-        try:
-            return str((folder / Path(path).expanduser()).resolve())
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"{path!r} is no path: {error}") from error
+        return _absolute(path, folder)
 
     replace = msgspec.structs.replace
-    function = spec.reward.function
-    if function is not None:
-        module, _, name = function.rpartition(":")
-        # name a module beside the spec by its file: the reward's process runs elsewhere
-        file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
-        if module.endswith(".py") or (folder / file).is_file():
-            function = f"{absolute(file)}:{name}"
     return replace(
         spec,
         policy=replace(spec.policy, path=absolute(spec.policy.path)),
@@ -102,12 +121,40 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             train=absolute(spec.data.train),
             eval=None if spec.data.eval is None else absolute(spec.data.eval),
         ),
-        reward=replace(spec.reward, function=function),
+        reward=reward_with_absolute_paths(spec.reward, folder),
         drafter=replace(
             spec.drafter,
             path=None if spec.drafter.path is None else absolute(spec.drafter.path),
         ),
     )
+
+
+def reward_with_absolute_paths(
+    reward: RewardSpec | tuple[RewardSpec, ...], folder: Path
+) -> RewardSpec | tuple[RewardSpec, ...]:
+    """Name files from where a reward's process can find them: it runs elsewhere."""
+    if isinstance(reward, tuple):
+        return tuple(_with_absolute_function(each, folder) for each in reward)
+    return _with_absolute_function(reward, folder)
+
+
+def _with_absolute_function(reward: RewardSpec, folder: Path) -> RewardSpec:
+    function = reward.function
+    if function is not None:
+        module, _, name = function.rpartition(":")
+        # name a module beside the spec by its file
+        file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+        if module.endswith(".py") or (folder / file).is_file():
+            function = f"{_absolute(file, folder)}:{name}"
+    writable = tuple(_absolute(path, folder) for path in reward.writable)
+    return msgspec.structs.replace(reward, function=function, writable=writable)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{path!r} is no path: {error}") from error
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
@@ -117,13 +164,24 @@ def _override(raw: dict[str, Any], override: str) -> None:
     *sections, last = key.strip().split(".")
     target = raw
     for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
+        if isinstance(target, list):
+            target = _element(target, section, override)
+        else:
+            target = target.setdefault(section, {})
+        if not isinstance(target, dict | list):
             raise ConfigError(f"--set {override}: {section} is not a section")
+    if isinstance(target, list):
+        raise ConfigError(f"--set {override}: name a key of one of the list")
     try:
         target[last] = yaml.load(value, Loader=_Yaml)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--set {override}: {_one_line(error)}") from error
+
+
+def _element(several: list[Any], index: str, override: str) -> Any:
+    if not index.isdigit() or int(index) >= len(several):
+        raise ConfigError(f"--set {override}: {index} is none of 0 to {len(several) - 1}")
+    return several[int(index)]
 
 
 def _refuse_unknown_keys(
@@ -136,9 +194,16 @@ def _refuse_unknown_keys(
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.5)
             advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(hints)}"
             raise ConfigError(f"{where}: {dotted}: unknown key; {advice}")
-        hint = hints[key]
-        if isinstance(hint, type) and issubclass(hint, Section) and isinstance(value, dict):
-            _refuse_unknown_keys(typing.cast("dict[str, Any]", value), hint, where, (*path, key))
+        nested = section_of(hints[key])
+        if nested is None:
+            continue
+        several: dict[str, Any] = {key: value}
+        if isinstance(value, list):
+            several = {f"{key}.{index}": each for index, each in enumerate(value)}
+        for name, each in several.items():
+            if isinstance(each, dict):
+                given = typing.cast("dict[str, Any]", each)
+                _refuse_unknown_keys(given, nested, where, (*path, name))
 
 
 def _readable(error: msgspec.ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""An answer that was lost gets the configured fallback, so that no rollout batch waits for it."""
+"""An answer that was lost is left out, so that no rollout batch waits for it."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ import msgspec
 from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.reward_scorer import JobScorer
 from tlt.answer_files import AnswerFiles
-from tlt.config import RewardSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.reward_spec import RewardSpec
 from tlt.store.job_records import new_record
 
 
-async def test_scores_an_answer_and_gives_a_lost_one_the_fallback(tmp_path: Path) -> None:
-    spec = msgspec.structs.replace(SPEC, reward=RewardSpec(kind="numeric", on_error=-2.0))
+async def test_scores_an_answer_and_leaves_a_lost_one_out(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(SPEC, reward=RewardSpec(kind="numeric"))
     row = Prompt(tokens=(1, 2), answer="7", row={})
     Prompts.write(prompts_file(tmp_path, "train"), [row] * 8)
     written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7], text="#### 7"))
@@ -24,9 +24,9 @@ async def test_scores_an_answer_and_gives_a_lost_one_the_fallback(tmp_path: Path
         (tmp_path / "answers" / "3.0").unlink()
         lost = await scorer.score(whole)
     finally:
-        scorer.close()
+        await scorer.close()
     assert (scored.reward, scored.error) == (1.0, None)
-    assert lost.reward == -2.0
+    assert lost.reward is None
     assert lost.error is not None
     assert "cannot be read" in lost.error
 
@@ -39,11 +39,10 @@ async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_pa
     reward = RewardSpec(
         kind="function",
         function=f"{tmp_path}/own.py:reward",
-        overlong_tokens=10,
-        overlong_penalty=4.0,
     )
+    algorithm = msgspec.structs.replace(SPEC.algorithm, overlong_tokens=10, overlong_penalty=4.0)
     rollout = msgspec.structs.replace(SPEC.rollout, max_new_tokens=20)
-    spec = msgspec.structs.replace(SPEC, reward=reward, rollout=rollout)
+    spec = msgspec.structs.replace(SPEC, reward=reward, rollout=rollout, algorithm=algorithm)
     for purpose in ("train", "eval"):
         prompt = Prompt(tokens=(1, 2), answer="7", row={})
         Prompts.write(prompts_file(tmp_path, purpose), [prompt] * 8)
@@ -54,6 +53,6 @@ async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_pa
         trained = await scorer.score(cut)
         evaluated = await scorer.score(msgspec.structs.replace(cut, purpose="eval"))
     finally:
-        scorer.close()
+        await scorer.close()
     assert (trained.reward, trained.error) == (113.0, None)
     assert evaluated.reward == 115.0

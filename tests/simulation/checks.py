@@ -64,7 +64,7 @@ class Checks:
         # blobs that the run's folder ever had to hold
         self.named: set[str] = set()
         self.finished: dict[AnswerKey, tuple[int, int]] = {}
-        self.scores: dict[AnswerKey, dict[int, float]] = {}
+        self.scores: dict[AnswerKey, dict[int, float | None]] = {}
         self.dropped: set[AnswerKey] = set()
         self.plans: dict[int, UpdatePlan] = {}
         # the weights of each version, the same in every attempt

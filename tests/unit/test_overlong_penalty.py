@@ -1,8 +1,9 @@
 """An answer loses nothing before the last tokens, and all of the penalty at the limit."""
 
+import msgspec
 import pytest
 
-from tlt.config import RewardSpec
+from tests.samples import SPEC
 from tlt.policies.job.overlong_penalty import overlong_penalty
 
 
@@ -10,9 +11,9 @@ from tlt.policies.job.overlong_penalty import overlong_penalty
     ("length", "expected"), [(1, 0.0), (80, 0.0), (85, 0.125), (90, 0.25), (100, 0.5), (120, 0.5)]
 )
 def test_the_penalty_rises_over_the_last_tokens(length: int, expected: float) -> None:
-    spec = RewardSpec(kind="numeric", overlong_tokens=20, overlong_penalty=0.5)
+    spec = msgspec.structs.replace(SPEC.algorithm, overlong_tokens=20, overlong_penalty=0.5)
     assert overlong_penalty(spec, length, limit=100) == pytest.approx(expected)
 
 
 def test_there_is_none_by_default() -> None:
-    assert overlong_penalty(RewardSpec(kind="numeric"), 100, limit=100) == 0.0
+    assert overlong_penalty(SPEC.algorithm, 100, limit=100) == 0.0

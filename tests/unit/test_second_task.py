@@ -9,7 +9,8 @@ import pytest
 
 from tlt.config import DataSpec, JobSpec
 from tlt.dataset import rows
-from tlt.rewards.verifiers import Verifier, load_verifier
+from tlt.rewards.request_scorer import RequestScorer, load_scorer
+from tlt.rewards.reward_messages import ScoreRequest
 from tlt.spec_files import load_job_spec
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "brief_sums"
@@ -23,8 +24,9 @@ def spec() -> JobSpec:
 
 
 @pytest.fixture(scope="module")
-def verifier(spec: JobSpec) -> Verifier:
-    return load_verifier(spec.reward)
+def scorer(spec: JobSpec) -> RequestScorer:
+    (reward,) = spec.rewards
+    return load_scorer(reward)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +42,10 @@ def verifier(spec: JobSpec) -> Verifier:
     ],
 )
 def test_rewards_right_and_brief_answers(
-    verifier: Verifier, completion: str, reward: float
+    scorer: RequestScorer, completion: str, reward: float
 ) -> None:
-    assert verifier(completion, "46", ROW) == pytest.approx(reward)
+    (result,) = scorer.score([ScoreRequest(completion=completion, answer="46", row=ROW)])
+    assert result.reward == pytest.approx(reward)
 
 
 def test_shipped_data_equal_those_of_the_script(tmp_path: Path) -> None:

@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.config import RewardSpec
 from tlt.errors import ConfigError
+from tlt.reward_spec import RewardSpec
+from tlt.rewards.request_scorer import load_scorer
+from tlt.rewards.reward_messages import ScoreRequest
 from tlt.rewards.verifiers import load_verifier
 
 
 def score(spec: RewardSpec, text: str, answer: Any = "", row: dict[str, Any] | None = None) -> Any:
-    return load_verifier(spec)(text, answer, row or {})
+    (result,) = load_scorer(spec).score(
+        [ScoreRequest(completion=text, answer=answer, row=row or {})]
+    )
+    assert result.error is None
+    return result.reward
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_loads_a_file_with_a_dataclass(tmp_path: Path) -> None:
 )
 def test_refuses_a_missing_function(dotted: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load_verifier(function(dotted))
+        load_scorer(function(dotted))
     assert str(error.value).startswith("reward.function: ")
     assert complaint in str(error.value)
 
@@ -191,5 +197,5 @@ def test_refuses_a_module_that_raises_on_import(
     path = write(tmp_path, "broken_reward.py", code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as error:
-        load_verifier(function(f"{path if by_file else 'broken_reward'}:reward"))
+        load_scorer(function(f"{path if by_file else 'broken_reward'}:reward"))
     assert complaint in str(error.value)

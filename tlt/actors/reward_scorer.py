@@ -1,4 +1,4 @@
-"""The reward scorer scores every finished rollout; one that cannot be scored gets the fallback."""
+"""The reward scorer scores finished rollouts, many at once; one that fails harms no other."""
 
 import asyncio
 import time
@@ -17,32 +17,32 @@ from tlt.json_logs import serve_run
 from tlt.policies.job.overlong_penalty import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
-from tlt.rewards.reward_process_client import RewardSandbox
-from tlt.rewards.reward_process_main import ScoreResult
+from tlt.rewards.weighted_rewards import Verdict, WeightedRewards
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
-_BATCH = 32
+_BATCH = 256
 _BLOCK_MS = 500
 _REREAD_SECONDS = 5.0
+# answers that wait in this process
+_MOST_WAITING = 4096
 _events = Codec[AnyEvent](AnyEvent)
 _log = structlog.get_logger("reward")
 
 
 class JobScorer:
-    """Score the answers of one job with its prompts and its sandboxed reward."""
+    """Score the answers of one job with its prompts and its rewards."""
 
-    def __init__(self, record: JobRecord) -> None:
+    def __init__(self, record: JobRecord, workers: int = 8) -> None:
         self.job = record.job
         self._folder = Path(record.folder)
         self._answers = AnswerFiles(self._folder)
-        self._sandbox = RewardSandbox(
-            record.spec.reward, self._folder / "logs" / "reward-function.log"
-        )
+        log = self._folder / "logs" / "reward-function.log"
+        self._rewards = WeightedRewards(record.spec.rewards, log, workers)
         self._prompts: dict[Purpose, Prompts] = {}
-        self._reward = record.spec.reward
+        self._algorithm = record.spec.algorithm
         self._most_tokens = record.spec.rollout.max_new_tokens
 
     async def score(self, rollout: RolloutFinished) -> RolloutScored:
@@ -52,17 +52,17 @@ class JobScorer:
         try:
             answer = self._answers.read(rollout.answer)
         except BlobLost as error:
-            verdict = ScoreResult(reward=self._reward.on_error, error=str(error))
+            verdict = Verdict(error=str(error))
         else:
             known = {
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
             }
-            verdict = await self._sandbox.score(answer.text, prompt.answer, prompt.row, known)
+            verdict = await self._rewards.score(answer.text, prompt.answer, prompt.row, known)
         reward = verdict.reward
-        if rollout.purpose == "train":
-            reward -= overlong_penalty(self._reward, rollout.length, self._most_tokens)
+        if reward is not None and rollout.purpose == "train":
+            reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
         return RolloutScored(
@@ -76,10 +76,11 @@ class JobScorer:
             length=rollout.length,
             reward=reward,
             error=verdict.error,
+            parts=verdict.parts,
         )
 
-    def close(self) -> None:
-        self._sandbox.stop()
+    async def close(self) -> None:
+        await self._rewards.stop()
         for prompts in self._prompts.values():
             prompts.close()
 
@@ -89,41 +90,78 @@ class RewardScorer:
         self.keys = Keys(session.name)
         self.connection: Connection = connect(session.redis_url)
         self.events = Stream(self.connection, self.keys.events, _events)
+        self._workers = session.reward_workers
         self._scorer: JobScorer | None = None
+        # answers being scored, by the entry that asked for it
+        self._scoring: dict[EntryId, asyncio.Task[RolloutScored]] = {}
+        self._scored = asyncio.Event()
 
     async def run(self) -> None:
         await retry_until_connected(lambda: self.events.ensure_group(REWARD))
         consumer = Consumer(self.events, REWARD, "reward")
+        reading: asyncio.Task[list[Entry[AnyEvent]]] | None = None
+        scored = asyncio.create_task(self._scored.wait())
         reread_at = 0.0
         while True:
             # An earlier scorer that ends late may have received entries under this name.
-            if time.monotonic() - reread_at > _REREAD_SECONDS:
+            if reading is None and time.monotonic() - reread_at > _REREAD_SECONDS:
                 consumer.reread_pending()
                 reread_at = time.monotonic()
-            try:
-                entries = await consumer.read(_BATCH, _BLOCK_MS)
-            except CONNECTION_ERRORS:
-                await asyncio.sleep(0.2)
-                continue
-            # The coordinator can't read these either, and moves them to the dead letters.
-            unreadable = [entry.id for entry in consumer.unreadable]
-            consumer.unreadable.clear()
-            if entries or unreadable:
-                await self._score_batch(consumer, entries, unreadable)
+            if reading is None and len(self._scoring) < _MOST_WAITING:
+                reading = asyncio.create_task(_read(consumer))
+            tasks = [scored] if reading is None else [scored, reading]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reading is not None and reading.done():
+                entries, reading = reading.result(), None
+                # The coordinator can't read these either, and moves them to the dead letters.
+                unreadable = [entry.id for entry in consumer.unreadable]
+                consumer.unreadable.clear()
+                await self._accept(consumer, entries, unreadable)
+            if scored.done():
+                self._scored.clear()
+                scored = asyncio.create_task(self._scored.wait())
+                await self._commit_scored(consumer)
 
-    async def _score_batch(
+    async def _accept(
         self,
         consumer: Consumer[AnyEvent],
         entries: Sequence[Entry[AnyEvent]],
         unreadable: Sequence[EntryId],
     ) -> None:
-        scored: list[RolloutScored] = []
+        """Begin to score answers; all else has been read, and that is all."""
+        passed = list(unreadable)
         for entry in entries:
+            scorer = None
             if isinstance(entry.message, RolloutFinished):
                 scorer = await self._scorer_for(entry.message.job)
-                if scorer is not None:
-                    scored.append(await scorer.score(entry.message))
-        ids = [*(entry.id for entry in entries), *unreadable]
+            if scorer is None or not isinstance(entry.message, RolloutFinished):
+                passed.append(entry.id)
+            else:
+                task = asyncio.create_task(scorer.score(entry.message))
+                task.add_done_callback(lambda _: self._scored.set())
+                self._scoring[entry.id] = task
+        await self._commit(consumer, passed, [])
+        if not entries and not self._scoring and self._scorer is not None:
+            # free its processes when its job has ended
+            await self._scorer_for(self._scorer.job)
+
+    async def _commit_scored(self, consumer: Consumer[AnyEvent]) -> None:
+        """Report what has been scored, in the order of the answers."""
+        done = {id_: task for id_, task in self._scoring.items() if task.done()}
+        for id_ in done:
+            del self._scoring[id_]
+        # scores of a job that has ended were given up
+        scored = [task.result() for task in done.values() if not task.cancelled()]
+        await self._commit(consumer, list(done), scored)
+
+    async def _commit(
+        self,
+        consumer: Consumer[AnyEvent],
+        ids: Sequence[EntryId],
+        scored: Sequence[RolloutScored],
+    ) -> None:
+        if not ids:
+            return
 
         async def commit() -> None:
             async with self.connection.pipeline(transaction=True) as transaction:
@@ -139,12 +177,29 @@ class RewardScorer:
         """Return the scorer of a running job; scores of an ended one are not needed."""
         raw = await retry_until_connected(lambda: self.connection.hget(self.keys.jobs, job))
         record = None if raw is None else msgspec.json.decode(raw, type=JobRecord)
-        if record is None or record.status != "running":
+        running = record is not None and record.status == "running"
+        # one job runs at a time: another one has ended, or this one
+        if self._scorer is not None and (self._scorer.job == job) is not running:
+            await self._give_up(self._scorer)
+            self._scorer = None
+        if record is None or not running:
             return None
-        if self._scorer is None or self._scorer.job != job:
-            if self._scorer is not None:
-                self._scorer.close()
+        if self._scorer is None:
             serve_run(Path(record.folder))
             _log.info("scoring", job=job)
-            self._scorer = JobScorer(record)
+            self._scorer = JobScorer(record, self._workers)
         return self._scorer
+
+    async def _give_up(self, scorer: JobScorer) -> None:
+        """End the scoring of a job that has ended."""
+        for task in self._scoring.values():
+            task.cancel()
+        await scorer.close()
+
+
+async def _read(consumer: Consumer[AnyEvent]) -> list[Entry[AnyEvent]]:
+    try:
+        return await consumer.read(_BATCH, _BLOCK_MS)
+    except CONNECTION_ERRORS:
+        await asyncio.sleep(0.2)
+        return []

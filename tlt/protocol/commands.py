@@ -242,7 +242,10 @@ class RecordRolloutBatch(JobCommand, frozen=True, kw_only=True):
     step: Step
     purpose: Purpose
     version: PolicyVersion
+    # of the answers that have one
     rewards: tuple[float, ...]
+    # the mean of each of several rewards, by its name
+    parts: dict[str, float] = {}
 
 
 class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):

@@ -188,15 +188,17 @@ class RolloutDropped(StepEvent, frozen=True, kw_only=True):
 
 
 class RolloutScored(StepEvent, frozen=True, kw_only=True):
-    """An answer has its reward."""
+    """An answer has its reward, or None if it is left out."""
 
     purpose: Purpose
     prompt: PromptIndex
     member: Member
     length: int
-    reward: float
-    # why the reward is the configured fallback: the function raised, returned NaN or took too long
+    reward: float | None
+    # why scoring failed: the function raised, returned NaN or took too long
     error: str | None = None
+    # of several rewards: what each gave, in the order of the spec
+    parts: tuple[float | None, ...] = ()
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):

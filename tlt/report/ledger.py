@@ -242,6 +242,7 @@ class Ledger:
             problems=len(rewards),
             length=LengthSummary.of(self.batch.lengths),
             seconds=self._now - self.batch.began,
+            reward_parts=record.parts,
         )
 
     def _finish_batch(self, record: RecordRolloutBatch) -> None:
@@ -257,6 +258,7 @@ class Ledger:
             StepSummary(
                 step=record.step,
                 reward=mean(record.rewards),
+                reward_parts=record.parts,
                 rollouts=len(record.rewards),
                 dropped=batch.dropped,
                 unscored=batch.unscored,

@@ -17,7 +17,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     rollouts: int
     dropped: int
-    # answers that got the fallback reward because scoring them failed
+    # answers that couldn't be scored: they were left out, or got the spec's fallback
     unscored: int
     # groups whose answers all had the same reward, so that the update trained on none of them
     uniform_groups: int = msgspec.field(name="agreed")
@@ -28,6 +28,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     rollout_seconds: float
     update_seconds: float | None = msgspec.field(name="learn_seconds", default=None)
     metrics: UpdateMetrics | None = None
+    # the mean of each of several rewards, by its name
+    reward_parts: dict[str, float] = {}
 
 
 class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,7 @@ class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
     problems: int
     length: LengthSummary
     seconds: float
+    reward_parts: dict[str, float] = {}
 
     def describe_score(self) -> str:
         return f"{self.mean:.3f} ± {self.stderr:.3f} on {self.problems} problems"

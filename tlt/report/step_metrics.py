@@ -86,6 +86,7 @@ def eval_metrics(summary: EvalSummary) -> _Metrics:
         "eval/problems": summary.problems,
         "eval/length": summary.length.mean,
         "eval/seconds": summary.seconds,
+        **{f"eval/reward/{name}": mean for name, mean in summary.reward_parts.items()},
     }
 
 
@@ -102,6 +103,7 @@ def _answers(step: StepSummary, prompts: int) -> _Metrics:
         "length/p90": step.length.p90,
         "length/max": step.length.max,
         "length/ran_out_of_room": step.clipped,
+        **{f"train/reward/{name}": mean for name, mean in step.reward_parts.items()},
     }
 
 

@@ -1,77 +1,134 @@
-"""Run users' reward code in a process that may be killed.
+"""Run a reward in processes that may be killed.
 
-Started as `python -m tlt.rewards.reward_process_main FD`.
-
-Each request gets one result; an exception is a result. Messages are JSON, because a row's integers
-may be longer than MessagePack's.
+Started as `python -m tlt.rewards.reward_process_main FD`. It limits itself, loads the reward once,
+and forks a child for each byte that arrives; the child's socket and a handle to kill it go back.
+A child scores one list of answers after the other.
 """
 
-import math
+import os
+import signal
 import socket
-import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tlt.config import RewardSpec
-from tlt.errors import ConfigError
-from tlt.rewards.verifiers import Verifier, load_verifier, wanted_by
+from tlt.errors import ConfigError, IsolationError
+from tlt.rewards.isolation import (
+    devices,
+    enter_namespaces,
+    fork_apart,
+    limit_resources,
+    namespaces_work,
+    readable_system,
+)
+from tlt.rewards.landlock import has_landlock, restrict_files
+from tlt.rewards.request_scorer import RequestScorer, load_scorer
+from tlt.rewards.reward_messages import LENGTH, ScoreRequest, Start, Started, framed
 
-LENGTH = struct.Struct("<Q")
-
-
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    completion: str
-    answer: Any
-    row: dict[str, Any]
-    # what else the verifier wants
-    known: dict[str, Any] = {}
-
-
-class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    reward: float = 0.0
-    error: str | None = None
-    # the verifier cannot be loaded, so no answer will ever be scored
-    fatal: bool = False
-    # of the first result: what the verifier wants to know beside completion, answer and row
-    wanted: frozenset[str] = frozenset()
-
-
-def score(verifier: Verifier, request: ScoreRequest) -> ScoreResult:
-    try:
-        reward = float(verifier(request.completion, request.answer, request.row, **request.known))
-    except Exception as error:  # raised by the user's code
-        return ScoreResult(error=" ".join(f"{type(error).__name__}: {error}".split()))
-    if not math.isfinite(reward):
-        return ScoreResult(error=f"the reward is {reward}")
-    return ScoreResult(reward=reward)
+_NO_NAMESPACES = "the host allows no user namespaces, which limit network and processes"
+_NO_LANDLOCK = "the kernel has no Landlock, which limits files"
 
 
 def main() -> None:
-    link = socket.socket(fileno=int(sys.argv[1]))
-    stream = link.makefile("rwb")
-    decoder = msgspec.json.Decoder(ScoreRequest)
-    spec = msgspec.json.decode(_read(stream), type=RewardSpec)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    start = msgspec.json.decode(_read(control), type=Start)
+    isolated, lacks = _isolate(start)
     try:
-        verifier = load_verifier(spec)
+        if lacks and start.reward.kind == "code":
+            raise ConfigError(f"reward.kind code runs in a sandbox only: {'; '.join(lacks)}")
+        scorer = load_scorer(start.reward)
     except ConfigError as error:
-        _write(stream, ScoreResult(error=str(error), fatal=True))
+        control.sendall(framed(Started(error=str(error))))
         return
-    _write(stream, ScoreResult(wanted=wanted_by(verifier)))
-    while body := _read(stream):
-        _write(stream, score(verifier, decoder.decode(body)))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    started = Started(wanted=scorer.wanted, batched=scorer.batched, lacks=tuple(lacks))
+    control.sendall(framed(started))
+    while control.recv(1):
+        _fork_child(control, scorer, start, isolated)
 
 
-def _read(stream: Any) -> bytes:
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+def _isolate(start: Start) -> tuple[bool, list[str]]:
+    """Limit network and memory; return if there are namespaces, and which limits the host lacks."""
+    reward, lacks = start.reward, list[str]()
+    code = reward.kind == "code"
+    network = reward.kind == "url" or (reward.network and not code)
+    isolated = namespaces_work(network)
+    if isolated:
+        enter_namespaces(network)
+    else:
+        lacks.append(_NO_NAMESPACES)
+    os.chdir(start.folder)
+    os.environ |= {"TMPDIR": start.folder}
+    limit_resources(reward.memory_gb)
+    if not has_landlock():
+        lacks.append(_NO_LANDLOCK)
+    return isolated, lacks
 
 
-def _write(stream: Any, result: ScoreResult) -> None:
-    body = msgspec.json.encode(result)
-    stream.write(LENGTH.pack(len(body)) + body)
-    stream.flush()
+def _fork_child(
+    control: socket.socket, scorer: RequestScorer, start: Start, isolated: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    try:
+        child = fork_apart(isolated)
+    except (IsolationError, OSError) as error:
+        print(f"no child: {error}", file=sys.stderr)
+        sys.exit(1)
+    if not child:
+        control.close()
+        ours.close()
+        _serve(theirs, scorer, start)
+    with ours, theirs:
+        handle = os.pidfd_open(child)
+        try:
+            # in a namespace all that the child starts ends with it; elsewhere its group is killed
+            group = LENGTH.pack(0 if isolated else child)
+            socket.send_fds(control, [group], [ours.fileno(), handle])
+        finally:
+            os.close(handle)
+
+
+def _serve(link: socket.socket, scorer: RequestScorer, start: Start) -> None:
+    """Score until the link is closed, and end without anything that the parent registered."""
+    status = 1
+    try:
+        # subprocesses of a verifier are waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if has_landlock():
+            _limit_files(start)
+        decoder = msgspec.json.Decoder(list[ScoreRequest])
+        while body := _read(link):
+            link.sendall(framed(scorer.score(decoder.decode(body))))
+        status = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _limit_files(start: Start) -> None:
+    """Allow writing to its own folder and to the spec's; code of a model reads no files of ours."""
+    code = start.reward.kind == "code"
+    readable = (*readable_system(), str(Path(__file__).parents[2])) if code else None
+    restrict_files((start.folder, *start.reward.writable, *devices()), readable)
+
+
+def _read(link: socket.socket) -> bytes:
+    head = _read_exactly(link, LENGTH.size)
+    return _read_exactly(link, LENGTH.unpack(head)[0]) if head else b""
+
+
+def _read_exactly(link: socket.socket, count: int) -> bytes:
+    parts: list[Any] = []
+    while count > 0:
+        part = link.recv(min(count, 1 << 20))
+        if not part:
+            return b""
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
 
 
 if __name__ == "__main__":

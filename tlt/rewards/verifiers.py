@@ -1,26 +1,18 @@
 """Verifiers map an answer to its reward; the built-in ones return 1 or 0."""
 
-import importlib
-import importlib.util
-import inspect
 import re
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
-from tlt.config import RewardSpec
 from tlt.dataset import Row
 from tlt.errors import ConfigError
-
-# what a user's function may ask for beside completion, answer and row
-OPTIONAL = frozenset({"tokens", "length", "stop"})
+from tlt.reward_spec import RewardSpec
+from tlt.rewards.code_tests import CodeTests
+from tlt.rewards.url_judge import UrlJudge
 
 
 class Verifier(Protocol):
-    def __call__(self, text: str, answer: Any, row: Row, /, **known: Any) -> float:
-        """Return the reward; `known` has what `OPTIONAL` names, as far as it is wanted."""
+    def __call__(self, text: str, answer: Any, row: Row, /) -> float | None:
+        """Return the reward, or None where it doesn't apply."""
         ...
 
 
@@ -31,82 +23,22 @@ _BOXED = "\\boxed{"
 def load_verifier(spec: RewardSpec) -> Verifier:
     match spec.kind:
         case "final_answer":
-            return lambda text, answer, row, **_: float(_after(text, spec.marker) == _text(answer))
+            return lambda text, answer, row: float(_after(text, spec.marker) == _text(answer))
         case "numeric":
-            return lambda text, answer, row, **_: float(
+            return lambda text, answer, row: float(
                 _same_number(_last_number(text), _last_number(_text(answer)), spec.tolerance)
             )
         case "regex":
             pattern = _compiled(spec.pattern or "")
-            return lambda text, answer, row, **_: float(_captured(pattern, text) == _text(answer))
+            return lambda text, answer, row: float(_captured(pattern, text) == _text(answer))
         case "boxed":
-            return lambda text, answer, row, **_: float(_boxed(text) == _text(answer))
+            return lambda text, answer, row: float(_boxed(text) == _text(answer))
+        case "code":
+            return CodeTests(spec)
+        case "url":
+            return UrlJudge(spec)
         case "function":
-            return _load_function(spec.function or "")
-
-
-def _load_function(dotted: str) -> Verifier:
-    """Load a user's `def reward(completion, answer, row)` by name.
-
-    It may have the parameters `tokens`, `length` (of tokens) and `stop` ("stop" or "length"), too.
-    """
-    source, _, name = dotted.rpartition(":")
-    if not source or not name:
-        raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
-    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigError(f"reward.function: {source} has no function '{name}'")
-
-    wanted = _optional_parameters(function)
-
-    def verify(text: str, answer: Any, row: Row, /, **known: Any) -> float:
-        asked = {name: value for name, value in known.items() if name in wanted}
-        reward: Any = function(completion=text, answer=answer, row=row, **asked)
-        return float(reward)
-
-    verify.wanted = wanted  # pyright: ignore[reportFunctionMemberAccess]
-    return verify
-
-
-def wanted_by(verifier: Verifier) -> frozenset[str]:
-    """Return which of `OPTIONAL` a verifier asks for."""
-    return getattr(verifier, "wanted", frozenset())
-
-
-def _optional_parameters(function: Callable[..., object]) -> frozenset[str]:
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in without a signature
-        return frozenset()
-    return OPTIONAL & parameters.keys()
-
-
-def _import_module(dotted: str) -> ModuleType:
-    try:
-        return importlib.import_module(dotted)
-    except (Exception, SystemExit) as error:  # raised by the user's code
-        raise ConfigError(
-            f"reward.function: {dotted} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    name = f"reward_file_{path.stem}"  # a file may have the name of an imported module
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"reward.function: {path}: no such file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    # last, because a file beside it may have the name of a standard module
-    sys.path.append(str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # raised by the user's code
-        raise ConfigError(
-            f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    return module
+            raise AssertionError("a function is no built-in verifier")
 
 
 def _text(answer: Any) -> str:

@@ -1,9 +1,9 @@
 """Reward long answers less before they reach the limit (DAPO's soft punishment, 2503.14476)."""
 
-from tlt.config import RewardSpec
+from tlt.config import AlgorithmSpec
 
 
-def overlong_penalty(spec: RewardSpec, length: int, limit: int) -> float:
+def overlong_penalty(spec: AlgorithmSpec, length: int, limit: int) -> float:
     """Return what an answer loses: nothing before the last tokens, all of it at the limit."""
     if spec.overlong_tokens == 0:
         return 0.0

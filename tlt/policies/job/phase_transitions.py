@@ -25,6 +25,7 @@ def close_batch(turn: Turn) -> None:
             purpose=batch.purpose,
             version=state.policy.version,
             rewards=tuple(batch.rewards()),
+            parts=batch.mean_parts([reward.label for reward in state.spec.rewards]),
         )
     )
     if batch.purpose == "eval":
@@ -33,6 +34,10 @@ def close_batch(turn: Turn) -> None:
             end_job(turn, "done", None)
         else:
             rollout_batch_opening.open_step(turn)
+        return
+    if not batch.rewards() and batch.dropped < len(batch.lengths()):
+        complaint = f"no answer of step {batch.step} could be scored; see logs/reward-function.log"
+        end_job(turn, "failed", complaint)
         return
     version = state.policy.version
     turn.set_policy(

@@ -1,5 +1,8 @@
 """A rollout batch: every member of every group is scored or dropped, exactly once."""
 
+import math
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from tlt.config import JobSpec
@@ -12,7 +15,10 @@ AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
 
 class Score(msgspec.Struct, frozen=True, array_like=True):
     attempt: Attempt
-    reward: float
+    # None if the answer is left out
+    reward: float | None
+    # of several rewards: what each gave
+    parts: tuple[float | None, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -26,15 +32,21 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     truncated: bool = False
 
     @property
-    def reward(self) -> float | None:
+    def score(self) -> Score | None:
         """Return the score of the attempt that finished first, once both are known."""
         if self.dropped:
             return None
-        return next((s.reward for s in self.scores if s.attempt == self.finished), None)
+        return next((score for score in self.scores if score.attempt == self.finished), None)
+
+    @property
+    def reward(self) -> float | None:
+        """Return None as long as there is no score, and where it leaves the answer out."""
+        score = self.score
+        return None if score is None else score.reward
 
     @property
     def settled(self) -> bool:
-        return self.dropped or self.reward is not None
+        return self.dropped or self.score is not None
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -80,12 +92,25 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
         return [answer.length for group in self.groups.values() for answer in group.members]
 
     def rewards(self) -> list[float]:
-        return [
-            answer.reward
-            for group in self.groups.values()
-            for answer in group.members
-            if answer.reward is not None
-        ]
+        """Return the rewards of the answers that have one."""
+        return [score.reward for score in self._scores() if score.reward is not None]
+
+    def mean_parts(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the mean of each of several rewards, over the answers that it applies to."""
+        means: dict[str, float] = {}
+        scores = [score for score in self._scores() if score.parts]
+        for index, name in enumerate(names):
+            found = [score.parts[index] for score in scores]
+            values = [value for value in found if value is not None]
+            if values:
+                means[name] = math.fsum(values) / len(values)
+        return means
+
+    def _scores(self) -> Iterator[Score]:
+        for group in self.groups.values():
+            for answer in group.members:
+                if (score := answer.score) is not None:
+                    yield score
 
 
 def step_prompts(spec: JobSpec, step: Step, train_prompts: int) -> tuple[PromptIndex, ...]:
@@ -162,7 +187,8 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):
                 return answer
-            return replace(answer, scores=(*answer.scores, Score(event.attempt, event.reward)))
+            score = Score(event.attempt, event.reward, event.parts)
+            return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:
             return replace(answer, dropped=True)
         case _:

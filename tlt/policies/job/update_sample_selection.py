@@ -17,7 +17,7 @@ class UpdatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
-    """Leave out dropped answers, and if the spec says so those that were cut off.
+    """Leave out answers without a reward, and if the spec says so those that were cut off.
 
     Answers without advantages, as in a group in which all scored the same, are learned from only
     if a penalty keeps the policy near the first one.
@@ -43,7 +43,7 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
 
 
 def _kept(group: Group) -> list[tuple[Member, Answer, float]]:
-    """Return a group's answers that were scored and aren't empty, with their rewards."""
+    """Return a group's answers that have a reward and aren't empty, with their rewards."""
     return [
         (Member(index), answer, answer.reward)
         for index, answer in enumerate(group.members)

@@ -1,0 +1,65 @@
+"""An answer without a reward is settled like others, and counts in nothing."""
+
+import msgspec
+import pytest
+
+from tests.properties.test_keeping_answers import started
+from tests.properties.test_update_plan import spec
+from tlt.id_types import Attempt, PromptIndex, Step
+from tlt.policies.job import phase_transitions
+from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
+from tlt.policies.job.run_state import Turn
+from tlt.policies.job.update_sample_selection import plan_update
+from tlt.protocol.commands import FinishRun, RecordRolloutBatch
+
+FIRST = Attempt(0)
+Parts = tuple[float | None, ...]
+
+
+def answer(reward: float | None, parts: Parts = ()) -> Answer:
+    return Answer(finished=FIRST, length=5, scores=(Score(FIRST, reward, parts),))
+
+
+def batch(*answers: Answer) -> RolloutBatch:
+    groups = {PromptIndex(0): Group(answers)}
+    return RolloutBatch(step=Step(0), purpose="train", groups=groups, unsettled=0)
+
+
+def test_it_is_settled_and_counts_in_no_mean() -> None:
+    left_out = answer(None, (1.0, None))
+    assert left_out.settled
+    made = batch(answer(1.0, (1.0, 2.0)), left_out, answer(0.0, (0.0, 4.0)))
+    assert made.rewards() == [1.0, 0.0]
+    assert made.mean_parts(["right", "brief"]) == {
+        "right": pytest.approx(2 / 3),
+        "brief": pytest.approx(3.0),
+    }
+
+
+def test_it_waits_for_the_score_of_the_attempt_that_finished() -> None:
+    other = Answer(finished=Attempt(1), length=5, scores=(Score(FIRST, 1.0),))
+    assert not other.settled
+
+
+def test_its_group_is_compared_without_it() -> None:
+    plan = plan_update(batch(answer(1.0), answer(None), answer(0.0)), spec())
+    assert [sample.member for sample in plan.samples] == [0, 2]
+    assert sum(sample.advantage for sample in plan.samples) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "fails"), [((None, None), True), ((None, 1.0), False), ((0.0, 0.0), False)]
+)
+def test_a_step_of_which_nothing_is_scored_fails_the_job(
+    rewards: tuple[float | None, ...], fails: bool
+) -> None:
+    state = started("off")[0]
+    state = msgspec.structs.replace(state, batch=batch(*map(answer, rewards)))
+    turn = Turn(state, 0.0)
+    phase_transitions.close_batch(turn)
+    (record,) = [c for c in turn.commands if isinstance(c, RecordRolloutBatch)]
+    assert record.rewards == tuple(r for r in rewards if r is not None)
+    ended = [command for command in turn.commands if isinstance(command, FinishRun)]
+    assert [command.status for command in ended] == (["failed"] if fails else [])
+    if fails:
+        assert "no answer of step 0 could be scored" in (ended[0].error or "")

@@ -1,0 +1,77 @@
+"""Several rewards are added up by their weights; what failed or doesn't apply is no score."""
+
+from pathlib import Path
+
+import pytest
+
+from tlt.errors import ConfigError
+from tlt.reward_spec import RewardSpec
+from tlt.rewards.reward_messages import ScoreResult
+from tlt.rewards.weighted_rewards import Verdict, WeightedRewards, combine
+from tlt.spec_files import load_rewards
+
+TWO = (RewardSpec(kind="numeric", weight=2.0), RewardSpec(kind="boxed", weight=-0.5))
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ((1.0, 1.0), Verdict(reward=1.5, parts=(1.0, 1.0))),
+        ((1.0, None), Verdict(reward=2.0, parts=(1.0, None))),
+        ((None, None), Verdict(parts=(None, None))),
+        ((1.0, "x"), Verdict(error="boxed: x", parts=(1.0, None))),
+        (("y", "x"), Verdict(error="numeric: y; boxed: x", parts=(None, None))),
+    ],
+)
+def test_adds_up_what_applies(results: tuple[float | str | None, ...], expected: Verdict) -> None:
+    given = [
+        ScoreResult(error=result) if isinstance(result, str) else ScoreResult(reward=result)
+        for result in results
+    ]
+    assert combine(TWO, given) == expected
+
+
+def test_a_fallback_counts_as_the_spec_says() -> None:
+    failed = ScoreResult(reward=-1.0, error="x")
+    assert combine(TWO[:1], [failed]) == Verdict(reward=-2.0, error="x")
+
+
+async def test_scores_with_all_rewards(tmp_path: Path) -> None:
+    rewards = WeightedRewards(TWO, tmp_path / "log")
+    try:
+        verdict = await rewards.score(r"\boxed{8} or 7", "7", {})
+    finally:
+        await rewards.stop()
+    assert verdict == Verdict(reward=2.0, parts=(1.0, 0.0))
+
+
+SPEC = "reward:\n  - kind: numeric\n  - {kind: numeric, name: close, tolerance: 0.1, weight: 0.5}\n"
+
+
+def test_reads_the_rewards_of_a_spec_alone(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("policy: {nonsense: 1}\n" + SPEC)
+    found = load_rewards(file, ["reward.1.weight=2"])
+    assert [(reward.label, reward.weight) for reward in found] == [("numeric", 1.0), ("close", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "complaint"),
+    [
+        (SPEC, "reward.1.tolerence=1", "reward.1.tolerence: unknown key; did you mean 'tolerance'"),
+        (SPEC, "reward.2.weight=1", "2 is none of 0 to 1"),
+        (SPEC, "reward.kind=numeric", "name a key of one of the list"),
+        (SPEC, "reward.1.name=null", "'numeric' is there twice"),
+        ("reward: []", "", "the list is empty"),
+        ("reward: {kind: code, timeout_seconds: 0}", "", "timeout_seconds must be above 0"),
+        ("policy: {}", "", "reward"),
+    ],
+)
+def test_names_what_is_wrong_in_a_list(
+    tmp_path: Path, text: str, change: str, complaint: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_rewards(file, [change] if change else [])
+    assert complaint in str(error.value)

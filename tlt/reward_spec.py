@@ -1,0 +1,82 @@
+"""The section of a spec that says how answers are scored.
+
+The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
+"""
+
+import math
+from typing import Literal
+
+from tlt.spec_section import Section, require
+
+_NEEDED = {"regex": "pattern", "function": "function", "url": "url", "model": "model"}
+
+
+class RewardSpec(Section, frozen=True, kw_only=True):
+    """Choose how an answer is scored; with a list of rewards their weighted sum counts."""
+
+    # Built-in verifier (1 if right, else 0), a function of yours, or a judge behind a URL.
+    # `code` runs a program against tests, in a sandbox that Linux's namespaces and Landlock make.
+    kind: Literal["final_answer", "numeric", "regex", "boxed", "code", "function", "url"]
+    # Name in metrics; the kind if absent.
+    name: str | None = None
+    # Factor in the sum of several rewards.
+    weight: float = 1.0
+    # `final_answer` compares the text after the last marker.
+    marker: str = "#"
+    # `regex` compares the first group of the pattern's last match.
+    pattern: str | None = None
+    # Relative error that `numeric` accepts.
+    tolerance: float = 1e-6
+    # `code` gives the share of the tests that pass, instead of 1 if all do.
+    partial: bool = False
+    # Your function, as `package.module:name` or `file.py:name`.
+    function: str | None = None
+    # `url` posts completion, answer and row there as JSON, and expects `{"reward": 0.5}`.
+    url: str | None = None
+    # Environment variable whose value `url` sends as a bearer token.
+    token_variable: str | None = None
+    # An answer that takes longer to score is an error.
+    timeout_seconds: float = 10.0
+    # Reward where scoring fails, times out or gives NaN; such answers are left out if absent.
+    on_error: float | None = None
+    # Answers scored at once; `tlt up --reward-workers` says how many if absent.
+    workers: int | None = None
+    # Most answers that a function of `completions` gets at once.
+    batch_size: int = 32
+    # Memory of a process that scores; what asks for more gets a MemoryError.
+    memory_gb: float = 2.0
+    # Let a function use the network.
+    network: bool = False
+    # Folders that a function may write to beside its own.
+    writable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        needed = _NEEDED.get(self.kind)
+        require(
+            needed is None or getattr(self, needed) is not None,
+            f"kind {self.kind} needs {needed}",
+        )
+        require(self.name is None or self.name != "", "name must not be empty")
+        require(math.isfinite(self.weight), "weight must be a finite number")
+        require(self.marker != "", "marker must not be empty")
+        require(self.tolerance >= 0, "tolerance must be 0 or more")
+        require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")
+        require(
+            self.on_error is None or math.isfinite(self.on_error),
+            "on_error must be a finite number",
+        )
+        require(self.workers is None or self.workers > 0, "workers must be above 0")
+        require(self.batch_size > 0, "batch_size must be above 0")
+        require(0 < self.memory_gb < math.inf, "memory_gb must be above 0 and finite")
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
+
+
+def require_distinct(rewards: tuple[RewardSpec, ...]) -> None:
+    """Check a spec's rewards together."""
+    require(len(rewards) > 0, "reward: the list is empty")
+    names = [reward.label for reward in rewards]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    require(twice is None, f"reward: '{twice}' is there twice: give them a name each")

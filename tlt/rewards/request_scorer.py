@@ -1,0 +1,103 @@
+"""Score lists of requests with a spec's reward; what user code raises is a result."""
+
+import errno
+import math
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tlt.reward_spec import RewardSpec
+from tlt.rewards.reward_functions import RewardFunction, load_function
+from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
+from tlt.rewards.verifiers import load_verifier
+
+
+@dataclass(frozen=True)
+class RequestScorer:
+    score: Callable[[Sequence[ScoreRequest]], list[ScoreResult]]
+    # what it wants to know beside completion, answer and row
+    wanted: frozenset[str] = frozenset()
+    # it scores several answers in one call
+    batched: bool = False
+
+
+def load_scorer(spec: RewardSpec) -> RequestScorer:
+    """Raise ConfigError if the reward can't be had."""
+    if spec.kind == "function":
+        function = load_function(spec.function or "")
+        wanted = frozenset(function.wanted.values())
+        if function.batched:
+            return RequestScorer(lambda some: _score_together(function, some), wanted, batched=True)
+        return RequestScorer(lambda some: [_score_one(function, each) for each in some], wanted)
+    verifier = load_verifier(spec)
+
+    def judge(request: ScoreRequest) -> ScoreResult:
+        return _guarded(lambda: verifier(request.completion, request.answer, request.row))
+
+    return RequestScorer(lambda some: [judge(each) for each in some])
+
+
+def _score_one(function: RewardFunction, request: ScoreRequest) -> ScoreResult:
+    asked = {key: request.known[name] for key, name in function.wanted.items()}
+    return _guarded(
+        lambda: function.call(
+            completion=request.completion, answer=request.answer, row=request.row, **asked
+        )
+    )
+
+
+def _score_together(
+    function: RewardFunction, requests: Sequence[ScoreRequest]
+) -> list[ScoreResult]:
+    asked: Mapping[str, list[Any]] = {
+        key: [request.known[name] for request in requests] for key, name in function.wanted.items()
+    }
+    try:
+        found = list(
+            function.call(
+                completions=[request.completion for request in requests],
+                answers=[request.answer for request in requests],
+                rows=[request.row for request in requests],
+                **asked,
+            )
+        )
+    except Exception as error:  # raised by the user's code
+        return [ScoreResult(error=_describe(error))] * len(requests)
+    if len(found) != len(requests):
+        error = f"{len(found)} rewards for {len(requests)} answers"
+        return [ScoreResult(error=error)] * len(requests)
+    return [_guarded(lambda value=value: value) for value in found]
+
+
+def _guarded(compute: Callable[[], Any]) -> ScoreResult:
+    try:
+        value = compute()
+        if value is None:
+            return ScoreResult()
+        reward = float(value)
+    except Exception as error:  # raised by the user's code
+        return ScoreResult(error=_describe(error))
+    if not math.isfinite(reward):
+        return ScoreResult(error=f"the reward is {reward}")
+    return ScoreResult(reward=reward)
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    causes = list(_causes(error))
+    if any(isinstance(e, socket.gaierror) or _errno(e) == errno.ENETUNREACH for e in causes):
+        return f"{text}; reward.network: true lets it use the network"
+    if any(_errno(e) in (errno.EACCES, errno.EROFS) for e in causes):
+        return f"{text}; reward.writable names folders that it may write to"
+    return text
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _errno(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
