@@ -88,7 +88,8 @@ class Reference:
         for batch, before in zip(batches, old, strict=True):
             current = self._logprobs(batch)
             known = current.detach() if before is None else before
-            loss, _ = policy_loss(self._spec, batch, share, current, known, None)
+            entropy = torch.zeros_like(known)
+            loss, _ = policy_loss(self._spec, batch, share, current, known, None, entropy)
             loss.backward()
 
     def reset(self) -> None:

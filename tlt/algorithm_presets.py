@@ -32,7 +32,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "clip_high": 0.2,
     },
     # 2501.03262
-    "reinforce++": {"advantage": "batch", "clip_low": 0.2, "clip_high": 0.2},
+    "reinforce++": {
+        "advantage": "batch",
+        "kl_in": "reward",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    },
     "reinforce++-baseline": {"advantage": "group_batch", "clip_low": 0.2, "clip_high": 0.2},
     # 2503.14476; its punishment of long answers is `algorithm.overlong_tokens`
     "dapo": {"clip_low": 0.2, "clip_high": 0.28, "averaging": "token"},

@@ -72,6 +72,10 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     dual_clip: float = 3.0
     # Weight of the penalty for moving away from the initial policy; 0 for none.
     kl_coefficient: float = 0.0
+    # Add the penalty to the loss, or take it from the reward of each token and those before it.
+    kl_in: Literal["loss", "reward"] = "loss"
+    # Weight of the bonus for the entropy of the policy's tokens; 0 for none.
+    entropy_coefficient: float = 0.0
     # Give every token or every answer the same weight, or divide by answers of constant length.
     averaging: Literal["token", "sequence", "constant"] = "token"
     # The constant length.
@@ -132,6 +136,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(self.importance_cap >= 1, "importance_cap must be at least 1")
         require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
         require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
+        require(self.entropy_coefficient >= 0, "entropy_coefficient must be 0 or more")
         require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")
         require(self.weight_decay >= 0, "weight_decay must be 0 or more")
         require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
@@ -155,3 +160,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(self.overlong_tokens >= 0, "overlong_tokens must be 0 or more")
         require(math.isfinite(self.overlong_penalty), "overlong_penalty must be a finite number")
         require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
+
+    @property
+    def learns_without_advantage(self) -> bool:
+        """Return True if an answer's KL or entropy counts, whatever its reward."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0

@@ -22,7 +22,7 @@ def logprobs(model: PreTrainedModel, sample: PolicySample) -> tuple[Tensor, Tens
     logits = model(input_ids=tokens).logits[0] / sample.temperature
     table = logits.log_softmax(-1)[len(sample.prompt) - 1 : -1]
     chosen = torch.stack([table[i, token] for i, token in enumerate(sample.completion)])
-    return chosen, -(table.exp() * table).sum(-1).detach()
+    return chosen, -(table.exp() * table).sum(-1)
 
 
 def drawn_by(folder: str, count: int, seed: int) -> list[PolicySample]:
@@ -43,7 +43,7 @@ def loss(
 ) -> Tensor:
     per_sequence: list[Tensor] = []
     for sample, before in zip(minibatch, old, strict=True):
-        current, _ = logprobs(model, sample)
+        current, entropy = logprobs(model, sample)
         ratio = torch.exp(current - before)
         bounded = torch.clamp(ratio, 1 - spec.clip_low, 1 + spec.clip_high)
         advantage = torch.tensor(sample.advantage, dtype=torch.float64)
@@ -59,6 +59,7 @@ def loss(
             difference = anchor - current
             k3 = torch.exp(difference) - difference - 1
             token_loss = token_loss + spec.kl_coefficient * k3
+        token_loss = token_loss - spec.entropy_coefficient * entropy
         per_sequence.append(token_loss)
     if spec.averaging == "token":
         return torch.cat(per_sequence).sum() / sum(len(s.completion) for s in minibatch)

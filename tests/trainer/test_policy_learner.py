@@ -28,13 +28,14 @@ from tlt.trainer.policy.samples import PolicySample
 
 
 @pytest.mark.parametrize("averaging", ["token", "sequence"])
-@pytest.mark.parametrize("kl_coefficient", [0.0, 0.3])
+@pytest.mark.parametrize(("kl_coefficient", "entropy_coefficient"), [(0, 0), (0.3, 0), (0, 0.2)])
 def test_several_minibatches_follow_the_naive_update(
-    model_dir: str, averaging: str, kl_coefficient: float
+    model_dir: str, averaging: str, kl_coefficient: float, entropy_coefficient: float
 ):
     changes = {
         "averaging": averaging,
         "kl_coefficient": kl_coefficient,
+        "entropy_coefficient": entropy_coefficient,
         "learning_rate": 2e-3,
         "gradient_clip": 0.5,
     }
@@ -72,6 +73,16 @@ def test_one_differing_token_causes_the_pass_for_old_logprobs(model_dir: str, ga
     with contextlib.suppress(RankError):
         learns.update(0, parts, None, lambda: calls.append(None))
     assert len(calls) >= 4 + 3
+
+
+def test_log_probs_of_another_policys_answer_are_not_believed(model_dir: str):
+    """They may agree by chance; one answer in the minibatches that aren't compared is enough."""
+    parts = [reference.drawn_by(model_dir, 4, seed) for seed in range(3)]
+    parts[2][3] = replace(parts[2][3], drawn_by_policy=False)
+    calls: list[None] = []
+    learns = learner(model_dir, microbatch_tokens=1)
+    learns.update(0, [whole(part) for part in parts], None, lambda: calls.append(None))
+    assert len(calls) == 3 * 4 + 2 * 4
 
 
 def test_finds_a_stale_minibatch_behind_a_fresh_one(model_dir: str):

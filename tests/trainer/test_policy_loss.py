@@ -42,7 +42,9 @@ def loss_of(
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)
     minibatch = Minibatch(samples=(), total_tokens=tokens, total_sequences=sequences)
-    loss, figures = policy_loss(spec(**changes), batch, minibatch, current, before, reference)
+    loss, figures = policy_loss(
+        spec(**changes), batch, minibatch, current, before, reference, torch.zeros(len(ratios))
+    )
     (slope,) = torch.autograd.grad(loss, current)
     return loss.item(), slope, figures
 
@@ -109,7 +111,9 @@ def test_log_probs_far_apart_overflow_nothing(advantage: float, gap: float):
     current = torch.tensor([-1.0 + gap]).requires_grad_()
     minibatch = Minibatch(samples=(), total_tokens=1, total_sequences=1)
     old, reference = torch.tensor([-1.0]), torch.tensor([-1.0])
-    loss, figures = policy_loss(spec(kl_coefficient=0.1), batch, minibatch, current, old, reference)
+    loss, figures = policy_loss(
+        spec(kl_coefficient=0.1), batch, minibatch, current, old, reference, torch.zeros(1)
+    )
     (slope,) = torch.autograd.grad(loss, current)
     assert torch.isfinite(loss)
     assert torch.isfinite(slope).all()

@@ -47,15 +47,27 @@ PLAIN: dict[str, PlainLoss] = {
 
 
 def plain_sum(
-    name: str, made: AlgorithmSpec, current: Tensor, old: Tensor, behaviour: Tensor
+    name: str,
+    made: AlgorithmSpec,
+    current: Tensor,
+    old: Tensor,
+    behaviour: Tensor,
+    reference: Tensor | None,
 ) -> Tensor:
-    """Sum over answers and their tokens; for GSPO over answers, each with one ratio."""
+    """Sum over answers and their tokens; for GSPO over answers, each with one ratio.
+
+    The entropy of a token is here that of its own probability alone.
+    """
     total, first = current.sum() * 0, 0
     for length, advantage in zip(LENGTHS, ADVANTAGES, strict=True):
         rows = slice(first, first + length)
         gap = (old[rows] - behaviour[rows]).tolist()
         mean_gap = sum(gap) / length
         for token in range(length):
+            here, taken = first + token, 0.0
+            if reference is not None and made.kl_in == "reward":
+                for later in range(here, first + length):
+                    taken += made.kl_coefficient * (old[later] - reference[later]).item()
             match made.averaging:
                 case "token":
                     weight = 1 / TOKENS
@@ -63,6 +75,11 @@ def plain_sum(
                     weight = 1 / (length * SEQUENCES)
                 case "constant":
                     weight = 1 / ((made.averaged_tokens or 0) * SEQUENCES)
+            beside = -made.entropy_coefficient * -(current[here].exp() * current[here])
+            if reference is not None and made.kl_in == "loss":
+                apart = reference[here] - current[here]
+                beside = beside + made.kl_coefficient * (apart.exp() - apart - 1)
+            total = total + weight * beside
             match made.importance:
                 case "truncated":
                     weight *= min(math.exp(gap[token]), made.importance_cap)
@@ -75,11 +92,11 @@ def plain_sum(
             if name == "gspo":
                 ratio = (current[rows] - old[rows]).mean().exp()
                 undual = spec(clip_low=made.clip_low, clip_high=made.clip_high, dual_clip=1e9)
-                loss = plain_clipped(ratio, advantage, undual, ratio)
+                loss = plain_clipped(ratio, advantage - taken, undual, ratio)
             else:
-                logprob = current[first + token]
-                ratio = (logprob - old[first + token]).exp()
-                loss = PLAIN[name](ratio, advantage, made, logprob)
+                logprob = current[here]
+                ratio = (logprob - old[here]).exp()
+                loss = PLAIN[name](ratio, advantage - taken, made, logprob)
             total = total + weight * loss
         first += length
     return total
@@ -121,6 +138,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cispo", {"clip_high": 0.5}),
     ("cispo", {"clip_high": 5.0}),
     ("sapo", {"averaging": "sequence"}),
+    ("clipped", {"kl_coefficient": 0.2}),
+    ("clipped", {"kl_coefficient": 0.2, "kl_in": "reward"}),
+    ("cispo", {"kl_coefficient": 0.5, "kl_in": "reward", "averaging": "sequence"}),
+    ("clipped", {"entropy_coefficient": 0.1}),
+    ("sapo", {"entropy_coefficient": 0.1, "kl_coefficient": 0.1, "averaging": "sequence"}),
 ]
 
 
@@ -133,12 +155,22 @@ def test_losses_are_those_of_plain_loops(name: str, changes: dict[str, Any]) -> 
     old = behaviour.double() + 0.2 * torch.randn(count, generator=generator).double()
     current = (old + 0.5 * torch.randn(count, generator=generator).double()).requires_grad_()
     made = spec(loss=name, **changes)
-    expected = plain_sum(name, made, current, old, behaviour.double())
+    reference = None
+    if made.kl_coefficient > 0:
+        reference = old - 0.3 * torch.randn(count, generator=generator).double()
+    expected = plain_sum(name, made, current, old, behaviour.double(), reference)
     (plain_slope,) = torch.autograd.grad(expected, current)
     batch = micro_batch(behaviour)
     minibatch = Minibatch(samples=(), total_tokens=TOKENS, total_sequences=SEQUENCES)
+    anchor = None if reference is None else in_batch_order(reference)
     loss, _ = policy_loss(
-        made, batch, minibatch, in_batch_order(current), in_batch_order(old), None
+        made,
+        batch,
+        minibatch,
+        in_batch_order(current),
+        in_batch_order(old),
+        anchor,
+        in_batch_order(-current.exp() * current),
     )
     (slope,) = torch.autograd.grad(loss, current)
     # advantages are stored in float32

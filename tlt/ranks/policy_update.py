@@ -80,7 +80,7 @@ class PolicyUpdateDuty:
         with ExitStack() as stack:
             group = self._prepare(stack, command, rank)
             samples = [
-                self._minibatch(share, rollouts)
+                self._minibatch(share, rollouts, command.version)
                 for share, rollouts in zip(command.minibatches, minibatches, strict=True)
             ]
             metrics = self.learner.update(
@@ -123,18 +123,25 @@ class PolicyUpdateDuty:
                 command.rendezvous, command.group, rank, command.world, timeout, self._job.device
             )
 
-    def _minibatch(self, share: MinibatchShare, rollouts: tuple[RolloutFinished, ...]) -> Minibatch:
+    def _minibatch(
+        self,
+        share: MinibatchShare,
+        rollouts: tuple[RolloutFinished, ...],
+        version: PolicyVersion,
+    ) -> Minibatch:
         refs = share.ranks[self._job.setup.rank]
         return Minibatch(
             samples=[
-                self._sample(rollout, ref.advantage)
+                self._sample(rollout, ref.advantage, version)
                 for ref, rollout in zip(refs, rollouts, strict=True)
             ],
             total_tokens=share.total_tokens,
             total_sequences=share.total_sequences,
         )
 
-    def _sample(self, rollout: RolloutFinished, advantage: float) -> PolicySample:
+    def _sample(
+        self, rollout: RolloutFinished, advantage: float, version: PolicyVersion
+    ) -> PolicySample:
         answer = self._job.answers.read(rollout.answer)
         return PolicySample(
             prompt=answer.prompt,
@@ -142,6 +149,7 @@ class PolicyUpdateDuty:
             logprobs=tuple(answer.logprobs),
             temperature=answer.temperature,
             advantage=advantage,
+            drawn_by_policy=all(span.version == version for span in answer.policies),
         )
 
     def _publish(

@@ -20,7 +20,7 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     """Leave out answers without a reward, and if the spec says so those that were cut off.
 
     Answers without advantages, as in a group in which all scored the same, are learned from only
-    if a penalty keeps the policy near the first one.
+    if a penalty or a bonus beside the reward is.
     """
     algorithm = spec.algorithm
     groups = [(prompt, _kept(group)) for prompt, group in sorted(batch.groups.items())]
@@ -32,7 +32,7 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     samples: list[Sample] = []
     silent: list[Sample] = []
     for (prompt, kept), of_group in zip(groups, advantages, strict=True):
-        teaches = of_group is not None or algorithm.kl_coefficient > 0
+        teaches = of_group is not None or algorithm.learns_without_advantage
         part = samples if teaches else silent
         for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
             if not (answer.truncated and algorithm.mask_truncated):

@@ -4,6 +4,7 @@ The order of samples, micro-batches and ranks doesn't change the gradient, up to
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,18 +23,25 @@ def policy_loss(
     current: Tensor,
     old: Tensor,
     reference: Tensor | None,
+    entropy: Tensor,
 ) -> tuple[Tensor, TokenMetrics]:
     """Compute the loss that the spec names, with a weight for the sampler's mismatch.
 
     `old` are the learner's log-probs before the update's first step. The penalty towards
-    `reference` is added after that weight.
+    `reference` and the bonus for `entropy` are added after that weight.
     """
+    if reference is not None and spec.kl_in == "reward":
+        penalty = spec.kl_coefficient * _to_go((old - reference).detach(), batch)
+        batch = replace(batch, advantage=batch.advantage - penalty)
     token = TOKEN_LOSSES[spec.loss](spec, batch, current, old)
     losses = _importance_weight(spec, batch, old) * token.loss
     reference_kl = None
     if reference is not None:
         reference_kl = _k3(reference - current)
-        losses = losses + spec.kl_coefficient * reference_kl
+        if spec.kl_in == "loss":
+            losses = losses + spec.kl_coefficient * reference_kl
+    if spec.entropy_coefficient > 0:
+        losses = losses - spec.entropy_coefficient * entropy
     loss = (losses * _token_weight(spec, batch, minibatch)).sum()
     with torch.no_grad():
         sampling_kl, truncated = sampler_mismatch(spec, old, batch.behaviour)
@@ -70,6 +78,13 @@ def _importance_weight(spec: AlgorithmSpec, batch: MicroBatch, old: Tensor) -> T
         case "sequence_mask":
             means = gap.new_zeros(batch.samples).index_add(0, batch.owner, gap / batch.length)
             return torch.where(means.abs()[batch.owner] <= most, weight, 0.0)
+
+
+def _to_go(values: Tensor, batch: MicroBatch) -> Tensor:
+    """Return for each token the sum over it and the tokens after it in its answer."""
+    exact = values.double()
+    ends = exact.new_zeros(batch.samples).index_add(0, batch.owner, exact).cumsum(0)
+    return (ends[batch.owner] - exact.cumsum(0) + exact).to(values.dtype)
 
 
 def _k3(log_ratio: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class PolicyModels:
 
     def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each completion token."""
-        return score_batch(self.policy, batch, self.bfloat16)
+        return score_batch(self.policy, batch, self.bfloat16, self.spec.entropy_coefficient > 0)
 
     def score_reference(self, batch: MicroBatch) -> Tensor | None:
         """Return the frozen reference's log-probs, if there is one."""

@@ -12,6 +12,8 @@ class PolicySample:
     logprobs: Sequence[float]
     temperature: float
     advantage: float
+    # all tokens were drawn by the policy that the update starts from
+    drawn_by_policy: bool = True
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0 or len(self.completion) == 0:

@@ -79,7 +79,8 @@ class ShardedPolicyModels(PolicyModels):
 
     def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         def compute(policy: PreTrainedModel) -> tuple[Tensor, Tensor]:
-            logprobs, entropy = score_batch(policy, batch, self.bfloat16)
+            learned = self.spec.entropy_coefficient > 0
+            logprobs, entropy = score_batch(policy, batch, self.bfloat16, learned)
             # FSDP2 warns of views
             return logprobs.clone(), entropy
 

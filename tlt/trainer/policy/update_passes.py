@@ -63,10 +63,15 @@ class UpdatePasses:
         return logprobs
 
     def _agrees_with_sampler(self, later: Sequence[Minibatch], differing: Tensor) -> bool:
-        """Return True if no rank finds a differing token, also in some of the later samples."""
+        """Return True if no rank finds a differing token, also in some of the later samples.
+
+        Log-probs of another policy's answers are never believed.
+        """
         spec = self._models.spec
         if spec.old_logprobs == "learner":
             return False
+        strangers = sum(not s.drawn_by_policy for minibatch in later for s in minibatch.samples)
+        differing += strangers
         samples: list[PolicySample] = []
         if not differing.item():
             samples = [s for minibatch in later for s in minibatch.samples[::_COMPARED_STRIDE]]
@@ -94,10 +99,12 @@ class UpdatePasses:
             (0.0 * current.sum()).backward()
             return current.detach()
         before = current.detach() if old is None else old
-        loss, metrics = policy_loss(models.spec, batch, minibatch, current, before, reference)
+        loss, metrics = policy_loss(
+            models.spec, batch, minibatch, current, before, reference, entropy
+        )
         loss.backward()
         compared = old is not batch.behaviour
-        self.sums.add(loss, entropy, metrics, batch.samples, compared=compared)
+        self.sums.add(loss, entropy.detach(), metrics, batch.samples, compared=compared)
         return current.detach()
 
 
