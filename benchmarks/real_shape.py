@@ -25,10 +25,10 @@ from benchmarks.lone_rank import LoneRank
 from benchmarks.random_policy import HALF_BILLION, write_job, write_policy
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
-from cli.session_client import with_client
 from tlt.config import DrafterSpec, JobSpec
 from tlt.models.config_json import read_config
 from tlt.models.eagle_drafter import new_drafter
+from tlt.session_client import with_client
 from tlt.spec_files import load_job_spec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 

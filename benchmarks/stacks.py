@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from cli.session_client import with_client
 from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
 from tlt.run_folder_reader import read_snapshot
+from tlt.session_client import with_client
 from tlt.store.job_records import ENDED_STATUSES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ import typer
 
 from cli.arguments import SessionName
 from cli.output import complain, say
-from cli.session_control import find_session, start_in_background
+from tlt.session_control import find_session, start_in_background
 from tlt.session_files import session_folder
 
 _FILE = "dashboard.json"

@@ -7,9 +7,9 @@ import typer
 
 from cli.arguments import JobOrFolder, SessionName
 from cli.output import say
-from cli.session_client import run_folder
 from tlt.errors import ConfigError
 from tlt.run_folder_reader import read_ledger
+from tlt.session_client import run_folder
 
 app = typer.Typer(help="Write a model of a run as a folder.", no_args_is_help=True)
 _NewFolder = Annotated[Path, typer.Argument(help="The folder to write; must not exist.")]

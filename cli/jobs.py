@@ -12,9 +12,7 @@ from cli.journal_lines import timed_lines
 from cli.output import complain, print_json, print_table, say, say_outcome
 from cli.progress import RunProgress
 from cli.run_report import report_run
-from cli.session_client import Client, with_client
 from cli.spec_loading import load_job
-from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import (
     follow_journal,
@@ -23,11 +21,11 @@ from tlt.run_folder_reader import (
     open_ledger,
     read_snapshot,
 )
+from tlt.session_client import Client, fetch_record, with_client
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
-_PATIENCE_SECONDS = 30.0
 
 
 def submit(
@@ -68,7 +66,7 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     """Show a job's progress until it ends, and return its last record."""
     folder, job = Path(record.folder), record.job
     with RunProgress(job) as progress:
-        while (record := _fetch(session, job)).status in ("queued", "preparing"):
+        while (record := fetch_record(session, job)).status in ("queued", "preparing"):
             progress.show_status(record.status)
             time.sleep(_POLL_SECONDS)
         if not (folder / FILE_NAME).exists():
@@ -83,20 +81,8 @@ def watch(session: str, record: JobRecord) -> JobRecord:
             if record.status in ENDED_STATUSES:
                 break
             # Fetched before the journal is read once more, so that no last line is missed.
-            record = _fetch(session, job)
+            record = fetch_record(session, job)
     return record
-
-
-def _fetch(session: str, job: str) -> JobRecord:
-    """Return a job's record, and wait for a Redis that is being restarted."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            return with_client(session, lambda client: client.job(job))
-        except StoreError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_SECONDS)
 
 
 def list_jobs(session: SessionName = "default", json: Json = False) -> None:
@@ -130,10 +116,10 @@ def logs(
     json: Annotated[bool, typer.Option("--json", help="Print the journal's entries.")] = False,
 ) -> None:
     """Print what happened in a job."""
-    record = _fetch(session, job)
+    record = fetch_record(session, job)
     while follow and record.status in ("queued", "preparing"):
         time.sleep(_POLL_SECONDS)
-        record = _fetch(session, job)
+        record = fetch_record(session, job)
     folder = Path(record.folder)
     if not (folder / FILE_NAME).exists():
         if not json:
@@ -145,7 +131,7 @@ def logs(
             sys.stdout.flush()
             if record.status in ENDED_STATUSES:
                 return
-            record = _fetch(session, job)
+            record = fetch_record(session, job)
         elif json:
             print_json(entry)
         else:

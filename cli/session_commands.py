@@ -10,16 +10,16 @@ from cli.arguments import Json, Runs, SessionName, Workers
 from cli.cuda_start_check import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
-from cli.session_client import Client, with_client
-from cli.session_control import (
+from tlt.id_types import WorkerId
+from tlt.protocol.shared_values import Heartbeat, JobRecord
+from tlt.session_client import Client, with_client
+from tlt.session_control import (
     find_session,
     new_session,
     session_option,
     start_session,
     stop_session,
 )
-from tlt.id_types import WorkerId
-from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.store.redis_connection import hide_password
 
 

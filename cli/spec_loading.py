@@ -3,19 +3,14 @@
 from pathlib import Path
 
 from tlt.config import JobSpec
-from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
-from tlt.spec_files import load_job_spec
+from tlt.spec_files import load_job_spec, require_files
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
     """Check what takes no tokenizer; the rest is checked when the job is prepared."""
     spec = load_job_spec(path, changes)
-    if not Path(spec.policy.path).is_dir():
-        raise ConfigError(f"{path}: policy.path: {spec.policy.path}: no such folder")
-    for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if file is not None and not Path(file).is_file():
-            raise ConfigError(f"{path}: data.{key}: {file}: no such file")
+    require_files(spec, str(path))
     return spec
 
 

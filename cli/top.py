@@ -19,13 +19,13 @@ from rich.text import Text
 from cli.arguments import SessionName
 from cli.journal_lines import timed_lines
 from cli.output import console, say
-from cli.session_client import run_folder, with_client
 from cli.top_screen import Screen, Shown
 from cli.top_session_poller import SessionWatch, watch_session
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError
 from tlt.run_folder_reader import follow_journal, open_ledger, read_spec
+from tlt.session_client import run_folder, with_client
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2

@@ -104,6 +104,20 @@ def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
     return _with_absolute_paths(spec, folder)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a spec's keys as they are written."""
+    return _parse_yaml(_read_text(path), str(path), None)
+
+
+def require_files(spec: JobSpec, where: str) -> None:
+    """Check that what the spec names is there; the rest is checked when the job is prepared."""
+    if not Path(spec.policy.path).is_dir():
+        raise ConfigError(f"{where}: policy.path: {spec.policy.path}: no such folder")
+    for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
+        if file is not None and not Path(file).is_file():
+            raise ConfigError(f"{where}: data.{key}: {file}: no such file")
+
+
 def to_yaml(spec: JobSpec) -> str:
     return yaml.dump(msgspec.to_builtins(spec), Dumper=_YamlOut, sort_keys=False)
 

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 
 from tlt.errors import ConfigError
 
+# ending of a file that holds one function which cloudpickle has written
+PICKLED = ".cloudpickle"
 # what a function may ask for beside completion, answer and row: by the name of its parameter
 OPTIONAL: Mapping[str, str] = {name: name for name in ("tokens", "length", "stop")}
 OPTIONAL_OF_MANY: Mapping[str, str] = {"tokens": "tokens", "lengths": "length", "stops": "stop"}
@@ -33,12 +36,11 @@ class RewardFunction:
 
 
 def load_function(dotted: str) -> RewardFunction:
-    """Load `package.module:name` or `file.py:name`; an async one is run to its end."""
+    """Load `package.module:name`, `file.py:name` or what the API has written of a function."""
     source, _, name = dotted.rpartition(":")
     if not source or not name:
         raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
-    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    function = getattr(module, name, None)
+    function = _find(source, name)
     if not callable(function):
         raise ConfigError(f"reward.function: {source} has no function '{name}'")
     try:
@@ -49,6 +51,23 @@ def load_function(dotted: str) -> RewardFunction:
     optional = OPTIONAL_OF_MANY if batched else OPTIONAL
     wanted = {key: known for key, known in optional.items() if key in parameters}
     return RewardFunction(_waiting(function), batched, wanted)
+
+
+def _find(source: str, name: str) -> Any:
+    if source.endswith(PICKLED):
+        return _unpickle(Path(source))
+    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    return getattr(module, name, None)
+
+
+def _unpickle(path: Path) -> Any:
+    """Load a function; like a file of Python, it's code that the spec's author chose."""
+    try:
+        return pickle.loads(path.read_bytes())
+    except Exception as error:  # raised by what the function needs
+        raise ConfigError(
+            f"reward.function: {path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,24 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis.exceptions
 
-from cli.session_control import find_session
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, StoreError
 from tlt.id_types import JobId, WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
+from tlt.session_control import find_session
 from tlt.store.heartbeats import read_heartbeats
 from tlt.store.job_records import Jobs
 from tlt.store.journal import FILE_NAME
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, hide_password
 from tlt.store.redis_keys import Keys
 
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS, _RESTART_SECONDS = 5.0, 30.0
+_POLL_SECONDS = 0.2
 _Result = TypeVar("_Result")
 
 
@@ -70,7 +72,29 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
         finally:
             await connection.aclose()
 
-    return asyncio.run(run())
+    return _run(run)
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run a coroutine to its end, beside a loop if one runs already: in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(lambda: asyncio.run(work())).result()
+
+
+def fetch_record(session: str, job: str) -> JobRecord:
+    """Return a job's record, and wait for a Redis that is being restarted."""
+    deadline = time.monotonic() + _RESTART_SECONDS
+    while True:
+        try:
+            return with_client(session, lambda client: client.job(job))
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
 
 
 def run_folder(job: str, session: str) -> Path:

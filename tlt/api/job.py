@@ -1,0 +1,89 @@
+"""Describe a job in Python: the sections of a spec, with rows and functions instead of files."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from tlt.api.reward_functions import reward_section
+from tlt.config import JobSpec
+from tlt.errors import ConfigError
+from tlt.loggers.installed_check import refuse_missing
+from tlt.spec_files import parse_job_spec, read_yaml, require_files
+
+Section = Mapping[str, Any]
+RewardLike = Callable[..., Any] | Section
+_WHERE = "tlt.Job"
+
+
+class Job:
+    """A job to submit. Sections are those of a spec (docs/spec.md).
+
+    `policy` may be a folder, `data["train"]` and `data["eval"]` may be lists of rows, and `reward`
+    may be a function, or a list of functions and sections. With `spec`, a YAML file, the sections
+    change single keys of it.
+    """
+
+    def __init__(
+        self,
+        spec: str | Path | None = None,
+        *,
+        policy: str | Path | Section | None = None,
+        data: Section | None = None,
+        reward: RewardLike | list[RewardLike] | None = None,
+        **sections: Any,
+    ) -> None:
+        if isinstance(policy, str | Path):
+            policy = {"path": str(policy)}
+        self._spec = None if spec is None else Path(spec)
+        self._reward = reward
+        given = {"policy": policy, "data": data} | sections
+        self._sections = {key: value for key, value in given.items() if value is not None}
+
+    def to_spec(self, folder: Path) -> JobSpec:
+        """Return the spec; rows and functions are written to `folder`."""
+        raw: dict[str, Any] = {} if self._spec is None else read_yaml(self._spec)
+        base = Path.cwd() if self._spec is None else self._spec.resolve().parent
+        for key, value in self._sections.items():
+            before = raw.get(key)
+            if isinstance(value, Mapping):
+                changes = dict(cast("Section", value))
+                raw[key] = {**before, **changes} if isinstance(before, dict) else changes
+            else:
+                raw[key] = value
+        if self._reward is not None:
+            raw["reward"] = _reward_sections(self._reward, folder)
+        if isinstance(data := raw.get("data"), dict):
+            raw["data"] = _with_files(cast("dict[str, Any]", data), folder)
+        where = _WHERE if self._spec is None else str(self._spec)
+        spec = parse_job_spec(raw, where=where, folder=base)
+        require_files(spec, where)
+        refuse_missing(spec.loggers, where)
+        return spec
+
+
+def _reward_sections(reward: RewardLike | list[RewardLike], folder: Path) -> Any:
+    if isinstance(reward, list):
+        return [_reward_sections(each, folder) for each in reward]
+    return reward_section(reward, folder) if callable(reward) else dict(reward)
+
+
+def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write rows to files; the same rows have the same file."""
+    written = dict(data)
+    for key in ("train", "eval"):
+        rows = data.get(key)
+        if rows is None or isinstance(rows, str | Path):
+            written[key] = None if rows is None else str(rows)
+            continue
+        try:
+            lines = [msgspec.json.encode(row) for row in cast("Iterable[Section]", rows)]
+        except (TypeError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{_WHERE}: data.{key}: a row isn't JSON: {error}") from error
+        content = b"\n".join([*lines, b""])
+        file = folder / f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+        file.write_bytes(content)
+        written[key] = str(file)
+    return {key: value for key, value in written.items() if value is not None}

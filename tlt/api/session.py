@@ -1,0 +1,203 @@
+"""Sessions and their jobs, as Python objects."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from tlt.api.job import Job
+from tlt.config import SessionSpec
+from tlt.errors import ConfigError, TltError
+from tlt.id_types import JobStatus
+from tlt.protocol.shared_values import JobRecord
+from tlt.report import Snapshot
+from tlt.report.ledger_figure_types import EvalSummary, StepSummary
+from tlt.run_folder_reader import follow_journal, has_journal, open_ledger, read_ledger
+from tlt.session_client import fetch_record, with_client
+from tlt.session_control import find_session, new_session, start_session, stop_session
+from tlt.store.job_records import ENDED_STATUSES
+
+# what programs hand over, in the folder of runs
+_INPUTS = "inputs"
+_POLL_SECONDS = 0.2
+
+
+class JobFailed(TltError):
+    """A job failed or was cancelled."""
+
+
+class Run:
+    """A job that was submitted. Iterating over it gives its steps as they end."""
+
+    def __init__(self, session: str, record: JobRecord) -> None:
+        self.name = str(record.job)
+        self.folder = Path(record.folder)
+        self._session = session
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.status!r})"
+
+    @property
+    def status(self) -> JobStatus:
+        return self._record().status
+
+    def __iter__(self) -> Iterator[StepSummary]:
+        return self.steps()
+
+    def steps(self) -> Iterator[StepSummary]:
+        """Yield each step once its policy is published; raise JobFailed if the job fails."""
+        given = 0
+        for snapshot in self._snapshots():
+            ended = [step for step in snapshot.steps if step.metrics is not None]
+            yield from ended[given:]
+            given = len(ended)
+        self._raise_if_failed()
+
+    def result(self) -> "Run":
+        """Wait until the job has ended; raise JobFailed if it failed."""
+        for _ in self._snapshots():
+            pass
+        self._raise_if_failed()
+        return self
+
+    def snapshot(self) -> Snapshot:
+        """Return all figures up to now: steps, evaluations, speculation, drafter, times."""
+        if not has_journal(self.folder):
+            raise ConfigError(f"{self.name} has not begun")
+        return read_ledger(self.folder).snapshot()
+
+    @property
+    def evaluations(self) -> list[EvalSummary]:
+        return list(self.snapshot().evals)
+
+    def cancel(self) -> None:
+        """Ask the session to end the job."""
+        with_client(self._session, lambda client: client.jobs.cancel(self._record().job))
+
+    def export(self, folder: str | Path, *, best: bool = False) -> Path:
+        """Write the policy as a folder that Transformers and SGLang load."""
+        from tlt.export.policy_export import export_policy
+
+        ledger = read_ledger(self.folder)
+        snapshot = ledger.snapshot()
+        stored = snapshot.best if best else snapshot.last
+        if stored is None:
+            raise ConfigError(f"{self.name}: {'no best' if best else 'no checkpointed'} policy yet")
+        export_policy(self.folder, ledger.spec, stored, Path(folder))
+        return Path(folder)
+
+    def _record(self) -> JobRecord:
+        return fetch_record(self._session, self.name)
+
+    def _snapshots(self) -> Iterator[Snapshot]:
+        """Yield the figures whenever the journal has grown, and at last those of the end."""
+        record = self._record()
+        while record.status in ("queued", "preparing"):
+            time.sleep(_POLL_SECONDS)
+            record = self._record()
+        if not has_journal(self.folder):
+            return
+        ledger, grown = open_ledger(self.folder), False
+        for entry in follow_journal(self.folder):
+            if entry is not None:
+                ledger.add(entry.event, entry.at)
+                grown = True
+                continue
+            if grown:
+                yield ledger.snapshot()
+            grown = False
+            if record.status in ENDED_STATUSES:
+                return
+            # fetched before the journal is read once more, so that no last entry is missed
+            record = self._record()
+
+    def _raise_if_failed(self) -> None:
+        record = self._record()
+        if record.status != "done":
+            raise JobFailed(f"{self.name} {record.status}: {record.error or 'by request'}")
+
+
+class OpenSession:
+    """A session that is up, whoever started it."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    def submit(self, job: Job | str | Path) -> Run:
+        """Queue a job, or a spec's YAML file."""
+        wanted = job if isinstance(job, Job) else Job(job)
+        folder = Path(self._spec.runs, _INPUTS)
+        folder.mkdir(exist_ok=True)
+        spec = wanted.to_spec(folder)
+        return Run(self.name, with_client(self.name, lambda client: client.jobs.submit(spec)))
+
+    def run(self, job: Job | str | Path) -> Run:
+        """Queue a job and wait until it has ended."""
+        return self.submit(job).result()
+
+    def jobs(self) -> list[Run]:
+        """Return all jobs, oldest first."""
+        records = with_client(self.name, lambda client: client.jobs.all())
+        return [Run(self.name, record) for record in records]
+
+    def job(self, name: str) -> Run:
+        return Run(self.name, with_client(self.name, lambda client: client.job(name)))
+
+
+class Session(OpenSession):
+    """A session that ends with the `with` block, or with the program.
+
+    `tlt top` and the other commands see it under its name.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        workers: int | None = None,
+        ranks: int = 1,
+        device: str = "cpu",
+        runs: str | Path = "runs",
+        redis_url: str | None = None,
+        lease_seconds: float = 15.0,
+        reward_workers: int = 8,
+    ) -> None:
+        spec = new_session(
+            name,
+            workers=workers,
+            ranks=ranks,
+            redis_url=redis_url,
+            runs=Path(runs),
+            device=device,
+            lease_seconds=lease_seconds,
+            reward_workers=reward_workers,
+        )
+        super().__init__(spec)
+        start_session(spec, ends_with_us=True)
+        self._up = True
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session; its runs stay."""
+        if self._up:
+            self._up = False
+            stop_session(self.name)
+
+
+def connect(name: str = "default") -> OpenSession:
+    """Return a session that is up, as `tlt up` starts it; raise NoSession if there is none."""
+    return OpenSession(find_session(name))
