@@ -22,9 +22,16 @@ def policy(
     best: Annotated[
         bool, typer.Option("--best", help="Take the policy that scored best instead of the last.")
     ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, as peft's folder.")
+    ] = False,
     session: SessionName = "default",
 ) -> None:
-    """Write a job's policy as a folder that Transformers and SGLang load."""
+    """Write a job's policy as a folder that Transformers and SGLang load.
+
+    With policy.lora it is the merged one, unless `--adapter` is given.
+    """
+    from tlt.export.adapter_export import export_adapter
     from tlt.export.policy_export import export_policy
 
     run = run_folder(job, session)
@@ -33,7 +40,8 @@ def policy(
     stored = snapshot.best if best else snapshot.last
     if stored is None:
         raise ConfigError(f"{job}: {'no best' if best else 'no checkpointed'} policy yet")
-    export_policy(run, ledger.spec, stored, folder)
+    export = export_adapter if adapter else export_policy
+    export(run, ledger.spec, stored, folder)
     scores = (
         f", scored {done.mean:.3f} ± {done.stderr:.3f}"
         for done in snapshot.evals

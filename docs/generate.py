@@ -196,10 +196,7 @@ def spec_page() -> str:
         " Paths are relative to the spec's folder. An unknown key is refused, with the nearest"
         " known one.\n",
     ]
-    sections = get_type_hints(config.JobSpec)
-    nested = ((key, section_of(kind)) for key, kind in sections.items())
-    order = [("", config.JobSpec), *((key, kind) for key, kind in nested if kind is not None)]
-    for key, cls in order:
+    for key, cls in sections_of(config.JobSpec):
         description = one_line(ast.get_docstring(classes[cls.__name__]))
         parts.append(f"## {key or 'Top level'}\n\n{description}\n")
         bounds, rules = bounds_of(classes[cls.__name__])
@@ -207,8 +204,12 @@ def spec_page() -> str:
         for field in msgspec.structs.fields(cls):
             meaning = comments.get((cls.__name__, field.name), "")
             if section_of(field.type) is not None:
-                kind = "section" if isinstance(field.type, type) else "section or list of sections"
-                rows.append((f"[`{field.name}`](#{field.name})", kind, "", "", meaning))
+                anchor = f"{key}{field.name}".replace(".", "")
+                absent, plain = field.default is None, isinstance(field.type, type)
+                kind = "section" if plain else "section or list of sections"
+                kind = "section or null" if absent else kind
+                default = "null" if absent else ""
+                rows.append((f"[`{field.name}`](#{anchor})", kind, default, "", meaning))
                 continue
             default = default_of(field)
             row = (type_of(field.type), default, bounds.get(field.name, ""), meaning)
@@ -220,14 +221,24 @@ def spec_page() -> str:
     return "\n".join(parts)
 
 
+def sections_of(cls: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a section, and those in it, with their keys."""
+    from tlt.spec_section import section_of
+
+    yield key, cls
+    for name, hint in get_type_hints(cls).items():
+        if (inner := section_of(hint)) is not None:
+            yield from sections_of(inner, f"{key}.{name}" if key else name)
+
+
 def type_of(kind: Any) -> str:
     """Name a type as a reader of YAML knows it."""
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     text = re.sub(r"typing\.Literal\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
     text = re.sub(r"tlt\.strategies\.(\w+)", lambda m: m[1].lower(), text)
+    text = re.sub(r"\blist\[(\w+)\]|\btuple\[(\w+), \.\.\.\]", r"list of \1\2", text)
     text = re.sub(r"typing\.Union\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
     text = text.replace(" | None", " or null").replace(" | ", " or ").replace("'", "")
-    text = re.sub(r"\blist\[(\w+)\]|\btuple\[(\w+), \.\.\.\]", r"list of \1\2", text)
     text = re.sub(r"\btuple\[float, float\]", "two of float", text)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
     return re.sub(r"\b(str|int|float|bool)\b", lambda m: words[m[1]], text)

@@ -20,6 +20,25 @@ LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 _MOST_GUESSES = 64
 
 
+class LoraSpec(Section, frozen=True, kw_only=True):
+    """Train an adapter of low rank beside the policy's weights, which stay as they are."""
+
+    # Rank of the product that is added to a matrix.
+    rank: int = 16
+    # The adapter's product is multiplied by `alpha` / `rank`.
+    alpha: int = 32
+    # Share of the adapter's inputs that an update drops at random.
+    dropout: float = 0.0
+    # Names of the modules that get an adapter, such as `q_proj`; `all-linear` is all but the head.
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, "rank must be at least 1")
+        require(self.alpha >= 1, "alpha must be at least 1")
+        require(0 <= self.dropout < 1, "dropout must lie in [0, 1)")
+        require(len(self.targets) > 0, "targets must not be empty")
+
+
 class PolicySpec(Section, frozen=True, kw_only=True):
     """Name the model to train."""
 
@@ -29,9 +48,17 @@ class PolicySpec(Section, frozen=True, kw_only=True):
     max_context: int | None = None
     # Number format in which the engine decodes; `auto` is bfloat16 on GPUs, float32 on CPUs.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Train a LoRA adapter instead of the weights; `{}` for its defaults.
+    lora: LoraSpec | None = None
+    # Weights that aren't trained: patterns such as `model.embed_tokens.*` or `*.bias`.
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self.max_context is None or self.max_context > 0, "max_context must be above 0")
+        require(
+            self.lora is None or not self.freeze,
+            "lora trains no weight of the policy, so freeze has nothing to say",
+        )
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):
@@ -218,6 +245,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
             or self.drafter.path is not None
             or self.drafter.train != "off",
             "speculation.strategy needs a drafter: set drafter.path, or drafter.train: auto",
+        )
+        require(
+            self.algorithm.shards == 1 or (self.policy.lora is None and not self.policy.freeze),
+            "policy.lora and policy.freeze need algorithm.shards: 1, a whole copy on each rank",
         )
         guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
         require(

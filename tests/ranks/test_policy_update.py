@@ -50,7 +50,7 @@ def progress() -> Iterator[Progress]:
 
 
 def waits_for(progress: Progress) -> Callable[..., None]:
-    def wait(*_: Any) -> None:
+    def wait(*_: Any, **__: Any) -> None:
         done, _ = progress.read()
         moved = wait_until(lambda: progress.read()[0] > done, message="no progress was shown")
         asyncio.run(moved)
@@ -69,7 +69,7 @@ def test_lets_the_learner_show_progress(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(policy_update, "PolicyLearner", lambda *arguments: given.extend(arguments))
+    monkeypatch.setattr(policy_update, "PolicyLearner", lambda *them, part: given.extend(them))
     PolicyUpdateDuty(rank_job(tmp_path), progress)
     with given[-1]():
         waits_for(progress)()
@@ -84,7 +84,7 @@ def test_shows_progress_while_other_ranks_are_awaited(
         wait()
         raise RankError("no other rank joined")
 
-    monkeypatch.setattr(policy_update, "PolicyLearner", lambda *_: None)
+    monkeypatch.setattr(policy_update, "PolicyLearner", lambda *_, **__: None)
     monkeypatch.setattr(policy_update.groups, "join_group", join)
     with pytest.raises(RankError, match="no other rank joined"):
         PolicyUpdateDuty(rank_job(tmp_path), progress).run(UPDATE, ())
@@ -97,15 +97,20 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
     wait, written = waits_for(progress), list[str]()
 
     class Learner:
-        is_sharded = False
+        is_sharded = has_adapter = False
 
-        def __init__(self, *_: Any) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
         def update(self, *_: Any) -> UpdateMetrics:
             return METRICS
 
-        def weights(self) -> dict[str, Tensor]:
-            return {"weights": torch.zeros(1)}
+        def shapes(self) -> dict[str, torch.Size]:
+            return {"weights": torch.Size([1])}
+
+        def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+            wait()
+            written.append("weights")
+            yield "weights", torch.zeros(1)
 
         def optimiser_state(self) -> dict[str, Tensor]:
             return {"optimiser": torch.zeros(1)}

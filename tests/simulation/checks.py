@@ -297,7 +297,7 @@ class Checks:
             state.policy.current,
             *([] if state.policy.previous is None else [state.policy.previous]),
         ]
-        return any(p.weights == weights for p in used) or weights in _blobs_of_the_drafter(state)
+        return any(weights in p.blobs for p in used) or weights in _blobs_of_the_drafter(state)
 
     def check_released(self, command: ReleaseBlobs | DiscardBlobs) -> None:
         assert not any(map(self.is_in_use, command.blobs)), command
@@ -351,8 +351,8 @@ def _in_the_folder(state: RunState) -> set[BlobRef]:
     blobs = {drafter.weights for drafter in drafters if drafter is not None}
     if state.policy.checkpoint is not None:
         blobs |= set(state.policy.checkpoint.blobs)
-    if state.policy.best is not None and state.policy.best.weights is not None:
-        blobs.add(state.policy.best.weights)
+    if state.policy.best is not None:
+        blobs |= {state.policy.best.weights, state.policy.best.adapter} - {None}
     return blobs
 
 

@@ -125,13 +125,17 @@ class PolicyUpdates:
         events: list[RunEvent] = []
         if learn.first_rank == 0:
             weights = blob(incarnation.content)
-            (self.world.committed if learn.checkpoint else self.world.flight).add(weights.digest)
+            adapter = blob(f"adapter in {incarnation.content}")
+            kept = self.world.committed if learn.checkpoint else self.world.flight
+            kept |= {weights.digest, adapter.digest}
             if learn.checkpoint:
                 optimiser = blob(f"optimiser of {incarnation.content}")
                 self.world.committed.add(optimiser.digest)
-                saved = Checkpoint(version=version, weights=weights, optimiser=optimiser)
+                saved = Checkpoint(
+                    version=version, weights=weights, optimiser=optimiser, adapter=adapter
+                )
                 events.append(CheckpointCommitted(**origin, checkpoint=saved))
-            policy = PolicyRef(version=version, weights=weights)
+            policy = PolicyRef(version=version, weights=weights, adapter=adapter)
             events.append(PolicyPublished(**origin, policy=policy, metrics=None))
         finished = PolicyUpdateFinished(
             **origin,

@@ -259,7 +259,7 @@ class World:
             case CommitBestPolicy():
                 assert command.policy.weights is not None
                 assert self.is_readable(command.policy) or self.blobs_were_lost
-                self.committed.add(command.policy.weights.digest)
+                self.committed |= {blob.digest for blob in command.policy.blobs}
             case CommitDrafter():
                 self.drafter_blobs.commit(command.drafter)
             case FinishRun():
@@ -277,8 +277,7 @@ class World:
             incarnation.commands.append(command)
 
     def is_readable(self, policy: PolicyRef) -> bool:
-        weights = policy.weights
-        return weights is None or weights.digest in self.flight | self.committed
+        return all(blob.digest in self.flight | self.committed for blob in policy.blobs)
 
     def score(self, index: int = 0) -> None:
         done = self.unscored.pop(index)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samples import SPEC, specs
-from tlt.config import JobSpec
+from tlt.config import JobSpec, LoraSpec
 from tlt.errors import ConfigError
 from tlt.spec_files import load_job_spec, parse_job_spec, read_job_spec, to_yaml
 from tlt.strategies import Draft, Ngram, Off
@@ -59,6 +59,10 @@ def test_fills_in_defaults() -> None:
         (
             {"policy__zzz": 1},
             "policy.zzz: unknown key; known: path, max_context, dtype",
+        ),
+        (
+            {"policy__lora": {"rnak": 8}},
+            "policy.lora.rnak: unknown key; did you mean 'rank'?",
         ),
         ({"1": {}}, "1: unknown key; known: name, policy, data, reward"),
     ],
@@ -145,6 +149,33 @@ def test_refuses_value_out_of_bounds(key: str, value: Any, complaint: str) -> No
     with pytest.raises(ConfigError) as error:
         parse(**{key: value})
     assert str(error.value).startswith(f"job.yaml: {key.partition('__')[0]}: {complaint}")
+
+
+def test_reads_what_of_the_policy_is_trained() -> None:
+    assert parse().policy.lora is None
+    assert parse(policy__lora={}).policy.lora == LoraSpec(rank=16, alpha=32, dropout=0.0)
+    assert parse(policy__lora={"targets": ["q_proj"]}).policy.lora == LoraSpec(targets=("q_proj",))
+    assert parse(policy__freeze=["*.bias"]).policy.freeze == ("*.bias",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"policy__lora": {}, "policy__freeze": ["*.bias"]}, "freeze has nothing to say"),
+        ({"policy__lora": {}, "algorithm__shards": "all"}, r"need algorithm\.shards: 1"),
+        ({"policy__freeze": ["*.bias"], "algorithm__shards": 2}, r"need algorithm\.shards: 1"),
+        ({"policy__lora": {"targets": "q_proj"}}, "policy.lora.targets"),
+        ({"policy__lora": {"targets": []}}, "policy.lora: targets must not be empty"),
+        ({"policy__lora": {"rank": 0}}, "policy.lora: rank must be at least 1"),
+        ({"policy__lora": {"alpha": 0}}, "policy.lora: alpha must be at least 1"),
+        ({"policy__lora": {"dropout": 1}}, r"policy.lora: dropout must lie in \[0, 1\)"),
+    ],
+)
+def test_refuses_parts_to_train_that_do_not_go_together(
+    changes: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse(**changes)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "a*"])

@@ -141,8 +141,9 @@ def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFa
     failures: list[DrafterCommitFailed] = []
     for command, _, _ in caused:
         match command:
-            case CommitBestPolicy() if command.policy.weights is not None:
-                blobs.commit(command.policy.weights)
+            case CommitBestPolicy():
+                for blob in command.policy.blobs:
+                    blobs.commit(blob)
             case CommitDrafter():
                 try:
                     blobs.commit(command.drafter.weights)

@@ -76,6 +76,12 @@ class PolicyRef(Value, frozen=True, kw_only=True):
 
     version: PolicyVersion
     weights: BlobRef | None
+    # the LoRA adapter that `weights` contain, if that is what is trained
+    adapter: BlobRef | None = None
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        return tuple(blob for blob in (self.weights, self.adapter) if blob is not None)
 
 
 class Checkpoint(Value, frozen=True, kw_only=True):
@@ -87,12 +93,17 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     optimiser: BlobRef | None
     # the files of torch.distributed.checkpoint by name
     optimiser_shards: dict[str, BlobRef] = {}
+    adapter: BlobRef | None = None
+
+    @property
+    def policy(self) -> PolicyRef:
+        return PolicyRef(version=self.version, weights=self.weights, adapter=self.adapter)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
         """Return all files of the checkpoint."""
-        whole = () if self.optimiser is None else (self.optimiser,)
-        return (self.weights, *whole, *self.optimiser_shards.values())
+        named = (self.weights, self.optimiser, self.adapter, *self.optimiser_shards.values())
+        return tuple(blob for blob in named if blob is not None)
 
 
 class DrafterRef(Value, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch.distributed import ProcessGroup
 
+from tlt.errors import ConfigError
 from tlt.models.safetensors_io import put_weights, read_weights, stream_weights
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.ranks.engine_requirements import engine_dtype
@@ -39,19 +40,21 @@ class PolicyFiles:
         Without `commit` only engines read them, so they have the engines' format.
         """
         dtype = torch.float32 if commit else self._decoded
-        if not learner.is_sharded:
-            if rank > 0:
-                return None
-            weights = {name: tensor.to(dtype) for name, tensor in learner.weights().items()}
-            return put_weights(self._blobs, weights, commit=commit)
         if rank > 0:
-            for _ in learner.whole_weights():
-                pass
+            if learner.is_sharded:
+                for _ in learner.whole_weights():
+                    pass
             return None
-        shapes = {name: tensor.shape for name, tensor in learner.weights().items()}
+        shapes = learner.shapes()
         return self._blobs.put_file(
             lambda file: stream_weights(file, shapes, learner.whole_weights(), dtype), commit=commit
         )
+
+    def put_adapter(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:
+        """Store the adapter, if there is one; only the first rank does."""
+        if rank > 0 or not learner.has_adapter:
+            return None
+        return put_weights(self._blobs, learner.adapter(), commit=commit)
 
     def put_optimiser(
         self, learner: PolicyLearner, rank: int, group: ProcessGroup | None, name: str
@@ -69,7 +72,12 @@ class PolicyFiles:
         self, learner: PolicyLearner, checkpoint: Checkpoint, group: ProcessGroup | None
     ) -> None:
         """Load what any number of ranks saved."""
-        learner.load_weights(read_weights(self._blobs, checkpoint.weights))
+        if learner.has_adapter:
+            if checkpoint.adapter is None:
+                raise ConfigError("policy.lora: the checkpoint has no adapter to go on with")
+            learner.load_adapter(read_weights(self._blobs, checkpoint.adapter))
+        else:
+            learner.load_weights(read_weights(self._blobs, checkpoint.weights))
         if checkpoint.optimiser is not None:
             learner.load_optimiser_state(read_weights(self._blobs, checkpoint.optimiser))
             return

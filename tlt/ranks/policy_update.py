@@ -27,6 +27,7 @@ from tlt.ranks.worker_channel import Progress
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.trainer.policy.trained_part import TrainedPart
 
 UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
 
@@ -64,11 +65,13 @@ class PolicyUpdateDuty:
 
     def _load(self, group: ProcessGroup | None) -> PolicyLearner:
         spec, busy = self._job.spec, self._progress.report_meanwhile
-        path, context, device = spec.policy.path, spec.policy.max_context, self._job.device
+        policy, device = spec.policy, self._job.device
+        path, context = policy.path, policy.max_context
+        part = TrainedPart(lora=policy.lora, freeze=policy.freeze, seed=spec.seed)
         # reading the model, building kernels and measuring take long
         with busy():
             if group is None:
-                return PolicyLearner(path, spec.algorithm, context, device, busy)
+                return PolicyLearner(path, spec.algorithm, context, device, busy, part=part)
             return PolicyLearner(path, spec.algorithm, context, device, busy, group)
 
     def run(
@@ -160,16 +163,17 @@ class PolicyUpdateDuty:
         name = f"{command.epoch}.{command.attempt}.{command.version}"
         with self._progress.report_meanwhile():
             weights = self._files.put_weights(self.learner, rank, commit)
+            adapter = self._files.put_adapter(self.learner, rank, commit)
             saved = None
             if commit:
                 saved = self._files.put_optimiser(self.learner, rank, self._group, name)
         if weights is None:
             return []
-        policy = PolicyRef(version=version, weights=weights)
+        policy = PolicyRef(version=version, weights=weights, adapter=adapter)
         published = PolicyPublished(**_origin(command), policy=policy, metrics=metrics)
         if saved is None:
             return [published]
-        checkpoint = Checkpoint(version=version, weights=weights, **saved)
+        checkpoint = Checkpoint(version=version, weights=weights, adapter=adapter, **saved)
         return [CheckpointCommitted(**_origin(command), checkpoint=checkpoint), published]
 
 

@@ -1,5 +1,7 @@
 """Decode a rank's prompts: prompts become requests, completions become `RolloutFinished`."""
 
+from collections.abc import Mapping
+
 import torch
 
 from tlt.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens, unpack_tokens
@@ -139,7 +141,7 @@ class RolloutDuty:
             return
         self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
 
-    def swap_weights(self, version: PolicyVersion, weights: "dict[str, torch.Tensor]") -> None:
+    def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
         """Decode with these weights."""
         self.engine.swap_weights(version, weights)
         self.version = version

@@ -29,6 +29,7 @@ from tlt.protocol.events import (
     RolloutFinished,
     RunEvent,
 )
+from tlt.protocol.refs import PolicyRef
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTrainingFold
@@ -149,7 +150,7 @@ class Ledger:
             drafter_training=self.drafter_training.summary(),
             steps=tuple(self.steps),
             evals=tuple(self.evals),
-            last=None if last is None else StoredPolicy(version=last.version, weights=last.weights),
+            last=None if last is None else _stored(last.policy),
             best=self._best,
         )
 
@@ -209,10 +210,8 @@ class Ledger:
                 self.batch = BatchAnswers(self._now)
             case RecordRolloutBatch():
                 self._close_batch(command, before)
-            case CommitBestPolicy() if command.policy.weights is not None:
-                self._best = StoredPolicy(
-                    version=command.policy.version, weights=command.policy.weights
-                )
+            case CommitBestPolicy():
+                self._best = _stored(command.policy)
             case FinishRun():
                 self._status, self._error = command.status, command.error
             case _:
@@ -294,6 +293,12 @@ def _changes_time_use(before: RunState, after: RunState) -> bool:
         or old.info is not known.info
         for worker, known in after.workers.items()
     )
+
+
+def _stored(policy: PolicyRef) -> StoredPolicy | None:
+    if policy.weights is None:
+        return None
+    return StoredPolicy(version=policy.version, weights=policy.weights, adapter=policy.adapter)
 
 
 def _sum_workers(rollout: Rollout) -> Rollout:

@@ -51,6 +51,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     version: PolicyVersion
     weights: BlobRef
+    adapter: BlobRef | None = None
 
 
 class StepAccount(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,19 +7,19 @@ from tlt.protocol.refs import BlobRef, DrafterRef
 
 def needed_blobs(state: RunState) -> set[BlobRef]:
     """Return the blobs that must stay; several references may name the same blob."""
-    adoption = state.drafter.adoption
+    policy, adoption = state.policy, state.drafter.adoption
     refs = (
-        state.policy.current,
-        state.policy.previous,
-        state.policy.best,
         adoption.used,
         adoption.previous,
         adoption.fallback,
         state.drafter.lineage.base,
     )
     found = {ref.weights for ref in refs if ref is not None}
-    if state.policy.checkpoint is not None:
-        found |= set(state.policy.checkpoint.blobs)
+    for version in (policy.current, policy.previous, policy.best):
+        if version is not None:
+            found |= {version.weights, version.adapter}
+    if policy.checkpoint is not None:
+        found |= set(policy.checkpoint.blobs)
     return {blob for blob in found if blob is not None}
 
 

@@ -5,6 +5,8 @@ update's plan until a checkpoint holds a later version. Where the trainers hold 
 all go back to the checkpoint as soon as one of them is new or gone.
 """
 
+import msgspec
+
 from tlt.id_types import Attempt, Incarnation, PolicyVersion
 from tlt.policies.job import blob_retention
 from tlt.policies.job.rollout_batch import RolloutBatch
@@ -139,7 +141,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
     """
     state, saved = turn.state, turn.state.policy.checkpoint
     if saved is not None and saved.version == state.policy.target_version:
-        adopt_policy(turn, PolicyRef(version=saved.version, weights=saved.weights))
+        adopt_policy(turn, saved.policy)
     if is_published(turn.state):
         return
     for worker, known in state.workers.items():
@@ -194,7 +196,7 @@ def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     if policy.version > state.policy.version and state.policy.previous is not None:
         _release(turn, state.policy.previous)
         # the checkpoint that held it is no longer the newest
-        blob_retention.discard(turn, state.policy.previous.weights)
+        blob_retention.discard(turn, *state.policy.previous.blobs)
 
 
 def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
@@ -205,12 +207,13 @@ def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
     mean = sum(rewards) / len(rewards)
     if state.policy.best is not None and mean <= state.policy.best.mean:
         return
-    weights = state.policy.current.weights if state.spec.algorithm.keep_best else None
-    turn.set_policy(best=BestPolicy(version=state.policy.version, mean=mean, weights=weights))
-    if weights is not None:
-        turn.emit(CommitBestPolicy(job=state.job, policy=state.policy.current, mean=mean))
+    best, current = BestPolicy(version=state.policy.version, mean=mean), state.policy.current
+    if state.spec.algorithm.keep_best and current.weights is not None:
+        best = msgspec.structs.replace(best, weights=current.weights, adapter=current.adapter)
+        turn.emit(CommitBestPolicy(job=state.job, policy=current, mean=mean))
+    turn.set_policy(best=best)
     if state.policy.best is not None:
-        blob_retention.discard(turn, state.policy.best.weights)
+        blob_retention.discard(turn, state.policy.best.weights, state.policy.best.adapter)
 
 
 def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
@@ -236,14 +239,13 @@ def return_to_checkpoint(turn: Turn) -> None:
     state, saved = turn.state, turn.state.policy.checkpoint
     if state.policy.current.weights is None:
         return
-    kept = PolicyRef(version=PolicyVersion(0), weights=None)
-    if saved is not None:
-        kept = PolicyRef(version=saved.version, weights=saved.weights)
+    first = PolicyRef(version=PolicyVersion(0), weights=None)
+    kept = first if saved is None else saved.policy
     # the checkpoint's event may have come before the one that publishes its policy
     turn.set_policy(current=kept, previous=None, version=max(state.policy.version, kept.version))
     for policy in (state.policy.current, state.policy.previous):
-        if policy is not None and policy.weights is not None:
-            blob_retention.discard(turn, policy.weights)  # in an older checkpoint
+        if policy is not None:
+            blob_retention.discard(turn, *policy.blobs)  # in an older checkpoint
 
 
 def end(turn: Turn) -> None:
@@ -253,7 +255,7 @@ def end(turn: Turn) -> None:
         _release(turn, policy)
     if state.policy.previous is not None:
         turn.set_policy(previous=None)
-        blob_retention.discard(turn, state.policy.previous.weights)
+        blob_retention.discard(turn, *state.policy.previous.blobs)
 
 
 def _release(turn: Turn, policy: PolicyRef | None) -> None:
@@ -262,12 +264,11 @@ def _release(turn: Turn, policy: PolicyRef | None) -> None:
     An update without samples leaves the weights as they were, so versions may share them.
     """
     state, saved = turn.state, turn.state.policy.checkpoint
-    if policy is None or policy.weights is None:
+    if policy is None:
         return
-    used = [] if saved is None else [saved.weights]
+    used = [] if saved is None else [*saved.blobs]
     if state.phase is not Phase.ENDED:
-        used += [
-            ref.weights for ref in (state.policy.current, state.policy.previous) if ref is not None
-        ]
-    if policy.weights not in used:
-        turn.emit(ReleaseBlobs(job=state.job, blobs=(policy.weights,)))
+        kept = (state.policy.current, state.policy.previous)
+        used += [blob for ref in kept if ref is not None for blob in ref.blobs]
+    if unused := tuple(blob for blob in policy.blobs if blob not in used):
+        turn.emit(ReleaseBlobs(job=state.job, blobs=unused))

@@ -89,6 +89,7 @@ class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     # None where the best weights aren't kept
     weights: BlobRef | None = None
+    adapter: BlobRef | None = None
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,8 @@ def _fused_mlp(module: nn.Module, kernels: TrainingKernels) -> _Forward | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate_proj, up_proj, down_proj = parts
     act: Any = getattr(module, "act_fn", functional.silu)
-    if not all(isinstance(part, nn.Linear) for part in parts) or not _is_silu(act):
+    # a part may have an adapter of its own
+    if not all(isinstance(part, nn.Module) for part in parts) or not _is_silu(act):
         return None
     assert gate_proj is not None
     assert up_proj is not None

@@ -1,13 +1,13 @@
 """All ranks of a group hold the same weights after every update, and every token counts the same.
 
-Each rank holds all weights, or its part of each (`shards`). Gradients are summed over the ranks,
-normalised beforehand by the totals over all of them. After an update that raises, weights belong to
-no version: load or broadcast before the next one.
+Each rank holds all weights, or its part of each (`shards`); what isn't trained is the folder's.
+Gradients are summed over the ranks, normalised beforehand by the totals over all of them. After an
+update that raises, weights belong to no version: load or broadcast before the next one.
 """
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from tlt.trainer.policy.sharded_models import (
     sharded_gradients,
     whole_tensors,
 )
+from tlt.trainer.policy.trained_part import ALL_WEIGHTS, TrainedPart
 from tlt.trainer.policy.update_passes import UpdatePasses
 from tlt.trainer.tensor_cores import uses_tensor_cores
 
@@ -48,6 +49,7 @@ class PolicyLearner:
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
         group: ProcessGroup | None = None,
         dtype: torch.dtype = torch.float32,
+        part: TrainedPart = ALL_WEIGHTS,
     ) -> None:
         """Load the model, or this rank's part of it: shards over the ranks of a `group`.
 
@@ -57,7 +59,7 @@ class PolicyLearner:
         self._busy = busy
         self._last_update_seconds = 0.0
         if group is None:
-            self._models = load_policy_models(model_dir, spec, max_context, device, dtype)
+            self._models = load_policy_models(model_dir, spec, max_context, device, dtype, part)
         else:
             self._models = load_sharded_policy_models(model_dir, spec, group, device, dtype)
         policy = self._models.policy
@@ -65,7 +67,12 @@ class PolicyLearner:
         self._may_compile = spec.compile is not False and group is None
         # a tied head appears once, under its first name
         self._parameters: dict[str, Tensor] = dict(policy.named_parameters())
-        self._optimiser = NamedAdamW(self._parameters, spec)
+        self._trained = self._models.trained()
+        self._optimiser = NamedAdamW(self._trained, spec)
+
+    @property
+    def has_adapter(self) -> bool:
+        return self._models.adapter is not None
 
     @property
     def is_sharded(self) -> bool:
@@ -99,7 +106,8 @@ class PolicyLearner:
         passes = UpdatePasses(models, group, between)
         old: list[Sequence[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
         collect = sharded_gradients if self.is_sharded else flat_gradients
-        with collect(list(self._parameters.values())) as gradients:
+        dropout = models.seeded_dropout(step, 0 if group is None else group.rank())
+        with dropout, collect(list(self._trained.values())) as gradients:
             for index, minibatch in enumerate(live):
                 gradients.zero()
                 differing = passes.learn(minibatch, batches[index], old[index])
@@ -107,30 +115,48 @@ class PolicyLearner:
                     old += passes.old_logprobs(live[1:], batches[1:], differing)
                 passes.sums.add_step(self._step(gradients, rate, group))
         self._last_update_seconds = time.monotonic() - began
-        return passes.sums.metrics(rate, models.reference is not None, group)
+        return passes.sums.metrics(rate, models.has_reference, group)
 
     def parameters(self) -> Iterable[Tensor]:
         """Return what is learned; with shards, this rank's part of it."""
-        return self._parameters.values()
+        return self._trained.values()
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the live tensors, under the names of the model's safetensors file."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return weights under the names of the model's safetensors file.
+
+        They are the live tensors; with an adapter each is merged whenever it is read.
+        """
+        if self._models.adapter is not None:
+            return self._models.adapter.weights
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
-    def whole_weights(self) -> Generator[tuple[str, Tensor]]:
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of all weights, without merging any."""
+        if self._models.adapter is not None:
+            return self._models.adapter.weights.shapes
+        return {name: parameter.shape for name, parameter in self._parameters.items()}
+
+    def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the weights one by one; with shards all ranks have to iterate to the end."""
-        if self.is_sharded:
-            yield from whole_tensors(self._parameters)
-        else:
-            yield from self.weights().items()
+        return whole_tensors(self._parameters) if self.is_sharded else self.weights().items()
 
     def load_weights(self, mapping: Mapping[str, Tensor]) -> None:
+        """Load all weights of a policy without an adapter."""
+        assert not self.has_adapter, "merged weights don't tell the adapter"
         if self.is_sharded:
             copy_into_shards(self._parameters, mapping, "policy's weights")
             return
         tied = self._models.policy.state_dict().keys() - self._parameters.keys()
         given = {name: tensor for name, tensor in mapping.items() if name not in tied}
         copy_named(self._parameters, given, "policy's weights")
+
+    def adapter(self) -> dict[str, Tensor]:
+        """Return the live tensors of the adapter under the names of peft's file."""
+        assert self._models.adapter is not None, "the policy has no adapter"
+        return {name: p.detach() for name, p in self._models.adapter.parameters.items()}
+
+    def load_adapter(self, mapping: Mapping[str, Tensor]) -> None:
+        copy_named(self.adapter(), mapping, "adapter")
 
     def optimiser_state(self) -> dict[str, Tensor]:
         """Return live tensors: `step`, and `<name>.exp_avg` and `<name>.exp_avg_sq`."""
@@ -148,14 +174,14 @@ class PolicyLearner:
         self._optimiser.load_folder(folder)
 
     def broadcast(self, source: int, group: ProcessGroup | None) -> None:
-        """Give all ranks the weights and the optimiser state of rank `source`."""
+        """Give all ranks what rank `source` has trained, and its optimiser state."""
         if group is None:
             return
         steps = torch.tensor([self._optimiser.steps()], device=self._models.device)
         broadcast([steps], source, group)
         if group.rank() != source:
             self._optimiser.reset(int(steps.item()))
-        broadcast(list(self._parameters.values()), source, group)
+        broadcast(list(self._trained.values()), source, group)
         broadcast(list(self._optimiser.moments().values()), source, group)
 
     def _compile_once(
@@ -180,7 +206,11 @@ class PolicyLearner:
         with self._busy():
             if self._may_compile and first is not None:
                 self._may_compile = False
-                compile_layers(self._models.policy, first, self._models.bfloat16, forced)
+                models = self._models
+                compiled = compile_layers(models.policy, first, models.bfloat16, forced)
+                if compiled and self.has_adapter:
+                    # without the adapter layers have a graph of their own
+                    models.score_reference(first)
             reduce_sum(votes, group)
 
     def _step(self, gradients: Gradients, rate: float, group: ProcessGroup | None) -> float | None:

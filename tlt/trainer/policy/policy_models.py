@@ -1,7 +1,9 @@
 """The policy, its frozen reference, and how both are computed."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,33 +18,57 @@ from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
 from tlt.trainer.policy.model_loading import context_limit, load_model
 from tlt.trainer.policy.precision_choice import choose_bfloat16
 from tlt.trainer.policy.samples import PolicySample
+from tlt.trainer.policy.trained_part import TrainedPart, freeze_weights
+
+if TYPE_CHECKING:
+    from tlt.trainer.policy.lora_adapter import LoraAdapter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyModels:
     policy: PreTrainedModel
+    # None: there is none, or it is the policy without its adapter
     reference: PreTrainedModel | None
     spec: AlgorithmSpec
     bfloat16: bool
     packed: bool
+    adapter: "LoraAdapter | None" = None
 
     @property
     def device(self) -> torch.device:
         return self.policy.device
+
+    @property
+    def has_reference(self) -> bool:
+        return self.spec.kl_coefficient > 0
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return what an update changes."""
+        if self.adapter is not None:
+            return self.adapter.parameters
+        # a tied head appears once, under its first name
+        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+
+    def seeded_dropout(self, step: int, rank: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None else self.adapter.seeded_dropout(step, rank)
 
     def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         return build_micro_batches(samples, self.spec.microbatch_tokens, self.device, self.packed)
 
     def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each completion token."""
+        if self.adapter is not None:
+            self.adapter.set_dropout(torch.is_grad_enabled())
         return score_batch(self.policy, batch, self.bfloat16, self.spec.entropy_coefficient > 0)
 
     def score_reference(self, batch: MicroBatch) -> Tensor | None:
         """Return the frozen reference's log-probs, if there is one."""
-        if self.reference is None:
+        if not self.has_reference:
             return None
-        with torch.no_grad():
-            return score_batch(self.reference, batch, self.bfloat16)[0]
+        without_adapter = nullcontext() if self.adapter is None else self.adapter.disabled()
+        model = self.policy if self.reference is None else self.reference
+        with torch.no_grad(), without_adapter:
+            return score_batch(model, batch, self.bfloat16)[0]
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         with torch.no_grad():
@@ -55,18 +81,31 @@ def load_policy_models(
     max_context: int | None,
     device: torch.device,
     dtype: torch.dtype,
+    part: TrainedPart,
 ) -> PolicyModels:
     policy = load_model(model_dir, device, dtype)
+    adapter = None
+    if part.lora is not None:
+        # imported here, because it takes a second and few jobs need it
+        from tlt.trainer.policy.lora_adapter import LoraAdapter
+
+        adapter = LoraAdapter(policy, part.lora, part.seed)
+    freeze_weights(policy, part.freeze)
     limit = context_limit(policy, max_context)
     bfloat16 = choose_bfloat16(policy, spec, limit)
     packed = set_attention(policy, spec, limit, bfloat16)
     checkpoint_layers_if_due(policy, spec)
     reference: PreTrainedModel | None = None
-    if spec.kl_coefficient > 0:
+    if spec.kl_coefficient > 0 and adapter is None:
         reference = load_model(model_dir, device, dtype).requires_grad_(False)
         set_attention(reference, spec, limit, bfloat16)
     return PolicyModels(
-        policy=policy, reference=reference, spec=spec, bfloat16=bfloat16, packed=packed
+        policy=policy,
+        reference=reference,
+        spec=spec,
+        bfloat16=bfloat16,
+        packed=packed,
+        adapter=adapter,
     )
 
 
