@@ -96,6 +96,8 @@ def _plan(
         job = describe_job(spec, where.type)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if over > 1 and not job.can_be_sharded:
+        raise ConfigError("policy.lora and policy.freeze need a whole copy on each rank: 1 shard")
     planned = make_plan(job, where, over, gpus_per_worker)
     host = list(host_items(job, planned.spread))
     if json:

@@ -22,7 +22,9 @@ def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool)
     say(f"workers  {workers} of {_count(spread.gpus_per_worker, 'device')}")
     say(f"learner  {_sharding(spread.shards)}")
     state = _gigabytes(plan.learner_state)
-    say(f"         {state} GB of parameters, gradients and moments on each device, 16 B a weight")
+    trained = f"16 B of {job.trained / 1e6:.4g} million trained weights, and 4 B of the others"
+    share = "16 B a weight" if job.can_be_sharded else trained
+    say(f"         {state} GB of parameters, gradients and moments on each device, {share}")
     say(f"update   in {precision}{assumed}")
 
 

@@ -1,13 +1,15 @@
 """Describe a job to the memory planner, from its spec and the config.json of its models."""
 
+import math
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from tlt.config import JobSpec
+from tlt.config import JobSpec, LoraSpec
 from tlt.errors import ConfigError
-from tlt.memory_plan import DrafterShape, JobMemory, ModelShape
+from tlt.memory_plan import DrafterShape, JobMemory, LoraShape, ModelShape
 from tlt.models.config_json import read_config
-from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.decoder_spec import DecoderConfig, weight_shapes
 from tlt.models.drafter_folder import read_drafter_config
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.policies.job.activation_checkpointing import checkpoints_activations
@@ -44,7 +46,9 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
             algorithm.gradient_checkpointing, policy.weights
         ),
         bfloat16=_computes_in_bfloat16(spec, device),
-        reference=algorithm.kl_coefficient > 0,
+        lora=lora_shape(spec.policy.lora, config),
+        frozen=count_frozen(spec.policy.freeze, config),
+        reference=algorithm.kl_coefficient > 0 and spec.policy.lora is None,
         answers=algorithm.prompts_per_step * algorithm.group_size,
     )
 
@@ -77,6 +81,30 @@ def drafter_shape(config: DrafterConfig) -> DrafterShape:
         vocabulary=config.vocabulary,
         captured=len(config.captured),
         own_head=config.own_head,
+    )
+
+
+def lora_shape(lora: LoraSpec | None, config: DecoderConfig) -> LoraShape | None:
+    """Count the matrices that peft adds an adapter to."""
+    if lora is None:
+        return None
+    found: dict[str, tuple[int, int, int]] = {}
+    for name, shape in weight_shapes(config).items():
+        module = name.removesuffix(".weight")
+        targets = (module,) if isinstance(lora.targets, str) else lora.targets
+        adapted = any(f".{module}".endswith(f".{target}") for target in targets)
+        if adapted and module.endswith("_proj"):
+            outputs, inputs = shape
+            matrix = module.rpartition(".")[2]
+            found[matrix] = (found.get(matrix, (0,))[0] + 1, outputs, inputs)
+    return LoraShape(rank=lora.rank, matrices=found)
+
+
+def count_frozen(patterns: tuple[str, ...], config: DecoderConfig) -> int:
+    return sum(
+        math.prod(shape)
+        for name, shape in weight_shapes(config).items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
     )
 
 

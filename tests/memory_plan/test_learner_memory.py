@@ -11,13 +11,16 @@ from torch.distributed import ProcessGroup
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
-from tlt.config import AlgorithmSpec
+from tlt.config import AlgorithmSpec, LoraSpec
 from tlt.memory_plan import ModelShape, Spread
 from tlt.memory_plan.learner_memory import learner_items
 from tlt.memory_plan.memory_items import peak_bytes
+from tlt.models.config_json import read_config
+from tlt.planned_job import count_frozen, lora_shape
 from tlt.trainer.policy import logprobs
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.trainer.policy.trained_part import ALL_WEIGHTS, TrainedPart
 
 SAMPLES, LENGTH, PROMPT = 4, 257, 100
 TOKENS, SCORED = SAMPLES * (LENGTH - 1), SAMPLES * (LENGTH - PROMPT)
@@ -53,7 +56,10 @@ def group() -> Iterator[ProcessGroup]:
 
 
 def measure_update(
-    folder: Path, group: ProcessGroup | None = None, **algorithm: Any
+    folder: Path,
+    group: ProcessGroup | None = None,
+    part: TrainedPart = ALL_WEIGHTS,
+    **algorithm: Any,
 ) -> tuple[int, int]:
     """Return the peak of the second update of two micro-batches, and what stays after it."""
     spec = AlgorithmSpec(
@@ -67,7 +73,8 @@ def measure_update(
     )
     minibatch = Minibatch(samples=samples() * 2, total_tokens=SCORED, total_sequences=SAMPLES)
     with LiveTensorBytes(resizing=group is not None) as live:
-        learner = PolicyLearner(str(folder), spec, None, torch.device("cpu"), group=group)
+        cpu = torch.device("cpu")
+        learner = PolicyLearner(str(folder), spec, None, cpu, group=group, part=part)
         for step in range(2):
             live.restart()
             learner.update(step, [minibatch], group, lambda: None)
@@ -106,6 +113,42 @@ def test_an_update_takes_the_planned_bytes(
 
 
 @pytest.mark.parametrize(
+    ("shape", "targets", "checkpointing", "precision"),
+    [
+        ("narrow vocabulary", "all-linear", False, "float32"),
+        ("narrow vocabulary", "all-linear", True, "bfloat16"),
+        ("wide vocabulary", "all-linear", True, "float32"),
+        ("wide vocabulary", "all-linear", False, "bfloat16"),
+        ("narrow vocabulary", ("q_proj", "v_proj"), False, "float32"),
+        ("narrow vocabulary", ("q_proj", "v_proj"), True, "float32"),
+        ("narrow vocabulary", ("q_proj", "v_proj"), True, "bfloat16"),
+    ],
+)
+def test_an_update_of_an_adapter_takes_the_planned_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    targets: Any,
+    checkpointing: bool,
+    precision: Any,
+) -> None:
+    family, sizes, chunk = SHAPES[shape]
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    folder = save_policy(tmp_path, family, **sizes)
+    spec = LoraSpec(rank=8, targets=targets)
+    changes: dict[str, Any] = {"gradient_checkpointing": checkpointing}
+    part = TrainedPart(lora=spec)
+    peak, kept = measure_update(folder, part=part, precision=precision, **changes)
+    policy, lora = shape_of(folder), lora_shape(spec, read_config(folder))
+    bfloat16 = precision == "bfloat16"
+    expected, stays = planned(policy, chunk, bfloat16=bfloat16, lora=lora, **changes)
+    assert stays == pytest.approx(kept, rel=0.001)
+    # the policy's own weights would hide an error in the rest
+    state = 4 * policy.weights
+    assert expected - state == pytest.approx(peak - state, rel=0.05)
+
+
+@pytest.mark.parametrize(
     ("shape", "checkpointing", "precision"),
     [
         ("narrow vocabulary", True, "bfloat16"),
@@ -133,6 +176,23 @@ def test_a_sharded_update_takes_the_planned_bytes(
     # one rank holds the state of two
     state = 16 * policy.weights
     assert expected - state // 2 == pytest.approx(peak - state, rel=0.1)
+
+
+def test_frozen_weights_have_neither_gradients_nor_moments(tmp_path: Path) -> None:
+    folder = save_policy(tmp_path, "qwen2")
+    freeze = ("model.embed_tokens.*", "model.layers.[01].*", "*.bias")
+    policy, frozen = shape_of(folder), count_frozen(freeze, read_config(folder))
+    _, kept = measure_update(folder, part=TrainedPart(freeze=freeze))
+    assert planned(policy, 2**26, frozen=frozen)[1] == pytest.approx(kept, rel=0.001)
+    assert 0.5 * policy.weights < frozen < 0.9 * policy.weights
+    items = {i.name: i.bytes for i in learner_items(job_of(policy, frozen=frozen), Spread())}
+    assert items["learner: gradients"] == 4 * (policy.weights - frozen)
+
+
+def test_an_adapters_reference_is_no_second_copy(tmp_path: Path) -> None:
+    folder, part = save_policy(tmp_path, "qwen2"), TrainedPart(lora=LoraSpec())
+    _, without = measure_update(folder, part=part)
+    assert measure_update(folder, part=part, kl_coefficient=0.1)[1] == without
 
 
 def test_a_reference_policy_takes_its_parameters(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen3-8b", ["--plan", "8x80gb", "--set", "algorithm.shards=all"], 0, 8),
         ("qwen3-8b", ["--plan", "8x80gb", "--shards", "8"], 0, 8),
         ("qwen3-8b", ["--plan", "8x80gb"], 1, 1),
+        ("qwen3-8b", ["--plan", "1x80gb", "--set", "policy.lora={}"], 0, 1),
         ("qwen2.5-32b", ["--plan", "8x80gb", "--shards", "8"], 1, 8),
         (
             "qwen2.5-32b",
@@ -177,6 +178,7 @@ def test_a_policy_that_is_not_here_is_named(
         (["--plan", "8xh1000"], "no device 'h1000'"),
         (["--plan", "8xh100", "--gpus-per-worker", "3"], "--gpus-per-worker 3"),
         (["--plan", "8xh100", "--shards", "3"], "3 shards: 8 devices"),
+        (["--plan", "8xh100", "--shards", "8", "--set", "policy.lora={}"], "1 shard"),
     ],
 )
 def test_wrong_options_are_named(

@@ -4,7 +4,7 @@ from tlt.memory_plan.device_plan import DevicePlan, parse_plan
 from tlt.memory_plan.host_memory import HostItem, host_items
 from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item
-from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
+from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
 from tlt.memory_plan.remedies import Remedy
 from tlt.memory_plan.verdict import MemoryPlan, make_plan, shards_needed
 
@@ -14,6 +14,7 @@ __all__ = [
     "HostItem",
     "Item",
     "JobMemory",
+    "LoraShape",
     "MemoryPlan",
     "ModelShape",
     "Remedy",

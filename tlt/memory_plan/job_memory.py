@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
+from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
 
 
 class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +28,30 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     microbatch_tokens: int
     gradient_checkpointing: bool
     bfloat16: bool
+    # an adapter that is trained instead of the weights
+    lora: LoraShape | None = None
+    # weights that aren't trained
+    frozen: int = 0
     # a frozen copy of the first policy, for the penalty towards it
     reference: bool = False
     # answers of one step
     answers: int = 1
     # tokens of a micro-batch that belong to answers; all of them if unknown
     scored: int | None = None
+
+    @property
+    def trained(self) -> int:
+        """Return how many numbers the optimiser changes."""
+        return self.policy.weights - self.frozen if self.lora is None else self.lora.weights
+
+    @property
+    def learner_weights(self) -> int:
+        """Return how many numbers the learner's model has."""
+        return self.policy.weights + (0 if self.lora is None else self.lora.weights)
+
+    @property
+    def can_be_sharded(self) -> bool:
+        return self.lora is None and self.frozen == 0
 
     @property
     def positions(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item
-from tlt.memory_plan.model_shapes import ModelShape
+from tlt.memory_plan.model_shapes import LoraShape, ModelShape
 
 # `CHUNK_LOGITS` of tlt/trainer/policy/logprobs.py
 CHUNK_LOGITS = 2**26
@@ -41,6 +41,35 @@ def learner_items(job: JobMemory, spread: Spread, chunk: int = CHUNK_LOGITS) -> 
     yield from _swap(job, spread)
 
 
+def _layer_activations(job: JobMemory, sharded: bool) -> float:
+    """Return the bytes that one token leaves in one layer, or in the mean of those with LoRA."""
+    if job.lora is None:
+        return layer_activations(job.policy, job.bfloat16, sharded)
+    return lora_activations(job.policy, job.lora, job.bfloat16)
+
+
+def lora_activations(policy: ModelShape, lora: LoraShape, bfloat16: bool) -> float:
+    """Return the mean bytes that one token leaves in a layer whose weights are frozen.
+
+    Norms keep their input, and a matrix keeps its input only for an adapter.
+    """
+    width = _HALF if bfloat16 else _FULL
+    stored = _FULL * (2 * policy.hidden + 2 + policy.heads)
+    # queries, keys, values and answers of the attention; gate, its activation, and what it gates
+    stored += width * (2 * (policy.queries + policy.pairs) + 3 * policy.intermediate)
+    if policy.head_norms:
+        heads = policy.queries + policy.pairs
+        stored += (_HALF if bfloat16 else _FULL) * heads + _FULL * (policy.heads + policy.kv_heads)
+    layers = {name: sides[0] for name, sides in lora.matrices.items()}
+    inner = lora.rank * sum(layers.values())
+    # autocast copies the input of each matrix; otherwise matrices share it
+    for shared in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        users = [layers.get(name, 0) for name in shared]
+        inner += policy.hidden * (sum(users) if bfloat16 else max(users))
+    inner += policy.intermediate * layers.get("down_proj", 0)
+    return stored + width * inner / policy.layers
+
+
 def layer_activations(policy: ModelShape, bfloat16: bool, sharded: bool) -> int:
     """Return the bytes that one token leaves in one layer for the backward pass."""
     hidden, heads = policy.hidden, policy.queries + policy.pairs
@@ -59,13 +88,18 @@ def layer_activations(policy: ModelShape, bfloat16: bool, sharded: bool) -> int:
 
 
 def _state(job: JobMemory, spread: Spread) -> Iterator[Item]:
-    weights, shards = job.policy.weights, spread.shards
+    weights, trained, shards = job.policy.weights, job.trained, spread.shards
     over = f"over {shards} shards" if shards > 1 else "not sharded"
     yield Item(name="learner: parameters", bytes=_FULL * weights // shards, note=f"float32, {over}")
-    yield Item(name="learner: Adam's moments", bytes=2 * _FULL * weights // shards, note=over)
+    if job.lora is not None:
+        note = f"float32, rank {job.lora.rank}"
+        yield Item(name="learner: adapter", bytes=_FULL * trained, note=note)
+    if trained < weights:
+        over = f"of {trained / 1e6:.4g} million weights that are trained"
+    yield Item(name="learner: Adam's moments", bytes=2 * _FULL * trained // shards, note=over)
     yield Item(
         name="learner: gradients",
-        bytes=_FULL * weights // shards,
+        bytes=_FULL * trained // shards,
         during="policy update",
         note=f"float32, {over}",
     )
@@ -89,11 +123,11 @@ def _activations(job: JobMemory, spread: Spread) -> Iterator[Item]:
     if job.gradient_checkpointing:
         stored, how = _stream(job, spread) * policy.hidden, "inputs of layers only"
     else:
-        stored = layer_activations(policy, job.bfloat16, spread.shards > 1)
+        stored = _layer_activations(job, spread.shards > 1)
         how = "no gradient checkpointing"
     yield Item(
         name="learner: activations",
-        bytes=policy.layers * stored * tokens,
+        bytes=int(policy.layers * stored * tokens),
         during="update: passes",
         note=f"a micro-batch of {tokens} tokens, {how}",
     )
@@ -149,7 +183,7 @@ def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
     logits = _FULL * policy.vocabulary * min(scored, rows)
     states = _FULL * policy.hidden * job.update_tokens
     predicting = _FULL * policy.hidden * scored
-    gradient = _FULL * policy.embedding
+    gradient = 0 if job.lora is not None else _FULL * policy.embedding
     # input, normalised input and output of the final norm; logits, log-probs, two of the entropy
     forward = 3 * states + predicting + 4 * logits
     # of several parts, the sum of the head's gradients waits until the last one's is known
@@ -158,7 +192,7 @@ def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
         backward = max(3 * logits, logits + gradient)
     backward += 2 * states + 2 * predicting
     copies = 0
-    if job.bfloat16 and job.gradient_checkpointing and cached:
+    if job.bfloat16 and job.gradient_checkpointing and cached and job.lora is None:
         copies = _HALF * policy.layers * policy.layer_matrices + 3 * states
     return max(forward, backward, copies)
 
@@ -171,10 +205,14 @@ def _layer_backward(job: JobMemory, spread: Spread) -> int:
     wide = width * policy.intermediate * tokens
     # the gradients of the gate and of what it is multiplied with, or of the matrix before that
     matrix = policy.intermediate * policy.hidden * (_FULL + (_HALF if job.bfloat16 else 0))
-    peak = max(2 * wide, wide + matrix) + stream * policy.hidden * tokens
-    inputs, whole = stream * policy.hidden, layer_activations(policy, job.bfloat16, sharded)
+    freed = 1
+    if job.lora is not None:
+        # no weight has a gradient, and a frozen matrix has kept no input that it could free
+        matrix, freed = 0, "down_proj" in job.lora.matrices
+    peak = max((3 - freed) * wide, wide + matrix) + stream * policy.hidden * tokens
+    inputs, whole = stream * policy.hidden, _layer_activations(job, sharded)
     if job.gradient_checkpointing:
-        peak += (whole - inputs) * tokens
+        peak += int((whole - inputs) * tokens)
     if sharded:
         reduced = _FULL * policy.layer
         # the gradients of the layer before are being reduced; when a layer is done, its own are
@@ -182,21 +220,26 @@ def _layer_backward(job: JobMemory, spread: Spread) -> int:
         done = width * policy.layer + reduced + inputs * tokens
         peak = max(peak, peak + reduced - before, done)
     # a tied head's gradient waits for the embedding's; FSDP2 reduces both at the end
-    return peak + (_FULL * policy.embedding if policy.tied or sharded else 0)
+    waits = (policy.tied or sharded) and job.lora is None
+    return int(peak + (_FULL * policy.embedding if waits else 0))
 
 
 def _swap(job: JobMemory, spread: Spread) -> Iterator[Item]:
     policy = job.policy
     name = "new weights on their way to the engine"
+    # the adapter's product, and the sum
+    merged = 0 if job.lora is None else 2 * _FULL * policy.intermediate * policy.hidden
     if spread.shards > 1:
         largest = _FULL * max(policy.embedding, policy.intermediate * policy.hidden)
         note = "gathered one by one; the largest, and a copy"
         yield Item(name=name, bytes=2 * largest, during="weight swap", note=note)
     elif job.engine == "native":
         fused = 2 * _FULL * 2 * policy.intermediate * policy.hidden
-        yield Item(name=name, bytes=fused, during="weight swap", note="one layer's, in float32")
+        note = "one layer's, in float32"
+        yield Item(name=name, bytes=fused + merged, during="weight swap", note=note)
     elif job.engine_width < _FULL:
         # a matrix that is larger than a part is one of its own
         largest = max(_PART_BYTES, job.engine_width * policy.embedding)
         part = min(job.engine_width * policy.weights, largest)
-        yield Item(name=name, bytes=part, during="weight swap", note="the part that SGLang reads")
+        note = "the part that SGLang reads"
+        yield Item(name=name, bytes=part + merged, during="weight swap", note=note)

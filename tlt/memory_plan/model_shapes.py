@@ -63,6 +63,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers * (self.layer_matrices + norms) + self.embedding_and_head + self.hidden
 
 
+class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a LoRA adapter."""
+
+    rank: int
+    # by name in a layer: how many layers have an adapter for that matrix, and its two sides
+    matrices: dict[str, tuple[int, int, int]]
+
+    @property
+    def weights(self) -> int:
+        sides = self.matrices.values()
+        return self.rank * sum(layers * (outputs + inputs) for layers, outputs, inputs in sides)
+
+
 class DrafterShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a drafter, in the words of `DrafterConfig`."""
 

@@ -60,7 +60,7 @@ def find_remedies(job: JobMemory, devices: DevicePlan, spread: Spread) -> tuple[
 
 def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     job, spread = case.job, case.spread
-    if spread.shards < devices.total:
+    if spread.shards < devices.total and job.can_be_sharded:
         change = f"shard the learner over {devices.total} devices (algorithm.shards: all)"
         yield change, _respread(case, shards=devices.total)
     wider = [n for n in range(2, devices.devices + 1) if devices.devices % n == 0]
@@ -110,7 +110,7 @@ def _halves(value: int, least: int) -> list[int]:
 
 def _more_hosts(case: Case, devices: DevicePlan) -> _Changed | None:
     """Return the fewest times more hosts with which a learner that is sharded over all fits."""
-    if devices.type == "cpu":
+    if devices.type == "cpu" or not case.job.can_be_sharded:
         return None
     for times in _MORE_HOSTS:
         more = msgspec.structs.replace(devices, hosts=devices.hosts * times)

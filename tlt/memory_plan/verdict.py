@@ -44,7 +44,7 @@ def make_plan(job: JobMemory, devices: DevicePlan, shards: int, gpus_per_worker:
         peak=peak_phase(items),
         total=total,
         budget=devices.budget,
-        learner_state=16 * job.policy.weights // shards,
+        learner_state=(4 * job.learner_weights + 12 * job.trained) // shards,
         remedies=() if fits else find_remedies(job, devices, spread),
     )
 
