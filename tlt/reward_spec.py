@@ -8,7 +8,12 @@ from typing import Literal
 
 from tlt.spec_section import Section, require
 
-_NEEDED = {"regex": "pattern", "function": "function", "url": "url", "model": "model"}
+# by kind: the key that it needs, and how a complaint names it
+_NEEDED = {
+    "regex": ("pattern", "a pattern"),
+    "function": ("function", "function: package.module:name"),
+    "url": ("url", "a url"),
+}
 
 
 class RewardSpec(Section, frozen=True, kw_only=True):
@@ -52,10 +57,9 @@ class RewardSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         needed = _NEEDED.get(self.kind)
-        require(
-            needed is None or getattr(self, needed) is not None,
-            f"kind {self.kind} needs {needed}",
-        )
+        if needed is not None:
+            key, what = needed
+            require(getattr(self, key) is not None, f"kind {self.kind} needs {what}")
         require(self.name is None or self.name != "", "name must not be empty")
         require(math.isfinite(self.weight), "weight must be a finite number")
         require(self.marker != "", "marker must not be empty")
