@@ -1,9 +1,10 @@
-"""Read data sets as users have them (JSONL, parquet), and store prompts as a job uses them.
+"""Read data sets as users have them (JSONL, parquet, Arrow), and store prompts as a job uses them.
 
 Every row is complete: a missing or malformed part is an error with its file and line.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,15 @@ def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield rows of any columns, each with its location."""
+    """Yield rows of any columns, each with its location; of a folder, file by file."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in _READERS)
+        if not files:
+            raise DataError(f"{path}: no file ends with {', '.join(_READERS)}")
+        return chain.from_iterable(_READERS[file.suffix](file) for file in files)
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    return _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+    return _READERS.get(path.suffix, _jsonl)(path)
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
@@ -61,20 +67,51 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    def batches() -> Iterator[Any]:
+        import pyarrow.parquet
+
+        yield from pyarrow.parquet.ParquetFile(path).iter_batches()
+
+    return _rows_of_batches(path, batches)
+
+
+def _arrow(path: Path) -> Iterator[tuple[str, Row]]:
+    """Read a file that `datasets` has saved, as a stream or as a file of Arrow."""
+
+    def batches() -> Iterator[Any]:
+        import pyarrow
+
+        with pyarrow.memory_map(str(path)) as source:
+            try:
+                yield from pyarrow.ipc.open_stream(source)
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                file = pyarrow.ipc.open_file(source)
+                yield from (file.get_batch(index) for index in range(file.num_record_batches))
+
+    return _rows_of_batches(path, batches)
+
+
+def _rows_of_batches(path: Path, batches: Callable[[], Iterator[Any]]) -> Iterator[tuple[str, Row]]:
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f"{path}: parquet needs pyarrow: pip install pyarrow") from error
+        raise DataError(f"{path}: this needs pyarrow: pip install pyarrow") from error
+    number = 0
     try:
-        table = pyarrow.parquet.ParquetFile(path)
-        number = 0
-        for batch in table.iter_batches():
+        for batch in batches():
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Row]]]] = {
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,7 +89,9 @@ class _PromptReader:
     def _read(self, source: Path) -> Iterator[Prompt]:
         data = self._data
         for location, row in rows(source, data):
-            tokens = self._tokenizer.prompt_tokens(row[data.prompt_key], data, location)
+            tools = None if data.tools_key is None else row.get(data.tools_key)
+            prompt = row[data.prompt_key]
+            tokens = self._tokenizer.prompt_tokens(prompt, data, location, tools)
             if not tokens:
                 raise DataError(f"{location}: the prompt has no tokens")
             if len(tokens) > self._most:

@@ -4,7 +4,9 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from tlt.spec_section import Section, require
 
@@ -12,9 +14,9 @@ from tlt.spec_section import Section, require
 class DataSpec(Section, frozen=True, kw_only=True):
     """Name the prompts to train on and to evaluate with."""
 
-    # JSONL or parquet file of training prompts.
+    # JSONL, parquet or Arrow file of training prompts, or a folder of them.
     train: str
-    # File of held-out prompts; needed for evaluations.
+    # File or folder of held-out prompts; needed for evaluations.
     eval: str | None = None
     # Column of the prompt: a text, or with `chat_template` a list of messages.
     prompt_key: str = "prompt"
@@ -24,6 +26,10 @@ class DataSpec(Section, frozen=True, kw_only=True):
     chat_template: bool = False
     # System message put before each prompt by the chat template.
     system_prompt: str | None = None
+    # Variables of the chat template, such as `{enable_thinking: false}`.
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    # Column of the tools that the chat template offers.
+    tools_key: str | None = None
     # Evaluate on this many rows at most.
     eval_limit: int | None = None
     # Most tokens of a prompt; the context less one token if absent.
@@ -33,6 +39,10 @@ class DataSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         most = self.max_prompt_tokens
+        require(
+            self.chat_template or not (self.chat_template_kwargs or self.tools_key),
+            "chat_template_kwargs and tools_key need chat_template: true",
+        )
         require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
         require(most is None or most > 0, "max_prompt_tokens must be above 0")
 

@@ -45,7 +45,10 @@ def _decode(spec: JobSpec, model: str, table: list[dict[str, Any]]) -> list[Comp
     requests: list[Request] = []
     for index, row in enumerate(table):
         prompt = tokenizer.prompt_tokens(
-            row[spec.data.prompt_key], spec.data, f"data.eval, row {index + 1}"
+            row[spec.data.prompt_key],
+            spec.data,
+            f"data.eval, row {index + 1}",
+            None if spec.data.tools_key is None else row.get(spec.data.tools_key),
         )
         requests.append(
             Request(

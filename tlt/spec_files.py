@@ -114,8 +114,8 @@ def require_files(spec: JobSpec, where: str) -> None:
     if not Path(spec.policy.path).is_dir():
         raise ConfigError(f"{where}: policy.path: {spec.policy.path}: no such folder")
     for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if file is not None and not Path(file).is_file():
-            raise ConfigError(f"{where}: data.{key}: {file}: no such file")
+        if file is not None and not Path(file).exists():
+            raise ConfigError(f"{where}: data.{key}: {file}: no such file or folder")
 
 
 def to_yaml(spec: JobSpec) -> str:

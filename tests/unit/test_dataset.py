@@ -80,7 +80,7 @@ def test_refuses_an_empty_file(content: bytes, tmp_path: Path) -> None:
 
 
 def test_refuses_a_missing_file(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.jsonl", tmp_path / "none.parquet", tmp_path):
+    for path in (tmp_path / "none.jsonl", tmp_path / "none.parquet"):
         assert complaint(path) == f"{path}: no such file"
 
 
@@ -121,6 +121,44 @@ def test_refuses_broken_parquet(spoil: str, tmp_path: Path) -> None:
     }
     path.write_bytes(spoilt[spoil])
     assert complaint(path).startswith(f"{path}: cannot be read: ")
+
+
+def write_arrow(file: Path, values: list[str], as_file: bool) -> None:
+    table = pyarrow.table({"prompt": values, "answer": ["1"] * len(values)})
+    opened = pyarrow.ipc.new_file if as_file else pyarrow.ipc.new_stream
+    with opened(str(file), table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_reads_what_datasets_has_saved(tmp_path: Path, as_file: bool) -> None:
+    """`save_to_disk` writes a stream of Arrow in parts, beside files of its own."""
+    (tmp_path / "dataset_info.json").write_text("{}")
+    for part in range(2):
+        name = f"data-0000{part}-of-00002.arrow"
+        write_arrow(tmp_path / name, [f"{part}{n}" for n in range(3)], as_file)
+    found = [row["prompt"] for _, row in read(tmp_path)]
+    assert found == ["00", "01", "02", "10", "11", "12"]
+
+
+def test_reads_a_folder_file_by_file(tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "y", "answer": 1}\n')
+    parquet(tmp_path, {"prompt": ["z"], "answer": [1]})
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "x", "answer": 1}\n')
+    (tmp_path / "README.md").write_text("no rows")
+    found = read(tmp_path)
+    assert sorted(row["prompt"] for _, row in found) == ["x", "y", "z"]
+    assert [location.partition(":")[0] for location, _ in found] == sorted(
+        location.partition(":")[0] for location, _ in found
+    )
+
+
+def test_names_a_folder_without_data_and_broken_arrow(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("no rows")
+    assert "no file ends with .jsonl, .parquet, .arrow" in complaint(tmp_path)
+    broken = tmp_path / "x.arrow"
+    broken.write_bytes(b"nothing")
+    assert complaint(broken).startswith(f"{broken}: cannot be read: ")
 
 
 # --- prompts by index
@@ -173,5 +211,5 @@ def test_jsonl_needs_no_pyarrow(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    advice = "parquet needs pyarrow: pip install pyarrow"
+    advice = "this needs pyarrow: pip install pyarrow"
     assert done.stdout == f"1\n{tmp_path}/x.parquet: {advice}\n"

@@ -20,7 +20,10 @@ class Tokenizer:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(f"{folder}: no tokenizer can be loaded: {first_line}") from error
 
-    def prompt_tokens(self, prompt: Any, spec: DataSpec, location: str) -> tuple[int, ...]:
+    def prompt_tokens(
+        self, prompt: Any, spec: DataSpec, location: str, tools: Any = None
+    ) -> tuple[int, ...]:
+        """Tokenise a text or a list of messages, by the chat template if the spec says so."""
         if not spec.chat_template:
             if not isinstance(prompt, str):
                 raise DataError(f"{location}: a list of messages needs data.chat_template: true")
@@ -30,7 +33,11 @@ class Tokenizer:
             messages.insert(0, {"role": "system", "content": spec.system_prompt})
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **spec.chat_template_kwargs,
             )
         except Exception as error:  # the template is a program that the model's authors wrote
             raise DataError(f"{location}: the chat template refuses it: {error}") from error
