@@ -21,7 +21,7 @@ class RewardSpec(Section, frozen=True, kw_only=True):
 
     # Built-in verifier (1 if right, else 0), a function of yours, or a judge behind a URL.
     # `code` runs a program against tests, in a sandbox that Linux's namespaces and Landlock make.
-    kind: Literal["final_answer", "numeric", "regex", "boxed", "code", "function", "url"]
+    kind: Literal["final_answer", "numeric", "math", "regex", "boxed", "code", "function", "url"]
     # Name in metrics; the kind if absent.
     name: str | None = None
     # Factor in the sum of several rewards.
@@ -30,7 +30,7 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     marker: str = "#"
     # `regex` compares the first group of the pattern's last match.
     pattern: str | None = None
-    # Relative error that `numeric` accepts.
+    # `numeric` compares the last number of each, 2 in 1/2, and accepts this relative error.
     tolerance: float = 1e-6
     # `code` gives the share of the tests that pass, instead of 1 if all do.
     partial: bool = False

@@ -28,6 +28,11 @@ def load_verifier(spec: RewardSpec) -> Verifier:
             return lambda text, answer, row: float(
                 _same_number(_last_number(text), _last_number(_text(answer)), spec.tolerance)
             )
+        case "math":
+            # it takes half a second to load
+            from tlt.rewards.math_verifier import judge
+
+            return lambda text, answer, row: float(judge(text, answer))
         case "regex":
             pattern = _compiled(spec.pattern or "")
             return lambda text, answer, row: float(_captured(pattern, text) == _text(answer))
