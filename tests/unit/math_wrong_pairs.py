@@ -1,4 +1,4 @@
-"""List completions and right answers that don't agree."""
+"""List answers that are wrong."""
 
 from typing import Any
 
@@ -268,4 +268,29 @@ WRONG: list[tuple[str, Any]] = [
     (r"\boxed{\frac{x}{2}+C}", r"\frac{x}{2}"),
     (r"\boxed{n}", "n!"),
     (r"\boxed{A=5}", "B=5"),
+    (r"\boxed{x<-2}", "x > -2"),
+    (r"\boxed{m\geq 0}", "m>0"),
+    (r"\boxed{2x+1>5}", "x>2"),
+    (r"\boxed{x+y<2}", "x+y>2"),
+    ("So B is correct.", "B"),
+    ("The answer is 7. Wait, no, the answer is 8.", "7"),
+    (r"\boxed{1-\frac34}", "1.75"),
+    (r"\boxed{24\text{ in}}", r"24\text{ ft}"),
+    (r"\boxed{\text{4 p.m.}}", "4:00 PM"),
+    (r"\boxed{\frac{5\text{ km}}{2}}", "2.5"),
+    (r"\boxed{\textdollar 25}", "25"),
+    (r"\boxed{x=1,y=2 \text{ or } x=2,y=1}", "(1,2),(2,1)"),
+    (r"\boxed{\binom{1}{2}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\boxed{[[1,2],[3,4]]}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\boxed{\frac{1}{2}\begin{pmatrix}2&4\end{pmatrix}}", r"\begin{pmatrix}1&2\end{pmatrix}"),
+    (r"\boxed{\text{odd}}", "even"),
+    (r"\boxed{\text{The even numbers}}", "even"),
+    (r"\boxed{\text{hyperbola}}", "ellipse"),
+    (r"\boxed{cat}", "act"),
+    (r"\boxed{2.5\%}", "25%"),
+    (r"\boxed{\frac{1}{4}}", "25"),
+    (r"\boxed{-0.25}", "0.25"),
+    (r"\boxed{13 R 2}", "13"),
+    (r"\boxed{-|-5|}", "5"),
+    (r"\boxed{11_{2}}", "3"),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.math_right_pairs import RIGHT
+from tests.unit.math_unboxed_pairs import UNBOXED
 from tests.unit.math_wrong_pairs import WRONG
 from tlt.reward_spec import RewardSpec
 from tlt.rewards.math_extraction import gold_text
@@ -17,7 +18,7 @@ from tlt.rewards.math_verifier import judge
 from tlt.rewards.verifiers import load_verifier
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "rewards.md"
-GOLDS = sorted({text for _, gold in [*RIGHT, *WRONG] if (text := gold_text(gold))})
+GOLDS = sorted({text for _, gold in [*RIGHT, *UNBOXED, *WRONG] if (text := gold_text(gold))})
 
 
 def documented() -> list[tuple[str, str, str]]:
@@ -27,7 +28,7 @@ def documented() -> list[tuple[str, str, str]]:
     return [(row[1].strip("`"), row[2].strip("`"), row[3]) for row in cells[2:]]
 
 
-@pytest.mark.parametrize(("completion", "gold"), RIGHT)
+@pytest.mark.parametrize(("completion", "gold"), [*RIGHT, *UNBOXED])
 def test_right(completion: str, gold: Any) -> None:
     assert judge(completion, gold)
 
@@ -38,7 +39,7 @@ def test_wrong(completion: str, gold: Any) -> None:
 
 
 def test_table_has_many_wrong_answers() -> None:
-    assert len(WRONG) * 3 >= len(RIGHT) + len(WRONG) >= 120
+    assert len(WRONG) * 3 >= len(RIGHT) + len(UNBOXED) + len(WRONG) >= 120
 
 
 @pytest.mark.parametrize(("completion", "gold", "judged"), documented())

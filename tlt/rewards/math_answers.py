@@ -71,7 +71,8 @@ _OPENING = frozenset(["(", "[", "{", r"\{", r"\lfloor", r"\lceil"])
 _CLOSING = frozenset([")", "]", "}", r"\}", r"\rfloor", r"\rceil"])
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", r"\leq": "<=", r"\geq": ">=", r"\neq": "!=", r"\approx": "~",
-    r"\equiv": "=", r"\to": "=", r"\rightarrow": "=", r"\implies": "=", r"\Rightarrow": "=",
+    r"\equiv": "=", r"\to": "=", r"\mapsto": "=",
+    r"\rightarrow": "=", r"\implies": "=", r"\Rightarrow": "=",
 }  # fmt: skip
 _JOINTS = {",": ",", ";": ",", r"\land": "and", r"\lor": "or"}
 _MATRIX = re.compile(
@@ -80,12 +81,11 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _MODULO = re.compile(
-    r"(.*?)\s*"
-    r"(?:\\pmod|\\bmod|\\mod|\(\s*\\?mod|\\text\{\s*mod\s*\}?|(?<=\s)mod)\s*\{?\s*([^{})]+)\s*[})]*"
+    r"(.*?)\s*\(?\s*(?:\\pmod|\\bmod|\\mod|(?<=[\s(])mod|\\text\{\s*mod\s*\}?)\s*\{?\s*([^{})]+)\s*[})]*"
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s'.:&-]|\d(?=\w))*")
-_LETTERS = frozenset("xyzabcnkmpqrtuvwABCXYZ")
+_LETTERS = frozenset("xyzabcnkmpABCXYZ")
 _NOTHING = frozenset(
     [
         "no solution",

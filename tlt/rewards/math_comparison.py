@@ -206,7 +206,7 @@ def _same_relation(gold: Relation, answer: Relation) -> bool:
         return any(same(a, b) for a in _right_sides(gold)[:1] for b in _right_sides(answer))
     if equations[0] != equations[1] or not len(gold.sides) == len(answer.sides) == 2:
         return False
-    if equations[0] and _is_assignment(gold) and _is_solved(gold):
+    if is_region(gold) or (equations[0] and _is_assignment(gold) and _is_solved(gold)):
         return False  # the problem itself isn't its solution
     (left, strict), (right, also_strict) = _difference(gold), _difference(answer)
     if left is None or right is None or strict != also_strict:
@@ -341,7 +341,10 @@ def _same_residue(gold: Residue, answer: Answer) -> bool:
         return same(gold.value, answer)
     if not same(gold.modulus, answer.modulus):
         return False
-    left, right = gold.value, answer.value
+    left, right = (
+        _right_sides(part)[0] if isinstance(part, Relation) else part
+        for part in (gold.value, answer.value)
+    )
     parsed = [
         numbers.parse_number(part.text) if isinstance(part, Leaf) else None
         for part in (left, right, gold.modulus)

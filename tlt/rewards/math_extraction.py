@@ -10,6 +10,7 @@ _MOST_BOXES = 8
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])")
 _MARKER = re.compile(
     r"####|(?:final\s+)?answer(?:\s+to\s+[^.\n:]{0,60}?)?\s*(?:\*\*)?\s*(?:is(?!\s*n[o']t)|:|=)\s*(?:\*\*)?\s*:?"
+    r"|(?:answers|solutions?|roots)\s+(?:is|are)(?!\s+not)\s*:?"
     r"|(?:therefore|thus|hence|so),?\s+the\s+[^.\n]{0,60}?\s+is\s*:?(?=\s*[$\\\d-])",
     re.I,
 )
@@ -115,7 +116,11 @@ def _unboxed(text: str, *, letter: bool) -> list[str]:
     if letter and (letters := _LETTER.findall(text)):
         return ["".join(letters[-1])]
     lines = text.strip().splitlines()
-    if len(lines) == 1 and len(lines[0]) <= 60 and not (_has_words(text) and _NUMBER.search(text)):
+    if (
+        len(lines) == 1
+        and len(lines[0]) <= 60
+        and not (_has_words(text) and (_NUMBER.search(text) or _FORMULA.search(text)))
+    ):
         return [lines[0]]
     return _last(text)
 

@@ -88,6 +88,14 @@ _TEXT = _rules(
         r"\\text{",
     ),
     (r"\\text\{,\}", "{,}"),
+    (
+        r"\\text\{\s*(arc(?:sin|cos|tan)|sinh?|cosh?|tanh?|csc|cot|ln|log|exp)\s*\}(?=\s*[\\({^_a-z\d])",
+        r"\\\1 ",
+    ),
+    (
+        r"\\[dt]?frac\s*\{\s*\\text\{([^{}]*)\}\s*\}\s*\{\s*\\text\{([^{}]*)\}\s*(\^\{?\d\}?)?\s*\}",
+        r"\\text{\1/\2\3}",
+    ),
     (r"\{\s*\\(?:rm|bf|it|sf|tt)(?![a-zA-Z])\s*", r"\\text{"),
     (r"\\(?:rm|bf|it|sf|tt)(?![a-zA-Z])", " "),
 )
@@ -208,7 +216,7 @@ def _split_text(text: str) -> str:
 
     def split(match: re.Match[str]) -> str:
         return re.sub(
-            r"\s*,\s*(?:(and|or)\s+)?|\s+(and|or)\s+",
+            r"\s*(?:(?<!\d),|,(?!\d))\s*(?:(and|or)\s+)?|\s+(and|or)\s+",
             lambda m: rf"}} \text{{ {m[1] or m[2]} }} \text{{" if m[1] or m[2] else r"}, \text{",
             match[0],
         )

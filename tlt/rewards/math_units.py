@@ -64,8 +64,8 @@ _SHORT = frozenset(["m", "g", "s", "h", "l", "n", "j", "w", "v"])
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _SPEEDS = {"mph": "mile/hour", "kmph": "km/hour", "kph": "km/hour"}
 _TAIL = re.compile(
-    r"(?P<value>.*?[\d})!]|.*\\pi)\s*(?P<unit>(?:\\text\{[^{}]*\}|[%°]|(?<=\s)[a-zA-Z]|[a-zA-Z¢€£]{2})"
-    r"(?:\\text\{[^{}]*\}|\^\{?[-\d]+\}?|\\cdot(?![a-zA-Z])|[a-zA-Z°%€£/.'()\s,-])*)",
+    r"(?P<value>.*?[\d})!]|.*\\pi)\s*(?P<unit>(?:\\text\{(?:[^{}]|\{\d\})*\}|[%°$]|(?<=\s)[a-zA-Z]|[a-zA-Z¢€£]{2})"
+    r"(?:\\text\{(?:[^{}]|\{\d\})*\}|\^\{?[-\d]+\}?|\\cdot(?![a-zA-Z])|[a-zA-Z°%€£/.'()\s,-])*)",
     re.DOTALL,
 )
 _PREFIX = re.compile(
@@ -98,7 +98,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
     tail = match["unit"]
     if tail.startswith(DEGREE) and re.search(r"\\(?:sin|cos|tan|sec|csc|cot)", match["value"]):
         return text, NONE
-    bare = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", tail).strip()
+    bare = re.sub(r"\\text\{((?:[^{}]|\{\d\})*)\}", r" \1 ", tail).strip()
     attached = not text[match.end("value") : match.start("unit")]
     if "\\text" not in tail and not _names_unit(bare, match["value"], attached=attached):
         return text, NONE
