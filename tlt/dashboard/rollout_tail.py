@@ -119,9 +119,8 @@ class RolloutTail:
 
     def view(self, state: RunState, now: float, known: RunningAnswers | None) -> TailView:
         """Return the tail at `now`, with a forecast only where the running answers are known."""
-        is_open = (
-            state.batch is not None and not state.batch.settled and state.phase is not Phase.ENDED
-        )
+        batch = state.batch
+        is_open = batch is not None and not batch.settled and state.phase is not Phase.ENDED
         answers = (known if is_open else None) or RunningAnswers()
         max_tokens = state.spec.rollout.max_new_tokens
         queued = 0
@@ -130,7 +129,7 @@ class RolloutTail:
         return TailView(
             current=None if self._batch is None else self._batch.curve(),
             previous=None if self._previous is None else self._previous.curve(),
-            seconds=now - state.batch_opened_at if is_open else 0.0,
+            seconds=0.0 if batch is None or not is_open else now - batch.opened_at,
             lengths=Histogram(width=_bin_width(max_tokens), counts=(0,) * _BINS)
             if self._batch is None
             else self._batch.histogram(),

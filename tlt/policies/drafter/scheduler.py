@@ -110,7 +110,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
     seconds = state.rollout_seconds
     if not seconds and state.batch is not None:
         # the first batch takes at least as long as it has taken already
-        seconds = state.batch.longest_decode_seconds or turn.now - state.batch_opened_at
+        seconds = state.batch.longest_decode_seconds or turn.now - state.batch.opened_at
     opened = state.phase is not Phase.EVALUATING
     measured = state.drafter.evidence.speedup_without_drafter
     members = max(1, sum(worker.info.ranks for worker in state.workers.values()))

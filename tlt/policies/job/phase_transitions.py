@@ -58,7 +58,7 @@ def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> f
     """Return the mean over recent batches, because prompts differ threefold in decoding time."""
     longest, before = batch.longest_decode_seconds, state.rollout_seconds
     if longest is None:
-        return before or now - state.batch_opened_at
+        return before or now - batch.opened_at
     return 0.5 * (before + longest) if before else longest
 
 

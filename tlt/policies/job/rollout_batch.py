@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.config import JobSpec
 from tlt.id_types import Attempt, DrafterVersion, PromptIndex, Purpose, Step
-from tlt.policies.keyed_random import permuted
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 
 AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
@@ -58,6 +56,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     groups: dict[PromptIndex, Group]
     unsettled: int
+    opened_at: float = 0.0
     # the drafter in use when the batch was opened
     drafter: DrafterVersion | None = None
     # False while drafter training doesn't pay: then its answers aren't kept for it
@@ -111,16 +110,6 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
             for answer in group.members:
                 if (score := answer.score) is not None:
                     yield score
-
-
-def step_prompts(spec: JobSpec, step: Step, train_prompts: int) -> tuple[PromptIndex, ...]:
-    """Return a step's prompts; each pass over the data has all prompts in another order."""
-    size = spec.algorithm.prompts_per_step
-    epoch, index = divmod(step, train_prompts // size)
-    return tuple(
-        PromptIndex(permuted(index * size + i, train_prompts, spec.seed, epoch))
-        for i in range(size)
-    )
 
 
 def new_batch(

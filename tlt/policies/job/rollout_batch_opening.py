@@ -5,7 +5,7 @@ import msgspec
 from tlt.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.drafter import scheduler, training_sessions
 from tlt.policies.drafter.adoption import retry_loading
-from tlt.policies.job import rollout_batch
+from tlt.policies.job import prompt_order, rollout_batch
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
@@ -16,10 +16,13 @@ ROLLOUT_PHASES = (Phase.ROLLOUT, Phase.EVALUATING)
 
 def open_step(turn: Turn) -> None:
     state = turn.state
-    prompts = rollout_batch.step_prompts(state.spec, state.step, state.train_prompts)
+    spec, total = state.spec, state.train_prompts
+    cursor = state.cursor or prompt_order.cursor_at(spec, state.step, total)
+    prompts, cursor = prompt_order.take(spec, cursor, total, spec.algorithm.prompts_per_step)
+    turn.set(cursor=cursor)
     turn.enter(Phase.ROLLOUT)
     scheduler.open_step(turn, prompts)
-    _open_batch(turn, "train", prompts, state.spec.algorithm.group_size)
+    _open_batch(turn, "train", prompts, spec.algorithm.group_size)
 
 
 def open_evaluation(turn: Turn) -> None:
@@ -37,8 +40,9 @@ def _open_batch(
         rollout_batch.new_batch(state.step, purpose, prompts, members),
         drafter=None if used is None else used.version,
         keep_answers=scheduler.may_train(turn),
+        opened_at=turn.now,
     )
-    turn.set(batch=opened, batch_opened_at=turn.now)
+    turn.set(batch=opened)
     turn.emit(
         IssuePrompts(
             job=state.job,

@@ -10,6 +10,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
 from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.policies.job.prompt_order import PromptCursor
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeAccount
@@ -155,9 +156,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # the step of each loss of a worker
     loss_steps: tuple[Step, ...] = ()
     batch: RolloutBatch | None = None
+    # None before the first rollout batch, or if its step implies it
+    cursor: PromptCursor | None = None
     policy: PolicyState = PolicyState()
     drafter: DrafterState = DrafterState()
-    batch_opened_at: float = 0.0
     # mean decoding time of recent rollout batches
     rollout_seconds: float = 0.0
     # not updated while speculation is not allowed
