@@ -21,6 +21,9 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
     if snapshot.steps:
         _say_curve("reward", [step.reward for step in snapshot.steps])
         _say_curve("length", [step.length.mean for step in snapshot.steps])
+        if replaced := sum(step.replaced for step in snapshot.steps):
+            extra = sum(step.extra_answers for step in snapshot.steps)
+            say(f"sampling {replaced} groups that agreed were replaced, by {extra} answers")
         say(f"plot     {folder / PLOT}")
     say(f"summary  {folder / SUMMARY}")
     if len(snapshot.evals) > 1:

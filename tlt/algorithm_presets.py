@@ -40,7 +40,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "reinforce++-baseline": {"advantage": "group_batch", "clip_low": 0.2, "clip_high": 0.2},
     # 2503.14476; its punishment of long answers is `algorithm.overlong_tokens`
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "averaging": "token"},
+    "dapo": {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "averaging": "token",
+        "dynamic_sampling": True,
+    },
     # 2507.18071
     "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "averaging": "sequence"},
     # 2506.13585

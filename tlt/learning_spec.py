@@ -96,6 +96,12 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     overlong_tokens: int = 0
     # By how much it has fallen at the limit.
     overlong_penalty: float = 1.0
+    # Replace groups whose answers all have the same reward by further prompts, and leave them out
+    # of the update (DAPO).
+    dynamic_sampling: bool = False
+    # Most prompts of a step with dynamic sampling, in multiples of `prompts_per_step` (verl's
+    # `filter_groups`); then the update is made with the groups that differ so far.
+    max_num_gen_batches: float = 3.0
     # Divide advantages by the standard deviation of their group or batch.
     normalise_advantage: bool = True
     # Highest weight for the gap between the sampler's and the learner's probabilities.
@@ -152,6 +158,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
         require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
         require(self.clip_high > 0, "clip_high must be above 0")
+        require(self.max_num_gen_batches >= 1, "max_num_gen_batches must be at least 1")
         require(self.dual_clip > 1, "dual_clip must be above 1")
         require(
             (self.averaging == "constant") == (self.averaged_tokens is not None),

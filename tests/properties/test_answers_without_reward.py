@@ -1,10 +1,18 @@
 """An answer without a reward is settled like others, and counts in nothing."""
 
+from random import Random
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.properties.test_keeping_answers import started
 from tests.properties.test_update_plan import spec
+from tests.simulation.specs import small_spec
+from tests.simulation.walk import finish, step
+from tests.simulation.worker_events import reward_or_none
+from tests.simulation.world import World
 from tlt.id_types import Attempt, PromptIndex, Step
 from tlt.policies.job import phase_transitions
 from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
@@ -45,6 +53,19 @@ def test_its_group_is_compared_without_it() -> None:
     plan = plan_update(batch(answer(1.0), answer(None), answer(0.0)), spec())
     assert [sample.member for sample in plan.samples] == [0, 2]
     assert sum(sample.advantage for sample in plan.samples) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("dynamic_sampling", [False, True])
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=max(5, settings().max_examples // 5))
+def test_jobs_end_whichever_answers_are_left_out(dynamic_sampling: bool, seed: int) -> None:
+    """Enough answers and attempts, so that no batch is without any reward."""
+    sizes = small_spec(prompts=2, group=3, max_tries=100, dynamic_sampling=dynamic_sampling)
+    chooser, world = Random(seed), World(sizes, [1, 1], reward=reward_or_none)
+    for _ in range(200):
+        if not world.ended:
+            step(world, chooser, faults=0.05, overtaking=0.3)
+    finish(world)
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,12 @@ def test_a_new_coordinator_continues_the_job(
         assert world.flight <= world.committed, "weights that will never be used again"
 
 
+@pytest.mark.parametrize("dynamic_sampling", [False, True])
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 5))
-def test_order_and_repetition_do_not_change_the_weights(seed: int) -> None:
+def test_order_and_repetition_do_not_change_the_weights(dynamic_sampling: bool, seed: int) -> None:
     """Overtaking and repeated events lead to the same batches and weights if none is lost."""
-    spec = small_spec(steps=3, eval_every=1, seed=seed % 7)
+    spec = small_spec(steps=3, eval_every=1, seed=seed % 7, dynamic_sampling=dynamic_sampling)
     plain, shuffled = World(spec, [1, 1]), World(spec, [1, 1])
     finish(plain)
     chooser = Random(seed)

@@ -56,6 +56,24 @@ def test_sums_are_the_same_without_accounts_by_worker(seed: int) -> None:
 
 @settings(max_examples=_EXAMPLES // 2)
 @given(seed=st.integers(0, 2**32 - 1))
+def test_extra_answers_are_counted_once(seed: int) -> None:
+    world = walk(Random(seed))
+    algorithm, replaced = world.spec.algorithm, world.checks.sampling.replaced
+    for step in read_snapshot(world).steps:
+        extra = algorithm.group_size * len(replaced[step.step])
+        assert step.replaced == len(replaced[step.step])
+        assert step.rollouts + step.dropped == (
+            algorithm.prompts_per_step * algorithm.group_size + extra
+        )
+        assert 0 <= step.extra_answers <= extra
+        assert 0.0 <= step.extra_share <= 1.0
+        plan = next(plan for plan in world.checks.plans.values() if plan.step == step.step)
+        differing = {sample.prompt for sample in plan.samples}
+        assert step.uniform_groups == algorithm.prompts_per_step + step.replaced - len(differing)
+
+
+@settings(max_examples=_EXAMPLES // 2)
+@given(seed=st.integers(0, 2**32 - 1))
 def test_every_trained_step_has_its_rollout(seed: int) -> None:
     snapshot = read_snapshot(walk(Random(seed)))
     trained = [account for account in snapshot.accounts if account.rollout is not None]

@@ -3,12 +3,13 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
 from tlt.id_types import Attempt, PromptIndex, Step
 from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
-from tlt.policies.job.update_sample_selection import plan_update
+from tlt.policies.job.update_sample_selection import count_minibatches, plan_update
 
 FIRST = Attempt(0)
 
@@ -46,6 +47,20 @@ def test_a_group_that_agrees_is_anchored_by_the_penalty() -> None:
     plan = plan_update(batch([1.0, 0.0], [1.0, 1.0]), spec(kl_coefficient=0.1))
     assert [(s.prompt, s.advantage) for s in plan.samples if s.prompt == 1] == [(1, 0.0)] * 2
     assert plan.silent == ()
+
+
+def test_dynamic_sampling_leaves_out_groups_that_agree() -> None:
+    changed = spec(dynamic_sampling=True, kl_coefficient=0.1)
+    plan = plan_update(batch([1.0, 0.0], [1.0, 1.0]), changed)
+    assert {sample.prompt for sample in plan.samples} == {0}
+    assert plan.silent == ()
+
+
+@pytest.mark.parametrize(("differing", "minibatches"), [(4, 4), (3, 3), (1, 1), (0, 1)])
+def test_dynamic_sampling_keeps_the_size_of_minibatches(differing: int, minibatches: int) -> None:
+    made = batch(*[[1.0, 0.0]] * differing, *[[1.0, 1.0]] * (4 - differing))
+    changed = spec(dynamic_sampling=True, minibatches=4, prompts_per_step=4)
+    assert count_minibatches(plan_update(made, changed), changed.algorithm) == minibatches
 
 
 def test_answers_that_were_cut_off_are_compared_but_not_learned_from() -> None:

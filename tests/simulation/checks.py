@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
+from tests.simulation.sampling_checks import SamplingChecks
 from tlt.id_types import NAMED, Incarnation
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
 from tlt.policies.job.update_sample_selection import UpdatePlan
@@ -58,6 +59,7 @@ class Checks:
         self._world = world
         self.duties: dict[Incarnation, Duty] = {}
         self.drafter = DrafterChecks(world, self)
+        self.sampling = SamplingChecks(self)
         # the members of every rollout batch, in the order in which the batches were opened
         self.batches: dict[tuple[int, str], set[AnswerKey]] = {}
         self.closed: set[tuple[int, str]] = set()
@@ -75,7 +77,7 @@ class Checks:
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
-        self._write_down(before, event, commands)
+        self._write_down(before, event, after, commands)
         self.named |= {blob.digest for blob in _in_the_folder(after)}
         self._check_growth(before, after)
         self._check_duties(before, after)
@@ -88,7 +90,7 @@ class Checks:
         self.drafter.check_drafter(before, event, after, commands)
 
     def _write_down(
-        self, before: RunState, event: RunEvent, commands: Sequence[RunCommand]
+        self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
     ) -> None:
         match event:
             case RolloutScored():
@@ -111,7 +113,7 @@ class Checks:
                 assert isinstance(event, RolloutFinished)
                 self._keep(command, event)
             elif isinstance(command, IssuePrompts):
-                self._issue(command)
+                self.sampling.issue(command, after)
 
     def _keep(self, command: KeepRollout, event: RolloutFinished) -> None:
         """Assert that each answer is kept at most once, and dropped ones never."""
@@ -120,17 +122,6 @@ class Checks:
         assert answer not in self.finished
         assert answer not in self.dropped
         self.finished[answer] = (event.attempt, event.length)
-
-    def _issue(self, command: IssuePrompts) -> None:
-        """Assert that every rollout batch is issued once, with different prompts."""
-        key = (command.step, command.purpose)
-        assert key not in self.batches
-        assert len(set(command.prompts)) == len(command.prompts)
-        self.batches[key] = {
-            (*key, prompt, member)
-            for prompt in command.prompts
-            for member in range(command.members)
-        }
 
     def _check_growth(self, before: RunState, after: RunState) -> None:
         assert after.policy.version >= before.policy.version
@@ -221,26 +212,31 @@ class Checks:
         assert key not in self.closed
         self.closed.add(key)
         for answer in self.batches[key]:
-            assert (self._score(answer) is not None) != (answer in self.dropped), answer
+            assert self.is_scored(answer) != (answer in self.dropped), answer
 
-    def _score(self, answer: AnswerKey) -> float | None:
-        """Return the score of the answer that counts."""
+    def is_scored(self, answer: AnswerKey) -> bool:
+        """Return True if the answer that counts has a score, even one that leaves it out."""
         if answer not in self.finished:
-            return None
-        return self.scores.get(answer, {}).get(self.finished[answer][0])
+            return False
+        return self.finished[answer][0] in self.scores.get(answer, {})
+
+    def score(self, answer: AnswerKey) -> float | None:
+        """Return the reward of the answer that counts."""
+        return self.scores[answer][self.finished[answer][0]] if self.is_scored(answer) else None
 
     def _check_plans(self, after: RunState) -> None:
         for version, plan in after.policy.plans.items():
             if version not in self.plans:
                 self.plans[version] = plan
                 self._check_plan(plan)
+                self.sampling.check_plan(plan, after)
             assert self.plans[version] is plan or self.plans[version] == plan
 
     def _check_plan(self, plan: UpdatePlan) -> None:
         """Assert that a plan holds exactly the scored answers of groups with different scores."""
         groups: dict[int, dict[int, float]] = {}
         for answer in self.batches[plan.step, "train"]:
-            score = self._score(answer)
+            score = self.score(answer)
             if score is not None:
                 groups.setdefault(answer[2], {})[answer[3]] = score
         expected = {

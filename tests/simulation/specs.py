@@ -32,6 +32,8 @@ def small_spec(
     drafter: str | None = None,
     seed: int = 0,
     shards: Literal[1, "all"] = 1,
+    dynamic_sampling: bool = False,
+    max_num_gen_batches: float = 3.0,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -45,6 +47,8 @@ def small_spec(
             checkpoint_every=checkpoint_every,
             eval_every=eval_every,
             shards=shards,
+            dynamic_sampling=dynamic_sampling,
+            max_num_gen_batches=max_num_gen_batches,
         ),
         rollout=RolloutSpec(max_tries=max_tries, slots=2),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),

@@ -12,7 +12,7 @@ TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
 
 def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
-    # the seed decides about shards, so that the other choices stay as they are
+    # the seed decides about these, so that the other choices stay as they are
     spec = small_spec(
         steps=chooser.randint(1, 4),
         prompts=chooser.randint(1, 2),
@@ -25,6 +25,8 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         merge_every=chooser.choice([1, 8, 16]),
         seed=(seed := chooser.randint(0, 6)),
         shards="all" if seed >= 5 else 1,
+        dynamic_sampling=seed % 2 == 1,
+        max_num_gen_batches=1.5 + seed / 4,
     )
     ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
     return World(spec, ranks, decide, speedup=chooser.choice([0.5, 2.0]))

@@ -81,10 +81,15 @@ def tallies(
     )
 
 
-def reward(spec: JobSpec, done: RolloutFinished) -> float | None:
-    """Return 0, 1 or now and then None for an answer that is left out.
+def reward(spec: JobSpec, done: RolloutFinished) -> float:
+    """Return 0 or 1; it depends on the attempt, so that a score of the wrong answer is noticed."""
+    return float(_draw(spec, done) % 2)
 
-    It depends on the attempt, so that a score of the wrong answer is noticed.
-    """
-    drawn = mix(spec.seed, done.step, done.prompt, done.member, done.attempt) % 16
-    return None if drawn == 15 else float(drawn % 2)
+
+def reward_or_none(spec: JobSpec, done: RolloutFinished) -> float | None:
+    """Return now and then None for an answer that is left out."""
+    return None if _draw(spec, done) % 16 == 15 else reward(spec, done)
+
+
+def _draw(spec: JobSpec, done: RolloutFinished) -> int:
+    return mix(spec.seed, done.step, done.prompt, done.member, done.attempt)

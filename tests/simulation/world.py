@@ -60,6 +60,7 @@ WINDOW = 6
 _SECONDS = 3.0
 
 Decide = Callable[[RunState, RunEvent, float], tuple[RunState, list[RunCommand]]]
+Reward = Callable[[JobSpec, RolloutFinished], float | None]
 
 _writer = msgspec.json.Encoder()
 _reader = msgspec.json.Decoder(JournalEntry)
@@ -79,8 +80,10 @@ class World:
         ranks: Sequence[int],
         decide: Decide = coordinator.decide,
         speedup: float = 2.0,
+        reward: Reward = reward,
     ) -> None:
         self.spec = spec
+        self.reward = reward
         self.decide = decide
         # of decoding with speculation over plain decoding
         self.speedup = speedup
@@ -290,7 +293,7 @@ class World:
             prompt=done.prompt,
             member=done.member,
             length=done.length,
-            reward=reward(self.spec, done),
+            reward=self.reward(self.spec, done),
         )
         self.post("reward", scored)
 

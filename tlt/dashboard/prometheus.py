@@ -103,6 +103,8 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
         step = snapshot.steps[-1]
         yield "tlt_reward", "mean reward of the last step", job, step.reward
         yield "tlt_answer_tokens", "mean answer length of the last step", job, step.length.mean
+        replaced = step.replaced
+        yield "tlt_groups_replaced", "groups replaced in the last step", job, replaced
         yield "tlt_answers_clipped", "share of answers that hit the token limit", job, step.clipped
     metrics = next((step.metrics for step in reversed(snapshot.steps) if step.metrics), None)
     if metrics is not None:

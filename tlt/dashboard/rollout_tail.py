@@ -73,21 +73,27 @@ class _Batch:
         self.answers = answers
         self.step: Step = state.step
         self.purpose: Purpose = "train" if state.batch is None else state.batch.purpose
-        self.expected = expected_answers(state)
+        self._issued = expected_answers(state)
+        self._group_size = state.spec.algorithm.group_size
         self._width = _bin_width(state.spec.rollout.max_new_tokens)
         self._counts = [0] * _BINS
         self._counted = 0
         self._rounded: list[float] = []
         self._curve: CompletionCurve | None = None
 
+    @property
+    def expected(self) -> int:
+        return self._issued + len(self.answers.extra_prompts) * self._group_size
+
     def unfinished(self) -> int:
         return self.expected - len(self.answers.lengths) - self.answers.dropped
 
     def curve(self) -> CompletionCurve:
         new = self.answers.done[len(self._rounded) :]
-        if new or self._curve is None:
+        expected = self.expected
+        if new or self._curve is None or self._curve.expected != expected:
             self._rounded += [round(seconds, 2) for seconds in new]
-            self._curve = completion_curve(self._rounded, self.step, self.purpose, self.expected)
+            self._curve = completion_curve(self._rounded, self.step, self.purpose, expected)
         return self._curve
 
     def histogram(self) -> Histogram:

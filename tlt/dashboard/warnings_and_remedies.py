@@ -129,14 +129,15 @@ def _on_step(step: StepSummary, prompts: int) -> Iterator[Advice]:
             f"{100 * step.clipped:.0f} % of the answers of step {step.step} hit the token limit.",
             "Raise rollout.max_new_tokens, or reward short answers.",
         )
-    if prompts and step.uniform_groups / prompts > _AGREED:
-        share = 100 * step.uniform_groups / prompts
+    groups = prompts + step.replaced
+    if groups and step.uniform_groups / groups > _AGREED:
+        share = 100 * step.uniform_groups / groups
         yield Advice(
             Urgency.SOON,
             f"{share:.0f} % of the groups of step {step.step} have equal rewards "
             "and teach the policy nothing.",
             "Use harder prompts if the reward is high, easier ones if it is low, "
-            "or larger groups (algorithm.group_size).",
+            "or larger groups (algorithm.group_size); algorithm.dynamic_sampling replaces them.",
         )
 
 

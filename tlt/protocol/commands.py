@@ -178,6 +178,8 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
     purpose: Purpose
     prompts: tuple[PromptIndex, ...]
     members: int
+    # the group that they replace, if the batch is open already
+    replaces: PromptIndex | None = None
 
 
 class RequeuePrompts(JobCommand, frozen=True, kw_only=True):

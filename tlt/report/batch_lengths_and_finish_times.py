@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.id_types import WorkerId
+from tlt.id_types import PromptIndex, WorkerId
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.statistics import quantile
@@ -53,12 +53,22 @@ class BatchAnswers:
         self.unscored = 0
         # seconds after the batch began, one for each finished answer
         self.done: list[float] = []
+        # the prompts issued in place of groups that agree, and what their answers took
+        self.extra_prompts: set[PromptIndex] = set()
+        self.extra_answers = 0
+        self._extra_seconds = 0.0
         self._used: defaultdict[WorkerId, float] = defaultdict(float)
         # slot-seconds that were charged, and how many there were when the last answer finished
         self._charged: defaultdict[WorkerId, float] = defaultdict(float)
         self._slots: dict[WorkerId, float] = {}
         # seconds from the last charge to the last answer, if it is newer
         self._uncharged: float | None = None
+
+    @property
+    def extra_share(self) -> float:
+        """Return the share of the answers' decode seconds that extra answers took."""
+        seconds = sum(self._used.values())
+        return self._extra_seconds / seconds if seconds else 0.0
 
     def pass_time(self, state: RunState, passed: float) -> None:
         slots = state.spec.rollout.slots
@@ -79,6 +89,9 @@ class BatchAnswers:
                 self.clipped += event.stop == "length"
                 self.done.append(at - self.began)
                 self._used[event.worker] += event.decode_seconds
+                if event.prompt in self.extra_prompts:
+                    self.extra_answers += 1
+                    self._extra_seconds += event.decode_seconds
                 self._uncharged = uncharged
             case RolloutDropped():
                 self.dropped += 1

@@ -65,7 +65,7 @@ class Happenings:
         match command:
             case IssuePrompts(purpose="eval"):
                 yield Happening("eval", "evaluation")
-            case IssuePrompts():
+            case IssuePrompts(replaces=None):
                 yield Happening("step", f"step {command.step}")
             case AdoptDrafter():
                 # sent to every worker, and again to workers that join later

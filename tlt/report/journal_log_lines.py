@@ -100,7 +100,7 @@ def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
 
 def _command_line(ledger: Ledger, command: Command) -> str | None:
     match command:
-        case IssuePrompts():
+        case IssuePrompts(replaces=None):
             count = len(command.prompts) * command.members
             batch = "evaluation" if command.purpose == "eval" else f"step {command.step}"
             return f"{batch}: {count} rollouts issued"
@@ -132,4 +132,9 @@ def _rollout_line(step: StepSummary) -> str:
         f"max {length.max}, {step.tokens} tokens, {seconds(step.rollout_seconds)}"
         + (f", {step.dropped} dropped" if step.dropped else "")
         + (f", {step.unscored} not scored" if step.unscored else "")
+        + (
+            f", {step.replaced} groups replaced ({100 * step.extra_share:.0f} % of decoding)"
+            if step.replaced
+            else ""
+        )
     )

@@ -206,8 +206,10 @@ class Ledger:
 
     def _add_command(self, command: Command, before: RunState) -> None:
         match command:
-            case IssuePrompts():
+            case IssuePrompts(replaces=None):
                 self.batch = BatchAnswers(self._now)
+            case IssuePrompts():
+                self.batch.extra_prompts.update(command.prompts)
             case RecordRolloutBatch():
                 self._close_batch(command, before)
             case CommitBestPolicy():
@@ -252,6 +254,7 @@ class Ledger:
         self._rollouts[record.step] = rollout if self._by_worker else _sum_workers(rollout)
         self._trained_tokens += trained_tokens
         self._generated_tokens += tokens
+        groups = self.spec.algorithm.prompts_per_step + len(batch.extra_prompts)
         trained_groups = len({sample.prompt for sample in samples if sample.advantage})
         self.steps.append(
             StepSummary(
@@ -261,7 +264,10 @@ class Ledger:
                 rollouts=len(record.rewards),
                 dropped=batch.dropped,
                 unscored=batch.unscored,
-                uniform_groups=self.spec.algorithm.prompts_per_step - trained_groups,
+                uniform_groups=groups - trained_groups,
+                replaced=len(batch.extra_prompts),
+                extra_answers=batch.extra_answers,
+                extra_share=batch.extra_share,
                 tokens=tokens,
                 length=LengthSummary.of(batch.lengths),
                 clipped=batch.clipped / max(1, len(batch.lengths)),

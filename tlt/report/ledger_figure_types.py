@@ -21,6 +21,11 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     unscored: int
     # groups whose answers all had the same reward, so that the update trained on none of them
     uniform_groups: int = msgspec.field(name="agreed")
+    # those that dynamic sampling replaced, the answers of the groups in their place, and these
+    # answers' share of decode seconds
+    replaced: int = 0
+    extra_answers: int = 0
+    extra_share: float = 0.0
     tokens: int
     length: LengthSummary
     # share of the answers that hit the token limit

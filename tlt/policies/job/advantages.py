@@ -20,12 +20,17 @@ def compute_advantages(groups: Groups, name: str, normalise: bool) -> Advantages
     return _ADVANTAGES[name](groups, normalise)
 
 
+def agree(rewards: Sequence[float]) -> bool:
+    """Return True if a group's rewards are the same, so that it teaches nothing."""
+    return _deviation(_centred(rewards)) < _EQUAL
+
+
 def _group(groups: Groups, normalise: bool) -> Advantages:
     found: Advantages = []
     for rewards in groups:
         centred = _centred(rewards)
         deviation = _deviation(centred)
-        if deviation < _EQUAL:
+        if agree(rewards):
             found.append(None)
         else:
             found.append([c / (deviation + _EPSILON) for c in centred] if normalise else centred)

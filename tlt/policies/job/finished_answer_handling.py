@@ -1,7 +1,12 @@
 """Settle answers, and assign workers whose queue is drained to another duty."""
 
 from tlt.policies.drafter import merges, scheduler, training_sessions
-from tlt.policies.job import phase_transitions, rollout_batch, rollout_batch_opening
+from tlt.policies.job import (
+    dynamic_sampling,
+    phase_transitions,
+    rollout_batch,
+    rollout_batch_opening,
+)
 from tlt.policies.job.rollout_batch_opening import ROLLOUT_PHASES
 from tlt.policies.job.run_state import Duty, Turn, current_worker
 from tlt.protocol.commands import KeepRollout
@@ -30,21 +35,26 @@ def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) 
         turn.emit(
             KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
         )
-    if after.settled and state.phase in ROLLOUT_PHASES:
+    batch = dynamic_sampling.replace_if_agreed(turn, after, event.prompt)
+    if batch.settled and state.phase in ROLLOUT_PHASES:
         phase_transitions.close_batch(turn)
     elif trainable:
         scheduler.start_idle_workers(turn)
 
 
 def drain(turn: Turn, event: WorkerIdled) -> None:
-    """Let a worker whose queue is drained train the drafter, unless prompts were requeued since."""
-    state = turn.state
+    """Let a worker whose queue is drained train the drafter, unless prompts were added since."""
+    state, batch = turn.state, turn.state.batch
     worker = current_worker(state, event.worker, event.incarnation)
-    if worker is None or state.batch is None or worker.duty is not Duty.ROLLOUT:
+    if worker is None or batch is None or worker.duty is not Duty.ROLLOUT:
         return
-    if (event.step, event.purpose, event.requeues) != state.batch.queue_key:
+    drained = (event.step, event.purpose, event.requeues)
+    if drained != (batch.step, batch.purpose, worker.refills):
         return
-    turn.assign(event.worker, Duty.IDLE, drained_batch=state.batch.queue_key)
+    if drained != batch.queue_key and state.phase in ROLLOUT_PHASES:
+        rollout_batch_opening.assign(turn, event.worker)
+        return
+    turn.assign(event.worker, Duty.IDLE, drained_batch=drained)
     # a lost update that is being made again needs the worker
     if state.phase in ROLLOUT_PHASES:
         scheduler.start_if_worth(turn, event.worker)

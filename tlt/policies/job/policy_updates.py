@@ -20,6 +20,7 @@ from tlt.policies.job.run_state import (
     current_worker,
 )
 from tlt.policies.job.sample_sharding import share_samples
+from tlt.policies.job.update_sample_selection import count_minibatches
 from tlt.protocol.commands import (
     CommitBestPolicy,
     ForgetRollouts,
@@ -85,7 +86,12 @@ def _update_commands(
     )
     sizes = [worker.info.ranks for worker in workers]
     parts = share_samples(
-        plan.samples, plan.silent, sizes, algorithm.minibatches, state.spec.seed, plan.step
+        plan.samples,
+        plan.silent,
+        sizes,
+        count_minibatches(plan, algorithm),
+        state.spec.seed,
+        plan.step,
     )
     first_ranks = [sum(sizes[:i]) for i in range(len(sizes))]
     holders = [

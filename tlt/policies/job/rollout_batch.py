@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.id_types import Attempt, DrafterVersion, PromptIndex, Purpose, Step
+from tlt.id_types import Attempt, DrafterVersion, Member, PromptIndex, Purpose, Step
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 
 AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
@@ -50,6 +50,21 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class Group(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[Answer, ...]
 
+    @property
+    def settled(self) -> bool:
+        return all(answer.settled for answer in self.members)
+
+    def scored(self) -> list[tuple[Member, Answer, float]]:
+        """Return the answers that have a reward and aren't empty, with their rewards."""
+        return [
+            (Member(index), answer, answer.reward)
+            for index, answer in enumerate(self.members)
+            if answer.reward is not None and answer.length > 0
+        ]
+
+    def rewards(self) -> list[float]:
+        return [reward for _, _, reward in self.scored()]
+
 
 class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
@@ -63,6 +78,8 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     keep_answers: bool = True
     # times that prompts went back to the queue
     requeues: int = 0
+    # groups issued in place of others that agree; the last ones of `groups`
+    extra: int = 0
     # by rank; a rank of a later incarnation adds to the seconds of the earlier one
     decode_seconds: dict[str, float] = {}
     # of all ranks
@@ -73,9 +90,22 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
         return self.unsettled == 0
 
     @property
+    def refills(self) -> int:
+        """Count the times that prompts were added to the queue since the batch was opened."""
+        return self.requeues + self.extra
+
+    @property
     def queue_key(self) -> tuple[Step, Purpose, int]:
-        """Identify the queue since the last requeue; workers report which one they drained."""
-        return self.step, self.purpose, self.requeues
+        """Identify the queue since it was last refilled; workers report which one they drained."""
+        return self.step, self.purpose, self.refills
+
+    @property
+    def unfinished(self) -> int:
+        return sum(
+            answer.finished is None and not answer.dropped
+            for group in self.groups.values()
+            for answer in group.members
+        )
 
     @property
     def longest_decode_seconds(self) -> float | None:
@@ -121,6 +151,16 @@ def new_batch(
         purpose=purpose,
         groups=dict.fromkeys(prompts, blank),
         unsettled=len(prompts) * members,
+    )
+
+
+def add_group(batch: RolloutBatch, prompt: PromptIndex, members: int) -> RolloutBatch:
+    """Add a group in place of one that agrees."""
+    return msgspec.structs.replace(
+        batch,
+        groups={**batch.groups, prompt: Group((Answer(),) * members)},
+        unsettled=batch.unsettled + members,
+        extra=batch.extra + 1,
     )
 
 

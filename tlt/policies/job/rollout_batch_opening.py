@@ -69,7 +69,7 @@ def assign(turn: Turn, worker: WorkerId) -> None:
     if Duty.ROLLOUT not in DUTIES[current.duty]:
         training_sessions.stop(turn, worker)
         return
-    turn.assign(worker, Duty.ROLLOUT)
+    turn.assign(worker, Duty.ROLLOUT, refills=state.batch.refills)
     adoption = retry_loading(state.drafter.adoption, current.info.incarnation)
     turn.set_drafter(adoption=adoption)
     turn.emit(
@@ -82,7 +82,7 @@ def assign(turn: Turn, worker: WorkerId) -> None:
             purpose=state.batch.purpose,
             policy=state.policy.current,
             drafter=adoption.used,
-            requeues=state.batch.requeues,
+            requeues=state.batch.refills,
             share=_share(state, state.batch, current.info),
             keep_answers=state.batch.keep_answers,
             speculate=state.speculation_allowed,

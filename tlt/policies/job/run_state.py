@@ -72,7 +72,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     duty: Duty = Duty.IDLE
     # the version that this worker's trainer holds; fresh ranks hold the initial one
     trainer_version: PolicyVersion = PolicyVersion(0)
-    # step, purpose and requeues of the rollout batch whose queue it last found drained
+    # how often the batch's queue had been refilled when it was last assigned to it
+    refills: int = 0
+    # step, purpose and refills of the rollout batch whose queue it last found drained
     drained_batch: tuple[Step, Purpose, int] | None = None
     # the training session that it takes part in, or took part in last
     training_session: int = 0

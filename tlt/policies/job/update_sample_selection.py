@@ -1,11 +1,13 @@
 """Choose the samples that a policy update trains on."""
 
+import math
+
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import Member, Step
-from tlt.policies.job.advantages import compute_advantages
-from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch
+from tlt.config import AlgorithmSpec, JobSpec
+from tlt.id_types import Step
+from tlt.policies.job.advantages import agree, compute_advantages
+from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.sample_sharding import Sample
 
 
@@ -20,10 +22,15 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     """Leave out answers without a reward, and if the spec says so those that were cut off.
 
     Answers without advantages, as in a group in which all scored the same, are learned from only
-    if a penalty or a bonus beside the reward is.
+    if a penalty or a bonus beside the reward is. With dynamic sampling such groups are left out,
+    and don't count in the averages: others took their place.
     """
     algorithm = spec.algorithm
-    groups = [(prompt, _kept(group)) for prompt, group in sorted(batch.groups.items())]
+    groups = [
+        (prompt, group.scored())
+        for prompt, group in sorted(batch.groups.items())
+        if not (algorithm.dynamic_sampling and agree(group.rewards()))
+    ]
     advantages = compute_advantages(
         [[reward for _, _, reward in kept] for _, kept in groups],
         algorithm.advantage,
@@ -42,10 +49,12 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
 
 
-def _kept(group: Group) -> list[tuple[Member, Answer, float]]:
-    """Return a group's answers that have a reward and aren't empty, with their rewards."""
-    return [
-        (Member(index), answer, answer.reward)
-        for index, answer in enumerate(group.members)
-        if answer.reward is not None and answer.length > 0
-    ]
+def count_minibatches(plan: UpdatePlan, algorithm: AlgorithmSpec) -> int:
+    """Keep the size of minibatches where dynamic sampling found too few groups.
+
+    Without dynamic sampling the silent samples keep it.
+    """
+    if not algorithm.dynamic_sampling:
+        return algorithm.minibatches
+    groups = len({sample.prompt for sample in plan.samples})
+    return max(1, math.ceil(algorithm.minibatches * groups / algorithm.prompts_per_step))
