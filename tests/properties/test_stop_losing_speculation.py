@@ -80,7 +80,11 @@ class Job:
             for name in ("decoding", "attempt"):
                 self._add(name, taken)
         batch: Any = SimpleNamespace(
-            requeues=0, dropped=0, lengths=lambda: [steps] * (ROWS * RANKS), decode_work=work
+            requeues=0,
+            dropped=0,
+            extra=0,
+            lengths=lambda: [steps] * (ROWS * RANKS),
+            decode_work=work,
         )
         stop_losing_speculation.account_for_batch(self._turn, batch)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.policies.speculation.plain_replay import replay
+from tlt.policies.speculation.plain_replay import ExtraGroups, replay
 from tlt.policies.speculation.plain_step_costs import knots_of
 
 
@@ -37,6 +37,20 @@ def test_a_slow_rank_takes_fewer_answers() -> None:
     assert replayed.last == knots_times(3, 8.0)
 
 
+def test_an_extra_group_waits_for_the_group_that_it_replaces() -> None:
+    """The first pair decodes two steps, then the extra pair one, and the second pair two more."""
+    extra = ExtraGroups(size=2, count=1, replaceable=frozenset({0}))
+    replayed = replay([2, 2, 5, 5, 1, 1], ranks=1, slots=6, seconds_of=_one, extra=extra)
+    assert replayed.steps == {4: 3.0, 2: 2.0}
+
+
+def test_an_idle_rank_decodes_an_extra_group() -> None:
+    extra = ExtraGroups(size=2, count=1, replaceable=frozenset({1}))
+    replayed = replay([1, 1, 3, 3, 2, 1], ranks=4, slots=1, seconds_of=_one, extra=extra)
+    assert replayed.steps == {1: 11.0}
+    assert replayed.last == {1: 5.0}
+
+
 def knots_times(rows: int, steps: float) -> dict[int, float]:
     return {knot: share * steps for knot, share in knots_of(rows).items()}
 
@@ -53,6 +67,22 @@ def test_decodes_every_token_once(lengths: list[int], ranks: int, slots: int) ->
     last = sum(replayed.last.values())
     assert last >= max(lengths, default=0) - 1e-6
     assert last <= sum(replayed.steps.values()) + 1e-6
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=6, max_size=6),
+    ranks=st.integers(1, 4),
+    slots=st.integers(1, 12),
+)
+def test_decodes_extra_groups_once(lengths: list[int], ranks: int, slots: int) -> None:
+    """The first extra group agrees, too, and is replaced by the second."""
+    extra = ExtraGroups(size=2, count=2, replaceable=frozenset({0, 1}))
+    replayed = replay(lengths, ranks, slots, _one, extra)
+    rows = sum(knot * steps for knot, steps in replayed.steps.items())
+    assert abs(rows - sum(lengths)) < 1e-6
+    pairs = [max(lengths[i : i + 2]) for i in range(0, 6, 2)]
+    chained = sum(pairs) <= sum(replayed.steps.values()) + 1e-6
+    assert chained or ranks > 1
 
 
 @given(st.floats(1.0, 300.0))

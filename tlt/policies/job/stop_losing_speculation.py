@@ -11,10 +11,11 @@ import msgspec
 
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import rollout_batch
+from tlt.policies.job.advantages import agree
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import RunState, Turn, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
-from tlt.policies.speculation.plain_replay import Replay
+from tlt.policies.speculation.plain_replay import ExtraGroups, Replay
 from tlt.policies.speculation.plain_step_costs import PlainStepCosts
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import GiveUpSpeculation, ResumeSpeculation
@@ -86,7 +87,16 @@ def _replay_batch(
         ranks,
         state.spec.rollout.slots,
         plain.seconds if plain is not None else lambda rows: rows**_USUAL_EXPONENT,
+        _extra_groups(state, batch),
     )
+
+
+def _extra_groups(state: RunState, batch: RolloutBatch) -> ExtraGroups | None:
+    if not batch.extra:
+        return None
+    agreeing = (n for n, group in enumerate(batch.groups.values()) if agree(group.rewards()))
+    size = state.spec.algorithm.group_size
+    return ExtraGroups(size=size, count=batch.extra, replaceable=frozenset(agreeing))
 
 
 def _give_up(turn: Turn, saved: float, low: float, high: float) -> None:
