@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -48,7 +48,9 @@ def prepare(folder: Path) -> PreparedJob:
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")
     reader = _PromptReader(spec, tokenizer, limit)
-    train_prompts = reader.write(prompts_file(folder, "train"), Path(spec.data.train), None)
+    sort = spec.data.order_by is not None
+    train_file = prompts_file(folder, "train")
+    train_prompts = reader.write(train_file, Path(spec.data.train), None, sort)
     eval_prompts = 0
     if spec.data.eval is not None:
         held_out = Path(spec.data.eval)
@@ -76,15 +78,28 @@ class _PromptReader:
         # rows that were left out so far
         self.skipped = 0
 
-    def write(self, file: Path, source: Path, limit: int | None) -> int:
+    def write(self, file: Path, source: Path, limit: int | None, sort: bool = False) -> int:
         """Tokenise at most `limit` prompts of a data file, and return how many there are."""
-        count = Prompts.write(file, islice(self._read(source), limit))
+        prompts = islice(self._read(source), limit)
+        count = Prompts.write(file, self._sorted(prompts, source) if sort else prompts)
         if count == 0:
             raise DataError(
                 f"{source}: all prompts have more than {self._most} tokens "
                 f"(a context of {self._context}, data.max_prompt_tokens)"
             )
         return count
+
+    def _sorted(self, prompts: Iterable[Prompt], source: Path) -> list[Prompt]:
+        """Sort prompts by a column of their rows: data.order_by."""
+        column = str(self._data.order_by)
+        try:
+            return sorted(prompts, key=lambda prompt: prompt.row[column])
+        except KeyError as error:
+            raise DataError(f"{source}: a row has no key '{column}' (data.order_by)") from error
+        except TypeError as error:
+            raise DataError(
+                f"{source}: values of '{column}' (data.order_by) can't be compared: {error}"
+            ) from error
 
     def _read(self, source: Path) -> Iterator[Prompt]:
         data = self._data

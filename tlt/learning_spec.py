@@ -32,6 +32,11 @@ class DataSpec(Section, frozen=True, kw_only=True):
     tools_key: str | None = None
     # Evaluate on this many rows at most.
     eval_limit: int | None = None
+    # Column that orders the training prompts, lowest value first; shuffled anew in each epoch if
+    # absent.
+    order_by: str | None = None
+    # Epochs in which a prompt is skipped after all of its answers had a reward of 1 or more.
+    skip_solved_epochs: int = 0
     # Most tokens of a prompt; the context less one token if absent.
     max_prompt_tokens: int | None = None
     # Leave rows out whose prompt is longer, or refuse the job.
@@ -43,6 +48,7 @@ class DataSpec(Section, frozen=True, kw_only=True):
             self.chat_template or not (self.chat_template_kwargs or self.tools_key),
             "chat_template_kwargs and tools_key need chat_template: true",
         )
+        require(self.skip_solved_epochs >= 0, "skip_solved_epochs must be 0 or more")
         require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
         require(most is None or most > 0, "max_prompt_tokens must be above 0")
 

@@ -1,12 +1,13 @@
 """The cursor gives every step the prompts of its epoch, each once."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
 from tlt.id_types import PromptIndex, Step
-from tlt.policies.job.prompt_order import PromptCursor, cursor_at, take
+from tlt.policies.job.prompt_order import PromptCursor, cursor_at, skip_solved, take
 from tlt.policies.keyed_random import permuted
 
 sizes = st.integers(1, 5)
@@ -55,3 +56,39 @@ def test_a_batch_across_two_epochs_has_no_prompt_twice() -> None:
     first, cursor = take(spec, cursor, 3, 1, batch)
     assert first == last
     assert cursor.epoch == 1
+
+
+def _with_data(**changes: object) -> JobSpec:
+    spec = small_spec(prompts=2)
+    return msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, **changes))
+
+
+def test_sorted_prompts_keep_their_order_in_every_epoch() -> None:
+    spec, cursor = _with_data(order_by="difficulty"), PromptCursor()
+    for expected in ((0, 1), (2, 3), (0, 1), (2, 3)):
+        taken, cursor = take(spec, cursor, 4, 2)
+        assert taken == expected
+
+
+def test_solved_prompts_are_skipped_for_some_epochs() -> None:
+    spec = _with_data(order_by="difficulty", skip_solved_epochs=2)
+    first, cursor = take(spec, PromptCursor(), 6, 2)
+    cursor = skip_solved(spec, cursor, first)
+    seen: dict[int, list[PromptIndex]] = {0: [*first]}
+    while cursor.epoch < 4:
+        taken, cursor = take(spec, cursor, 6, 2)
+        seen.setdefault(cursor.epoch, []).extend(taken)
+    assert [seen[epoch] for epoch in range(4)] == [
+        [0, 1, 2, 3, 4, 5],
+        [2, 3, 4, 5],
+        [2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ]
+
+
+def test_a_job_goes_on_when_all_prompts_are_solved() -> None:
+    spec = _with_data(skip_solved_epochs=3)
+    cursor = skip_solved(spec, PromptCursor(position=4), [PromptIndex(i) for i in range(4)])
+    taken, cursor = take(spec, cursor, 4, 2)
+    assert len(set(taken)) == 2
+    assert cursor.epoch == 4

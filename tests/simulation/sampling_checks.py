@@ -43,6 +43,7 @@ class SamplingChecks:
             assert after.cursor is not None
             used = {(after.cursor.epoch, prompt) for prompt in command.prompts}
             assert not used & self._used
+            assert not any(after.cursor.skipped.get(p, -1) >= e for e, p in used)
             self._used |= used
 
     def _agrees(self, step: int, prompt: int) -> bool:

@@ -34,10 +34,13 @@ def small_spec(
     shards: Literal[1, "all"] = 1,
     dynamic_sampling: bool = False,
     max_num_gen_batches: float = 3.0,
+    skip_solved_epochs: int = 0,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
-        data=DataSpec(train="train.jsonl", eval="eval.jsonl"),
+        data=DataSpec(
+            train="train.jsonl", eval="eval.jsonl", skip_solved_epochs=skip_solved_epochs
+        ),
         reward=RewardSpec(kind="final_answer"),
         algorithm=AlgorithmSpec(
             steps=steps,

@@ -27,6 +27,7 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         shards="all" if seed >= 5 else 1,
         dynamic_sampling=seed % 2 == 1,
         max_num_gen_batches=1.5 + seed / 4,
+        skip_solved_epochs=seed % 3,
     )
     ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
     return World(spec, ranks, decide, speedup=chooser.choice([0.5, 2.0]))

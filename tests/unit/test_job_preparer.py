@@ -60,6 +60,33 @@ def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     prompts.close()
 
 
+def _ordered_by(spec: JobSpec, column: str) -> JobSpec:
+    data = msgspec.structs.replace(spec.data, order_by=column)
+    return msgspec.structs.replace(spec, data=data)
+
+
+def test_sorts_training_prompts_by_a_column(spec: JobSpec, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n} for n in (3, 1, 2)]
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    (tmp_path / "train.jsonl").write_bytes(lines)
+    assert prepared_in(tmp_path, _ordered_by(spec, "level")).error is None
+    prompts = Prompts(prompts_file(tmp_path, "train"))
+    assert [prompts[PromptIndex(i)].row["level"] for i in range(3)] == [1, 2, 3]
+    prompts.close()
+    refused = prepared_in(tmp_path, _ordered_by(spec, "difficulty"))
+    assert refused.error is not None
+    assert "no key 'difficulty' (data.order_by)" in refused.error
+
+
+def test_refuses_a_column_whose_values_have_no_order(spec: JobSpec, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2", "level": level} for level in (1, "hard")]
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    (tmp_path / "train.jsonl").write_bytes(lines)
+    refused = prepared_in(tmp_path, _ordered_by(spec, "level"))
+    assert refused.error is not None
+    assert "can't be compared" in refused.error
+
+
 def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> JobSpec:
     """Return a spec whose training problems are sums of so many terms."""
     task.write_rows([(12,) * count for count in terms], folder / "mixed.jsonl")

@@ -6,7 +6,12 @@ until the target version is published. Evaluations are rollout batches without a
 
 from tlt.id_types import JobStatus, PolicyVersion, Step
 from tlt.policies.drafter import adopt_reject_revert, scheduler, training_sessions
-from tlt.policies.job import policy_updates, rollout_batch_opening, stop_losing_speculation
+from tlt.policies.job import (
+    policy_updates,
+    prompt_order,
+    rollout_batch_opening,
+    stop_losing_speculation,
+)
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
 from tlt.policies.job.update_sample_selection import plan_update
@@ -44,6 +49,9 @@ def close_batch(turn: Turn) -> None:
         plans={**state.policy.plans, version: plan_update(batch, state.spec)},
         target_version=PolicyVersion(version + 1),
     )
+    if state.cursor is not None:
+        solved = [prompt for prompt, group in batch.groups.items() if group.solved]
+        turn.set(cursor=prompt_order.skip_solved(state.spec, state.cursor, solved))
     turn.set(rollout_seconds=_mean_rollout_seconds(state, batch, turn.now))
     scheduler.count_answers(turn, batch)
     reservation = scheduler.plan_reservation(turn, batch)

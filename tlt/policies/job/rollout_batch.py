@@ -65,6 +65,11 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     def rewards(self) -> list[float]:
         return [reward for _, _, reward in self.scored()]
 
+    @property
+    def solved(self) -> bool:
+        """Return True if all answers are right, by rewards of 1 for right ones."""
+        return all(answer.reward is not None and answer.reward >= 1.0 for answer in self.members)
+
 
 class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
