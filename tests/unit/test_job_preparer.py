@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from examples.tiny_reasoner import task
+from tests.namespaces import is_inhabited
 from tests.samples import SPEC
 from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
@@ -227,7 +228,7 @@ async def test_prepares_jobs_in_isolation(
     ends = "import os\nprint('printed\\nlast', flush=True)\nos._exit(3)"
     never = (
         f"import os, time\nfile = open({str(started)!r}, 'w')\n"
-        "file.write(f'{os.getpid()}.')\nfile.close()\ntime.sleep(1e6)"
+        "file.write(os.readlink('/proc/self/ns/pid'))\nfile.close()\ntime.sleep(1e6)"
     )
     good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
     await preparer.warm_up()
@@ -237,14 +238,14 @@ async def test_prepares_jobs_in_isolation(
     folder = tmp_path / "run"
     for _ in range(2):
         assert await preparer.prepare(JOB, with_code("speaks", speaks), folder) == good
-    refused = JobRefused(job=JOB, error="preparing ended with 3: last")
+    refused = JobRefused(job=JOB, error="the reward's process ended while it loaded: last")
     assert await preparer.prepare(JOB, with_code("ends", ends), folder) == refused
     assert await preparer.prepare(JOB, spec, folder) == good
     assert preparer.process is process
 
     hangs = asyncio.create_task(preparer.prepare(JOB, with_code("never", never), folder))
-    await wait_until(lambda: started.exists() and started.read_text().endswith("."))
+    await wait_until(lambda: started.exists() and started.read_text().endswith("]"))
     hangs.cancel()
-    await wait_until(lambda: not Path(f"/proc/{started.read_text()[:-1]}").exists())
+    await wait_until(lambda: not is_inhabited(started.read_text()))
     assert await preparer.prepare(JOB, spec, folder) == good
     assert preparer.process is not process

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import is_inhabited
 from tests.waiting import wait_until
 from tlt.errors import ConfigError
 from tlt.reward_spec import RewardSpec
@@ -171,7 +172,7 @@ async def test_time_limit_ends_the_code_and_its_children(start: Start, tmp_path:
     result = await pool.score("hang", 1, {"pid": str(file)})
     assert result == ScoreResult(reward=FALLBACK, error="no answer within 2 s")
     namespace = file.read_text()
-    await wait_until(lambda: not _inhabited(namespace), message="its child lives on")
+    await wait_until(lambda: not is_inhabited(namespace), message="its child lives on")
     assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
 
 
@@ -251,14 +252,3 @@ async def test_refuses_a_verifier_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert str(error.value) == line
     assert await pool.score("", 1, {}) == ScoreResult(reward=FALLBACK, error=line)
     await asyncio.sleep(0)
-
-
-def _inhabited(namespace: str) -> bool:
-    """Return True while a process lives in a process namespace."""
-    for process in Path("/proc").glob("[0-9]*/ns/pid"):
-        try:
-            if os.readlink(process) == namespace:
-                return True
-        except OSError:
-            continue
-    return False

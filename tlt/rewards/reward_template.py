@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from tlt.child_process import die_with_parent
+from tlt.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
 from tlt.reward_spec import RewardSpec
 from tlt.rewards.reward_messages import LENGTH, ScoreRequest, ScoreResult, Start, Started, framed
@@ -119,9 +119,13 @@ class RewardTemplate:
                 await _send(control, framed(Start(reward=self._spec, folder=self._folder)))
                 (length,) = LENGTH.unpack(await _receive(control, LENGTH.size))
                 self.started = _started.decode(await _receive(control, length))
-        except (TimeoutError, ConnectionError) as error:
+        except TimeoutError as error:
             self.stop()
-            raise ConfigError(f"the reward's process did not start, see {self._log}") from error
+            raise ConfigError(f"the reward isn't loaded within {_START_SECONDS:g} s") from error
+        except ConnectionError as error:
+            self.stop()
+            said = last_line(self._log.read_bytes())
+            raise ConfigError(f"the reward's process ended while it loaded: {said}") from error
         if self.started.error is not None:
             self.stop()
             raise ConfigError(self.started.error)
