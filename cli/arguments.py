@@ -14,6 +14,14 @@ Workers = Annotated[
 ]
 Runs = Annotated[Path, typer.Option(help="Folder in which each job gets its folder.")]
 SpecFile = Annotated[Path, typer.Argument(help="The job's YAML file.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="JOB[@STEP]",
+        help="Start from a checkpoint of another job, or of a run's folder; by default its last.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Set = Annotated[
     list[str] | None,

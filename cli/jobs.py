@@ -1,4 +1,4 @@
-"""tlt submit, jobs, logs, cancel: commands that import neither torch nor ray."""
+"""tlt submit, retry, jobs, logs, cancel: commands that import neither torch nor ray."""
 
 import sys
 import time
@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
-from cli.arguments import JobName, Json, SessionName, Set, SpecFile
+from cli.arguments import From, JobName, Json, SessionName, Set, SpecFile
 from cli.journal_lines import timed_lines
 from cli.output import complain, print_json, print_table, say, say_outcome
 from cli.progress import RunProgress
 from cli.run_report import report_run
 from cli.spec_loading import load_job
+from tlt.config import JobSpec
+from tlt.errors import BlobLost, ConfigError
+from tlt.id_types import Step
+from tlt.job_checkpoints import choose_checkpoint, has_checkpoint
+from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import (
     follow_journal,
@@ -21,27 +26,79 @@ from tlt.run_folder_reader import (
     open_ledger,
     read_snapshot,
 )
-from tlt.session_client import Client, fetch_record, with_client
+from tlt.session_client import Client, fetch_record, run_folder, with_client
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
+_MOST_CHOICES = 5
+Wait = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 
 
 def submit(
     spec: SpecFile,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
+    wait: Wait = False,
     changes: Set = None,
+    start: From = None,
     session: SessionName = "default",
     json: Json = False,
 ) -> None:
-    """Queue a job."""
+    """Queue a job.
+
+    With `--from` it goes on from what another job had learned: policy, optimiser, drafter, and the
+    place in the prompts and in the learning rate's schedule. `algorithm.steps` then counts the
+    steps of both jobs. The other job may have ended or still run, in this session or an earlier
+    one. Settings and data may differ, the model may not.
+    """
     loaded = load_job(spec, changes)
-    record = with_client(session, lambda client: client.jobs.submit(loaded))
-    if json:
-        print_json({"job": record.job, "folder": record.folder})
+    record = _submit_from(start, loaded, session) if start else _submit(session, loaded)
+    _report_submitted(session, record, wait, json)
+
+
+def retry(
+    job: JobName, wait: Wait = False, session: SessionName = "default", json: Json = False
+) -> None:
+    """Submit a failed or cancelled job again, as a new job with the same spec.
+
+    It starts from the last checkpoint, or from the beginning if there is none.
+    """
+    record = with_client(session, lambda client: client.job(job))
+    if record.status not in ("failed", "cancelled"):
+        advice = f"; `tlt submit SPEC --from {job}` goes on from it"
+        raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
+    if has_checkpoint(Path(record.folder)):
+        again = _submit_from(job, record.spec, session)
     else:
-        say(f"submitted {record.job} ({record.folder})")
+        again = _submit(session, record.spec)
+    _report_submitted(session, again, wait, json)
+
+
+def _submit(session: str, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobRecord:
+    return with_client(session, lambda client: client.jobs.submit(spec, start))
+
+
+def _submit_from(start: str, spec: JobSpec, session: str) -> JobRecord:
+    """Submit a job that starts from JOB[@STEP]."""
+    job, separator, step = start.rpartition("@")
+    if not separator or not step.isdecimal():
+        job, step = start, ""
+    run = run_folder(job, session)
+    for _ in range(_MOST_CHOICES):
+        chosen = choose_checkpoint(run, Step(int(step)) if step else None, spec)
+        try:
+            return _submit(session, spec, chosen)
+        except BlobLost:
+            continue  # a job that runs has just replaced it by a newer one
+    raise ConfigError(f"{start}: its checkpoints are replaced faster than they can be copied")
+
+
+def _report_submitted(session: str, record: JobRecord, wait: bool, json: bool) -> None:
+    start = _start_name(record)
+    if json:
+        print_json({"job": record.job, "folder": record.folder, "from": start})
+    else:
+        origin = "" if start is None else f", from {start}"
+        say(f"submitted {record.job}{origin} ({record.folder})")
     if wait:
         _wait(session, record, report=not json)
     elif not json:
@@ -85,20 +142,30 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     return record
 
 
+def _start_name(record: JobRecord) -> str | None:
+    return None if record.starts_from is None else record.starts_from.name
+
+
 def list_jobs(session: SessionName = "default", json: Json = False) -> None:
     """List all jobs of a session, oldest first."""
     records = with_client(session, lambda client: client.jobs.all())
     if json:
         fields = ("job", "status", "error", "submitted", "folder")
-        print_json([{field: getattr(record, field) for field in fields} for record in records])
+        print_json(
+            [
+                {field: getattr(record, field) for field in fields} | {"from": _start_name(record)}
+                for record in records
+            ]
+        )
         return
     print_table(
-        ("job", "status", "submitted", "folder", "error"),
+        ("job", "status", "submitted", "from", "folder", "error"),
         [
             (
                 record.job,
                 record.status,
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted)),
+                _start_name(record) or "",
                 record.folder,
                 record.error or "",
             )

@@ -26,6 +26,8 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
             say(f"sampling {replaced} groups that agreed were replaced, by {extra} answers")
         say(f"plot     {folder / PLOT}")
     say(f"summary  {folder / SUMMARY}")
+    if snapshot.starts_from is not None:
+        say(f"started from {snapshot.starts_from}")
     if len(snapshot.evals) > 1:
         first, last = snapshot.evals[0], snapshot.evals[-1]
         gain = f"{100 * (last.mean - first.mean):+.1f} points"

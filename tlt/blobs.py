@@ -84,6 +84,14 @@ class Blobs:
             _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
         return self.committed / ref.digest
 
+    def share(self, ref: BlobRef, committed: Path) -> None:
+        """Commit a blob of another run too: by a link, or by a copy onto another disk."""
+        try:
+            self.committed.mkdir(parents=True, exist_ok=True)
+            os.link(committed / ref.digest, self.committed / ref.digest)
+        except OSError:
+            Blobs(committed, self.committed).commit(ref)
+
     def release(self, ref: BlobRef) -> None:
         """Delete the copy in flight."""
         (self.flight / ref.digest).unlink(missing_ok=True)

@@ -58,7 +58,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
     # Algorithm.
     name: Literal["grpo"] = "grpo"
-    # Number of policy updates.
+    # Number of policy updates, those of a job that it starts from included.
     steps: int
     # Groups in a rollout batch.
     prompts_per_step: int

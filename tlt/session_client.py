@@ -101,7 +101,16 @@ def run_folder(job: str, session: str) -> Path:
     """Return the folder of a job of the session, or `job` itself if it is a run's folder."""
     if (Path(job) / FILE_NAME).exists():
         return Path(job).resolve()
+
+    async def find(client: Client) -> Path:
+        """Find jobs of earlier sessions too, which have left no record."""
+        earlier = Path(client.session.runs) / job
+        known = await client.jobs.get(JobId(job))
+        if known is None and (earlier / FILE_NAME).exists():
+            return earlier
+        return Path((await client.job(job)).folder)
+
     try:
-        return Path(with_client(session, lambda client: client.job(job)).folder)
+        return with_client(session, find)
     except NoSession as error:
         raise NoSession(f"{error}; or name a run's folder instead of {job}") from error

@@ -59,9 +59,11 @@ class Live:
     def json(self, *arguments: str) -> Any:
         return json.loads(self.tlt(*arguments, "--json").stdout)
 
-    def submit(self, spec: Path, *changes: str) -> str:
-        sets = [part for change in changes for part in ("--set", change)]
-        return str(self.json("submit", str(spec), *sets)["job"])
+    def submit(self, spec: Path, *changes: str, start: str | None = None) -> str:
+        """Submit a job; `start` is what `--from` names."""
+        options = [part for change in changes for part in ("--set", change)]
+        options += [] if start is None else ["--from", start]
+        return str(self.json("submit", str(spec), *options)["job"])
 
     def job(self, name: str) -> dict[str, Any]:
         return next(job for job in self.json("jobs") if job["job"] == name)

@@ -16,11 +16,13 @@ from tlt.protocol.events import (
     DrafterDiverged,
     DrafterMerged,
     DrafterTrainingStopped,
+    JobStarted,
     PolicyPublished,
     RolloutFinished,
     WorkerIdled,
     WorkerLost,
 )
+from tlt.run_folder_reader import read_ledger
 from tlt.store.journal import JournalEntry
 
 pytestmark = pytest.mark.timeout(300)
@@ -201,3 +203,21 @@ def test_exports_a_drafter_that_the_next_job_starts_with(
     live.tlt("logs", again, "-f", seconds=200.0)
     assert live.job(again)["status"] == "done"
     assert 0 in _versions(live.journal(again))
+
+
+def test_a_job_that_starts_from_another_proposes_with_its_drafter(
+    live: Live, long_spec: Path, trained: str
+) -> None:
+    changes = (*MANY_STEPS, *SPECULATING, *TRAINING, "algorithm.steps=9")
+    again = live.submit(long_spec, *changes, start=trained)
+    live.tlt("logs", again, "-f", seconds=200.0)
+    assert live.job(again)["status"] == "done", live.job(again)
+    used = read_ledger(live.runs / trained).state.drafter.adoption.used
+    began = live.journal(again)[0].event
+    assert isinstance(began, JobStarted)
+    assert began.starts_from is not None
+    assert began.starts_from.drafter is not None
+    assert began.starts_from.drafter == used
+    assert used.version in _versions(live.journal(again))
+    merged = [e.event for e in live.journal(again) if isinstance(e.event, DrafterMerged)]
+    assert all(event.base.micro_batches > used.micro_batches for event in merged)

@@ -334,8 +334,9 @@ class Checks:
         assert state.policy.current.version == state.policy.version
         last = (int(state.step), "eval" if algorithm.eval_every else "train")
         assert set(self.batches) - self.closed <= {last}
-        assert sorted(self.plans) == list(range(algorithm.steps))
-        assert [p.step for _, p in sorted(self.plans.items())] == list(range(algorithm.steps))
+        steps = list(range(state.policy.initial_version, algorithm.steps))
+        assert sorted(self.plans) == steps
+        assert [p.step for _, p in sorted(self.plans.items())] == steps
         assert state.policy.current.weights is not None
         assert state.policy.current.weights.digest == self.contents[algorithm.steps]
 

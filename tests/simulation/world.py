@@ -50,7 +50,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.refs import SCHEMA_VERSION, PolicyRef
+from tlt.protocol.refs import SCHEMA_VERSION, PolicyRef, StartingCheckpoint
 from tlt.store.journal import JournalEntry, digest
 
 TRAIN_PROMPTS = 5
@@ -81,6 +81,7 @@ class World:
         decide: Decide = coordinator.decide,
         speedup: float = 2.0,
         reward: Reward = reward,
+        starts_from: StartingCheckpoint | None = None,
     ) -> None:
         self.spec = spec
         self.reward = reward
@@ -100,7 +101,8 @@ class World:
         self.unscored: list[RolloutFinished] = []
         self.kept: dict[int, dict[tuple[int, int], RolloutFinished]] = {}
         self.flight: set[str] = set()
-        self.committed: set[str] = set()
+        blobs = () if starts_from is None else starts_from.blobs
+        self.committed: set[str] = {blob.digest for blob in blobs}
         # True until the coordinator knows
         self.blobs_were_lost = False
         self.fence: dict[WorkerId, int] = {}
@@ -127,6 +129,7 @@ class World:
                 train_prompts=TRAIN_PROMPTS,
                 eval_prompts=EVAL_PROMPTS,
                 workers=infos,
+                starts_from=starts_from,
             ),
         )
         self.deliver()

@@ -1,15 +1,19 @@
 """Invariant: an acknowledged job is in the store, and the coordinator receives its event."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.samples import SPEC
+from tlt.blobs import Blobs
 from tlt.config import SessionSpec
-from tlt.id_types import JobId
+from tlt.errors import BlobLost
+from tlt.id_types import JobId, PolicyVersion
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.refs import Checkpoint, StartingCheckpoint
 from tlt.store.job_records import Jobs
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
@@ -47,6 +51,40 @@ async def test_records_and_posts_a_submitted_job(
     assert await _posted(connection, keys) == [
         JobSubmitted(job=record.job, spec=SPEC, folder=record.folder)
     ]
+
+
+def _starting_checkpoint(run: Path) -> StartingCheckpoint:
+    blobs = Blobs(run / "flight", run / "blobs")
+    checkpoint = Checkpoint(
+        version=PolicyVersion(2),
+        weights=blobs.put(b"weights", commit=True),
+        optimiser=blobs.put(b"optimiser", commit=True),
+    )
+    return StartingCheckpoint(job=JobId("other-1"), folder=str(run), checkpoint=checkpoint)
+
+
+async def test_a_job_keeps_the_checkpoint_that_it_starts_from(
+    jobs: Jobs, connection: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    start = _starting_checkpoint(tmp_path / "other-1")
+    record = await jobs.submit(SPEC, start)
+    (event,) = await _posted(connection, keys)
+    assert isinstance(event, JobSubmitted)
+    assert record.starts_from == event.starts_from == start
+    shutil.rmtree(start.folder)
+    own = Blobs(tmp_path / "flight", Path(record.folder) / "blobs")
+    assert [own.get(blob) for blob in start.blobs] == [b"weights", b"optimiser"]
+
+
+async def test_a_checkpoint_that_is_gone_leaves_no_job(
+    jobs: Jobs, connection: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    start = _starting_checkpoint(tmp_path / "other-1")
+    (Path(start.folder) / "blobs" / start.blobs[1].digest).unlink()
+    with pytest.raises(BlobLost):
+        await jobs.submit(SPEC, start)
+    assert await jobs.all() == await _posted(connection, keys) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["other-1"]
 
 
 async def test_lists_jobs_in_the_order_of_submission(jobs: Jobs) -> None:

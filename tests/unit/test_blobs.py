@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.interrupts import interrupting_checks
 from tlt.blobs import Blobs
-from tlt.errors import BlobError
+from tlt.errors import BlobError, BlobLost
 from tlt.id_types import Digest
 from tlt.interrupt_check import Interrupted
 from tlt.protocol.refs import BlobRef
@@ -47,6 +48,24 @@ def test_committed_blob_stays_when_flight_is_released(blobs: Blobs) -> None:
     assert list(blobs.flight.iterdir()) == []
     assert blobs.path(ref) == path
     assert blobs.commit(ref) == path
+
+
+@pytest.mark.parametrize("disk", ["same", "other"])
+def test_shared_blob_stays_when_the_other_run_discards_it(
+    disk: str, blobs: Blobs, tmp_path: Path, short_folder: Path
+) -> None:
+    """A link serves on one disk, and a copy on two."""
+    ref = blobs.put(b"weights", commit=True)
+    shared_memory = Path("/dev/shm") / short_folder.name
+    own = Blobs(tmp_path / "f", tmp_path / "own" if disk == "same" else shared_memory)
+    try:
+        own.share(ref, blobs.committed)
+        blobs.discard(ref)
+        assert own.get(ref) == b"weights"
+        with pytest.raises(BlobLost):
+            Blobs(tmp_path / "f", tmp_path / "third").share(ref, blobs.committed)
+    finally:
+        shutil.rmtree(shared_memory, ignore_errors=True)
 
 
 def test_released_blob_cannot_be_read(blobs: Blobs) -> None:
@@ -147,7 +166,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from tlt.blobs import Blobs
-from tlt.errors import BlobError
+from tlt.errors import BlobError, BlobLost
 
 blobs = Blobs(Path(sys.argv[1]), Path(sys.argv[1]) / "committed")
 flying = blobs.put(bytes(200_000), commit=False)

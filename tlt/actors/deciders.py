@@ -118,7 +118,7 @@ class Deciders:
         match event:
             case JobSubmitted():
                 if event.job not in self._effects.records:
-                    record = new_record(event.job, event.spec, event.folder)
+                    record = new_record(event.job, event.spec, event.folder, event.starts_from)
                     self._effects.records[event.job] = record
                 return [self.session]
             case JobPrepared() | JobRefused() | JobEnded() | JobCancelRequested():
@@ -144,6 +144,7 @@ class Deciders:
             eval_prompts=command.eval_prompts,
             skipped_prompts=command.skipped_prompts,
             workers=command.workers,
+            starts_from=command.starts_from,
         )
 
     def fail_run(

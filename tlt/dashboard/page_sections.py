@@ -43,6 +43,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     # a session that is up runs the job
     followed: bool
     error: str | None
+    # the checkpoint of another job that it started from, as JOB@STEP
+    starts_from: str | None
     phase: str
     step: int
     steps: int
@@ -124,6 +126,7 @@ def head(run: Run, followed: bool) -> Head:
         status=run.status if live or run.ended or run.began is None else NO_END,
         followed=followed,
         error=run.error,
+        starts_from=run.ledger.starts_from,
         phase=state.phase.value,
         step=state.step,
         steps=run.spec.algorithm.steps,

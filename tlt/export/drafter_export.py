@@ -24,7 +24,7 @@ from tlt.models.eagle_drafter import (
 )
 from tlt.models.safetensors_io import read_weights
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.protocol.events import PolicyPublished
+from tlt.protocol.events import JobStarted, PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
 from tlt.run_folder_reader import journal_entries
@@ -156,6 +156,12 @@ def _describe_rollouts(drafter_state: DrafterState) -> str:
 def _policy_digest(run: Path, spec: JobSpec, used: DrafterRef) -> str:
     for entry in journal_entries(run):
         event = entry.event
+        if isinstance(event, JobStarted) and event.starts_from is not None:
+            start = event.starts_from
+            if used.policy < start.checkpoint.version:
+                return f"not known: it was a version of {start.job}"
+            if used.policy == start.checkpoint.version:
+                return start.checkpoint.weights.digest
         if isinstance(event, PolicyPublished) and event.policy.version == used.policy:
             assert event.policy.weights is not None
             return event.policy.weights.digest

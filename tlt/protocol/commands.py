@@ -31,6 +31,7 @@ from tlt.protocol.refs import (
     DrafterRef,
     MinibatchShare,
     PolicyRef,
+    StartingCheckpoint,
 )
 from tlt.protocol.shared_values import WorkerInfo
 
@@ -290,7 +291,8 @@ class PrepareJob(JobCommand, frozen=True, kw_only=True):
     folder: str
 
 
-class StartJob(JobCommand, frozen=True, kw_only=True):
+# a default that is written would change the digests in the journals of earlier versions
+class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     """Run a job on these workers."""
 
     spec: JobSpec
@@ -299,6 +301,7 @@ class StartJob(JobCommand, frozen=True, kw_only=True):
     eval_prompts: int
     skipped_prompts: int
     workers: tuple[WorkerInfo, ...]
+    starts_from: StartingCheckpoint | None = None
 
 
 class CancelJob(JobCommand, frozen=True, kw_only=True):

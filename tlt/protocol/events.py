@@ -28,6 +28,7 @@ from tlt.protocol.refs import (
     DrafterDelta,
     DrafterRef,
     PolicyRef,
+    StartingCheckpoint,
 )
 from tlt.protocol.shared_values import (
     DrafterEvaluation,
@@ -80,6 +81,7 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     spec: JobSpec
     # a folder of this job alone, kept when a later session resumes the job
     folder: str
+    starts_from: StartingCheckpoint | None = None
 
 
 class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
@@ -110,6 +112,7 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
     eval_prompts: int
     skipped_prompts: int = 0
     workers: tuple[WorkerInfo, ...]
+    starts_from: StartingCheckpoint | None = None
 
 
 class JobEnded(JobEvent, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from tlt.id_types import (
     Digest,
     DrafterVersion,
     Incarnation,
+    JobId,
     Member,
     PolicyVersion,
     PromptIndex,
@@ -119,6 +120,30 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     # with these counts
     updates: int
     micro_batches: int
+
+
+class StartingCheckpoint(Value, frozen=True, kw_only=True):
+    """A checkpoint of another job that a job starts from; its blobs are in both jobs' folders."""
+
+    job: JobId
+    # of the other job
+    folder: str
+    checkpoint: Checkpoint
+    # None: the drafter that the spec names, or a new one
+    drafter: DrafterRef | None = None
+    # of that drafter, when the other job last evaluated it
+    accept_length: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name that `tlt submit --from` takes."""
+        return f"{self.job}@{self.checkpoint.version}"
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """Return all files that the job needs."""
+        drafter = () if self.drafter is None else (self.drafter.weights,)
+        return (*self.checkpoint.blobs, *drafter)
 
 
 class DrafterBase(Value, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from tlt.config import JobSpec
 from tlt.id_types import DrafterVersion, Incarnation, JobId, JobStatus, WorkerId
-from tlt.protocol.refs import Value
+from tlt.protocol.refs import StartingCheckpoint, Value
 from tlt.strategies import Strategy
 
 
@@ -115,6 +115,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     submitted: float
     folder: str
     spec: JobSpec
+    starts_from: StartingCheckpoint | None = None
 
 
 class UpdateMetrics(Value, frozen=True, kw_only=True):

@@ -59,7 +59,8 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
             if event.skipped_prompts:
                 count += f", {event.skipped_prompts} left out as too long"
-            return f"{event.job} started: {count}, {len(event.workers)} workers"
+            origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
+            return f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
         case WorkerJoined():
             return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
         case WorkerLost():

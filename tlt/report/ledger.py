@@ -60,6 +60,8 @@ class Ledger:
         self._state = coordinator.new_run(job, spec)
         # when the job started; None before that
         self.began: float | None = None
+        # the checkpoint of another job that it started from
+        self.starts_from: str | None = None
         self._now = 0.0
         # seconds not charged yet: most entries change no duty, and every charge visits all workers
         self._uncharged = 0.0
@@ -95,6 +97,7 @@ class Ledger:
         before = self._state
         if isinstance(event, JobStarted):
             self.began = self._now = at
+            self.starts_from = None if event.starts_from is None else event.starts_from.name
         self._pass_time(before, at)
         # The journal holds only events that this job's `decide` consumed.
         self._state, commands = coordinator.decide(before, cast("RunEvent", event), at)
@@ -128,6 +131,7 @@ class Ledger:
             job=state.job,
             status=self._status,
             error=self._error,
+            starts_from=self.starts_from,
             phase=state.phase,
             step=state.step,
             steps_planned=state.spec.algorithm.steps,

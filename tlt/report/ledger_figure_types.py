@@ -78,6 +78,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId | None
     status: JobStatus
     error: str | None
+    # the checkpoint of another job that this one started from, as JOB@STEP
+    starts_from: str | None = None
     phase: Phase
     step: Step
     steps_planned: int

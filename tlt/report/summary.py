@@ -10,6 +10,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None
     status: str
     error: str | None
+    # the checkpoint of another job that this one started from, as JOB@STEP
+    starts_from: str | None
     steps: int
     seconds: float
     phases: dict[str, float]
@@ -46,6 +48,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         job=snapshot.job,
         status=snapshot.status,
         error=snapshot.error,
+        starts_from=snapshot.starts_from,
         steps=len([step for step in snapshot.steps if step.update_seconds is not None]),
         seconds=snapshot.seconds,
         phases=snapshot.phases,

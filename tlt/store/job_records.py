@@ -1,15 +1,18 @@
 """Submit, list and cancel jobs; an acknowledged request is durable."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import msgspec
 
+from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError
 from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import JobRecord
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
@@ -20,7 +23,9 @@ _events = Codec[AnyEvent](AnyEvent)
 ENDED_STATUSES = frozenset({"done", "failed", "cancelled"})
 
 
-def new_record(job: JobId, spec: JobSpec, folder: str) -> JobRecord:
+def new_record(
+    job: JobId, spec: JobSpec, folder: str, starts_from: StartingCheckpoint | None = None
+) -> JobRecord:
     return JobRecord(
         job=job,
         status="queued",
@@ -28,6 +33,7 @@ def new_record(job: JobId, spec: JobSpec, folder: str) -> JobRecord:
         submitted=time.time(),
         folder=folder,
         spec=spec,
+        starts_from=starts_from,
     )
 
 
@@ -38,17 +44,23 @@ class Jobs:
         self._runs = session.runs
         self._events = Stream(connection, self._keys.events, _events)
 
-    async def submit(self, spec: JobSpec) -> JobRecord:
-        record = await self._new_folder(spec)
+    async def submit(
+        self, spec: JobSpec, starts_from: StartingCheckpoint | None = None
+    ) -> JobRecord:
+        """Queue a job; raise BlobLost if a file of the checkpoint that it starts from is gone."""
+        record = await self._new_folder(spec, starts_from)
+        if starts_from is not None:
+            _copy_blobs(starts_from, Path(record.folder))
+        submitted = JobSubmitted(
+            job=record.job, spec=spec, folder=record.folder, starts_from=starts_from
+        )
         async with self._connection.pipeline(transaction=True) as transaction:
             transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
-            self._events.add(
-                transaction, JobSubmitted(job=record.job, spec=spec, folder=record.folder)
-            )
+            self._events.add(transaction, submitted)
             await transaction.execute()
         return record
 
-    async def _new_folder(self, spec: JobSpec) -> JobRecord:
+    async def _new_folder(self, spec: JobSpec, starts_from: StartingCheckpoint | None) -> JobRecord:
         """Return a record whose folder is new: sessions may share the folder of runs."""
         while True:
             number = await self._connection.incr(self._keys.job_numbers)
@@ -56,6 +68,7 @@ class Jobs:
                 JobId(f"{spec.name}-{number}"),
                 spec,
                 str(Path(self._runs) / f"{spec.name}-{number}"),
+                starts_from,
             )
             try:
                 os.makedirs(record.folder)
@@ -90,3 +103,14 @@ class Jobs:
         async with self._connection.pipeline(transaction=True) as transaction:
             self._events.add(transaction, JobCancelRequested(job=job))
             await transaction.execute()
+
+
+def _copy_blobs(start: StartingCheckpoint, run: Path) -> None:
+    """Put the checkpoint into the run's folder, before the other job may discard it."""
+    blobs = Blobs(run / "blobs", run / "blobs")
+    try:
+        for ref in start.blobs:
+            blobs.share(ref, Path(start.folder) / "blobs")
+    except BaseException:
+        shutil.rmtree(run, ignore_errors=True)
+        raise

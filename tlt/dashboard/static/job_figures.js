@@ -29,7 +29,8 @@ export class JobFigures {
   update(run) {
     const { head } = run;
     const set = (name, value, note) => replaceChanged(this.values[name], value, note ? h("small", {}, note) : null);
-    set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}`);
+    const origin = head.starts_from ? `, started from ${head.starts_from}` : "";
+    set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}${origin}`);
     this.progress.value = head.step / head.steps;
     set("phase", phaseName(head.phase), run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
     set(

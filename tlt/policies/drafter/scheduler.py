@@ -107,7 +107,7 @@ def judge_idle_training(turn: Turn) -> gate.Verdict:
 
 def outlook(turn: Turn) -> gate.TrainingOutlook:
     state, progress = turn.state, turn.state.drafter.progress
-    seconds = state.rollout_seconds
+    seconds, first_step = state.rollout_seconds, state.policy.initial_version
     if not seconds and state.batch is not None:
         # the first batch takes at least as long as it has taken already
         seconds = state.batch.longest_decode_seconds or turn.now - state.batch.opened_at
@@ -125,9 +125,9 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         or speedup_model.without_drafter(state.spec, state.decoding),
         learnable_micro_batches=progress.learnable_micro_batches,
         unmerged_micro_batches=state.drafter.lineage.unmerged_micro_batches,
-        idle_micro_batches=progress.idle_micro_batches / max(1, state.step + 1),
+        idle_micro_batches=progress.idle_micro_batches / max(1, state.step - first_step + 1),
         reserved_seconds=progress.reserved_micro_batches / progress.micro_batch_rate / members,
-        planned_seconds=seconds * state.spec.algorithm.steps,
+        planned_seconds=seconds * (state.spec.algorithm.steps - first_step),
     )
 
 

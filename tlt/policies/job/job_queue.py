@@ -18,6 +18,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
+from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import WorkerInfo
 
 STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
@@ -34,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     folder: str
     status: JobStatus = "queued"
+    starts_from: StartingCheckpoint | None = None
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +95,10 @@ def _status(state: SessionState, job: JobId) -> JobStatus | None:
 def _submit(state: SessionState, event: JobSubmitted) -> Decision:
     if event.job in state.seen:
         return state, []
+    job = Job(spec=event.spec, folder=event.folder, starts_from=event.starts_from)
     state = msgspec.structs.replace(
         state,
-        jobs={**state.jobs, event.job: Job(spec=event.spec, folder=event.folder)},
+        jobs={**state.jobs, event.job: job},
         seen=state.seen | {event.job},
     )
     return _next(state, [])
@@ -105,14 +108,16 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
     if _status(state, event.job) != "preparing":
         return state, []
     state, recorded = _record(state, event.job, "running", None)
+    entry = state.jobs[event.job]
     start = StartJob(
         job=event.job,
-        spec=state.jobs[event.job].spec,
-        folder=state.jobs[event.job].folder,
+        spec=entry.spec,
+        folder=entry.folder,
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
         skipped_prompts=event.skipped_prompts,
         workers=tuple(state.workers.values()),
+        starts_from=entry.starts_from,
     )
     return state, [recorded, start]
 

@@ -5,6 +5,7 @@ from tlt.policies.job import (
     phase_transitions,
     policy_updates,
     rollout_batch_opening,
+    starting_checkpoint,
     worker_membership,
 )
 from tlt.policies.job.run_state import Phase, Turn
@@ -20,6 +21,8 @@ def start(turn: Turn, event: JobStarted) -> None:
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
     )
+    if event.starts_from is not None:
+        starting_checkpoint.use(turn, event.starts_from)
     algorithm = event.spec.algorithm
     if algorithm.prompts_per_step > event.train_prompts:
         complaint = (

@@ -98,6 +98,8 @@ class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's versions: the one that rollouts use, and the target of the updates."""
 
+    # the version that the job began with: not 0 if it started from a checkpoint of another job
+    initial_version: PolicyVersion = PolicyVersion(0)
     version: PolicyVersion = PolicyVersion(0)
     target_version: PolicyVersion = PolicyVersion(0)
     current: PolicyRef = PolicyRef(version=PolicyVersion(0), weights=None)

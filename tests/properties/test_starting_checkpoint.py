@@ -1,0 +1,122 @@
+"""A job that starts from a checkpoint of another makes the steps that the other would have made."""
+
+from random import Random
+from typing import Literal
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.samples import started
+from tests.simulation.incarnation import blob
+from tests.simulation.specs import small_spec
+from tests.simulation.walk import finish, step
+from tests.simulation.worker_events import JOB
+from tests.simulation.world import World
+from tlt.config import JobSpec
+from tlt.id_types import Attempt, Digest, DrafterVersion, JobId, PolicyVersion, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
+from tlt.policies.drafter import scheduler
+from tlt.policies.job.rollout_batch import step_prompts
+from tlt.policies.job.run_state import RunState, Turn
+from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout, TrainDrafter
+from tlt.protocol.events import WorkerIdled
+from tlt.protocol.refs import Checkpoint, DrafterRef, StartingCheckpoint
+
+seeds = st.integers(0, 2**32 - 1)
+_EXAMPLES = settings().max_examples
+_WORKER = WorkerId("w0")
+
+
+def starting_checkpoint(version: int, content: str = "weights") -> StartingCheckpoint:
+    checkpoint = Checkpoint(
+        version=PolicyVersion(version),
+        weights=blob(content),
+        optimiser=blob(f"optimiser of {content}"),
+    )
+    return StartingCheckpoint(job=JobId("other-1"), folder="/other", checkpoint=checkpoint)
+
+
+def with_drafter(start: StartingCheckpoint) -> StartingCheckpoint:
+    drafter = DrafterRef(
+        version=DrafterVersion(4),
+        weights=blob("drafter"),
+        policy=PolicyVersion(1),
+        architecture=Digest("shape"),
+        updates=30,
+        micro_batches=40,
+    )
+    return msgspec.structs.replace(start, drafter=drafter, accept_length=2.5)
+
+
+def start(spec: JobSpec, checkpoint: StartingCheckpoint) -> tuple[RunState, list[RunCommand]]:
+    event = msgspec.structs.replace(
+        started(spec, {_WORKER: 1}), train_prompts=5, starts_from=checkpoint
+    )
+    return decide(new_run(JOB, spec), event, 0.0)
+
+
+@given(seed=seeds, shards=st.sampled_from([1, "all"]))
+@settings(max_examples=max(5, _EXAMPLES // 4))
+def test_leads_to_the_weights_of_an_undisturbed_job(seed: int, shards: Literal[1, "all"]) -> None:
+    """Other workers make the steps; rewards depend on the attempt if some of them are lost."""
+    chooser = Random(seed)
+    spec = small_spec(steps=4, checkpoint_every=1, eval_every=2, seed=seed % 7, shards=shards)
+    undisturbed = World(spec, [1, 1])
+    finish(undisturbed)
+    version = chooser.randint(1, 3)
+    contents = undisturbed.checks.contents
+    checkpoint = starting_checkpoint(version, contents[version])
+    resumed = World(spec, [2, 1, 1], starts_from=checkpoint)
+    faults = chooser.choice([0.0, 0.05])
+    for _ in range(chooser.randint(0, 200)):
+        if not resumed.ended:
+            step(resumed, chooser, faults, overtaking=0.2)
+    finish(resumed)
+    if not faults:
+        expected = {v: content for v, content in contents.items() if v == 0 or v > version}
+        assert resumed.checks.contents == expected
+
+
+def test_draws_the_prompts_of_the_next_step_with_the_saved_policy() -> None:
+    spec = small_spec(steps=4)
+    state, commands = start(spec, starting_checkpoint(3))
+    (issued,) = [c for c in commands if isinstance(c, IssuePrompts)]
+    assert (issued.step, issued.purpose) == (3, "train")
+    assert issued.prompts == step_prompts(spec, Step(3), 5)
+    (rollout,) = [c for c in commands if isinstance(c, StartRollout)]
+    assert (rollout.policy.version, rollout.policy.weights) == (3, blob("weights"))
+    assert state.policy.checkpoint == starting_checkpoint(3).checkpoint
+
+
+def test_proposes_with_the_drafter_and_trains_it_further() -> None:
+    spec = small_spec(steps=4, train="always")
+    state, commands = start(spec, with_drafter(starting_checkpoint(2)))
+    (rollout,) = [c for c in commands if isinstance(c, StartRollout)]
+    assert rollout.drafter is not None
+    assert rollout.drafter.weights == blob("drafter")
+    idled = WorkerIdled(
+        job=JOB,
+        epoch=state.epoch,
+        step=rollout.step,
+        attempt=Attempt(0),
+        worker=_WORKER,
+        incarnation=rollout.incarnation,
+        purpose="train",
+        requeues=rollout.requeues,
+    )
+    _, commands = decide(state, idled, 1.0)
+    (train,) = [c for c in commands if isinstance(c, TrainDrafter)]
+    assert train.base.weights == blob("drafter")
+    assert train.base.version > rollout.drafter.version
+    assert (train.base.updates, train.base.micro_batches) == (30, 40)
+
+
+def test_counts_only_the_steps_of_the_job_itself_for_the_drafter() -> None:
+    state, _ = start(small_spec(steps=6, train="auto"), with_drafter(starting_checkpoint(2)))
+    progress = msgspec.structs.replace(state.drafter.progress, idle_micro_batches=12)
+    drafter = msgspec.structs.replace(state.drafter, progress=progress)
+    state = msgspec.structs.replace(state, drafter=drafter, rollout_seconds=5.0, step=Step(4))
+    outlook = scheduler.outlook(Turn(state, 0.0))
+    assert outlook.idle_micro_batches == 4
+    assert outlook.planned_seconds == 20.0

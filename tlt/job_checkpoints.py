@@ -1,0 +1,115 @@
+"""Find the checkpoints in a run's folder, and choose one that another job can start from.
+
+Data, seed, batch sizes and hyper-parameters of the two jobs may differ: the number of the step says
+where the new job stands in its own order of prompts and schedule. Their model must be the same.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.errors import ConfigError
+from tlt.id_types import PolicyVersion, Step
+from tlt.models.safetensors_header import Shape, read_folder_shapes, read_shapes
+from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, StartingCheckpoint
+from tlt.report import Ledger
+from tlt.run_folder_reader import has_journal, journal_entries, open_ledger, read_spec
+
+# a head that shares the embedding's weights may be stored, and older models' tables are
+_STORED_APART = ("lm_head.weight", "rotary_emb.inv_freq")
+
+
+def choose_checkpoint(run: Path, step: Step | None, spec: JobSpec) -> StartingCheckpoint:
+    """Return the run's checkpoint after `step` steps (None: the last) for a job of this spec."""
+    found = _find_checkpoints(run)
+    if not found:
+        raise ConfigError(f"{run.name} has no checkpoint")
+    chosen = found[-1]
+    if step is not None:
+        steps = ", ".join(str(each.checkpoint.version) for each in found)
+        there = [each for each in found if each.checkpoint.version == step]
+        if not there:
+            raise ConfigError(f"{run.name} has no checkpoint of step {step}; there are: {steps}")
+        (chosen,) = there
+    done, total = chosen.checkpoint.version, spec.algorithm.steps
+    if done >= total:
+        raise ConfigError(
+            f"{chosen.name}: {done} steps are done, and algorithm.steps is {total}: "
+            "it counts the steps of both jobs together"
+        )
+    _require_same_model(chosen, Path(spec.policy.path))
+    if _goes_on_with_drafter(read_spec(run), spec):
+        return chosen
+    return msgspec.structs.replace(chosen, drafter=None, accept_length=None)
+
+
+def has_checkpoint(run: Path) -> bool:
+    return bool(_find_checkpoints(run))
+
+
+def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
+    """Return the checkpoints whose files are still there, oldest first."""
+    if not has_journal(run):
+        return []
+    ledger = open_ledger(run)
+    saved: dict[PolicyVersion, tuple[Checkpoint, DrafterState]] = {}
+    for entry in journal_entries(run):
+        state = ledger.add(entry.event, entry.at).after
+        checkpoint = state.policy.checkpoint
+        if checkpoint is not None and checkpoint.version not in saved:
+            saved[checkpoint.version] = (checkpoint, state.drafter)
+    return [
+        _starting_checkpoint(run, ledger, checkpoint, drafter)
+        for checkpoint, drafter in saved.values()
+        if all(_is_there(run, blob) for blob in checkpoint.blobs)
+    ]
+
+
+def _starting_checkpoint(
+    run: Path, ledger: Ledger, checkpoint: Checkpoint, then: DrafterState
+) -> StartingCheckpoint:
+    """Take the drafter in use at that time or, if it was discarded since, the last one."""
+    drafters = [(state.adoption.used, state) for state in (then, ledger.state.drafter)]
+    kept = ((d, state) for d, state in drafters if d is not None and _is_there(run, d.weights))
+    drafter, state = next(kept, (None, then))
+    return StartingCheckpoint(
+        job=ledger.state.job,
+        folder=str(run),
+        checkpoint=checkpoint,
+        drafter=drafter,
+        accept_length=None if drafter is None else _accept_length(state, drafter),
+    )
+
+
+def _accept_length(state: DrafterState, drafter: DrafterRef) -> float | None:
+    evaluations = state.evidence.evaluations
+    return next((e.trained for e in evaluations if e.version == drafter.version), None)
+
+
+def _is_there(run: Path, blob: BlobRef) -> bool:
+    return (run / "blobs" / blob.digest).exists()
+
+
+def _require_same_model(start: StartingCheckpoint, folder: Path) -> None:
+    saved = read_shapes(Path(start.folder) / "blobs" / start.checkpoint.weights.digest)
+    model = read_folder_shapes(folder)
+    known = [name for name in model if name in saved or not name.endswith(_STORED_APART)]
+    for name in sorted({*saved, *known}):
+        if saved.get(name) != model.get(name):
+            here, there = _describe(saved.get(name)), _describe(model.get(name))
+            raise ConfigError(
+                f"{start.name} is of another model than {folder}: "
+                f"{name} is {here} in the one, {there} in the other"
+            )
+
+
+def _describe(shape: Shape | None) -> str:
+    return "missing" if shape is None else "×".join(map(str, shape))
+
+
+def _goes_on_with_drafter(before: JobSpec, after: JobSpec) -> bool:
+    """Return False if the spec names another drafter, or one of another layout, or trains none."""
+    old, new = before.drafter, after.drafter
+    return new.train != "off" and (old.path, old.layout) == (new.path, new.layout)
