@@ -1,7 +1,7 @@
 """tlt export: write a run's policy or drafter as a folder that other programs load."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,9 +25,13 @@ def policy(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write the LoRA adapter alone, as peft's folder.")
     ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Number format of the weights; by default that of the initial policy."),
+    ] = None,
     session: SessionName = "default",
 ) -> None:
-    """Write a job's policy as a folder that Transformers and SGLang load.
+    """Write a job's policy as a folder that Transformers and SGLang load, with a model card.
 
     With policy.lora it is the merged one, unless `--adapter` is given.
     """
@@ -40,8 +44,10 @@ def policy(
     stored = snapshot.best if best else snapshot.last
     if stored is None:
         raise ConfigError(f"{job}: {'no best' if best else 'no checkpointed'} policy yet")
-    export = export_adapter if adapter else export_policy
-    export(run, ledger.spec, stored, folder)
+    if adapter:
+        export_adapter(run, ledger.spec, stored, folder)
+    else:
+        export_policy(run, ledger, stored, folder, dtype)
     scores = (
         f", scored {done.mean:.3f} ± {done.stderr:.3f}"
         for done in snapshot.evals

@@ -15,7 +15,7 @@ from tlt.errors import BlobError, BlobLost
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import BlobRef
 
-_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def read_weights(
