@@ -1,5 +1,6 @@
 """A job that starts from another's checkpoint goes on as if nothing had disturbed the other."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,15 @@ def goes_on_spec(live: Live, raw_spec: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(live: Live, goes_on_spec: Path) -> Sequence[StepSummary]:
+def undisturbed_job(live: Live, goes_on_spec: Path) -> str:
     job = live.submit(goes_on_spec)
     assert live.await_end(job)["status"] == "done", live.job(job)["error"]
-    return live.fold(job).steps
+    return job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(live: Live, undisturbed_job: str) -> Sequence[StepSummary]:
+    return live.fold(undisturbed_job).steps
 
 
 def assert_went_on(
@@ -107,3 +113,13 @@ def test_a_finished_job_gets_more_steps_with_and_without_shards(
         assert ours.metrics is not None
         assert theirs.metrics is not None
         assert ours.metrics.gradient_norm == pytest.approx(theirs.metrics.gradient_norm, rel=1e-3)
+
+
+def test_finds_a_job_of_an_earlier_session_by_its_name(
+    live: Live, goes_on_spec: Path, undisturbed_job: str
+) -> None:
+    shutil.copytree(live.runs / undisturbed_job, live.runs / "earlier-7")
+    refused = live.tlt("submit", str(goes_on_spec), "--from", "earlier-7", code=2).stderr
+    assert "earlier-7@6: 6 steps are done, and algorithm.steps is 6" in refused
+    refused = live.tlt("submit", str(goes_on_spec), "--from", "earlier-8", code=2).stderr
+    assert "there is no job 'earlier-8'" in refused

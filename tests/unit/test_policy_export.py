@@ -25,6 +25,7 @@ from tlt.export.policy_export import export_policy
 from tlt.id_types import PolicyVersion
 from tlt.models.safetensors_io import put_weights
 from tlt.report import Ledger, StoredPolicy
+from tlt.reward_spec import RewardSpec
 from tlt.store.journal import JournalEntry
 
 
@@ -45,6 +46,10 @@ class Run:
             small_spec(steps=4, eval_every=2),
             policy=PolicySpec(path=str(policy)),
             data=DataSpec(train=f"{tmp_path}/train.jsonl", eval=f"{tmp_path}/eval.jsonl"),
+            reward=(
+                RewardSpec(kind="function", function=f"{tmp_path}/mine.py:score"),
+                RewardSpec(kind="boxed", weight=0.5),
+            ),
         )
         world, chooser = World(spec, [1, 1]), Random(0)
         while not world.ended:
@@ -135,6 +140,10 @@ def test_the_card_says_where_the_policy_comes_from_and_what_it_gained(
     spec = yaml.safe_load(card.text.split("```yaml\n")[1].split("```")[0])
     assert spec["policy"] == {"path": "1234"}
     assert spec["data"] == {"train": "train.jsonl", "eval": "eval.jsonl"}
+    assert spec["reward"] == [
+        {"kind": "function", "function": "mine.py:score"},
+        {"kind": "boxed", "weight": 0.5},
+    ]
     assert spec["algorithm"]["steps"] == 4
     assert "learning_rate" not in spec["algorithm"]
     assert str(tmp_path) not in (folder / "README.md").read_text()

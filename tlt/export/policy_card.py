@@ -2,8 +2,9 @@
 
 import importlib.metadata
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import yaml
@@ -17,7 +18,7 @@ _CACHED = re.compile(r"^models--([^/]+)--([^/]+)$")
 # what a derived model has to keep
 _KEPT = ("license", "license_name", "license_link", "language")
 # keys whose values are paths of the machine that trained it
-_PATHS = ("path", "train", "eval", "function")
+_PATHS = ("path", "train", "eval", "function", "writable")
 
 _CARD = """---
 {metadata}---
@@ -32,7 +33,7 @@ Version {version} of the policy that TLT {tlt} trained by reinforcement learning
 | answers in each step | {prompts} prompts × {members} |
 | held-out reward | {held_out} |
 | training reward | {rewards} |
-| weights | {dtype}; those that were trained, in float32: BLAKE2b `{digest}` |
+| weights | {dtype}, from the run's file `{digest}` (its BLAKE2b digest) |
 
 Answers were sampled at temperature {temperature}{filters}, and ended after {longest} tokens.
 Load the folder with `AutoModelForCausalLM` and `AutoTokenizer` of Transformers, or serve it:
@@ -125,16 +126,23 @@ def _describe_rewards(snapshot: Snapshot, stored: StoredPolicy) -> str:
 
 def _without_defaults(section: Section) -> dict[str, Any]:
     """Return what a spec sets; of paths the last part, because the rest says where it ran."""
-    found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(section):
-        value = getattr(section, field.name)
-        if isinstance(value, Section):
-            if inner := _without_defaults(value):
-                found[field.name] = inner
-        elif value != _default(field):
-            is_path = field.name in _PATHS and isinstance(value, str)
-            found[field.name] = Path(value).name if is_path else msgspec.to_builtins(value)
-    return found
+    return {
+        field.name: _plain(field.name, value)
+        for field in msgspec.structs.fields(section)
+        if (value := getattr(section, field.name)) != _default(field)
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case Section():
+            return _without_defaults(value)
+        case tuple() | list():
+            return [_plain(name, each) for each in cast("Sequence[Any]", value)]
+        case str() if name in _PATHS:
+            return Path(value).name
+        case _:
+            return msgspec.to_builtins(value)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> object:
