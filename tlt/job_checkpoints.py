@@ -39,8 +39,10 @@ def choose_checkpoint(run: Path, step: Step | None, spec: JobSpec) -> StartingCh
             f"{chosen.name}: {done} steps are done, and algorithm.steps is {total}: "
             "it counts the steps of both jobs together"
         )
+    before = read_spec(run)
     _require_same_model(chosen, Path(spec.policy.path))
-    if _goes_on_with_drafter(read_spec(run), spec):
+    _require_same_trained_weights(chosen, before, spec)
+    if _goes_on_with_drafter(before, spec):
         return chosen
     return msgspec.structs.replace(chosen, drafter=None, accept_length=None)
 
@@ -102,6 +104,17 @@ def _require_same_model(start: StartingCheckpoint, folder: Path) -> None:
             raise ConfigError(
                 f"{start.name} is of another model than {folder}: "
                 f"{name} is {here} in the one, {there} in the other"
+            )
+
+
+def _require_same_trained_weights(
+    start: StartingCheckpoint, before: JobSpec, after: JobSpec
+) -> None:
+    """Refuse where the optimiser's moments are of other weights than the job would train."""
+    for key in ("lora", "freeze"):
+        if getattr(before.policy, key) != getattr(after.policy, key):
+            raise ConfigError(
+                f"{start.name} has trained other weights: policy.{key} must be the same"
             )
 
 

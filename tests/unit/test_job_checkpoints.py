@@ -13,7 +13,7 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import step
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
-from tlt.config import DrafterSpec, JobSpec, PolicySpec
+from tlt.config import DrafterSpec, JobSpec, LoraSpec, PolicySpec
 from tlt.errors import ConfigError
 from tlt.id_types import Step
 from tlt.job_checkpoints import choose_checkpoint
@@ -118,6 +118,16 @@ def test_refuses_another_model_by_the_name_of_a_weight(
     write_weights(tmp_path / "policy" / "model.safetensors", {**_SHAPES, **shapes})
     with pytest.raises(ConfigError, match=f"{JOB}@12 is of another model than .*: {complaint}"):
         choose_checkpoint(run, None, spec_of(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{"lora": LoraSpec()}, {"freeze": ("*norm*",)}])
+def test_refuses_to_train_other_weights_than_the_optimiser_knows(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run, _ = write_run(tmp_path)
+    policy = PolicySpec(path=str(tmp_path / "policy"), **changes)
+    with pytest.raises(ConfigError, match=f"policy.{next(iter(changes))} must be the same"):
+        choose_checkpoint(run, None, spec_of(tmp_path, policy=policy))
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:

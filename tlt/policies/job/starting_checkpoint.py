@@ -10,7 +10,7 @@ from tlt.policies.drafter.learning_curve import fit_curve
 from tlt.policies.drafter.lineage import Lineage, begin_new_root
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.job.run_state import Turn
-from tlt.protocol.refs import DrafterRef, PolicyRef, StartingCheckpoint
+from tlt.protocol.refs import DrafterRef, StartingCheckpoint
 
 
 def use(turn: Turn, start: StartingCheckpoint) -> None:
@@ -20,7 +20,7 @@ def use(turn: Turn, start: StartingCheckpoint) -> None:
         initial_version=saved.version,
         version=saved.version,
         target_version=saved.version,
-        current=PolicyRef(version=saved.version, weights=saved.weights),
+        current=saved.policy,
         checkpoint=saved,
     )
     if start.drafter is not None:
