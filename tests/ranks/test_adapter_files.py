@@ -21,12 +21,12 @@ from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
 from tlt.export.adapter_export import export_adapter
 from tlt.export.policy_export import export_policy
-from tlt.id_types import PolicyVersion
+from tlt.id_types import JobId, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.refs import Checkpoint
 from tlt.ranks.policy_files import PolicyFiles
-from tlt.report import StoredPolicy
+from tlt.report import Ledger, StoredPolicy
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.trained_part import TrainedPart
 
@@ -85,7 +85,8 @@ def test_adapter_and_merged_policy_are_the_same_model(tmp_path: Path, family: st
     learner = learner_of(job)
     learn(learner, 0, 1)
     checkpoint = put(PolicyFiles(rank_job(tmp_path / "run", job)), learner)
-    export_policy(tmp_path / "run", job, stored(checkpoint), tmp_path / "merged")
+    ledger = Ledger(JobId("job"), job)
+    export_policy(tmp_path / "run", ledger, stored(checkpoint), tmp_path / "merged")
     export_adapter(tmp_path / "run", job, stored(checkpoint), tmp_path / "adapter")
     merged, plain = loaded(tmp_path / "merged"), loaded(base)
     adapted = PeftModel.from_pretrained(loaded(base), tmp_path / "adapter").eval()

@@ -83,7 +83,7 @@ class Run:
         stored = snapshot.best if best else snapshot.last
         if stored is None:
             raise ConfigError(f"{self.name}: {'no best' if best else 'no checkpointed'} policy yet")
-        export_policy(self.folder, ledger.spec, stored, Path(folder))
+        export_policy(self.folder, ledger, stored, Path(folder))
         return Path(folder)
 
     def _record(self) -> JobRecord:

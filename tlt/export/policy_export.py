@@ -28,7 +28,11 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def export_policy(
-    run: Path, ledger: Ledger, stored: StoredPolicy, folder: Path, dtype: ExportedDtype | None
+    run: Path,
+    ledger: Ledger,
+    stored: StoredPolicy,
+    folder: Path,
+    dtype: ExportedDtype | None = None,
 ) -> None:
     """Copy the initial policy's folder, with the weights of `stored` in place of its own.
 
