@@ -1,7 +1,8 @@
 """Find the checkpoints in a run's folder, and choose one that another job can start from.
 
-Data, seed, batch sizes and hyper-parameters of the two jobs may differ: the number of the step says
-where the new job stands in its own order of prompts and schedule. Their model must be the same.
+Data, seed, batch sizes and hyper-parameters of the two jobs may differ; their model must be the
+same. With the same data and seed the new job begins where the other one's prompts ended; otherwise
+the number of the step says where it stands in its own order of prompts.
 """
 
 from pathlib import Path
@@ -13,7 +14,8 @@ from tlt.errors import ConfigError
 from tlt.id_types import PolicyVersion, Step
 from tlt.models.safetensors_header import Shape, read_folder_shapes, read_shapes
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, StartingCheckpoint
+from tlt.protocol.events import JobStarted
+from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PromptCursor, StartingCheckpoint
 from tlt.report import Ledger
 from tlt.run_folder_reader import has_journal, journal_entries, open_ledger, read_spec
 
@@ -42,9 +44,11 @@ def choose_checkpoint(run: Path, step: Step | None, spec: JobSpec) -> StartingCh
     before = read_spec(run)
     _require_same_model(chosen, Path(spec.policy.path))
     _require_same_trained_weights(chosen, before, spec)
-    if _goes_on_with_drafter(before, spec):
-        return chosen
-    return msgspec.structs.replace(chosen, drafter=None, accept_length=None)
+    if (before.data, before.seed) != (spec.data, spec.seed):
+        chosen = msgspec.structs.replace(chosen, cursor=None)
+    if not _goes_on_with_drafter(before, spec):
+        chosen = msgspec.structs.replace(chosen, drafter=None, accept_length=None)
+    return chosen
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -56,21 +60,27 @@ def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
     if not has_journal(run):
         return []
     ledger = open_ledger(run)
-    saved: dict[PolicyVersion, tuple[Checkpoint, DrafterState]] = {}
+    saved: dict[PolicyVersion, tuple[Checkpoint, PromptCursor | None, DrafterState]] = {}
     for entry in journal_entries(run):
-        state = ledger.add(entry.event, entry.at).after
-        checkpoint = state.policy.checkpoint
+        event, state = entry.event, ledger.add(entry.event, entry.at).after
+        checkpoint, cursor = state.policy.checkpoint, state.cursor
+        if isinstance(event, JobStarted) and event.starts_from is not None:
+            cursor = event.starts_from.cursor  # the state has taken its first prompts already
         if checkpoint is not None and checkpoint.version not in saved:
-            saved[checkpoint.version] = (checkpoint, state.drafter)
+            saved[checkpoint.version] = (checkpoint, cursor, state.drafter)
     return [
-        _starting_checkpoint(run, ledger, checkpoint, drafter)
-        for checkpoint, drafter in saved.values()
+        _starting_checkpoint(run, ledger, checkpoint, cursor, drafter)
+        for checkpoint, cursor, drafter in saved.values()
         if all(_is_there(run, blob) for blob in checkpoint.blobs)
     ]
 
 
 def _starting_checkpoint(
-    run: Path, ledger: Ledger, checkpoint: Checkpoint, then: DrafterState
+    run: Path,
+    ledger: Ledger,
+    checkpoint: Checkpoint,
+    cursor: PromptCursor | None,
+    then: DrafterState,
 ) -> StartingCheckpoint:
     """Take the drafter in use at that time or, if it was discarded since, the last one."""
     drafters = [(state.adoption.used, state) for state in (then, ledger.state.drafter)]
@@ -80,6 +90,7 @@ def _starting_checkpoint(
         job=ledger.state.job,
         folder=str(run),
         checkpoint=checkpoint,
+        cursor=cursor,
         drafter=drafter,
         accept_length=None if drafter is None else _accept_length(state, drafter),
     )

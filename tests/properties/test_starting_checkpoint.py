@@ -17,7 +17,7 @@ from tlt.config import JobSpec
 from tlt.id_types import Attempt, Digest, DrafterVersion, JobId, PolicyVersion, Step, WorkerId
 from tlt.policies.coordinator import decide, new_run
 from tlt.policies.drafter import scheduler
-from tlt.policies.job.rollout_batch import step_prompts
+from tlt.policies.job.prompt_order import cursor_at, take
 from tlt.policies.job.run_state import RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout, TrainDrafter
 from tlt.protocol.events import WorkerIdled
@@ -56,17 +56,32 @@ def start(spec: JobSpec, checkpoint: StartingCheckpoint) -> tuple[RunState, list
     return decide(new_run(JOB, spec), event, 0.0)
 
 
-@given(seed=seeds, shards=st.sampled_from([1, "all"]))
+@given(seed=seeds, shards=st.sampled_from([1, "all"]), dynamic=st.booleans())
 @settings(max_examples=max(5, _EXAMPLES // 4))
-def test_leads_to_the_weights_of_an_undisturbed_job(seed: int, shards: Literal[1, "all"]) -> None:
+def test_leads_to_the_weights_of_an_undisturbed_job(
+    seed: int, shards: Literal[1, "all"], dynamic: bool
+) -> None:
     """Other workers make the steps; rewards depend on the attempt if some of them are lost."""
     chooser = Random(seed)
-    spec = small_spec(steps=4, checkpoint_every=1, eval_every=2, seed=seed % 7, shards=shards)
-    undisturbed = World(spec, [1, 1])
+    spec = small_spec(
+        steps=4,
+        checkpoint_every=1,
+        eval_every=2,
+        seed=seed % 7,
+        shards=shards,
+        dynamic_sampling=dynamic,
+    )
+    undisturbed, version = World(spec, [1, 1]), chooser.randint(1, 3)
+    while undisturbed.state.policy.checkpoint is None or (
+        undisturbed.state.policy.checkpoint.version < version
+    ):
+        step(undisturbed, chooser, faults=0.0, overtaking=0.0)
+    cursor = undisturbed.state.cursor
     finish(undisturbed)
-    version = chooser.randint(1, 3)
     contents = undisturbed.checks.contents
-    checkpoint = starting_checkpoint(version, contents[version])
+    checkpoint = msgspec.structs.replace(
+        starting_checkpoint(version, contents[version]), cursor=cursor
+    )
     resumed = World(spec, [2, 1, 1], starts_from=checkpoint)
     faults = chooser.choice([0.0, 0.05])
     for _ in range(chooser.randint(0, 200)):
@@ -83,7 +98,7 @@ def test_draws_the_prompts_of_the_next_step_with_the_saved_policy() -> None:
     state, commands = start(spec, starting_checkpoint(3))
     (issued,) = [c for c in commands if isinstance(c, IssuePrompts)]
     assert (issued.step, issued.purpose) == (3, "train")
-    assert issued.prompts == step_prompts(spec, Step(3), 5)
+    assert issued.prompts == take(spec, cursor_at(spec, Step(3), 5), 5, len(issued.prompts))[0]
     (rollout,) = [c for c in commands if isinstance(c, StartRollout)]
     assert (rollout.policy.version, rollout.policy.weights) == (3, blob("weights"))
     assert state.policy.checkpoint == starting_checkpoint(3).checkpoint

@@ -17,6 +17,7 @@ from tlt.config import DrafterSpec, JobSpec, LoraSpec, PolicySpec
 from tlt.errors import ConfigError
 from tlt.id_types import Step
 from tlt.job_checkpoints import choose_checkpoint
+from tlt.protocol.refs import PromptCursor, StartingCheckpoint
 
 _SHAPES = {"model.embed_tokens.weight": (6, 4), "model.norm.weight": (4,)}
 
@@ -60,6 +61,25 @@ def test_takes_the_last_checkpoint_and_the_drafter_in_use(tmp_path: Path) -> Non
     assert chosen.drafter is not None
     assert (run / "blobs" / chosen.drafter.weights.digest).exists()
     assert chosen.accept_length is not None
+
+
+def test_takes_the_place_in_the_prompts_only_where_data_and_seed_are_the_same(
+    tmp_path: Path,
+) -> None:
+    run, world = write_run(tmp_path)
+    spec = spec_of(tmp_path)
+    first = choose_checkpoint(run, Step(2), spec)
+    assert first.cursor == PromptCursor(epoch=0, position=4)
+    assert choose_checkpoint(run, Step(2), spec_of(tmp_path, seed=1)).cursor is None
+    (run / "journal.jsonl").write_bytes(started_from(world, first))
+    again = choose_checkpoint(run, Step(2), spec)
+    assert again.cursor == first.cursor
+
+
+def started_from(world: World, start: StartingCheckpoint) -> bytes:
+    """Return the journal of a job that has just started from a checkpoint."""
+    start = msgspec.structs.replace(start, drafter=None)  # which the simulation would not know
+    return b"".join(line + b"\n" for line in World(world.spec, [1], starts_from=start).journal)
 
 
 def test_takes_the_checkpoint_of_a_step_or_names_those_that_exist(tmp_path: Path) -> None:

@@ -122,6 +122,16 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     micro_batches: int
 
 
+class PromptCursor(Value, frozen=True, kw_only=True):
+    """The next prompt of a job; a job that starts from another one's checkpoint begins with it."""
+
+    epoch: int = 0
+    # prompts of the epoch that are used or skipped
+    position: int = 0
+    # by prompt that was solved: the last epoch in which it is skipped
+    skipped: dict[PromptIndex, int] = {}
+
+
 class StartingCheckpoint(Value, frozen=True, kw_only=True):
     """A checkpoint of another job that a job starts from; its blobs are in both jobs' folders."""
 
@@ -129,6 +139,8 @@ class StartingCheckpoint(Value, frozen=True, kw_only=True):
     # of the other job
     folder: str
     checkpoint: Checkpoint
+    # behind the prompts of the last step; None where the data or their order are others
+    cursor: PromptCursor | None = None
     # None: the drafter that the spec names, or a new one
     drafter: DrafterRef | None = None
     # of that drafter, when the other job last evaluated it

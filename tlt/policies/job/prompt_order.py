@@ -10,16 +10,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import PromptIndex, Step
 from tlt.policies.keyed_random import permuted
-
-
-class PromptCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The next prompt of a job; a job that goes on elsewhere begins with it."""
-
-    epoch: int = 0
-    # prompts of the epoch that are used or skipped
-    position: int = 0
-    # by prompt that was solved: the last epoch in which it is skipped
-    skipped: dict[PromptIndex, int] = {}
+from tlt.protocol.refs import PromptCursor
 
 
 def cursor_at(spec: JobSpec, step: Step, prompts: int) -> PromptCursor:

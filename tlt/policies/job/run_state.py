@@ -10,12 +10,11 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.policies.job.prompt_order import PromptCursor
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
-from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef
+from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
 from tlt.protocol.shared_values import WorkerInfo
 
 

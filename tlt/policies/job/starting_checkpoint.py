@@ -1,7 +1,8 @@
 """Start a run from a checkpoint of another job, as if it had made that job's updates itself.
 
-The number of the next step implies the place in the order of prompts, the seeds of sampling and the
-place in the learning rate's schedule, so the version of the checkpoint stands for all of them.
+The number of the next step implies the seeds of sampling and the place in the learning rate's
+schedule, so the version of the checkpoint stands for them. It implies the place in the order of
+prompts, too, where no cursor says that dynamic sampling used more of them.
 """
 
 from tlt.id_types import Step
@@ -15,7 +16,7 @@ from tlt.protocol.refs import DrafterRef, StartingCheckpoint
 
 def use(turn: Turn, start: StartingCheckpoint) -> None:
     saved = start.checkpoint
-    turn.set(step=Step(saved.version))
+    turn.set(step=Step(saved.version), cursor=start.cursor)
     turn.set_policy(
         initial_version=saved.version,
         version=saved.version,
