@@ -88,6 +88,10 @@ BENCHMARKS = {
         "The tiny reasoner is trained for 12 steps with each `algorithm.preset`, the same prompts"
         " and seed; points gained on 320 held-out problems."
     ),
+    "dynamic_sampling": (
+        "Groups that agree are replaced within their rollout batch, or not: the decode seconds that"
+        " it costs, by the share of groups that updates learn from and wouldn't have."
+    ),
     "accuracy": (
         "Pairs of jobs with the same seed, one without speculation and one with drafter training"
         " from random weights, are evaluated on the same held-out problems."
