@@ -58,9 +58,9 @@ def score(
     for verdict in verdicts:
         print_json(_shown(rewards, verdict))
     scored = [verdict.reward for verdict in verdicts if verdict.reward is not None]
-    if not json:
+    if scored and not json:
         say(f"mean {mean(scored):.4f} over {len(scored)} of {len(verdicts)} answers")
-    if len(scored) < len(verdicts):
+    if any(map(_failed, verdicts)):
         raise typer.Exit(1)
 
 
@@ -89,10 +89,15 @@ def _score(
 
 def _print_verdict(specs: tuple[RewardSpec, ...], verdict: Verdict, json: bool) -> None:
     print_json(_shown(specs, verdict))
-    if verdict.error is not None:
-        if not json:
-            complain(verdict.error)
+    if verdict.error is not None and not json:
+        complain(verdict.error)
+    if _failed(verdict):
         raise typer.Exit(1)
+
+
+def _failed(verdict: Verdict) -> bool:
+    """Return True if an answer couldn't be scored; it may also be that no reward applies."""
+    return verdict.reward is None and verdict.error is not None
 
 
 def _shown(specs: tuple[RewardSpec, ...], verdict: Verdict) -> dict[str, Any]:

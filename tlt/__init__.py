@@ -14,6 +14,10 @@ __all__ = ["Job", "JobFailed", "OpenSession", "Run", "Session", "connect", "rewa
 _MODULES = {"Job": "tlt.api.job", "reward": "tlt.api.reward_functions"}
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tlt' has no attribute '{name}'")

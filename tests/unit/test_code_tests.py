@@ -63,6 +63,19 @@ CALLS = {"inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]], "fn_name": "add"}
         (f"open({str(Path(__file__))!r})", "pass", {}, 0),
         ("open('mine', 'w').write('x')", "pass", {}, 1),
         ("bytearray(4_000_000_000)", "pass", {}, 0),
+        # how it may try to pass without passing
+        ("import __main__, os, sys\nos.write(int(sys.argv[1]), __main__.word.encode())",
+         "assert False", {}, 0),
+        ("import builtins\nbuiltins.compile = builtins.exec = lambda *_: None",
+         "assert False", {}, 0),
+        ("open('tests.py', 'w').write('pass')", "assert False", {}, 0),
+        ("import os\nos.symlink('/etc/hostname', 'output')\nprint(open('program.py').read()[:0])",
+         {"inputs": [""], "outputs": ["x"]}, {}, 0),
+        ("import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')", "pass", {}, 1),
+        ("import os, signal\nos.kill(os.getppid(), signal.SIGINT)", "pass", {}, 1),
+        ("def add(a, b):\n    return 10 ** 400", CALLS | {"outputs": [1.5, 1.5]}, {}, 0),
+        ("def add(a, b):\n    return list(range(20_000))",
+         CALLS | {"inputs": [[1, 2]], "outputs": [list(range(20_000))]}, {}, 1),
     ],
 )  # fmt: skip
 async def test_runs_a_program_against_tests(

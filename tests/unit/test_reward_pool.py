@@ -52,6 +52,15 @@ def reward(*, completion, answer, row):
                 try: os.fork()
                 except OSError: time.sleep(0.01)
         case "child": return subprocess.run(["false"]).returncode
+        case "copy":
+            if os.fork() == 0: return 77
+        case "cycle":
+            error = ValueError("x")
+            error.__cause__ = error
+            raise error
+        case "leave": subprocess.Popen(["sleep", "600"], start_new_session=True)
+        case "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
     return answer + row.get("x", 0)
 
 async def slow(completion, answer, row):
@@ -165,6 +174,32 @@ async def test_what_forks_without_end_is_ended_and_others_are_scored(start: Star
     assert [result.reward for result in others] == [1.0] * 3
     assert (await forking).error == "no answer within 1 s"
     assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
+
+
+async def test_a_copy_of_the_process_answers_nobody(start: Start) -> None:
+    """Its result would be taken for that of a later request."""
+    pool = start(workers=1)
+    results = [await pool.score("copy" if n % 2 else "", n, {}) for n in range(8)]
+    assert [result.reward for result in results] == list(range(8))
+
+
+async def test_what_an_answer_leaves_running_ends_with_it(start: Start) -> None:
+    pool = start(workers=1)
+    results = [await pool.score("leave", n, {}) for n in range(400)]
+    assert {result.error for result in results} == {None}
+
+
+@pytest.mark.parametrize(
+    ("completion", "error"), [("\ud800", "surrogates"), ("cycle", "ValueError")]
+)
+async def test_odd_answers_and_errors_end_nothing(
+    completion: str, error: str, start: Start
+) -> None:
+    pool = start(workers=1)
+    result = await pool.score(completion, 1, {})
+    assert result.error is not None
+    assert error in result.error
+    assert await pool.score("interrupt", 2, {}) == ScoreResult(reward=2.0)
 
 
 async def test_time_limit_ends_the_code_and_its_children(start: Start, tmp_path: Path) -> None:

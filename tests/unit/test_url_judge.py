@@ -38,6 +38,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((dict(self.headers), json.loads(body)))
         status, reply = self.server.replies.pop(0)
         self.send_response(status)
+        if status == 302:
+            self.send_header("Location", self.server.url)
         self.end_headers()
         self.wfile.write(reply.encode())
 
@@ -90,6 +92,14 @@ def test_a_reply_without_a_reward_is_an_error(judge: Judge, reply: Reply, error:
     judge.replies = [reply]
     with pytest.raises(Exception, match=error):
         ask(judge)
+
+
+def test_a_redirect_is_not_followed(judge: Judge) -> None:
+    """Another host would get the token."""
+    judge.replies = [(302, ""), (200, '{"reward": 1}')]
+    with pytest.raises(Exception, match="302"):
+        ask(judge)
+    assert len(judge.requests) == 1
 
 
 async def test_one_that_stays_busy_says_so_in_time(judge: Judge, tmp_path: Path) -> None:

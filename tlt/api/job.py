@@ -1,7 +1,7 @@
 """Describe a job in Python: the sections of a spec, with rows and functions instead of files."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ class Job:
 
     `policy` may be a folder, `data["train"]` and `data["eval"]` may be lists of rows, and `reward`
     may be a function, or a list of functions and sections. With `spec`, a YAML file, the sections
-    change single keys of it.
+    change single keys of it, but for `reward`, which takes the place of the file's.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Job:
         *,
         policy: str | Path | Section | None = None,
         data: Section | None = None,
-        reward: RewardLike | list[RewardLike] | None = None,
+        reward: RewardLike | Sequence[RewardLike] | None = None,
         **sections: Any,
     ) -> None:
         if isinstance(policy, str | Path):
@@ -64,10 +64,14 @@ class Job:
         return spec
 
 
-def _reward_sections(reward: RewardLike | list[RewardLike], folder: Path) -> Any:
-    if isinstance(reward, list):
+def _reward_sections(reward: RewardLike | Sequence[RewardLike], folder: Path) -> Any:
+    if isinstance(reward, list | tuple):
         return [_reward_sections(each, folder) for each in reward]
-    return reward_section(reward, folder) if callable(reward) else dict(reward)
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if not callable(reward):
+        raise ConfigError(f"{_WHERE}: reward: neither a function nor a section: {reward!r}")
+    return reward_section(reward, folder)
 
 
 def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
             continue
         try:
             lines = [msgspec.json.encode(row) for row in cast("Iterable[Section]", rows)]
-        except (TypeError, msgspec.MsgspecError) as error:
+        except (TypeError, UnicodeError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{_WHERE}: data.{key}: a row isn't JSON: {error}") from error
         content = b"\n".join([*lines, b""])
         file = folder / f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"

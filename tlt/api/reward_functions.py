@@ -1,7 +1,7 @@
-"""Hand functions of a program to the processes that score: by their file, or written down."""
+"""Hand functions of a program to the processes that score."""
 
 import hashlib
-import inspect
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,40 +32,26 @@ def reward(function: Any = None, **settings: Any) -> Any:
     """
 
     def mark(marked: _Function) -> _Function:
-        setattr(marked, _SETTINGS, settings)
+        try:
+            setattr(marked, _SETTINGS, settings)
+        except AttributeError as error:
+            kind = type(marked).__name__
+            raise ConfigError(f"tlt.reward: a {kind} can't be marked: use a function") from error
         return marked
 
     return mark if function is None else mark(function)
 
 
 def reward_section(function: Callable[..., Any], folder: Path) -> dict[str, Any]:
-    """Return a spec's section for a function, which is written to `folder` if no file has it."""
-    settings = getattr(function, _SETTINGS, {})
-    name = getattr(function, "__name__", type(function).__name__)
-    file = _file_of(function)
-    if file is None:
-        file = _write(function, name, folder)
-    return {"kind": "function", "name": name, "function": f"{file}:{name}"} | settings
-
-
-def _file_of(function: Callable[..., Any]) -> Path | None:
-    """Return the file that has the function at its top level and may be loaded again.
-
-    A program's main file isn't loaded again, because that would run the program.
-    """
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    found = getattr(module, getattr(function, "__qualname__", ""), None)
-    file = getattr(module, "__file__", None)
-    if file is None or found is not function or getattr(module, "__name__", "") == "__main__":
-        return None
-    return Path(inspect.getfile(function)).resolve()
-
-
-def _write(function: Callable[..., Any], name: str, folder: Path) -> Path:
+    """Return a spec's section for a function, which is written to a file of `folder`."""
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    # a function of an importable module is a reference to it, which needs this program's path
+    path = [str(Path(entry or ".").resolve()) for entry in sys.path]
     try:
-        data = cloudpickle.dumps(function)
+        data = pickle.dumps((path, cloudpickle.dumps(function)))
     except Exception as error:  # raised by what the function holds
         raise ConfigError(f"the reward {name} can't be written down: {error}") from error
     file = folder / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}{PICKLED}"
     file.write_bytes(data)
-    return file
+    settings = getattr(function, _SETTINGS, {})
+    return {"kind": "function", "name": name, "function": f"{file}:{name}"} | settings

@@ -4,27 +4,26 @@ Tests are those of a row's answer: Python text or a list of it (MBPP, HumanEval)
 outputs (APPS, LiveCodeBench), for the program's standard input or for its function `fn_name`.
 """
 
-import contextlib
 import json
 import math
 import os
 import re
 import secrets
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
 from tlt.dataset import Row
 from tlt.reward_spec import RewardSpec
-from tlt.rewards.isolation import readable_system
+from tlt.rewards.isolation import end_others, readable_system, remove_folder
 from tlt.rewards.landlock import restrict_files
 
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
@@ -36,24 +35,41 @@ _MOST_OUTPUT = 1 << 20
 # relative error of numbers in an output
 _TOLERANCE = 1e-6
 
-# runs tests after the program; only what comes to its end says the word
+# Runs tests after the program, and says the word at the end. Both came before the program ran, and
+# neither is in a global variable or a file; a program that searches the frames finds them.
 _ASSERTS = """
-import os, sys
-word = sys.stdin.readline()
-scope = {"__name__": "__main__"}
-for name in ("program.py", "tests.py"):
-    exec(compile(open(name, encoding="utf-8").read(), name, "exec"), scope)
-sys.stdout.flush()
-os.write(int(sys.argv[1]), word.encode())
+import json, os, sys
+
+def main():
+    word, tests = json.loads(sys.stdin.read())
+    channel, write, run = int(sys.argv[1]), os.write, exec
+    with open("program.py", encoding="utf-8") as file:
+        parts = [compile(file.read(), "program.py", "exec"), compile(tests, "tests.py", "exec")]
+    scope = {"__name__": "__main__"}
+    for part in parts:
+        run(part, scope)
+    sys.stdout.flush()
+    write(channel, word.encode())
+
+main()
 """
-# calls the program's function, and says what it returned
+# Calls the program's function, and says what it returned.
 _CALL = """
 import json, os, sys
-word, name, arguments = sys.stdin.readline().strip(), *json.loads(sys.stdin.readline())
-scope = {"__name__": "program"}
-exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), scope)
-function = scope.get(name) or getattr(scope["Solution"](), name)
-os.write(int(sys.argv[1]), json.dumps([word, function(*arguments)]).encode())
+
+def main():
+    word, name, arguments = json.loads(sys.stdin.read())
+    channel, write, encode = int(sys.argv[1]), os.write, json.dumps
+    with open("program.py", encoding="utf-8") as file:
+        program = compile(file.read(), "program.py", "exec")
+    scope = {"__name__": "program"}
+    exec(program, scope)
+    function = scope.get(name) or getattr(scope["Solution"](), name)
+    rest = memoryview(encode([word, function(*arguments)]).encode())
+    while rest:
+        rest = rest[write(channel, rest):]
+
+main()
 """
 
 
@@ -85,14 +101,22 @@ class CodeTests:
             (folder / "program.py").write_text(extract_program(text), encoding="utf-8")
             runner = _Runner(folder, time.monotonic() + self._seconds)
             outcomes: list[bool] = []
-            for passed in runner.outcomes(answer, row):
-                outcomes.append(passed)
-                if not passed and not self._partial:
+            for passes in runner.tests(answer, row):
+                outcomes.append(_holds(passes))
+                if not outcomes[-1] and not self._partial:
                     return 0.0
             return sum(outcomes) / len(outcomes)
         finally:
-            _end_others()
-            shutil.rmtree(folder, ignore_errors=True)
+            end_others()
+            remove_folder(folder)
+
+
+def _holds(passes: Callable[[], bool]) -> bool:
+    """Return False whatever goes wrong once a program runs: it may have caused it."""
+    try:
+        return passes()
+    except (OSError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return False
 
 
 def extract_program(text: str) -> str:
@@ -111,8 +135,8 @@ class _Runner:
         self._folder = folder
         self._deadline = deadline
 
-    def outcomes(self, answer: Any, row: Row) -> Iterator[bool]:
-        """Yield whether each test passes; raise ValueError if there are none."""
+    def tests(self, answer: Any, row: Row) -> list[Callable[[], bool]]:
+        """Return the tests; raise ValueError if there are none."""
         if isinstance(answer, str) and answer.lstrip().startswith("{"):
             answer = json.loads(answer)
         if isinstance(answer, dict):
@@ -120,23 +144,24 @@ class _Runner:
             if not pairs.inputs or len(pairs.inputs) != len(pairs.outputs):
                 raise ValueError("the answer needs as many inputs as outputs, and one at least")
             passes = self._returns if pairs.fn_name is not None else self._prints
-            for given, expected in zip(pairs.inputs, pairs.outputs, strict=True):
-                yield passes(given, expected, pairs.fn_name or "")
-            return
+            name = pairs.fn_name or ""
+            return [
+                partial(passes, given, expected, name)
+                for given, expected in zip(pairs.inputs, pairs.outputs, strict=True)
+            ]
         tests = msgspec.convert([answer] if isinstance(answer, str) else answer, list[str])
         if not any(test.strip() for test in tests):
             raise ValueError("the answer holds no tests: text, a list of it, or inputs and outputs")
         entry = row.get("entry_point")
-        for test in tests:
-            if isinstance(entry, str) and "def check(" in test:
-                test += f"\ncheck({entry})\n"
-            yield self._asserts(test)
+        if isinstance(entry, str):
+            calls = f"\ncheck({entry})\n"
+            tests = [test + calls if "def check(" in test else test for test in tests]
+        return [partial(self._asserts, test) for test in tests]
 
     def _asserts(self, test: str) -> bool:
-        (self._folder / "tests.py").write_text(test, encoding="utf-8")
         word = secrets.token_hex(16)
-        run = self._run(["-c", _ASSERTS], f"{word}\n".encode())
-        return run is not None and run.said.decode(errors="replace").strip() == word
+        run = self._run(["-c", _ASSERTS], json.dumps([word, test]).encode())
+        return run is not None and run.said == word.encode()
 
     def _returns(self, given: Any, expected: Any, name: str) -> bool:
         arguments = given
@@ -145,13 +170,10 @@ class _Runner:
         if isinstance(expected, str):
             expected = json.loads(expected)
         word = secrets.token_hex(16)
-        run = self._run(["-c", _CALL], f"{word}\n{json.dumps([name, arguments])}\n".encode())
+        run = self._run(["-c", _CALL], json.dumps([word, name, arguments]).encode())
         if run is None:
             return False
-        try:
-            said, returned = json.loads(run.said)
-        except ValueError:
-            return False
+        said, returned = json.loads(run.said)
         # some sets wrap the one value that is returned
         return said == word and (_equal(returned, expected) or _equal([returned], expected))
 
@@ -170,23 +192,20 @@ class _Runner:
         left = self._deadline - time.monotonic()
         if left <= 0:
             return None
-        folder, output = str(self._folder), self._folder / "output"
-        reads, writes = os.pipe()
-        with output.open("wb") as target, os.fdopen(reads, "rb") as said:
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-B", *arguments, str(writes)],
-                    cwd=folder,
-                    env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C.UTF-8"},
-                    stdin=subprocess.PIPE,
-                    stdout=target,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(writes,),
-                    preexec_fn=lambda: _restrict_program(folder),
-                    start_new_session=True,
-                )
-            finally:
-                os.close(writes)
+        folder = str(self._folder)
+        # without names, so that no program can put something else in their place
+        with TemporaryFile() as output, TemporaryFile() as said:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-B", *arguments, str(said.fileno())],
+                cwd=folder,
+                env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C.UTF-8"},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(said.fileno(),),
+                preexec_fn=lambda: _restrict_program(folder),
+                start_new_session=True,
+            )
             try:
                 process.communicate(given, timeout=left)
             except subprocess.TimeoutExpired:
@@ -194,11 +213,19 @@ class _Runner:
             finally:
                 process.kill()
                 process.wait()
-                _end_others()
-            heard = said.read(_MOST_OUTPUT)
-        if output.stat().st_size > _MOST_OUTPUT:
+                end_others()
+            found = [_read_some(file) for file in (output, said)]
+        printed, heard = found
+        if printed is None or heard is None:
             return None
-        return _Run(process.returncode, output.read_bytes(), heard)
+        return _Run(process.returncode, printed, heard)
+
+
+def _read_some(file: IO[bytes]) -> bytes | None:
+    """Return what is in a file, or None if it is too much."""
+    file.seek(0)
+    content = file.read(_MOST_OUTPUT + 1)
+    return content if len(content) <= _MOST_OUTPUT else None
 
 
 def _restrict_program(folder: str) -> None:
@@ -206,15 +233,6 @@ def _restrict_program(folder: str) -> None:
     restrict_files([folder, "/dev/null"], readable_system())
     # many of them may not keep this process from ending them
     os.nice(19)
-
-
-def _end_others() -> None:
-    """End all that programs have started: this is the first process of a namespace."""
-    with contextlib.suppress(ProcessLookupError):
-        while os.getpid() == 1:
-            os.kill(-1, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
 
 
 def _same_text(found: str, expected: str) -> bool:

@@ -11,7 +11,9 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 from tlt.child_process import die_with_parent
 from tlt.errors import IsolationError
@@ -69,10 +71,11 @@ def enter_namespaces(network: bool) -> None:
     die_with_parent(signal.SIGKILL)()
 
 
-def fork_apart(namespaces: bool) -> int:
+def fork_apart(namespaces: bool, network: bool) -> int:
     """Fork a child that is the first of a process namespace of its own if there are any.
 
-    It ends with this process, and all that it starts with it.
+    It ends with this process, and all that it starts with it. It shares no memory with the other
+    children, and without a network no sockets.
     """
     if namespaces:
         if _libc.unshare(_CLONE_NEWPID) != 0:
@@ -92,8 +95,23 @@ def fork_apart(namespaces: bool) -> int:
         die_with_parent(signal.SIGKILL)()
         os.setsid()
         if namespaces:
+            _libc.unshare(_CLONE_NEWIPC | (0 if network else _CLONE_NEWNET))
             _limit_processes()
     return child
+
+
+def end_others() -> None:
+    """End all that this process has started, if it is the first of a process namespace."""
+    with contextlib.suppress(ProcessLookupError):
+        while os.getpid() == 1:
+            os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove what user code has left, nested however deep."""
+    subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
 def _limit_processes() -> None:

@@ -63,7 +63,9 @@ def _find(source: str, name: str) -> Any:
 def _unpickle(path: Path) -> Any:
     """Load a function; like a file of Python, it's code that the spec's author chose."""
     try:
-        return pickle.loads(path.read_bytes())
+        modules, function = pickle.loads(path.read_bytes())
+        sys.path.extend(entry for entry in modules if entry not in sys.path)
+        return pickle.loads(function)
     except Exception as error:  # raised by what the function needs
         raise ConfigError(
             f"reward.function: {path} cannot be loaded: {type(error).__name__}: {error}"

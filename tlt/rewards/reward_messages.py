@@ -28,6 +28,17 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class ScoreBatch(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    requests: list[ScoreRequest]
+
+
+class BatchScores(msgspec.Struct, frozen=True, kw_only=True):
+    # that of the batch: a result is never taken for another one's
+    number: int
+    results: list[ScoreResult]
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     reward: RewardSpec
     # the one folder that it may always write to
@@ -44,6 +55,6 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     lacks: tuple[str, ...] = ()
 
 
-def framed(message: msgspec.Struct | list[ScoreRequest] | list[ScoreResult]) -> bytes:
+def framed(message: msgspec.Struct) -> bytes:
     body = msgspec.json.encode(message)
     return LENGTH.pack(len(body)) + body

@@ -1,7 +1,6 @@
 """Score answers within a time limit, several at once; user code never makes it raise."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,9 +74,7 @@ class RewardPool:
     async def stop(self) -> None:
         for slot in self._slots:
             slot.cancel()
-        for slot in self._slots:
-            with contextlib.suppress(asyncio.CancelledError):
-                await slot
+        await asyncio.gather(*self._slots, return_exceptions=True)
         self._slots.clear()
         self._template.stop()
 
@@ -117,15 +114,17 @@ class _Slot:
         self._template = template
         self._seconds = seconds
         self._child: RewardChild | None = None
+        self._batches = 0
 
     async def score(self, requests: list[ScoreRequest]) -> list[ScoreResult]:
         """Return a result for each request."""
         if not requests:
             return []
+        self._batches += 1
         try:
             self._child = self._child or await self._template.fork()
             async with asyncio.timeout(self._seconds):
-                results = await self._child.score(requests)
+                results = await self._child.score(self._batches, requests)
             if len(results) == len(requests):
                 return results
             error = f"{len(results)} results for {len(requests)} answers"
@@ -133,7 +132,7 @@ class _Slot:
             error = f"no answer within {self._seconds:g} s"
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
             error = "the reward's process ended"
-        except ConfigError as complaint:
+        except (ConfigError, UnicodeError) as complaint:
             error = str(complaint)
         self.kill()
         return [ScoreResult(error=error)] * len(requests)

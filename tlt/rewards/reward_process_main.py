@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from tlt.errors import ConfigError, IsolationError
+from tlt.reward_spec import RewardSpec
 from tlt.rewards.isolation import (
     devices,
+    end_others,
     enter_namespaces,
     fork_apart,
     limit_resources,
@@ -25,7 +27,14 @@ from tlt.rewards.isolation import (
 )
 from tlt.rewards.landlock import has_landlock, restrict_files
 from tlt.rewards.request_scorer import RequestScorer, load_scorer
-from tlt.rewards.reward_messages import LENGTH, ScoreRequest, Start, Started, framed
+from tlt.rewards.reward_messages import (
+    LENGTH,
+    BatchScores,
+    ScoreBatch,
+    Start,
+    Started,
+    framed,
+)
 
 _NO_NAMESPACES = "the host allows no user namespaces, which limit network and processes"
 _NO_LANDLOCK = "the kernel has no Landlock, which limits files"
@@ -52,8 +61,7 @@ def main() -> None:
 def _isolate(start: Start) -> tuple[bool, list[str]]:
     """Limit network and memory; return if there are namespaces, and which limits the host lacks."""
     reward, lacks = start.reward, list[str]()
-    code = reward.kind == "code"
-    network = reward.kind == "url" or (reward.network and not code)
+    network = _uses_network(reward)
     isolated = namespaces_work(network)
     if isolated:
         enter_namespaces(network)
@@ -67,12 +75,16 @@ def _isolate(start: Start) -> tuple[bool, list[str]]:
     return isolated, lacks
 
 
+def _uses_network(reward: RewardSpec) -> bool:
+    return reward.kind == "url" or (reward.network and reward.kind != "code")
+
+
 def _fork_child(
     control: socket.socket, scorer: RequestScorer, start: Start, isolated: bool
 ) -> None:
     ours, theirs = socket.socketpair()
     try:
-        child = fork_apart(isolated)
+        child = fork_apart(isolated, _uses_network(start.reward))
     except (IsolationError, OSError) as error:
         print(f"no child: {error}", file=sys.stderr)
         sys.exit(1)
@@ -92,15 +104,22 @@ def _fork_child(
 
 def _serve(link: socket.socket, scorer: RequestScorer, start: Start) -> None:
     """Score until the link is closed, and end without anything that the parent registered."""
-    status = 1
+    status, own = 1, os.getpid()
     try:
         # subprocesses of a verifier are waited for
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # the first process of a namespace can be ended by what it handles alone
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if has_landlock():
             _limit_files(start)
-        decoder = msgspec.json.Decoder(list[ScoreRequest])
+        decoder = msgspec.json.Decoder(ScoreBatch)
         while body := _read(link):
-            link.sendall(framed(scorer.score(decoder.decode(body))))
+            batch = decoder.decode(body)
+            results = scorer.score(batch.requests)
+            if os.getpid() != own:
+                break  # a copy that user code has forked answers nobody
+            link.sendall(framed(BatchScores(number=batch.number, results=results)))
+            end_others()
         status = 0
     finally:
         sys.stdout.flush()

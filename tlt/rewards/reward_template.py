@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +17,20 @@ import msgspec
 from tlt.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
 from tlt.reward_spec import RewardSpec
-from tlt.rewards.reward_messages import LENGTH, ScoreRequest, ScoreResult, Start, Started, framed
+from tlt.rewards.isolation import remove_folder
+from tlt.rewards.reward_messages import (
+    LENGTH,
+    BatchScores,
+    ScoreBatch,
+    ScoreRequest,
+    ScoreResult,
+    Start,
+    Started,
+    framed,
+)
 
 _START_SECONDS = 60.0
-_results = msgspec.json.Decoder(list[ScoreResult])
+_scores = msgspec.json.Decoder(BatchScores)
 _started = msgspec.json.Decoder(Started)
 
 
@@ -35,12 +44,15 @@ class RewardChild:
     handle: int
     group: int
 
-    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+    async def score(self, number: int, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Raise ConnectionError or IncompleteReadError if it ends before it answers."""
-        self.writer.write(framed(list(requests)))
+        self.writer.write(framed(ScoreBatch(number=number, requests=list(requests))))
         await self.writer.drain()
         (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
-        return _results.decode(await self.reader.readexactly(length))
+        scores = _scores.decode(await self.reader.readexactly(length))
+        if scores.number != number:
+            raise ConnectionError("the reward's process answers another request")
+        return scores.results
 
     def kill(self) -> None:
         """End it and all that it has started."""
@@ -93,7 +105,7 @@ class RewardTemplate:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
         self._process = self._control = self._folder = None
 
     async def _start(self) -> socket.socket:

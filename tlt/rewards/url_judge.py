@@ -5,6 +5,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from tlt.dataset import Row
@@ -15,6 +16,16 @@ from tlt.reward_spec import RewardSpec
 _SHARE = 0.9
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another host would get the token."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any):
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
 
 
 class UrlJudge:
@@ -47,12 +58,12 @@ class UrlJudge:
             left = deadline - time.monotonic()
             request = urllib.request.Request(self._url, body, self._headers)
             try:
-                with urllib.request.urlopen(request, timeout=max(left, 0.01)) as reply:
+                with _opener.open(request, timeout=max(left, 0.01)) as reply:
                     return reply.read()
             except urllib.error.HTTPError as error:
                 if error.code not in _BUSY or time.monotonic() + pause > deadline:
                     raise
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
+            except (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError):
                 if time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
