@@ -383,4 +383,5 @@ RIGHT: list[tuple[str, Any]] = [
     (r"\boxed{{1,2}}", "1,2"),
     (r"\boxed{{1, 2}}", r"\{1,2\}"),
     (r"\boxed{x₁ = 2}", "2"),
+    ("\\boxed{75¢}", r"\$0.75"),
 ]  # fmt: skip

@@ -293,4 +293,7 @@ WRONG: list[tuple[str, Any]] = [
     (r"\boxed{13 R 2}", "13"),
     (r"\boxed{-|-5|}", "5"),
     (r"\boxed{11_{2}}", "3"),
+    (r"\boxed{(A) 3 or (B) 4}", "A"),
+    (r"\boxed{A. or B.}", "A"),
+    (r"\boxed{5\approx 4}", "4"),
 ]  # fmt: skip

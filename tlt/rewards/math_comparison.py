@@ -177,15 +177,22 @@ def _right_sides(relation: Relation) -> list[Answer]:
     exact = relation.sides[-2]
     if _is_label(exact):
         return [last]
-    return [exact, last] if _near(exact, last) else [last]
+    match _near(exact, last):
+        case True:
+            return [exact, last]
+        case False:
+            return []
+        case None:
+            return [last]
 
 
-def _near(exact: Answer, rounded: Answer) -> bool:
+def _near(exact: Answer, rounded: Answer) -> bool | None:
+    """Return None where a side is no number."""
     if not isinstance(exact, Leaf) or not isinstance(rounded, Leaf):
-        return False
+        return None
     left, right = values.constant(exact.text), values.constant(rounded.text)
     if left is None or right is None:
-        return False
+        return None
     exactly, about = evaluation.real_part(left), evaluation.real_part(right)
     return bool(abs(exactly - about) * 100 <= abs(about))
 

@@ -17,6 +17,8 @@ _CHOICE = re.compile(r"\(?([A-J])\)?[.:]?")
 _CHOSEN = re.compile(
     r"(?:option|choice|answer)?\s*\(?\s*([A-Ja-j])\s*(?:[).:](?:\s.*)?|\))?", re.I | re.DOTALL
 )
+# a choice's letter as it is set before what it stands for
+_MARKED = re.compile(r"(?<![A-Za-z])([A-J])(?=[).:])")
 _WITH_CHOICE = re.compile(r"\(([A-J])\)\s*(.+)", re.DOTALL)
 
 # it warns that nothing limits its time; the parent of this process does
@@ -44,8 +46,11 @@ def _plain(text: str) -> str:
 
 
 def _chosen(answer: str) -> str | None:
-    match = _CHOSEN.fullmatch(_plain(answer))
-    return match[1].upper() if match else None
+    text = _plain(answer)
+    match = _CHOSEN.fullmatch(text)
+    if match is None or len(set(_MARKED.findall(text))) > 1:
+        return None  # none, or several
+    return match[1].upper()
 
 
 def _same_text(gold: str, answer: str) -> bool:
