@@ -1,6 +1,5 @@
 """An adapter learns what peft's own would, and the weights beside it never change."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,21 +198,6 @@ def test_refuses_modules_that_cannot_have_one(
 
 
 # --- two ranks
-
-
-@pytest.fixture(scope="module")
-def peer() -> Iterator[Peer]:
-    other = Peer()
-    yield other
-    other.close()
-
-
-@pytest.fixture
-def rendezvous() -> Iterator[str]:
-    store, port = groups.serve_rendezvous("127.0.0.1")
-    yield f"127.0.0.1:{port}"
-    groups.leave_group()
-    del store
 
 
 def dealt(step: int, rank: int | None) -> list[Minibatch]:

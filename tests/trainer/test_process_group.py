@@ -23,27 +23,11 @@ from tlt.trainer.policy.samples import Minibatch
 RATE = 1e-3
 
 
-@pytest.fixture(scope="module")
-def peer() -> Iterator[Peer]:
-    """Yield a process that joins one group after another, as a rank does."""
-    other = Peer()
-    yield other
-    other.close()
-
-
 @pytest.fixture
 def doomed() -> Iterator[Peer]:
     other = Peer()
     yield other
     other.close()
-
-
-@pytest.fixture
-def rendezvous() -> Iterator[str]:
-    store, port = groups.serve_rendezvous("127.0.0.1")
-    yield f"127.0.0.1:{port}"
-    groups.leave_group()
-    del store
 
 
 def join(rendezvous: str, name: str, rank: int, seconds: float = 30.0) -> ProcessGroup:
