@@ -88,9 +88,9 @@ class Server:
     def decode(self, running: int, count: int, most: int) -> Rollout:
         """Decode `count` requests, of which at most `running` run at any time."""
         requests = self._requests(count, most)
-        cpu, wall = _cpu_seconds(self._client.scheduler), time.perf_counter()
+        cpu, wall = self._cpu_seconds(), time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
-        cpu, wall = _cpu_seconds(self._client.scheduler) - cpu, time.perf_counter() - wall
+        cpu, wall = self._cpu_seconds() - cpu, time.perf_counter() - wall
         seconds = cpu if self._on_cpu else wall
         return Rollout(tokens, seconds, wall, self._client.take_tallies())
 
@@ -108,6 +108,9 @@ class Server:
                     self._slots.give_back(name.slot)
 
         return sum(await asyncio.gather(*map(answer, requests)))
+
+    def _cpu_seconds(self) -> float:
+        return sum(map(_cpu_seconds, self._client.schedulers))
 
     def close(self) -> None:
         self._client.close()

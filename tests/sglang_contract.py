@@ -40,11 +40,13 @@ _TAP, _CHOICE = "the tap of tokens and states", "the choice of strategies"
 _NGRAMS, _REBUILD = "n-gram proposals", "the drafter's cache after an adoption"
 _COLD, _UPDATES = "decoding before there is a drafter", "weight updates"
 _START, _REQUESTS = "the start of SGLang", "requests"
+_TENSOR = "tensor parallelism"
 _CPU, _ROOM = "SGLang on a CPU", "memory that is freed for policy updates"
 
 _ARGUMENTS = {
     "Model": "model_path dtype context_length",
-    "Device": "device random_seed sleep_on_idle",
+    "Device": "device base_gpu_id random_seed sleep_on_idle",
+    "Parallel": "tp_size",
     "Schedule": "max_running_requests max_total_tokens mem_fraction_static",
     "Serving": "weight_version skip_tokenizer_init",
     "ExecFeatures": "enable_return_hidden_states enable_memory_saver",
@@ -74,7 +76,7 @@ RELIED_ON = (
     Name("layers/logits_processor.py", "LogitsProcessor.keep_last_hidden_states", _TAP),
     Name(_SCHEDULER, "Scheduler.on_idle", "reports of tallies"),
     Name(_SCHEDULER, "Scheduler.process_batch_result", _TAP, ("batch", "result")),
-    Name(_SCHEDULER, "run_scheduler_process", _START),
+    Name(_SCHEDULER, "run_scheduler_process", _START, ("gpu_id", "tp_rank", "pp_rank", "dp_rank")),
     Name(_SCHEDULER, "Scheduler.event_loop_normal", _CHOICE,
          calls=("run_batch", "process_batch_result", "on_idle")),
     Name("speculative/spec_info.py", "SpeculativeAlgorithm.create_worker", _CHOICE),
@@ -167,6 +169,8 @@ RELIED_ON = (
     Name("managers/mm_utils.py", "tensor_hash", _UPDATES),
     Name("utils/common.py", "MultiprocessingSerializer.serialize", _UPDATES, ("obj",)),
     Name(_WORKER, "EAGLEWorkerV2.topk", _NGRAMS),
+    Name("distributed/parallel_state.py", "get_tp_group", _TENSOR),
+    Name("runtime_context.py", "get_parallel", _TENSOR),
     # patches for CPUs
     Name("layers/attention/attention_registry.py", "ATTENTION_BACKENDS", _CPU),
     Name("speculative/eagle_utils.py", "_verify_uses_greedy", _CPU, ("is_all_greedy",)),
@@ -187,6 +191,8 @@ READ = (
     Name(_FORWARD, "ForwardMode.is_decode", _CHOICE),
     Name(_FORWARD, "ForwardMode.is_extend", _TAP),
     Name("runtime_context.py", "get_serving", _TAP),
+    *(Name("distributed/parallel_state.py", f"GroupCoordinator.{name}", _TENSOR)
+      for name in ("ranks", "rank_in_group", "world_size", "cpu_group")),
 )
 # fmt: on
 

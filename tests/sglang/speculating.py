@@ -41,6 +41,7 @@ def start(
     policy: Path,
     layout: drafter_models.Layout,
     script: Sequence[tuple[Strategy, int]],
+    tensor_parallel: int = 1,
 ) -> SglangEngine:
     """Start as a job does that has no drafter yet."""
     drafter = drafter_models.random_drafter(layout, seed=2)
@@ -65,6 +66,7 @@ def start(
             seed=5,
         ),
         proposals=folder / "proposals",
+        tensor_parallel=tensor_parallel,
     )
     return SglangEngine(client, policy, tap, str, SLOTS, CONTEXT, PolicyVersion(0))
 

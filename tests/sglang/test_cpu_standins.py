@@ -85,8 +85,9 @@ def test_learner_can_compile_in_the_same_process(engine: Launched) -> None:
 def test_reports_a_killed_scheduler_and_survives_it(folder: Path, tmp_path: Path) -> None:
     launched = sglang_launcher.start(_options(folder), tmp_path / "log")
     assert launched.failure() is None
-    os.kill(launched.scheduler, signal.SIGSEGV)
-    os.waitid(os.P_PID, launched.scheduler, os.WEXITED | os.WNOWAIT)
+    [scheduler] = launched.schedulers
+    os.kill(scheduler, signal.SIGSEGV)
+    os.waitid(os.P_PID, scheduler, os.WEXITED | os.WNOWAIT)
     died = launched.failure()
     launched.close()
     assert died is not None

@@ -54,6 +54,7 @@ class Scheduler:
         return self
 
     tokenizer_manager = engine
+    schedulers = (1,)
 
     async def update_weights_from_tensor(self, weights: Weights, _: None) -> tuple[bool, str]:
         arrived = {name: t for name, t in weights.items() if name not in self.loses}

@@ -16,7 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
-from tlt.engine.sglang.batch_ngrams import RunningText
+from tlt.engine.sglang.step_plan import KnownText
 
 # tokens that are computed at once, but never less than a request's
 _MOST_TOKENS = 8192
@@ -25,53 +25,35 @@ _MOST_TOKENS = 8192
 def rebuild_draft_cache(
     worker: Any,
     batch: Any,
-    texts: Sequence[RunningText],
-    states_of: Callable[[str, int], torch.Tensor | None],
-) -> bool:
-    """Compute the cache of the batch's requests, and what the next proposals begin with.
+    texts: Sequence[KnownText],
+    states_of: Callable[[str, int], torch.Tensor],
+) -> None:
+    """Compute the cache of rows of the batch, and what their next proposals begin with.
 
-    `texts` end with the token that the policy reads next, if that is known yet: return False if it
-    isn't for all. `states_of` returns the states that the drafter reads at a request's first
-    positions.
+    `states_of` returns the states that the drafter reads at a request's first positions.
     """
-    draft = worker.draft_worker
-    spec = batch.spec_info
-    lengths = batch.seq_lens.tolist()
-    whole = [
-        row
-        for row, text in enumerate(texts)
-        if len(text.prompt) + len(text.answer) == lengths[row] + 1
-    ]
-    states = {row: states_of(batch.reqs[row].rid, lengths[row]) for row in whole}
-    for rows in _groups({row: lengths[row] for row, found in states.items() if found is not None}):
-        known = [found for row in rows if (found := states[row]) is not None]
-        logits = _extend(
-            draft, batch, rows, [lengths[row] for row in rows], [texts[row] for row in rows], known
-        )
-        chosen = torch.tensor(rows, device=batch.seq_lens.device)
+    draft, spec = worker.draft_worker, batch.spec_info
+    for part in _parts(texts):
+        states = [states_of(batch.reqs[text.row].rid, len(text.tokens)) for text in part]
+        logits = _extend(draft, batch, part, states)
+        chosen = torch.tensor([text.row for text in part], device=batch.seq_lens.device)
         spec.topk_index[chosen] = logits.next_token_logits.argmax(-1, keepdim=True).to(
             spec.topk_index
         )
         spec.topk_p[chosen] = 1.0
         spec.hidden_states[chosen] = logits.hidden_states.to(spec.hidden_states)
-    return len(whole) == len(texts)
 
 
-def _extend(
-    draft: Any,
-    batch: Any,
-    rows: list[int],
-    lengths: list[int],
-    texts: list[RunningText],
-    states: list[torch.Tensor],
-) -> Any:
+def _extend(draft: Any, batch: Any, texts: Sequence[KnownText], states: list[torch.Tensor]) -> Any:
     """Run the drafter over whole texts; row i of a text reads the token after position i."""
+    rows = [text.row for text in texts]
+    lengths = [len(text.tokens) for text in texts]
     device = batch.seq_lens.device
     chosen = torch.tensor(rows, device=device)
     requests = [batch.reqs[row] for row in rows]
     slots = draft.req_to_token_pool.req_to_token
     pool = batch.req_pool_indices[chosen]
-    tokens = [token for text in texts for token in [*text.prompt, *text.answer][1:]]
+    tokens = [token for text in texts for token in text.tokens]
     part = copy(batch)
     part.reqs = requests
     part.forward_mode = ForwardMode.EXTEND
@@ -107,14 +89,14 @@ def _extend(
     return draft.draft_runner.forward(forward).logits_output
 
 
-def _groups(lengths: dict[int, int]) -> list[list[int]]:
-    """Split rows, of these lengths, so that each part has few tokens, or a single row."""
-    groups: list[list[int]] = []
+def _parts(texts: Sequence[KnownText]) -> list[list[KnownText]]:
+    """Split texts so that each part has few tokens, or a single text."""
+    parts: list[list[KnownText]] = []
     tokens = 0
-    for row, length in lengths.items():
-        if not groups or tokens + length > _MOST_TOKENS:
-            groups.append([])
+    for text in texts:
+        if not parts or tokens + len(text.tokens) > _MOST_TOKENS:
+            parts.append([])
             tokens = 0
-        groups[-1].append(row)
-        tokens += length
-    return groups
+        parts[-1].append(text)
+        tokens += len(text.tokens)
+    return parts

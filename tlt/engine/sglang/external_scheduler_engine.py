@@ -1,4 +1,4 @@
-"""SGLang's `Engine` over a scheduler process that we started. Import it only from the launcher.
+"""SGLang's `Engine` over scheduler processes that we started. Import it only from the launcher.
 
 Upstream's other processes are left out: tokens go in and out, so nothing is detokenised, and no
 thread kills this process when the scheduler ends.
@@ -15,7 +15,7 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from tlt.engine.sglang.scheduler_process import SchedulerProcess
+from tlt.engine.sglang.scheduler_process import SchedulerGroup
 
 # files that upstream creates and doesn't remove
 _SOCKETS = (
@@ -44,9 +44,9 @@ class Manager(TokenizerManager):
 class ExternalSchedulerEngine(Engine):
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, scheduler: SchedulerProcess, **arguments: Any) -> None:
+    def __init__(self, schedulers: SchedulerGroup, **arguments: Any) -> None:
         # upstream passes these two to its class methods
-        self.run_scheduler_process_func: Any = scheduler
+        self.run_scheduler_process_func: Any = schedulers
         self.init_tokenizer_manager_func = self._open
         self._manager: Any = None
         try:
@@ -67,13 +67,13 @@ class ExternalSchedulerEngine(Engine):
     def _launch_scheduler_processes(
         cls, server_args: Any, port_args: PortArgs, run_scheduler_process_func: Any, **_: Any
     ) -> tuple[SchedulerInitResult, None]:
-        process: SchedulerProcess = run_scheduler_process_func
-        process.send_setup(server_args, port_args, server_args.base_gpu_id)
+        schedulers: SchedulerGroup = run_scheduler_process_func
+        schedulers.send_setup(server_args, port_args, server_args.base_gpu_id)
         infos: list[dict[str, Any]] = []
         result = SchedulerInitResult(
             scheduler_infos=infos,
-            all_child_pids=[process.pid],
-            wait_for_ready=lambda: infos.append(process.ready()),
+            all_child_pids=schedulers.pids,
+            wait_for_ready=lambda: infos.append(schedulers.ready()),
         )
         return result, None
 
@@ -95,7 +95,7 @@ class ExternalSchedulerEngine(Engine):
         return f"is not read from: {error!r} at {where}"
 
     def close(self) -> None:
-        """Free everything, after the scheduler has ended."""
+        """Free everything, after the schedulers have ended."""
         self.loop.run_until_complete(_cancel(asyncio.all_tasks(self.loop)))
         self.loop.close()
         rpc: Any = self.send_to_rpc

@@ -19,7 +19,9 @@ from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.speculation_messages import FromScheduler, ToScheduler
 from tlt.engine.sglang.speculation_options import SpeculationOptions
+from tlt.engine.sglang.step_choice import FollowedChoice, OwnChoice, StepChoice
 from tlt.engine.sglang.step_clock import StepClock
+from tlt.engine.sglang.step_plan import PlanSharing
 from tlt.engine.sglang.tap_writer import Pass, StepKind, TapWriter
 
 _VARIABLE = "TLT_SGLANG_PLUGIN"
@@ -32,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # a file to which every proposal of the drafter is written, for tests and benchmarks
     proposals: str | None = None
     speculation: SpeculationOptions | None = None
-    # descriptor of the socket to the rank
+    # descriptor of the socket between the first scheduler and the rank
     socket: int | None = None
 
     def environment(self) -> dict[str, str]:
@@ -79,6 +81,8 @@ class _ProposalWriter:
         self._file = path.open("ab", buffering=0)
 
     def record(self, verify: Any, worker: Any, batch: Any, *_: Any, **__: Any) -> None:
+        if not _is_first_rank():
+            return
         rows = verify.draft_token.view(len(batch.reqs), -1).tolist()
         for request, seen, tokens in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
             proposal = Proposal(name=request.rid, seen=seen, tokens=tokens)
@@ -91,7 +95,8 @@ class _Hooks:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._shape = options.shape
-        self._writer = TapWriter(Tap(Path(options.tap), options.shape))
+        self._tap = Tap(Path(options.tap), options.shape)
+        self._writer = TapWriter(self._tap)
 
     def keep_last_state(self, _: None, processor: Any, *arguments: Any, **options: Any) -> None:
         """Keep the last state beside the captured layers, which replace it otherwise."""
@@ -103,28 +108,41 @@ class _Hooks:
 
     def choose_worker(self, chosen: type, *arguments: Any, **options: Any) -> type:
         """Replace SGLang's EAGLE worker by ours."""
-        speculation, descriptor = self._options.speculation, self._options.socket
-        if speculation is None or descriptor is None:
+        speculation = self._options.speculation
+        if speculation is None:
             return chosen
         from tlt.engine.sglang.adaptive_worker import AdaptiveWorker, EAGLEWorkerV2, WorkerParts
 
         if chosen is not EAGLEWorkerV2:
             return chosen
-        end = socket.socket(fileno=descriptor)
-        shared = WorkerParts(
-            options=speculation,
-            speculation=BatchSpeculation(
-                speculation, StepClock(torch.device(self._options.device))
-            ),
-            socket=FrameSocket[FromScheduler, ToScheduler](end, ToScheduler),
-            record_verified=self.record_verified,
-            writer=self._writer,
-        )
+        shared = WorkerParts(choose=self._choose, tap=self._tap, layers=speculation.layers)
 
         class Worker(AdaptiveWorker):
             parts = shared
 
         return Worker
+
+    def _choose(self, worker: Any) -> StepChoice:
+        """Return the choice of this rank's worker."""
+        from sglang.srt.distributed import get_tp_group
+
+        speculation, group = self._options.speculation, get_tp_group()
+        assert speculation is not None
+        sharing = PlanSharing(group)
+        if group.rank_in_group != 0:
+            return FollowedChoice(sharing)
+        assert self._options.socket is not None
+        end = socket.socket(fileno=self._options.socket)
+        clock = StepClock(torch.device(self._options.device))
+        return OwnChoice(
+            BatchSpeculation(speculation, clock),
+            FrameSocket[FromScheduler, ToScheduler](end, ToScheduler),
+            sharing,
+            self._writer,
+            self.record_verified,
+            lambda: worker.candidate_steps,
+            speculation.trained,
+        )
 
     def handle_idle(self, scheduler: Any) -> None:
         worker = scheduler.model_worker
@@ -170,7 +188,7 @@ class _Hooks:
     ) -> None:
         from sglang.srt.runtime_context import get_serving
 
-        if not batch.reqs:
+        if not batch.reqs or not _is_first_rank():
             return
         self._writer.stage(
             Pass(
@@ -194,3 +212,10 @@ class _Hooks:
         if output.last_hidden_states is not None:
             states = torch.cat([states, output.last_hidden_states], dim=-1)
         return states.view(len(states), self._shape.layers, self._shape.hidden)
+
+
+def _is_first_rank() -> bool:
+    """Return True in one rank of a tensor-parallel group: all compute the same states."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank == 0

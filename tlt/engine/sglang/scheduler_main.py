@@ -32,11 +32,11 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     try:
-        authkey, arguments, ports, gpu = channel.recv()
+        authkey, arguments, ports, gpu, tensor_rank = channel.recv()
     except EOFError:
         return
     multiprocessing.current_process().authkey = authkey
-    run_scheduler_process(arguments, ports, gpu, 0, 0, None, channel)
+    run_scheduler_process(arguments, ports, gpu, tensor_rank, 0, None, channel)
     # this call returns only after a failure, which it has logged
     os._exit(1)
 

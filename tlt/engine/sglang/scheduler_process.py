@@ -1,7 +1,7 @@
-"""SGLang's scheduler as a child process: it ends with this process, but not the reverse.
+"""SGLang's schedulers, one a device, as child processes: they end with this one, not the reverse.
 
 Upstream, a failing scheduler sends its parent a signal, upon which the parent kills itself and all
-its children. Here the signal is ignored and the process is polled.
+its children. Here the signal is ignored and the processes are polled.
 """
 
 import multiprocessing
@@ -52,11 +52,11 @@ class SchedulerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send_setup(self, arguments: Any, ports: Any, gpu: int) -> None:
+    def send_setup(self, arguments: Any, ports: Any, gpu: int, tensor_rank: int) -> None:
         """Send SGLang's own structs, pickled as upstream does."""
         # tensors are shared by descriptors, for which both processes need the same key
         authkey = bytes(multiprocessing.current_process().authkey)
-        self._exchange(lambda: self._channel.send((authkey, arguments, ports, gpu)))
+        self._exchange(lambda: self._channel.send((authkey, arguments, ports, gpu, tensor_rank)))
 
     def ready(self) -> dict[str, Any]:
         return self._exchange(self._channel.recv)
@@ -90,3 +90,49 @@ class SchedulerProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
             raise RankError(f"SGLang's scheduler {self.failure() or 'hung up'}") from error
+
+
+class SchedulerGroup:
+    """The schedulers that hold a part of each weight; the first talks with the rank."""
+
+    def __init__(
+        self,
+        device: str,
+        environment: Mapping[str, str],
+        log: Path,
+        size: int,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start the children, of which only the first inherits `descriptors`.
+
+        The others append their output to `log` with their number before its suffix.
+        """
+        self._members: list[SchedulerProcess] = []
+        for rank in range(size):
+            path = log if rank == 0 else log.with_name(f"{log.stem}-{rank}{log.suffix}")
+            inherited = descriptors if rank == 0 else ()
+            self._members.append(SchedulerProcess(device, environment, path, inherited))
+
+    @property
+    def pids(self) -> list[int]:
+        return [member.pid for member in self._members]
+
+    def send_setup(self, arguments: Any, ports: Any, first_gpu: int) -> None:
+        for rank, member in enumerate(self._members):
+            member.send_setup(arguments, ports, first_gpu + rank, rank)
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until all are ready; return what the first says of itself."""
+        first, *_ = [member.ready() for member in self._members]
+        return first
+
+    def failure(self) -> str | None:
+        """Say how the first that ended did so, or return None while all run."""
+        return next(filter(None, (member.failure() for member in self._members)), None)
+
+    def last_lines(self) -> str:
+        return " | ".join(filter(None, (member.last_lines() for member in self._members)))
+
+    def kill(self) -> None:
+        for member in self._members:
+            member.kill()

@@ -25,7 +25,7 @@ from tlt.engine.sglang.speculation_messages import (
     ToScheduler,
     UseDrafter,
 )
-from tlt.engine.sglang.weight_checksums import compare, drafter_as_held
+from tlt.engine.sglang.weight_checksums import Checksums, compare, drafter_as_held
 from tlt.engine.sglang.weight_parts import PART_BYTES, ConvertedWeights, parts_of
 from tlt.errors import ConfigError, RankError
 from tlt.id_types import DrafterVersion, PolicyVersion, StopReason
@@ -76,7 +76,7 @@ class SglangClient:
         self._socket = socket
         self._tallies: list[StrategyTally] = []
         # the last checksums of each runner's weights; None after they turned out to be foreign
-        self._held: dict[_Runner, Mapping[str, str]] | None = {}
+        self._held: dict[_Runner, Checksums] | None = {}
         # a checksum of SGLang's was once ours, too
         self._hashes_agree = False
         # True while SGLang's cache is freed
@@ -84,9 +84,9 @@ class SglangClient:
         self._loop: asyncio.AbstractEventLoop = launched.engine.loop
 
     @property
-    def scheduler(self) -> int:
-        """Return the process id of SGLang's scheduler."""
-        return self._launched.scheduler
+    def schedulers(self) -> list[int]:
+        """Return the process ids of SGLang's schedulers."""
+        return self._launched.schedulers
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine until it is done, or raise if the scheduler dies."""
@@ -230,7 +230,7 @@ class SglangClient:
         for part in parts_of(weights, PART_BYTES):
             success, message, *_ = await manager.update_weights_from_tensor(
                 UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=[serialize(part)],
+                    serialized_named_tensors=[serialize(part) for _ in self.schedulers],
                     selector=selector,
                     flush_cache=False,
                     weight_version=version,
@@ -254,7 +254,7 @@ class SglangClient:
 
         if self._held is None:
             return
-        before, held = self._held.get(selector, {}), await self._checksums(selector)
+        before, held = self._held.get(selector, ()), await self._checksums(selector)
         settings = self._launched.engine.server_args
         on_cpu = settings.device == "cpu"
         device = torch.device("cpu") if on_cpu else torch.device("cuda", settings.base_gpu_id)
@@ -273,17 +273,20 @@ class SglangClient:
         self._hashes_agree = True
         self._held[selector] = held
 
-    async def _checksums(self, selector: _Runner) -> Mapping[str, str]:
-        """Return the checksums of the weights that SGLang holds, by its names."""
+    async def _checksums(self, selector: _Runner) -> Checksums:
+        """Return by rank the checksums of the weights that SGLang holds, by its names."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
         success, message, ranks, _ = await self._manager.check_weights(
             CheckWeightsReqInput(action="checksum", selector=selector)
         )
-        if not success or not ranks:
+        if not success or len(ranks or ()) != len(self.schedulers):
             raise RankError(f"SGLang cannot tell what weights it holds: {message}")
         # SGLang marks the names of a drafter's weights, and of no others
-        return {name.removeprefix("draft."): sum for name, sum in ranks[0]["checksums"].items()}
+        return [
+            {name.removeprefix("draft."): sum for name, sum in rank["checksums"].items()}
+            for rank in ranks
+        ]
 
     async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
         deadline = monotonic() + self.stuck_seconds

@@ -1,4 +1,4 @@
-"""Launch SGLang for a rank: the scheduler in a child process, its client in this one.
+"""Launch SGLang for a rank: a scheduler a device in child processes, their client in this one.
 
 Both import SGLang at the same time, which is most of a start. Nothing else imports it.
 """
@@ -17,7 +17,7 @@ import torch
 
 from tlt.engine.sglang.cpu import cpu_mode
 from tlt.engine.sglang.process_state_guard import restore_process_state
-from tlt.engine.sglang.scheduler_process import SchedulerProcess
+from tlt.engine.sglang.scheduler_process import SchedulerGroup
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.errors import ConfigError, RankError, TltError
 
@@ -31,8 +31,10 @@ _VARIABLES = {
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
+    # the first of `tensor_parallel` devices, among which each weight is divided
     device: torch.device
     dtype: torch.dtype
+    tensor_parallel: int = 1
     # requests that decode at once, and the most tokens of each
     slots: int
     max_context: int
@@ -46,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # layers, the states at the entrances of `captured` layers
     states: bool = False
     captured: tuple[int, ...] = ()
-    # of the scheduler's process only
+    # of the schedulers' processes only; `descriptors` of the first
     environment: Mapping[str, str] = {}
     descriptors: tuple[int, ...] = ()
 
@@ -54,44 +56,48 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 class Launched:
     """A running SGLang; it makes progress here only while `engine.loop` runs."""
 
-    def __init__(self, engine: Any, scheduler: SchedulerProcess) -> None:
+    def __init__(self, engine: Any, schedulers: SchedulerGroup) -> None:
         self.engine = engine
-        self._scheduler = scheduler
+        self._schedulers = schedulers
 
     @property
-    def scheduler(self) -> int:
-        """Return the scheduler's process id."""
-        return self._scheduler.pid
+    def schedulers(self) -> list[int]:
+        """Return the schedulers' process ids."""
+        return self._schedulers.pids
 
     def failure(self) -> str | None:
-        """Say how the scheduler ended, with its last lines, or return None while it runs."""
-        return self._scheduler.failure() or self.engine.reader_failure()
+        """Say how a scheduler ended, with its last lines, or return None while all run."""
+        return self._schedulers.failure() or self.engine.reader_failure()
 
     def last_lines(self) -> str:
-        """Return the last lines of the scheduler's log."""
-        return self._scheduler.last_lines()
+        """Return the last lines of the schedulers' logs."""
+        return self._schedulers.last_lines()
 
     def kill(self) -> None:
-        """Kill the scheduler; all later calls fail."""
-        self._scheduler.kill()
+        """Kill the schedulers; all later calls fail."""
+        self._schedulers.kill()
 
     def close(self) -> None:
-        self._scheduler.kill()
+        self._schedulers.kill()
         self.engine.close()
 
 
 def start(options: Options, log: Path) -> Launched:
-    """Start SGLang from the main thread; the scheduler appends its output to `log`.
+    """Start SGLang from the main thread; the schedulers append their output to `log`.
 
     This process ignores SIGQUIT from now on, because a failing scheduler sends it.
     """
     check_version()
     on_cpu = options.device.type == "cpu"
-    variables = _VARIABLES | (cpu_mode.environment() if on_cpu else {})
+    variables = _VARIABLES | (cpu_mode.environment(options.tensor_parallel) if on_cpu else {})
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     with _memory_saver(options.device):
-        scheduler = SchedulerProcess(
-            options.device.type, {**variables, **options.environment}, log, options.descriptors
+        schedulers = SchedulerGroup(
+            options.device.type,
+            {**variables, **options.environment},
+            log,
+            options.tensor_parallel,
+            options.descriptors,
         )
     try:
         with restore_process_state(variables):
@@ -99,9 +105,9 @@ def start(options: Options, log: Path) -> Launched:
                 cpu_mode.enter()
             from tlt.engine.sglang.external_scheduler_engine import ExternalSchedulerEngine
 
-            engine = ExternalSchedulerEngine(scheduler, **_arguments(options))
+            engine = ExternalSchedulerEngine(schedulers, **_arguments(options))
     except BaseException as error:
-        scheduler.kill()
+        schedulers.kill()
         if isinstance(error, TltError) or not isinstance(error, Exception):
             raise
         if isinstance(error, (OSError, MemoryError)):
@@ -109,7 +115,7 @@ def start(options: Options, log: Path) -> Launched:
         raise ConfigError(f"engine sglang: SGLang refuses {options.model}: {error}") from error
     finally:
         cpu_mode.leave()
-    return Launched(engine, scheduler)
+    return Launched(engine, schedulers)
 
 
 def can_free_memory(device: torch.device) -> bool:
@@ -141,6 +147,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "model_path": str(options.model),
         "device": options.device.type,
         "base_gpu_id": options.device.index or 0,
+        "tp_size": options.tensor_parallel,
         "dtype": str(options.dtype).removeprefix("torch."),
         "max_running_requests": options.slots,
         "context_length": options.max_context,

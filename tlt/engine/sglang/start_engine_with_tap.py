@@ -35,10 +35,12 @@ def start_client(
     speculation: SpeculationOptions | None = None,
     seed: int = 0,
     proposals: Path | None = None,
+    tensor_parallel: int = 1,
 ) -> tuple[SglangClient, Tap]:
-    """Launch SGLang; `folder`, best in memory, holds the log and until it is mapped the tap.
+    """Launch SGLang on `tensor_parallel` devices from `device` on.
 
-    With speculation, `captured` must be the layers that the drafter reads, and the last state.
+    `folder`, best in memory, holds the log and until it is mapped the tap. With speculation,
+    `captured` must be the layers that the drafter reads, and the last state.
     """
     config = read_config(model)
     if config.mlp_bias:
@@ -69,6 +71,7 @@ def start_client(
                 model=model,
                 device=device,
                 dtype=dtype,
+                tensor_parallel=tensor_parallel,
                 slots=slots,
                 max_context=max_context,
                 version=version,

@@ -101,13 +101,11 @@ class TapWriter:
         while self._staged:
             self.publish_oldest()
 
-    def states_of(self, name: str, positions: int) -> torch.Tensor | None:
-        """Return the states of a request's first positions, or None if some are unknown."""
-        named, tap = RequestName.read(name), self._tap
-        slot = named.slot
-        if self._names.get(slot) != named or tap.filled[slot] < positions:
-            return None
-        return tap.states[slot, :positions]
+    def holds(self, name: str, positions: int) -> bool:
+        """Return True if the states of a request's first positions are known."""
+        named = RequestName.read(name)
+        found = self._names.get(named.slot) == named
+        return found and int(self._tap.filled[named.slot]) >= positions
 
     def _publish(self, computed: Pass) -> None:
         starts, counts = _numbers(computed.starts), _numbers(computed.counts)

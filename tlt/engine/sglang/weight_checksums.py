@@ -1,10 +1,10 @@
 """Compare the weights that were sent with the checksums of those that SGLang holds.
 
-SGLang fuses projections that read the same input, and pads some tensors with zeros; the names here
-are SGLang's.
+SGLang fuses projections that read the same input, pads some tensors with zeros, and divides most
+among the ranks of a tensor-parallel group; the names here are SGLang's.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,12 +15,22 @@ _FUSED = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _PARTS = {part: whole for whole, parts in _FUSED.items() for part in parts}
-_BY_VOCABULARY = {"model.embed_tokens", "lm_head"}
 _VOCABULARY = 64
 # what files call the layer of an EAGLE-3 drafter, and what SGLang does
 _EAGLE3_LAYER = ("midlayer.", "layers.0.")
-# on a CPU, the feed-forward part's intermediate width is padded to a multiple of this
+# on a CPU, each rank's part of the feed-forward part's width is padded to a multiple of this
 _INTERMEDIATE = 32
+# dimension along which a tensor is divided among ranks, by the end of its name
+_DIVIDED = {
+    "embed_tokens.weight": 0,
+    "lm_head.weight": 0,
+    **{f"{part}.{kind}": 0 for part in _PARTS for kind in ("weight", "bias")},
+    "self_attn.o_proj.weight": 1,
+    "mlp.down_proj.weight": 1,
+}
+
+# by rank: checksums by the name of a tensor
+Checksums = Sequence[Mapping[str, str]]
 
 
 class Comparison(NamedTuple):
@@ -32,8 +42,8 @@ class Comparison(NamedTuple):
 
 def compare(
     weights: Mapping[str, torch.Tensor],
-    before: Mapping[str, str],
-    held: Mapping[str, str],
+    before: Checksums,
+    held: Checksums,
     checksum: Callable[[torch.Tensor], str],
     on_cpu: bool,
 ) -> Comparison:
@@ -43,19 +53,20 @@ def compare(
     """
     wrong: str | None = None
     some_right = False
-    for name, tensor in _as_held(weights, _INTERMEDIATE if on_cpu else 1):
-        # a tied head is held under the embedding's name alone
-        if name not in held and name == "lm_head.weight":
-            continue
-        if held.get(name) == checksum(tensor):
-            some_right = True
-        elif wrong is None:
-            wrong = name
-        if wrong is not None and some_right:
-            return Comparison(wrong)
+    for name, parts in _as_held(weights, len(held), on_cpu):
+        for sums, part in zip(held, parts, strict=True):
+            # a tied head is held under the embedding's name alone
+            if name not in sums and name == "lm_head.weight":
+                continue
+            if sums.get(name) == checksum(part):
+                some_right = True
+            elif wrong is None:
+                wrong = name
+            if wrong is not None and some_right:
+                return Comparison(wrong)
     if wrong is None:
         return Comparison(None)
-    return Comparison(wrong, is_foreign=before != held and wrong in held)
+    return Comparison(wrong, is_foreign=before != held and wrong in held[0])
 
 
 def drafter_as_held(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -69,23 +80,34 @@ def drafter_as_held(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def _as_held(
-    weights: Mapping[str, torch.Tensor], intermediate: int
-) -> Iterator[tuple[str, torch.Tensor]]:
+    weights: Mapping[str, torch.Tensor], ranks: int, on_cpu: bool
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Yield each tensor's name and, by rank, what is held of it."""
     for name, tensor in weights.items():
         stem, _, kind = name.rpartition(".")
         layer, part = _split_name(stem)
         whole = _PARTS.get(part)
-        if part in _BY_VOCABULARY:
-            yield name, _padded(tensor, 0, _VOCABULARY)
-        elif part == "mlp.down_proj" and kind == "weight":
-            yield name, _padded(tensor, 1, intermediate)
-        elif whole is None:
-            yield name, tensor
+        if whole is None:
+            yield name, _divided(name, tensor, ranks, on_cpu)
         elif part == _FUSED[whole][0]:
-            parts = [weights[f"{layer}{other}.{kind}"] for other in _FUSED[whole]]
-            if whole == "mlp.gate_up_proj":
-                parts = [_padded(tensor, 0, intermediate) for tensor in parts]
-            yield f"{layer}{whole}.{kind}", torch.cat(parts)
+            names = [f"{layer}{other}.{kind}" for other in _FUSED[whole]]
+            parts = [_divided(name, weights[name], ranks, on_cpu) for name in names]
+            yield f"{layer}{whole}.{kind}", list(map(torch.cat, zip(*parts, strict=True)))
+
+
+def _divided(name: str, tensor: torch.Tensor, ranks: int, on_cpu: bool) -> list[torch.Tensor]:
+    ends = (end for end in _DIVIDED if name == end or name.endswith(f".{end}"))
+    if (end := next(ends, None)) is None:
+        return [tensor] * ranks
+    dimension, multiple = _DIVIDED[end], 1
+    if end in ("embed_tokens.weight", "lm_head.weight"):
+        rows = tensor.shape[0] + -tensor.shape[0] % _VOCABULARY
+        multiple = _VOCABULARY if rows % ranks == 0 else _VOCABULARY * ranks
+    elif end.startswith("mlp.") and on_cpu:
+        multiple = _INTERMEDIATE * ranks
+    return [
+        part.contiguous() for part in _padded(tensor, dimension, multiple).chunk(ranks, dimension)
+    ]
 
 
 def _padded(tensor: torch.Tensor, dimension: int, multiple: int) -> torch.Tensor:

@@ -37,9 +37,16 @@ def leave() -> None:
         sys.path.remove(str(_STANDINS))
 
 
-def environment() -> dict[str, str]:
+def environment(schedulers: int) -> dict[str, str]:
     """Return the variables that SGLang and torch need while SGLang is imported and started."""
-    return {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        # SGLang asks for a core of each scheduler, and binds to it only with kernels of its own
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * schedulers),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 def arguments() -> dict[str, Any]:

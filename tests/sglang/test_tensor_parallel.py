@@ -1,0 +1,147 @@
+"""Two ranks that hold half of each weight decode as one does, whatever their first rank chooses."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine import drafter_models
+from tests.engine.chi_square import p_value
+from tests.engine.conftest import save_model
+from tests.engine.reference import GREEDY, answers, new_request, random_prompts
+from tests.engine.test_sampled_distribution import TRIALS
+from tests.sglang.speculating import (
+    CHAIN,
+    FIRST,
+    NGRAM,
+    check_greedy,
+    check_proposals,
+    drafters,
+    finish_tallies,
+    origins,
+    proposals,
+    start,
+)
+from tlt.engine.base import Completion, Sampling
+from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.weight_checksums import drafter_as_held
+from tlt.errors import RankError
+from tlt.id_types import PolicyVersion
+from tlt.models.decoder_from_folder import load_decoder
+from tlt.models.eagle_drafter import Drafter
+from tlt.strategies import Off
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy") / "policy")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def fitted(policy: Path) -> Drafter:
+    return drafter_models.fitted_drafter("eagle", policy)
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Path, folder: Path) -> Iterator[SglangEngine]:
+    """Yield an engine whose drafter's cache lapses before each time that it is used."""
+    script = [(NGRAM, 20), (CHAIN, 8), (Off(), 32), (CHAIN, 8)]
+    started = start(folder, policy, "eagle", script, tensor_parallel=2)
+    yield started
+    started.close()
+
+
+def test_greedy_answers_stay_while_a_drafter_is_adopted_and_strategies_take_turns(
+    engine: SglangEngine, policy: Path, fitted: Drafter
+) -> None:
+    submitted = [new_request(i, prompt, GREEDY, 100) for i, prompt in enumerate(random_prompts(40))]
+    engine.submit(submitted)
+    done: dict[int, Completion] = {}
+    while len(engine.partial_answer(0) or ()) < 10:
+        done |= {completion.id: completion for completion in engine.step()}
+    engine.adopt_drafter(FIRST, fitted)
+    while engine.running:
+        done |= {completion.id: completion for completion in engine.step()}
+    check_greedy(policy, submitted, done)
+    assert {NGRAM, CHAIN, Off()} <= {tally.strategy for tally in finish_tallies(engine)}
+    assert origins(done)["accepted"] > 300
+    assert drafters(done) == {None, FIRST}
+
+
+def test_a_cache_that_lapsed_is_rebuilt_on_all_ranks(
+    engine: SglangEngine, policy: Path, folder: Path, fitted: Drafter
+) -> None:
+    engine.adopt_drafter(FIRST, fitted)
+    known = len(proposals(folder))
+    submitted = [
+        new_request(i, prompt, Sampling(), 100) for i, prompt in enumerate(random_prompts(48))
+    ]
+    done = answers(engine, submitted)
+    assert check_proposals(proposals(folder)[known:], submitted, done, fitted, policy) > 100
+
+
+def test_tokens_follow_the_policy(engine: SglangEngine, tmp_path: Path, policy: Path) -> None:
+    logits = 1.5 * torch.randn(97, generator=torch.Generator().manual_seed(3))
+    logits[5] = 5.0
+    state = drafter_models.memoryless_policy(tmp_path / "policy", logits)
+    weights = dict(load_decoder(tmp_path / "policy").weights)
+    engine.swap_weights(PolicyVersion(engine.version + 1), weights)
+    engine.adopt_drafter(FIRST, drafter_models.constant_drafter(state))
+    count = -(-TRIALS["sglang"].draws // 98)
+    prompt = random_prompts(1, shortest=5)[0]
+    done = answers(
+        engine, [new_request(i, prompt, Sampling(temperature=0.7), 98) for i in range(count)]
+    )
+    engine.swap_weights(PolicyVersion(engine.version + 1), dict(load_decoder(policy).weights))
+    drawn = torch.tensor([token for completion in done.values() for token in completion.tokens])
+    expected = (logits / 0.7).softmax(-1)
+    assert p_value(drawn.bincount(minlength=97), expected) > TRIALS["sglang"].significance
+    assert origins(done)["accepted"] > 1000
+
+
+def test_finds_a_part_of_a_weight_that_only_one_rank_lacks(
+    engine: SglangEngine, policy: Path, fitted: Drafter
+) -> None:
+    weights = dict(load_decoder(policy).weights)
+    engine.swap_weights(PolicyVersion(engine.version + 1), weights)
+    client = engine._client  # pyright: ignore[reportPrivateUsage]
+    client.run(client.verify(weights, "target", "it"))
+    for name, place in [
+        ("model.layers.2.mlp.down_proj.weight", (0, -1)),
+        ("model.layers.0.self_attn.v_proj.weight", (-1, 0)),
+        ("model.embed_tokens.weight", (-1, 0)),
+    ]:
+        spoiled = weights[name].clone()
+        spoiled[place] += 1
+        held = name.replace("v_proj", "qkv_proj")
+        with pytest.raises(RankError, match=f"after a fault SGLang holds another {held}"):
+            client.run(client.verify({**weights, name: spoiled}, "target", "a fault"))
+    engine.adopt_drafter(FIRST, fitted)
+    client.run(client.verify(drafter_as_held(fitted.state_dict()), "draft", "it"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_other_families_are_divided_and_the_death_of_a_rank_ends_the_engine(
+    family: str, tmp_path: Path
+) -> None:
+    folder, other = (save_model(tmp_path / name, seed, family) for seed, name in enumerate("ab"))
+    engine = start(tmp_path, folder, "eagle", [(NGRAM, 16)], tensor_parallel=2)
+    prompts = random_prompts(4)
+    for version, model in enumerate((other, folder), start=1):
+        engine.swap_weights(PolicyVersion(version), dict(load_decoder(model).weights))
+        submitted = [new_request(i, prompt, GREEDY, 40) for i, prompt in enumerate(prompts)]
+        check_greedy(model, submitted, answers(engine, submitted))
+    [_, second] = engine._client.schedulers  # pyright: ignore[reportPrivateUsage]
+    os.kill(second, signal.SIGKILL)
+    with pytest.raises(RankError, match="SGLang's scheduler"):
+        answers(engine, [new_request(9, prompts[0], GREEDY, 100)])
+    engine.close()
