@@ -9,7 +9,6 @@ import typer
 from cli.arguments import Json, Runs, Set
 from cli.memory_tables import print_assumptions, print_items, print_verdict
 from cli.output import complain, print_json, print_table, say
-from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.machine_check import Finding, check_machine, local_devices, read_cuda_state
 from tlt.memory_plan import (
@@ -34,26 +33,16 @@ def doctor(
             help="Plan for 8xh100, 8x80gb or 4x8xh100 (hosts first); by default this machine.",
         ),
     ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Devices that share the learner; by default what algorithm.shards says.",
-        ),
-    ] = None,
-    gpus_per_worker: Annotated[
-        int, typer.Option(min=1, help="Devices that share a worker's engine.")
-    ] = 1,
     changes: Set = None,
     runs: Runs = Path("runs"),
     json: Json = False,
 ) -> None:
     """Check this machine; with a spec, compute what its job takes on each device."""
     if spec is not None:
-        _plan(spec, plan, shards, gpus_per_worker, changes, json)
+        _plan(spec, plan, changes, json)
         return
-    if plan is not None or shards is not None or gpus_per_worker > 1 or changes:
-        raise ConfigError("--plan, --shards, --gpus-per-worker and --set are for a job: name SPEC")
+    if plan is not None or changes:
+        raise ConfigError("--plan and --set are for a job: name SPEC")
     findings = check_machine(runs, read_cuda_state())
     stopping = print_findings(findings, json)
     if stopping:
@@ -77,18 +66,11 @@ def print_findings(findings: list[Finding], json: bool) -> list[Finding]:
     return stopping
 
 
-def _plan(
-    path: Path,
-    devices: str | None,
-    shards: int | None,
-    gpus_per_worker: int,
-    changes: list[str] | None,
-    json: bool,
-) -> None:
+def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool) -> None:
     spec = load_job_spec(path, changes)
     where = local_devices(read_cuda_state()) if devices is None else parse_plan(devices)
-    over = shards or _stated_shards(spec, where)
-    _check_division(where, over, gpus_per_worker)
+    shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
+    _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import
     from tlt.planned_job import describe_job
 
@@ -96,9 +78,7 @@ def _plan(
         job = describe_job(spec, where.type)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    if over > 1 and not job.can_be_sharded:
-        raise ConfigError("policy.lora and policy.freeze need a whole copy on each rank: 1 shard")
-    planned = make_plan(job, where, over, gpus_per_worker)
+    planned = make_plan(job, where, shards, spec.rollout.tensor_parallel)
     host = list(host_items(job, planned.spread))
     if json:
         _print_json(spec.name, planned, host)
@@ -112,20 +92,16 @@ def _plan(
         raise typer.Exit(1)
 
 
-def _stated_shards(spec: JobSpec, devices: DevicePlan) -> int:
-    """Return how many devices share the learner by the spec."""
-    shards = spec.algorithm.shards
-    return devices.total if shards == "all" else shards
-
-
-def _check_division(devices: DevicePlan, shards: int, gpus_per_worker: int) -> None:
-    if devices.devices % gpus_per_worker:
+def _check_division(devices: DevicePlan, shards: int, tensor_parallel: int) -> None:
+    if devices.devices % tensor_parallel:
         raise ConfigError(
-            f"--gpus-per-worker {gpus_per_worker}: hosts of {devices.devices} devices can't be "
-            "divided into such workers"
+            f"rollout.tensor_parallel: {tensor_parallel}: hosts of {devices.devices} devices can't "
+            "be divided by that"
         )
     if devices.total % shards:
-        raise ConfigError(f"{shards} shards: {devices.total} devices can't be divided by that")
+        raise ConfigError(
+            f"algorithm.shards: {shards}: {devices.total} devices can't be divided by that"
+        )
 
 
 def _warn_of_small_shared_memory(host: list[HostItem]) -> None:

@@ -11,7 +11,7 @@ _SMALLEST = 5e6
 
 def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool) -> None:
     devices, spread = plan.devices, plan.spread
-    workers = spread.ranks // spread.gpus_per_worker
+    engines = spread.ranks // spread.tensor_parallel
     precision = "bfloat16" if job.bfloat16 else "float32"
     assumed = "; assumed, because algorithm.precision is auto" if precision_assumed else ""
     say(f"policy   {job.policy.weights / 1e9:.3f} billion weights")
@@ -19,7 +19,7 @@ def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool)
         f"devices  {devices.name}, {devices.memory / 1e9:.1f} GB each, "
         f"of which {plan.budget / 1e9:.1f} GB may be filled"
     )
-    say(f"workers  {workers} of {_count(spread.gpus_per_worker, 'device')}")
+    say(f"engines  {engines} of {_count(spread.tensor_parallel, 'device')}")
     say(f"learner  {_sharding(spread.shards)}")
     state = _gigabytes(plan.learner_state)
     trained = f"16 B of {job.trained / 1e6:.4g} million trained weights, and 4 B of the others"

@@ -36,7 +36,7 @@ def policy(home: Path) -> Path:
     return write_policy(home / "policy", layers=2)
 
 
-def write_policy(folder: Path, layers: int) -> Path:
+def write_policy(folder: Path, layers: int, kv_heads: int = 1) -> Path:
     """Write a random model that never ends its answers early.
 
     One dimension carries a constant that no layer changes; it keeps the logit of the end token far
@@ -49,7 +49,7 @@ def write_policy(folder: Path, layers: int) -> Path:
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=512,
         tie_word_embeddings=False,
         bos_token_id=BOS,

@@ -76,7 +76,9 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     min_p: float = 0.0
     # Most tokens of an answer.
     max_new_tokens: int = 1024
-    # Answers that a rank decodes together.
+    # Ranks of a worker that hold a part of each weight and decode together; SGLang only.
+    tensor_parallel: int = 1
+    # Answers that an engine decodes together.
     slots: int = 16
     # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
     spread: bool = True
@@ -95,7 +97,16 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
         require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
         require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
         require(self.slots >= 1, "slots must be at least 1")
+        require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
+        require(
+            self.tensor_parallel == 1 or self.engine == "sglang",
+            "tensor_parallel needs engine: sglang; the native engine computes on one device",
+        )
         require(self.max_tries >= 1, "max_tries must be at least 1")
+
+    def engine_ranks(self, ranks: int) -> range:
+        """Return the ranks that have an engine, of a worker with so many."""
+        return range(0, ranks, self.tensor_parallel)
 
     @property
     def filtered(self) -> bool:

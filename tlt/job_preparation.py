@@ -26,6 +26,7 @@ from tlt.dataset import PreparationExit, PreparedJob, Prompt, Prompts, prompts_f
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
+from tlt.models.decoder_spec import require_divisible_heads
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.tokenizer import Tokenizer
 from tlt.rewards.weighted_rewards import WeightedRewards
@@ -44,6 +45,7 @@ def prepare(folder: Path) -> PreparedJob:
             f"speculation guesses {spec.speculation.longest} tokens at once, "
             f"in a context of {limit}"
         )
+    require_divisible_heads(spec.rollout.tensor_parallel, policy.kv_heads, "policy")
     tokenizer = Tokenizer(spec.policy.path)
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")

@@ -50,7 +50,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture(scope="module")
-def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Start a session with one worker of two ranks."""
+    session = Live(tmp_path_factory.mktemp("pair"))
+    session.tlt("up", "--workers", "1", "--ranks", "2", "--runs", str(session.runs))
+    yield session
+    session.tlt("down")
+
+
+@pytest.fixture(scope="module")
+def sglang_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
     spec = {
         **raw_spec,
         "name": "sglang",
@@ -65,4 +74,4 @@ def sglang_spec(alone: Live, raw_spec: dict[str, Any]) -> Path:
             "group_size": 4,
         },
     }
-    return write_spec(alone.home, spec)
+    return write_spec(home, spec, "sglang.yaml")

@@ -1,4 +1,4 @@
-"""A job on SGLang succeeds even if SGLang dies or hangs."""
+"""A job on SGLang succeeds even if SGLang dies or hangs, on one device or on several."""
 
 import contextlib
 import signal
@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
+from tests.session import write_policy
+from tlt.protocol.events import DrafterDeltaReady
 from tlt.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def await_decoding(live: Live, job: str, step: int) -> int:
-    """Wait until the scheduler decodes and return its process id."""
+def await_decoding(live: Live, job: str, step: int, schedulers: int = 1) -> int:
+    """Wait until the schedulers decode and return the process id of the last one."""
     live.await_phase(job, "rolling", step)
     found: list[int] = []
     seen: dict[str, None] = {}
@@ -23,15 +25,15 @@ def await_decoding(live: Live, job: str, step: int) -> int:
         own = {pid: line for rank in worker.rank_pids for pid, line in children(rank)}
         seen[f"{worker.running} answers, with children {own}"] = None
         if worker.running > 0:
-            found.extend(pid for pid, line in own.items() if "sglang" in line)
-        return bool(found)
+            found[:] = sorted(pid for pid, line in own.items() if "sglang" in line)
+        return len(found) == schedulers
 
     try:
         wait_until(decoding, "SGLang to decode")
     except AssertionError as error:
         error.add_note("\n".join(seen))
         raise
-    return found[0]
+    return found[-1]
 
 
 def children(parent: int) -> list[tuple[int, str]]:
@@ -74,3 +76,24 @@ def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec:
     ended = alone.await_end(job)
     assert ended["status"] == "failed"
     assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]
+
+
+@pytest.mark.thorough
+def test_two_ranks_decode_and_learn_with_a_part_of_each_weight(
+    pair: Live, sglang_spec: Path, tmp_path: Path
+) -> None:
+    policy = write_policy(tmp_path / "policy", layers=2, kv_heads=2)
+    changes = (f"policy.path={policy}", "rollout.tensor_parallel=2", "algorithm.shards=all")
+    job = pair.submit(sglang_spec, *changes, "algorithm.steps=2")
+    kill(await_decoding(pair, job, step=1, schedulers=2))
+    assert pair.await_end(job)["status"] == "done", pair.job(job)["error"]
+    journal = pair.journal(job)
+    counted = counted_rollouts(journal, open_ledger(pair.runs / job))
+    assert len(counted) == len(set(counted)) == 2 * 2 * 4
+    assert count_dropped(journal) == 0
+    assert pair.fold(job).losses == 1
+    # the rank without an engine trains no drafter, and is waited for by no one
+    events = [entry.event for entry in journal]
+    members = {event.delta.member for event in events if isinstance(event, DrafterDeltaReady)}
+    assert members
+    assert all(member.endswith(".0") for member in members)

@@ -86,10 +86,10 @@ def test_decoding_takes_the_planned_bytes(tmp_path: Path, kind: str, layout: str
 
 
 @pytest.mark.parametrize("engine", ["native", "sglang"])
-def test_devices_of_a_worker_divide_weights_and_cache(tmp_path: Path, engine: str) -> None:
+def test_devices_of_an_engine_divide_weights_and_cache(tmp_path: Path, engine: str) -> None:
     job = job_of(shape_of(save_policy(tmp_path, "qwen2")), engine=engine)
     alone, together = (
-        {item.name: item.bytes for item in engine_items(job, Spread(gpus_per_worker=count))}
+        {item.name: item.bytes for item in engine_items(job, Spread(tensor_parallel=count))}
         for count in (1, 2)
     )
     for name in ("engine: policy's weights", "engine: KV cache"):

@@ -15,7 +15,6 @@ from tlt.memory_plan import (
     ModelShape,
     make_plan,
     parse_plan,
-    shards_needed,
 )
 from tlt.memory_plan.memory_items import Item, peak_bytes, peak_phase
 
@@ -70,11 +69,11 @@ def speculating(job: JobMemory) -> JobMemory:
 
 
 def planned(
-    job: JobMemory, devices: str, gpus_per_worker: int = 1, shards: int | None = None
+    job: JobMemory, devices: str, tensor_parallel: int = 1, shards: int | None = None
 ) -> MemoryPlan:
+    """Plan with a learner that is sharded over all devices, unless another number is stated."""
     where = parse_plan(devices)
-    over = shards_needed(job, where, gpus_per_worker) if shards is None else shards
-    return make_plan(job, where, over, gpus_per_worker)
+    return make_plan(job, where, where.total if shards is None else shards, tensor_parallel)
 
 
 def test_weights_are_those_of_the_published_models() -> None:
@@ -100,14 +99,9 @@ def test_eight_billion_weights_fit_eight_devices_if_they_are_sharded() -> None:
     assert any("shard the learner over 8" in r.change and r.fits for r in refused.remedies)
 
 
-def test_sharding_is_assumed_only_where_a_device_lacks_the_room() -> None:
-    assert shards_needed(usual_job(SMALL), parse_plan("8x80gb"), 1) == 1
-    assert shards_needed(usual_job(MEDIUM), parse_plan("4x8x80gb"), 1) == 32
-
-
-@pytest.mark.parametrize("gpus_per_worker", [1, 8])
-def test_32_billion_weights_are_refused_on_eight_devices(gpus_per_worker: int) -> None:
-    plan = planned(usual_job(LARGE), "8x80gb", gpus_per_worker)
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_32_billion_weights_are_refused_on_eight_devices(tensor_parallel: int) -> None:
+    plan = planned(usual_job(LARGE), "8x80gb", tensor_parallel)
     assert not plan.fits
     assert plan.learner_state == 16 * 32_763_876_352 // 8
     together = next(r for r in plan.remedies if r.change.startswith("all of these"))
@@ -117,13 +111,14 @@ def test_32_billion_weights_are_refused_on_eight_devices(gpus_per_worker: int) -
     assert "the learner sharded over" in enough.change
 
 
-def test_32_billion_weights_fit_four_hosts_with_workers_of_eight_devices() -> None:
+def test_32_billion_weights_fit_four_hosts_with_engines_of_eight_devices() -> None:
     job = usual_job(LARGE)
-    assert planned(job, "4x8x80gb", gpus_per_worker=8).fits
+    assert planned(job, "4x8x80gb", tensor_parallel=8).fits
     alone = planned(job, "4x8x80gb")
     assert not alone.fits
     assert alone.largest.name == "engine: policy's weights"
-    assert any("--gpus-per-worker" in remedy.change and remedy.fits for remedy in alone.remedies)
+    wide = [each for each in alone.remedies if "rollout.tensor_parallel: " in each.change]
+    assert any(remedy.fits for remedy in wide)
 
 
 def test_without_gradient_checkpointing_activations_are_too_much() -> None:

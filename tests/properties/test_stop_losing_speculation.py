@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tlt.config import RolloutSpec
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import stop_losing_speculation
 from tlt.policies.job.run_state import SpeculationAttempt
@@ -44,7 +45,7 @@ class Job:
             decoding=DecodeAccount(),
             attempt=SpeculationAttempt(),
             workers={"w0": SimpleNamespace(info=SimpleNamespace(ranks=RANKS))},
-            spec=SimpleNamespace(rollout=SimpleNamespace(slots=ROWS)),
+            spec=SimpleNamespace(rollout=RolloutSpec(slots=ROWS)),
         )
         self.commands: list[Any] = []
         self._dice = random.Random(seed)

@@ -17,7 +17,7 @@ from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import DrafterBase
 from tlt.ranks.drafter_delta_publisher import MicroBatch
 from tlt.ranks.drafter_member import DrafterMember, MemberEvent
-from tlt.ranks.main import Rank
+from tlt.ranks.main import Decoding, Rank
 
 Kind = TypeVar("Kind")
 FIRST, SECOND = DrafterVersion(0), DrafterVersion(1)
@@ -56,20 +56,25 @@ def decode(rank: Rank, index: int) -> None:
     """Decode four answers to a prompt."""
     rank.handle(DecodePrompts(job=JOB, prompts=tuple(prompt(index, member=m) for m in range(4))))
     while engine_of(rank).running:
-        assert rank.duties is not None
-        rank.duties.rollout.step()
+        decoding_of(rank).rollout.step()
+
+
+def decoding_of(rank: Rank) -> Decoding:
+    assert rank.duties is not None
+    assert rank.duties.decoding is not None
+    return rank.duties.decoding
 
 
 def member_of(rank: Rank) -> DrafterMember:
-    assert rank.duties is not None
-    assert rank.duties.member is not None
-    return rank.duties.member
+    member = decoding_of(rank).member
+    assert member is not None
+    return member
 
 
 def engine_of(rank: Rank) -> NativeEngine:
-    assert rank.duties is not None
-    assert isinstance(rank.duties.engine, NativeEngine)
-    return rank.duties.engine
+    engine = decoding_of(rank).engine
+    assert isinstance(engine, NativeEngine)
+    return engine
 
 
 def train(base: DrafterBase, session: int = 1) -> TrainDrafter:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from tests.labelled_device import labelled_device
-from tests.ranks.members import engine_of, member_spec
+from tests.ranks.members import decoding_of, engine_of, member_spec
 from tests.ranks.ranks import LocalRank, local_rank, open_job
 from tests.ranks.test_policy_update import UPDATE
 from tests.samples import JOB, prompt
@@ -17,10 +17,9 @@ from tlt.protocol.refs import MinibatchShare, SampleRef
 def decode_all(local: LocalRank) -> list[RolloutFinished]:
     prompts = tuple(prompt(7, member=member) for member in range(4))
     local.rank.handle(DecodePrompts(job=JOB, prompts=prompts))
-    assert local.rank.duties is not None
     done: list[RolloutFinished] = []
     while engine_of(local.rank).running:
-        done += local.rank.duties.rollout.step()
+        done += decoding_of(local.rank).rollout.step()
     return done
 
 

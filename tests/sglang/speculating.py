@@ -66,7 +66,7 @@ def start(
             seed=5,
         ),
         proposals=folder / "proposals",
-        tensor_parallel=tensor_parallel,
+        cores=((),) * tensor_parallel,
     )
     return SglangEngine(client, policy, tap, str, SLOTS, CONTEXT, PolicyVersion(0))
 

@@ -56,7 +56,7 @@ BREAKING_EDITS = {
     "member's step": (
         TO_DRAFTER,
         "tlt/ranks/main.py",
-        "self._send(*duties.member.step(self._check_interrupt))",
+        "self._send(*decoding.member.step(self._check_interrupt))",
         "pass",
     ),
 }

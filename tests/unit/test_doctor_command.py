@@ -63,6 +63,12 @@ def write_spec(folder: Path, name: str) -> Path:
     return folder / f"{name}.yaml"
 
 
+_PARALLEL = (
+    *("--set", "rollout.engine=sglang", "--set", "rollout.tensor_parallel=8"),
+    *("--set", "algorithm.shards=all"),
+)
+
+
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         app(list(map(str, arguments)))
@@ -79,19 +85,18 @@ def machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("qwen2.5-0.5b", ["--plan", "1x80gb"], 0, 1),
         ("qwen3-8b", ["--plan", "8x80gb", "--set", "algorithm.shards=all"], 0, 8),
-        ("qwen3-8b", ["--plan", "8x80gb", "--shards", "8"], 0, 8),
         ("qwen3-8b", ["--plan", "8x80gb"], 1, 1),
         ("qwen3-8b", ["--plan", "1x80gb", "--set", "policy.lora={}"], 0, 1),
-        ("qwen2.5-32b", ["--plan", "8x80gb", "--shards", "8"], 1, 8),
+        ("qwen2.5-32b", ["--plan", "8x80gb", "--set", "algorithm.shards=all"], 1, 8),
         (
             "qwen2.5-32b",
-            ["--plan", "8x80gb", "--shards", "8", "--gpus-per-worker", "8"],
+            ["--plan", "8x80gb", *_PARALLEL],
             1,
             8,
         ),
         (
             "qwen2.5-32b",
-            ["--plan", "4x8x80gb", "--shards", "32", "--gpus-per-worker", "8"],
+            ["--plan", "4x8x80gb", *_PARALLEL],
             0,
             32,
         ),
@@ -176,9 +181,29 @@ def test_a_policy_that_is_not_here_is_named(
     ("options", "complaint"),
     [
         (["--plan", "8xh1000"], "no device 'h1000'"),
-        (["--plan", "8xh100", "--gpus-per-worker", "3"], "--gpus-per-worker 3"),
-        (["--plan", "8xh100", "--shards", "3"], "3 shards: 8 devices"),
-        (["--plan", "8xh100", "--shards", "8", "--set", "policy.lora={}"], "1 shard"),
+        (
+            [
+                "--plan",
+                "4xh100",
+                "--set",
+                "rollout.engine=sglang",
+                "--set",
+                "rollout.tensor_parallel=8",
+            ],
+            "rollout.tensor_parallel: 8: hosts of 4",
+        ),
+        (
+            [
+                "--plan",
+                "8xh100",
+                "--set",
+                "rollout.engine=sglang",
+                "--set",
+                "rollout.tensor_parallel=3",
+            ],
+            "rollout.tensor_parallel: 3",
+        ),
+        (["--plan", "8xh100", "--set", "algorithm.shards=3"], "algorithm.shards: 3: 8 devices"),
     ],
 )
 def test_wrong_options_are_named(

@@ -113,6 +113,12 @@ def test_refuses_prompts_that_are_too_long_if_the_spec_says_so(
     assert "mixed.jsonl:2: the prompt has 28 tokens, and at most 12 fit" in error
 
 
+def test_refuses_heads_that_ranks_cannot_share(spec: JobSpec, tmp_path: Path) -> None:
+    rollout = msgspec.structs.replace(spec.rollout, engine="sglang", tensor_parallel=4)
+    error = prepared_in(tmp_path, msgspec.structs.replace(spec, rollout=rollout)).error or ""
+    assert "4 ranks can't share the policy's 1 heads" in error
+
+
 def test_refuses_data_whose_prompts_are_all_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [9], max_prompt_tokens=12)
     assert "all prompts have more than 12 tokens" in (prepared_in(tmp_path, mixed).error or "")
@@ -120,7 +126,7 @@ def test_refuses_data_whose_prompts_are_all_too_long(spec: JobSpec, tmp_path: Pa
 
 @pytest.fixture
 async def preparer() -> AsyncGenerator[Preparer]:
-    made = Preparer()
+    made = Preparer(ranks=1)
     yield made
     await made.close()
 
@@ -133,6 +139,15 @@ async def test_refuses_a_folder_that_cannot_be_written(
     assert await preparer.prepare(JOB, spec, folder) == JobRefused(
         job=JOB, error=f"{folder}: cannot be written: Not a directory"
     )
+
+
+async def test_refuses_a_job_whose_engines_need_more_ranks_than_a_worker_has(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path
+) -> None:
+    rollout = msgspec.structs.replace(spec.rollout, engine="sglang", tensor_parallel=2)
+    refused = await preparer.prepare(JOB, msgspec.structs.replace(spec, rollout=rollout), tmp_path)
+    assert isinstance(refused, JobRefused)
+    assert "rollout.tensor_parallel: 2 needs workers of 2 ranks" in refused.error
 
 
 async def test_refuses_a_job_whose_preparation_ends_without_a_result(

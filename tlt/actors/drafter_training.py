@@ -1,4 +1,4 @@
-"""Follow a worker's training sessions, which all of its ranks begin and stop together."""
+"""Follow a worker's training sessions, which its ranks begin and stop together."""
 
 import asyncio
 import time
@@ -24,6 +24,8 @@ class DrafterTraining:
         self._stop_sent: float | None = None
         # by rank
         self._stopped: dict[int, DrafterTrainingStopped] = {}
+        # the ranks that train in the open job
+        self._members: frozenset[int] = frozenset()
         self._started = asyncio.Event()
 
     async def wait_for_session(self) -> TrainDrafter:
@@ -35,12 +37,14 @@ class DrafterTraining:
 
     def is_training(self, rank: int) -> bool:
         """Return True if the rank trains; a rank without answers to learn from stops early."""
-        return self.session is not None and rank not in self._stopped
+        trains = self.session is not None and rank in self._members
+        return trains and rank not in self._stopped
 
     def open(self, job: OpenJob) -> None:
         """Follow the training sessions of this job."""
         self.close()
         self._job = job
+        self._members = frozenset(self._setup.engines(job.spec.rollout))
 
     def close(self) -> None:
         """Forget the job."""
@@ -75,7 +79,7 @@ class DrafterTraining:
         if session is None or event.training_session != session.training_session:
             return None
         self._stopped[rank] = event
-        if len(self._stopped) < len(self._setup.ranks):
+        if len(self._stopped) < len(self._members):
             return None
         sent, events = self._stop_sent, self._stopped.values()
         self.session, self._stop_sent, self._last_over = None, None, session.training_session

@@ -53,7 +53,7 @@ class _Written(NamedTuple):
 class BatchCommitter:
     def __init__(self, spec: SessionSpec, effects: Effects, deciders: Deciders) -> None:
         self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
-        self.preparations = JobPreparations(effects)
+        self.preparations = JobPreparations(effects, spec.ranks_per_worker)
         self.summaries = SummaryProcesses()
         self.epoch = Epoch(0)
         self._spec = spec

@@ -24,7 +24,8 @@ _LONGEST_REPLY = 2**24
 class Preparer:
     """Prepare one job at a time in a long-lived `tlt.job_preparation` process."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self.process: Process | None = None
         self._turn = asyncio.Lock()
 
@@ -35,6 +36,12 @@ class Preparer:
                 await self._running()
 
     async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
+        if self._ranks % (width := spec.rollout.tensor_parallel):
+            error = (
+                f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, "
+                f"and this session's have {self._ranks}; `tlt up --ranks {width}` starts such ones"
+            )
+            return JobRefused(job=job, error=error)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec)))
@@ -100,9 +107,10 @@ class Preparer:
 class JobPreparations:
     """Prepare jobs in the background; each outcome becomes an event."""
 
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, effects: Effects, ranks: int) -> None:
+        """Refuse jobs that workers of so many ranks can't decode."""
         self._effects = effects
-        self._preparer = Preparer()
+        self._preparer = Preparer(ranks)
         self._tasks: dict[JobId, asyncio.Task[None]] = {}
 
     async def warm_up(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tlt.actors.event_outbox import Outbox, TakenPrompt
+from tlt.actors.rank_process import RankProcess
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.id_types import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
@@ -42,6 +43,8 @@ class PromptIntake:
         self._share_seconds = share_seconds
         self._blocking = BlockingConnection(setup.connection)
         self._queue: Consumer[PromptIssued] | None = None
+        # the ranks that answer prompts, by index
+        self._engines: dict[int, RankProcess] = {}
         self._slots = 0
         # time until which the worker takes no more than its share
         self._share_until = 0.0
@@ -63,7 +66,8 @@ class PromptIntake:
         keys = self._setup.keys
         stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
-        self._slots = command.spec.rollout.slots * len(self._setup.ranks)
+        self._engines = self._setup.engines(command.spec.rollout)
+        self._slots = command.spec.rollout.slots * len(self._engines)
         self._taken.clear()
 
     def close(self) -> None:
@@ -135,21 +139,20 @@ class PromptIntake:
         self, queue: Consumer[PromptIssued], entries: Sequence[Entry[PromptIssued]]
     ) -> None:
         """Give neighbours, which often share a prompt, to one rank that has few prompts."""
-        ranks = self._setup.ranks
-        loads = [0] * len(ranks)
+        loads = dict.fromkeys(self._engines, 0)
         for taken in self._taken.values():
             loads[taken.rank] += 1
-        each = -(-(len(self._taken) + len(entries)) // len(ranks))
-        batches: list[list[PromptIssued]] = [[] for _ in ranks]
+        each = -(-(len(self._taken) + len(entries)) // len(loads))
+        batches: dict[int, list[PromptIssued]] = {rank: [] for rank in loads}
         for entry in entries:
-            rank = next((r for r, load in enumerate(loads) if load < each), 0)
+            rank = next((r for r, load in loads.items() if load < each), 0)
             loads[rank] += 1
             batches[rank].append(entry.message)
             self._taken[_key(entry.message)] = TakenPrompt(queue, entry.id, rank)
         self._served = True
-        for rank, batch in zip(ranks, batches, strict=True):
+        for rank, batch in batches.items():
             if batch:
-                rank.send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
+                self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
 
     def _room(self, assignment: StartRollout, only_share: bool) -> int:
         most = min(self._slots, assignment.share) if only_share else self._slots

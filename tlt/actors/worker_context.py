@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tlt.actors.rank_process import RankProcess
-from tlt.config import SessionSpec
+from tlt.config import RolloutSpec, SessionSpec
 from tlt.id_types import Incarnation, WorkerId
 from tlt.protocol.rank_messages import RankSetup, ToRank
 from tlt.store.redis_connection import Connection
@@ -31,6 +31,7 @@ class WorkerSetup:
             device=self.devices[index],
             host=self.host,
             flight=self.session.flight,
+            cores=tuple(tuple(sorted(cores)) for cores in self.cores),
         )
 
 
@@ -49,7 +50,11 @@ class IncarnationSetup:
         """Return the place of this incarnation's fence."""
         return FencePlace(self.connection, self.keys, self.worker, self.incarnation)
 
+    def engines(self, rollout: RolloutSpec) -> dict[int, RankProcess]:
+        """Return the ranks that decode and train the drafter, by index."""
+        return {index: self.ranks[index] for index in rollout.engine_ranks(len(self.ranks))}
+
     def send(self, message: ToRank) -> None:
-        """Send a message to all ranks."""
+        """Send a message to all ranks; those without an engine ignore what is not for them."""
         for rank in self.ranks:
             rank.send(message)

@@ -229,6 +229,6 @@ class MessageRouter:
             member=rollout.member,
             answer=rollout.answer,
         )
-        for index, rank in enumerate(self._setup.ranks):
+        for index, rank in self._setup.engines(spec.rollout).items():
             if index != written_by:
                 rank.send(answer)

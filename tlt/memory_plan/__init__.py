@@ -6,7 +6,7 @@ from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item
 from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
 from tlt.memory_plan.remedies import Remedy
-from tlt.memory_plan.verdict import MemoryPlan, make_plan, shards_needed
+from tlt.memory_plan.verdict import MemoryPlan, make_plan
 
 __all__ = [
     "DevicePlan",
@@ -22,5 +22,4 @@ __all__ = [
     "host_items",
     "make_plan",
     "parse_plan",
-    "shards_needed",
 ]

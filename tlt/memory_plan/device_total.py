@@ -14,13 +14,13 @@ from tlt.memory_plan.memory_items import Item, peak_bytes
 _CONTEXT_BYTES, _COMMUNICATOR_BYTES = 700 << 20, 600 << 20
 
 
-def spread_over(devices: DevicePlan, shards: int, gpus_per_worker: int) -> Spread:
+def spread_over(devices: DevicePlan, shards: int, tensor_parallel: int) -> Spread:
     """Divide a job over all devices of a plan."""
     return Spread(
         ranks=devices.total,
         ranks_per_host=devices.devices,
         shards=shards,
-        gpus_per_worker=gpus_per_worker,
+        tensor_parallel=tensor_parallel,
         device=devices.type,
     )
 
@@ -49,7 +49,7 @@ def _overhead(job: JobMemory, spread: Spread) -> Iterator[Item]:
         note=f"an estimate: {_CONTEXT_BYTES >> 20} MiB for each of {processes} processes",
     )
     if spread.ranks > 1:
-        communicators = 2 if spread.gpus_per_worker > 1 else 1
+        communicators = 2 if spread.tensor_parallel > 1 else 1
         yield Item(
             name="communicators",
             bytes=communicators * _COMMUNICATOR_BYTES,

@@ -120,10 +120,11 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
         )
     if job.drafter is not None:
         pairs = job.drafter.kv_heads * job.drafter.head_dim
-        yield Item(name="drafter in the engine: weights", bytes=width * job.drafter.weights)
+        weights = width * job.drafter.weights // spread.tensor_parallel
+        yield Item(name="drafter in the engine: weights", bytes=weights)
         yield Item(
             name="drafter in the engine: KV cache",
-            bytes=2 * tokens * pairs * width,
+            bytes=2 * tokens * pairs * width // spread.tensor_parallel,
             during=_request_memory(spread),
             note="one layer of the pool",
         )
@@ -141,7 +142,7 @@ def _sglang_buffers(job: JobMemory) -> int:
 def _weights(size: int, spread: Spread) -> Item:
     return Item(
         name="engine: policy's weights",
-        bytes=size // spread.gpus_per_worker,
+        bytes=size // spread.tensor_parallel,
         note=_division(spread),
     )
 
@@ -150,7 +151,7 @@ def _cache(size: int, note: str, spread: Spread) -> Item:
     over = _division(spread)
     return Item(
         name="engine: KV cache",
-        bytes=size // spread.gpus_per_worker,
+        bytes=size // spread.tensor_parallel,
         during=_request_memory(spread),
         note=f"{note}, {over}" if over else note,
     )
@@ -162,8 +163,8 @@ def _request_memory(spread: Spread) -> Phase:
 
 
 def _division(spread: Spread) -> str:
-    count = spread.gpus_per_worker
-    return f"assumed: divided over a worker's {count} devices" if count > 1 else ""
+    count = spread.tensor_parallel
+    return f"divided over {count} devices" if count > 1 else ""
 
 
 def _as_policy(drafter: DrafterShape) -> ModelShape:

@@ -29,6 +29,7 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
     policy = _FULL * policy_weights
     published = job.engine_width * policy_weights
     ranks = spread.ranks_per_host
+    engines = max(1, ranks // spread.tensor_parallel)
     yield HostItem(
         name="published policies",
         bytes=_POLICIES * published,
@@ -36,7 +37,6 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
     )
     yield HostItem(name="rollouts in flight", bytes=min(policy, _ROLLOUT_BYTES))
     if job.engine == "sglang":
-        engines = max(1, ranks // spread.gpus_per_worker)
         yield HostItem(
             name="taps",
             bytes=engines * tap_bytes(job),
@@ -53,8 +53,8 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
         yield HostItem(name="drafters and their deltas", bytes=_DELTAS * delta)
         yield HostItem(
             name="answers to train drafters on",
-            bytes=2 * ranks * (job.drafter_megabytes << 20),
-            note="drafter.megabytes of each rank, and as much for unfinished answers",
+            bytes=2 * engines * (job.drafter_megabytes << 20),
+            note="drafter.megabytes of each engine's rank, and as much for unfinished answers",
         )
     sharded = spread.shards > 1
     yield HostItem(

@@ -77,8 +77,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_host: int = 1
     # devices over which the learner's parameters, gradients and moments are sharded
     shards: int = 1
-    # devices of a worker, over which its engine's weights and cache are divided
-    gpus_per_worker: int = 1
+    # devices over which an engine's weights and cache are divided
+    tensor_parallel: int = 1
     device: Literal["cuda", "cpu"] = "cuda"
 
     @property

@@ -63,12 +63,16 @@ def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     if spread.shards < devices.total and job.can_be_sharded:
         change = f"shard the learner over {devices.total} devices (algorithm.shards: all)"
         yield change, _respread(case, shards=devices.total)
-    wider = [n for n in range(2, devices.devices + 1) if devices.devices % n == 0]
-    widths = [n for n in wider if n > spread.gpus_per_worker]
+    widths = [
+        n
+        for n in range(spread.tensor_parallel + 1, devices.devices + 1)
+        if devices.devices % n == 0 and job.policy.kv_heads % n == 0
+    ]
     if widths:
-        width = _first_fitting(widths, devices, lambda n: _respread(case, gpus_per_worker=n))
-        change = f"workers of {width} devices (--gpus-per-worker {width}), which TLT lacks yet"
-        yield change, _respread(case, gpus_per_worker=width)
+        width = _first_fitting(widths, devices, lambda n: _divided(case, n))
+        engine = "" if job.engine == "sglang" else "rollout.engine: sglang, "
+        change = f"{engine}rollout.tensor_parallel: {width}, and workers of {width} ranks"
+        yield change, _divided(case, width)
     yield from _spec_changes(case, devices)
     if job.trains_drafter:
         yield "drafter.train: off", _respecified(case, trains_drafter=False)
@@ -114,11 +118,17 @@ def _more_hosts(case: Case, devices: DevicePlan) -> _Changed | None:
         return None
     for times in _MORE_HOSTS:
         more = msgspec.structs.replace(devices, hosts=devices.hosts * times)
-        spread = spread_over(more, more.total, case.spread.gpus_per_worker)
+        spread = spread_over(more, more.total, case.spread.tensor_parallel)
         changed = Case(job=case.job, spread=spread)
         if changed.bytes <= devices.budget:
             return f"the learner sharded over {more.total} devices ({more.name})", changed
     return None
+
+
+def _divided(case: Case, devices: int) -> Case:
+    """Let devices share an engine, which only SGLang can do."""
+    job = msgspec.structs.replace(case.job, engine="sglang")
+    return Case(job=job, spread=msgspec.structs.replace(case.spread, tensor_parallel=devices))
 
 
 def _respread(case: Case, **changes: int) -> Case:

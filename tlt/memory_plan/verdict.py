@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.memory_plan.device_plan import DevicePlan
-from tlt.memory_plan.device_total import device_bytes, device_items, spread_over
+from tlt.memory_plan.device_total import device_items, spread_over
 from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item, Phase, peak_bytes, peak_items, peak_phase
 from tlt.memory_plan.remedies import Remedy, find_remedies
@@ -31,9 +31,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return max(peak_items(self.items), key=lambda item: item.bytes)
 
 
-def make_plan(job: JobMemory, devices: DevicePlan, shards: int, gpus_per_worker: int) -> MemoryPlan:
+def make_plan(job: JobMemory, devices: DevicePlan, shards: int, tensor_parallel: int) -> MemoryPlan:
     """Plan a job over all devices of the plan."""
-    spread = spread_over(devices, shards, gpus_per_worker)
+    spread = spread_over(devices, shards, tensor_parallel)
     items = device_items(job, spread)
     total = peak_bytes(items)
     fits = total <= devices.budget
@@ -47,9 +47,3 @@ def make_plan(job: JobMemory, devices: DevicePlan, shards: int, gpus_per_worker:
         learner_state=(4 * job.learner_weights + 12 * job.trained) // shards,
         remedies=() if fits else find_remedies(job, devices, spread),
     )
-
-
-def shards_needed(job: JobMemory, devices: DevicePlan, gpus_per_worker: int) -> int:
-    """Return 1 if a device can hold the unsharded job, or else the number of all devices."""
-    unsharded = device_bytes(job, spread_over(devices, 1, gpus_per_worker))
-    return 1 if unsharded <= devices.budget else devices.total

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import torch
 
+from tlt.errors import ConfigError
 from tlt.models.rope import Rope
 
 
@@ -89,3 +90,12 @@ def describe_mismatch(config: DecoderConfig, actual: Mapping[str, tuple[int, ...
             return f"the weight {name} is {list(actual[name])}, config.json implies {list(shape)}"
     unknown = sorted(actual.keys() - expected.keys() - {HEAD})
     return f"the weight {unknown[0]} belongs to no part that we run" if unknown else None
+
+
+def require_divisible_heads(ranks: int, kv_heads: int, model: str) -> None:
+    """Raise ConfigError if ranks can't share the heads of keys and values evenly."""
+    if kv_heads % ranks:
+        raise ConfigError(
+            f"rollout.tensor_parallel: {ranks} ranks can't share the {model}'s {kv_heads} heads "
+            "of keys and values evenly"
+        )

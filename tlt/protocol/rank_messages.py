@@ -24,6 +24,8 @@ class RankSetup(Value, frozen=True, kw_only=True):
     host: str
     # the session's folder in shared memory, in which each job has a folder of its own
     flight: str
+    # by rank of its worker: the cores that it may use
+    cores: tuple[tuple[int, ...], ...] = ()
 
 
 class RankMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):

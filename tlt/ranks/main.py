@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
@@ -52,15 +53,27 @@ from tlt.ranks.rollout import RolloutDuty
 from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups
 
+# messages for ranks that have an engine
+DecodingMessage = (
+    StartRollout
+    | AdoptDrafter
+    | TrainDrafter
+    | MergeDrafter
+    | StopDrafterTraining
+    | DecodePrompts
+    | PeerAnswer
+    | PartialAnswer
+    | SharePartialAnswers
+)
 # time until a rank without answers to learn from tries again
 _RETRY_SECONDS = 0.05
 
 
-class JobDuties:
-    """The parts of a rank that work for the open job."""
+class Decoding:
+    """The parts of a rank that decode and train the drafter, on the rank's engine."""
 
     def __init__(self, job: RankJob, progress: Progress) -> None:
-        self.job = job
+        self._job = job
         self._progress = progress
         tokenizer = Tokenizer(job.spec.policy.path)
         started = start_engine(job, tokenizer)
@@ -72,6 +85,71 @@ class JobDuties:
             self.member = DrafterMember(job, started.engine, started.drafter)
         replay = None if self.member is None else self.member.replay
         self.rollout = RolloutDuty(job, self.engine, tokenizer.stop_tokens(), replay)
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """Return how long the rank may wait for a message (None: without limit)."""
+        if self.engine.running > 0:
+            return 0.0
+        if self.member is None or not self.member.is_training:
+            return None
+        return _RETRY_SECONDS if self.member.lacks_answers else 0.0
+
+    def handle(self, message: DecodingMessage) -> Sequence[FromRank]:
+        """Follow a message, and return what is to be said at once."""
+        member, rollout = self.member, self.rollout
+        match message:
+            case StartRollout():
+                # weights of a large policy take long to read
+                with self._progress.report_meanwhile():
+                    rollout.use_policy(message.policy)
+                rollout.keep_answers(message.keep_answers)
+                self.engine.allow_speculation(message.speculate)
+                if message.drafter is not None:
+                    return self._adopt(message.drafter)
+            case AdoptDrafter():
+                return self._adopt(message.drafter)
+            case TrainDrafter():
+                if member is not None:
+                    member.begin(message)
+            case MergeDrafter():
+                if member is not None:
+                    member.request_merge(message)
+            case StopDrafterTraining():
+                if member is not None:
+                    return member.stop(message.training_session)
+            case DecodePrompts():
+                rollout.submit(message.prompts)
+            case PeerAnswer() | PartialAnswer():
+                rollout.add_answer(message)
+            case SharePartialAnswers():
+                return [rollout.partial_answers()]
+            case _:
+                assert_never(message)
+        return []
+
+    def refuse_drafter(self, version: DrafterVersion, complaint: str) -> DrafterRefused:
+        return DrafterRefused(**self._job.reporter, error=complaint, version=version)
+
+    def _adopt(self, ref: DrafterRef | None) -> Sequence[FromRank]:
+        if self.member is None:
+            return []
+        complaint = self.member.in_use.adopt(ref)
+        if complaint is None or ref is None:
+            return []
+        return [self.refuse_drafter(ref.version, complaint)]
+
+
+class JobDuties:
+    """The parts of a rank that work for the open job."""
+
+    def __init__(self, job: RankJob, progress: Progress) -> None:
+        self.job = job
+        self._progress = progress
+        # None: the rank's device computes for another rank's engine
+        self.decoding: Decoding | None = None
+        if job.setup.rank % job.spec.rollout.tensor_parallel == 0:
+            self.decoding = Decoding(job, progress)
         # samples of the policy update whose command comes next
         self.samples: UpdateSamples | None = None
         self._update: PolicyUpdateDuty | None = None
@@ -86,11 +164,7 @@ class JobDuties:
     @property
     def wait_seconds(self) -> float | None:
         """Return how long the rank may wait for a message (None: without limit)."""
-        if self.engine.running > 0:
-            return 0.0
-        if self.member is None or not self.member.is_training:
-            return None
-        return _RETRY_SECONDS if self.member.lacks_answers else 0.0
+        return None if self.decoding is None else self.decoding.wait_seconds
 
 
 class Rank:
@@ -133,57 +207,32 @@ class Rank:
 
     def compute(self) -> None:
         """Compute to the next boundary: a decode step, or a piece of drafter training."""
-        duties = self.duties
-        if duties is None:
+        decoding = None if self.duties is None else self.duties.decoding
+        if decoding is None:
             return
-        if duties.engine.running:
-            self._send(*duties.rollout.step())
-            if (report := duties.rollout.report(time.monotonic())) is not None:
+        if decoding.engine.running:
+            self._send(*decoding.rollout.step())
+            if (report := decoding.rollout.report(time.monotonic())) is not None:
                 self._send(report)
-        elif duties.member is not None and duties.member.is_training:
+        elif decoding.member is not None and decoding.member.is_training:
             with contextlib.suppress(Interrupted):
-                self._send(*duties.member.step(self._check_interrupt))
-        self._progress.report(duties.engine.running)
+                self._send(*decoding.member.step(self._check_interrupt))
+        self._progress.report(decoding.engine.running)
 
     def _dispatch(self, duties: JobDuties, message: ToRank) -> None:
-        member, rollout = duties.member, duties.rollout
         match message:
             case OpenJob():
                 raise AssertionError("a job is open")
             case CloseJob():
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
-            case StartRollout():
-                # weights of a large policy take long to read
-                with self._progress.report_meanwhile():
-                    rollout.use_policy(message.policy)
-                rollout.keep_answers(message.keep_answers)
-                duties.engine.allow_speculation(message.speculate)
-                if message.drafter is not None:
-                    self._adopt(duties, message.drafter)
-            case AdoptDrafter():
-                self._adopt(duties, message.drafter)
-            case TrainDrafter():
-                if member is not None:
-                    member.begin(message)
-            case MergeDrafter():
-                if member is not None:
-                    member.request_merge(message)
-            case StopDrafterTraining():
-                if member is not None:
-                    self._send(*member.stop(message.training_session))
-            case DecodePrompts():
-                rollout.submit(message.prompts)
-            case PeerAnswer() | PartialAnswer():
-                rollout.add_answer(message)
-            case SharePartialAnswers():
-                self._send(rollout.partial_answers())
             case UpdateSamples():
                 duties.samples = message
             case UpdatePolicy():
                 self._update_policy(duties, message)
             case _:
-                assert_never(message)
+                if duties.decoding is not None:
+                    self._send(*duties.decoding.handle(message))
 
     def _open(self, command: OpenJob) -> None:
         if self.duties is not None:
@@ -192,37 +241,30 @@ class Rank:
         return_free_memory(torch.device(self._setup.device))
         with self._progress.report_meanwhile():
             self.duties = JobDuties(RankJob(self._setup, command), self._progress)
-        if self.duties.complaint is not None:
-            self._refuse_drafter(self.duties.job, NAMED, self.duties.complaint)
+        decoding = self.duties.decoding
+        if decoding is not None and decoding.complaint is not None:
+            self._send(decoding.refuse_drafter(NAMED, decoding.complaint))
 
     def _close(self, duties: JobDuties) -> None:
         self.duties = None
-        duties.engine.close()
-
-    def _adopt(self, duties: JobDuties, ref: DrafterRef | None) -> None:
-        if duties.member is None:
-            return
-        complaint = duties.member.in_use.adopt(ref)
-        if complaint is not None and ref is not None:
-            self._refuse_drafter(duties.job, ref.version, complaint)
-
-    def _refuse_drafter(self, job: RankJob, version: DrafterVersion, complaint: str) -> None:
-        self._send(DrafterRefused(**job.reporter, error=complaint, version=version))
+        if duties.decoding is not None:
+            duties.decoding.engine.close()
 
     def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
         assert duties.samples is not None
         samples, duties.samples = duties.samples, None
-        device = duties.job.device
+        device, decoding = duties.job.device, duties.decoding
         # on a CPU there is room, and zeroing the memory again takes time
         if device.type == "cuda":
-            duties.engine.release_memory()
+            if decoding is not None:
+                decoding.engine.release_memory()
             return_free_memory(device)
         events = duties.update.run(command, samples.minibatches)
         # a rank that holds a part of each weight decodes with what the first rank publishes
-        if not duties.update.is_sharded:
+        if decoding is not None and not duties.update.is_sharded:
             version = PolicyVersion(command.version + 1)
             with self._progress.report_meanwhile():
-                duties.rollout.swap_weights(version, duties.update.learner.weights())
+                decoding.rollout.swap_weights(version, duties.update.learner.weights())
         return_free_memory(device)
         self._send(*events)
 

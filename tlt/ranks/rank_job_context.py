@@ -46,6 +46,12 @@ class RankJob:
         return torch.device(self.setup.device)
 
     @property
+    def engine_cores(self) -> tuple[tuple[int, ...], ...]:
+        """Return by rank the cores of this rank's engine; empty ones stand for all."""
+        width, rank, cores = self.spec.rollout.tensor_parallel, self.setup.rank, self.setup.cores
+        return cores[rank : rank + width] or ((),) * width
+
+    @property
     def flight(self) -> Path:
         """Return the job's folder in shared memory."""
         return Path(self.setup.flight) / self.id

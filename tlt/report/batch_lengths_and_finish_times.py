@@ -71,14 +71,15 @@ class BatchAnswers:
         return self._extra_seconds / seconds if seconds else 0.0
 
     def pass_time(self, state: RunState, passed: float) -> None:
-        slots = state.spec.rollout.slots
+        rollout = state.spec.rollout
         if self._uncharged is not None:
             self._slots = dict(self._charged)
         for worker, known in state.workers.items():
             before = self._charged[worker]
+            slots = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
             if self._uncharged is not None:
-                self._slots[worker] = before + self._uncharged * slots * known.info.ranks
-            self._charged[worker] = before + passed * slots * known.info.ranks
+                self._slots[worker] = before + self._uncharged * slots
+            self._charged[worker] = before + passed * slots
         self._uncharged = None
 
     def add(self, event: AnyEvent, at: float, uncharged: float) -> None:

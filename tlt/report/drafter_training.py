@@ -3,7 +3,7 @@
 import msgspec
 
 from tlt.id_types import DrafterVersion, Step
-from tlt.policies.job.run_state import Duty, Phase, RunState
+from tlt.policies.job.run_state import Duty, Phase, RunState, count_engines
 from tlt.protocol.commands import Command, ExplainDrafterDecision
 from tlt.protocol.events import (
     DrafterDeltaReady,
@@ -98,7 +98,10 @@ class DrafterTrainingFold:
             if state.phase is Phase.RESERVED_TRAINING:
                 sums.reserved += spent
             elif worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING):
-                sums.idle_used += spent
+                # ranks without an engine don't train
+                used = passed * count_engines(state, [worker])
+                sums.idle_used += used
+                sums.idle_left += spent - used
             elif worker.duty is Duty.IDLE and state.phase in (Phase.ROLLOUT, Phase.EVALUATING):
                 sums.idle_left += spent
 

@@ -30,18 +30,29 @@ class SchedulerProcess:
         environment: Mapping[str, str],
         log: Path,
         descriptors: Sequence[int] = (),
+        cores: Sequence[int] = (),
     ) -> None:
-        """Start the child, which inherits `descriptors` and ends with the calling thread."""
+        """Start the child, which inherits `descriptors` and ends with the calling thread.
+
+        Without `cores` it may use those of this process.
+        """
         self._channel, theirs = Pipe()
         self._log = log
         command = [sys.executable, "-W", "ignore", "-m", "tlt.engine.sglang.scheduler_main"]
         command += [str(theirs.fileno()), device]
+        end_with_parent = die_with_parent(signal.SIGKILL)
+
+        def before_exec() -> None:
+            end_with_parent()
+            if cores:
+                os.sched_setaffinity(0, cores)
+
         with theirs, log.open("ab") as output:
             self._began = output.tell()
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(), *descriptors),
-                preexec_fn=die_with_parent(signal.SIGKILL),
+                preexec_fn=before_exec,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -100,18 +111,19 @@ class SchedulerGroup:
         device: str,
         environment: Mapping[str, str],
         log: Path,
-        size: int,
+        cores: Sequence[Sequence[int]],
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Start the children, of which only the first inherits `descriptors`.
+        """Start a child for each entry of `cores`; only the first inherits `descriptors`.
 
         The others append their output to `log` with their number before its suffix.
         """
         self._members: list[SchedulerProcess] = []
-        for rank in range(size):
+        for rank, own_cores in enumerate(cores):
             path = log if rank == 0 else log.with_name(f"{log.stem}-{rank}{log.suffix}")
             inherited = descriptors if rank == 0 else ()
-            self._members.append(SchedulerProcess(device, environment, path, inherited))
+            member = SchedulerProcess(device, environment, path, inherited, own_cores)
+            self._members.append(member)
 
     @property
     def pids(self) -> list[int]:

@@ -31,10 +31,11 @@ _VARIABLES = {
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
-    # the first of `tensor_parallel` devices, among which each weight is divided
+    # the first of the devices among which each weight is divided
     device: torch.device
     dtype: torch.dtype
-    tensor_parallel: int = 1
+    # by device: the cores of its scheduler, or none if it may use all
+    cores: tuple[tuple[int, ...], ...] = ((),)
     # requests that decode at once, and the most tokens of each
     slots: int
     max_context: int
@@ -89,14 +90,14 @@ def start(options: Options, log: Path) -> Launched:
     """
     check_version()
     on_cpu = options.device.type == "cpu"
-    variables = _VARIABLES | (cpu_mode.environment(options.tensor_parallel) if on_cpu else {})
+    variables = _VARIABLES | (cpu_mode.environment(len(options.cores)) if on_cpu else {})
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     with _memory_saver(options.device):
         schedulers = SchedulerGroup(
             options.device.type,
             {**variables, **options.environment},
             log,
-            options.tensor_parallel,
+            options.cores,
             options.descriptors,
         )
     try:
@@ -147,7 +148,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "model_path": str(options.model),
         "device": options.device.type,
         "base_gpu_id": options.device.index or 0,
-        "tp_size": options.tensor_parallel,
+        "tp_size": len(options.cores),
         "dtype": str(options.dtype).removeprefix("torch."),
         "max_running_requests": options.slots,
         "context_length": options.max_context,

@@ -35,12 +35,13 @@ def start_client(
     speculation: SpeculationOptions | None = None,
     seed: int = 0,
     proposals: Path | None = None,
-    tensor_parallel: int = 1,
+    cores: Sequence[Sequence[int]] = ((),),
 ) -> tuple[SglangClient, Tap]:
-    """Launch SGLang on `tensor_parallel` devices from `device` on.
+    """Launch SGLang on `device` and those after it, one for each entry of `cores`.
 
-    `folder`, best in memory, holds the log and until it is mapped the tap. With speculation,
-    `captured` must be the layers that the drafter reads, and the last state.
+    A scheduler may use the cores of its entry, or any if it is empty. `folder`, best in memory,
+    holds the log and until it is mapped the tap. With speculation, `captured` must be the layers
+    that the drafter reads, and the last state.
     """
     config = read_config(model)
     if config.mlp_bias:
@@ -71,7 +72,7 @@ def start_client(
                 model=model,
                 device=device,
                 dtype=dtype,
-                tensor_parallel=tensor_parallel,
+                cores=tuple(map(tuple, cores)),
                 slots=slots,
                 max_context=max_context,
                 version=version,
@@ -120,6 +121,7 @@ def start_engine(
     stuck_seconds: float,
     captured: Sequence[int] = (),
     speculation: SpeculationOptions | None = None,
+    cores: Sequence[Sequence[int]] = ((),),
 ) -> SglangEngine:
     client, tap = start_client(
         model,
@@ -133,5 +135,6 @@ def start_engine(
         captured,
         speculation,
         seed=seed,
+        cores=cores,
     )
     return SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)

@@ -12,7 +12,15 @@ from tlt.policies.drafter import (
     training_totals,
 )
 from tlt.policies.drafter.lineage import Merge
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, current_worker
+from tlt.policies.job.run_state import (
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    count_engines,
+    current_worker,
+)
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterDeltaReady
 
@@ -69,7 +77,8 @@ def _await_merge(turn: Turn, merge: Merge, worker: WorkerState) -> None:
         return
     after = lineage.count_delta_since(turn.state.drafter.lineage, merge)
     turn.set_drafter(lineage=after)
-    if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * worker.info.ranks:
+    members = count_engines(turn.state, [worker])
+    if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * members:
         training_sessions.stop(turn, merge.worker)
 
 

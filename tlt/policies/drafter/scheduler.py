@@ -19,7 +19,7 @@ from tlt.policies.drafter import (
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState
+from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, count_engines
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         seconds = state.batch.longest_decode_seconds or turn.now - state.batch.opened_at
     opened = state.phase is not Phase.EVALUATING
     measured = state.drafter.evidence.speedup_without_drafter
-    members = max(1, sum(worker.info.ranks for worker in state.workers.values()))
+    members = max(1, count_engines(state, state.workers.values()))
     return gate.TrainingOutlook(
         step=state.step,
         newest_step=progress.newest_step,
@@ -176,8 +176,8 @@ def plan_reservation(turn: Turn, batch: RolloutBatch) -> Reservation | None:
 def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
     state = turn.state
     adopt_reject_revert.explain(turn, "buy", reservation.verdict)
-    ranks = sum(state.workers[worker].info.ranks for worker in reservation.workers)
-    seconds = reservation.verdict.cost * ranks
+    members = count_engines(state, (state.workers[worker] for worker in reservation.workers))
+    seconds = reservation.verdict.cost * members
     turn.set_drafter(
         progress=msgspec.structs.replace(state.drafter.progress, reserved_seconds=seconds)
     )

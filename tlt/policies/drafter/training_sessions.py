@@ -8,7 +8,7 @@ import msgspec
 
 from tlt.id_types import WorkerId
 from tlt.policies.drafter.adoption import lacks_drafter
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState
+from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, count_engines
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
 TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
@@ -70,10 +70,13 @@ def _send_base(turn: Turn, worker: WorkerState) -> None:
 def _count_members(state: RunState) -> int:
     """Count the ranks in training; in reserved time all are, or begin at once."""
     is_reserved = state.phase is Phase.RESERVED_TRAINING
-    return sum(
-        worker.info.ranks
-        for worker in state.workers.values()
-        if is_reserved or worker.duty is Duty.DRAFTER_TRAINING
+    return count_engines(
+        state,
+        (
+            worker
+            for worker in state.workers.values()
+            if is_reserved or worker.duty is Duty.DRAFTER_TRAINING
+        ),
     )
 
 

@@ -58,16 +58,16 @@ def _assign_free(turn: Turn, batch: RolloutBatch) -> None:
     The update waits for the group and not for the drafter. A slot of a worker that decodes anyway
     costs less than a worker that trains.
     """
-    slots = turn.state.spec.rollout.slots
+    rollout = turn.state.spec.rollout
     training: dict[WorkerId, int] = {}
     room = -batch.unfinished
     for worker, known in turn.state.workers.items():
         if known.duty is Duty.IDLE:
             assign(turn, worker)
         if known.duty is Duty.DRAFTER_TRAINING:
-            training[worker] = slots * known.info.ranks
+            training[worker] = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
         elif known.duty is not Duty.LEAVING:
-            room += slots * known.info.ranks
+            room += rollout.slots * len(rollout.engine_ranks(known.info.ranks))
     for worker, its_slots in training.items():
         if room >= 0:
             return

@@ -3,6 +3,7 @@
 The tables name the transitions of phases and duties; a `Turn` refuses any other.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -184,6 +185,12 @@ def current_worker(
     """Return the worker if this incarnation of it is alive."""
     known = state.workers.get(worker)
     return known if known is not None and known.info.incarnation == incarnation else None
+
+
+def count_engines(state: "RunState", workers: Iterable[WorkerState]) -> int:
+    """Count the engines of some workers: with tensor parallelism, several ranks share one."""
+    rollout = state.spec.rollout
+    return sum(len(rollout.engine_ranks(worker.info.ranks)) for worker in workers)
 
 
 class Turn:
