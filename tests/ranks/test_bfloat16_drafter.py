@@ -101,5 +101,5 @@ def test_a_lineage_that_begins_with_an_adopted_drafter_adds_in_float32(
 ) -> None:
     event = merge_once(rank)
     base = msgspec.structs.replace(event.base, weights=event.drafter.weights, root=FIRST)
-    reader = BaseReader(rank_job(tmp_path).blobs(), torch.device("cpu"))
+    reader = BaseReader(rank_job(tmp_path).blobs())
     assert dtypes(reader.read(base, None, never_interrupt).tensors) == {torch.float32}

@@ -63,6 +63,15 @@ def test_a_micro_batch_waits_for_the_device_four_times(rank: Rank, device: Label
     assert (device.count("upload"), device.count("read", "wait")) == (3, 1)
 
 
+def test_what_deltas_are_computed_from_lies_on_the_host(rank: Rank) -> None:
+    member = member_of(rank)
+    publish(member, merge_once(member, NEW, 1).base)
+    tracker = member.trainer.tracker
+    assert tracker is not None
+    kept = tracker.take_delta(9).tensors, tracker.learner.snapshot().tensors, tracker.root.tensors
+    assert {tensor.device.type for tensors in kept for tensor in tensors.values()} == {"cpu"}
+
+
 def test_trains_merges_evaluates_and_adopts(rank: Rank) -> None:
     member = member_of(rank)
     first = merge_once(member, NEW, 1)

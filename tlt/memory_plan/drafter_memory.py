@@ -32,7 +32,7 @@ def drafter_training_items(
     if drafter is None or not job.trains_drafter:
         return
     whole = _WIDTH * drafter.weights
-    yield from _state(job, drafter)
+    yield from _state(job, drafter, spread)
     activations = Activations(job, drafter, spread, min(rows, job.max_context), chunk)
     yield Item(
         name="drafter training: a micro-batch",
@@ -42,25 +42,32 @@ def drafter_training_items(
     )
     yield Item(
         name="drafter training: merging deltas",
-        bytes=7 * whole,
+        bytes=whole + (merge_bytes(drafter) if spread.device == "cpu" else 0),
         during="drafter merge",
-        note="two bases and a delta, of weights and mean, and the drafter",
+        note="the merged drafter, to be evaluated",
     )
 
 
-def _state(job: JobMemory, drafter: DrafterShape) -> Iterator[Item]:
+def snapshot_bytes(drafter: DrafterShape) -> tuple[int, int]:
+    """Return what a member keeps of bases and deltas on the host, and of how many deltas."""
     whole = _WIDTH * drafter.weights
+    kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // (2 * whole)), _MOST_SNAPSHOTS)
+    return (2 + kept) * 2 * whole, kept
+
+
+def merge_bytes(drafter: DrafterShape) -> int:
+    """Return what a merge takes on the host: two bases and a delta, of weights and mean."""
+    return 3 * 2 * _WIDTH * drafter.weights
+
+
+def _state(job: JobMemory, drafter: DrafterShape, spread: Spread) -> Iterator[Item]:
     yield Item(
         name="drafter training: weights, mean, moments",
         bytes=learner_state_bytes(drafter, _WIDTH),
         note="float32",
     )
-    kept = min(max(_LEAST_SNAPSHOTS, _SNAPSHOT_BYTES // (2 * whole)), _MOST_SNAPSHOTS)
-    yield Item(
-        name="drafter training: bases and snapshots",
-        bytes=(2 + kept) * 2 * whole,
-        note=f"weights and mean of the first base, of the present one and of {kept} deltas",
-    )
+    if spread.device == "cpu":
+        yield Item(name="drafter training: bases and snapshots", bytes=snapshot_bytes(drafter)[0])
     yield Item(
         name="drafter training: drafter in use",
         bytes=job.engine_width * drafter.weights,

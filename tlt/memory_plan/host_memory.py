@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tlt.memory_plan.drafter_memory import merge_bytes, snapshot_bytes
 from tlt.memory_plan.job_memory import JobMemory, Spread
 
 # of tlt/ranks/shared_memory_reserve.py
@@ -56,6 +57,14 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
             bytes=2 * engines * (job.drafter_megabytes << 20),
             note="drafter.megabytes of each engine's rank, and as much for unfinished answers",
         )
+        if spread.device == "cuda":
+            kept, count = snapshot_bytes(job.drafter)
+            yield HostItem(
+                name="drafter training: bases and snapshots",
+                bytes=engines * (kept + merge_bytes(job.drafter)),
+                shared=False,
+                note=f"weights and mean of two bases and {count} deltas, and a merge",
+            )
     sharded = spread.shards > 1
     yield HostItem(
         name="loading the policy",

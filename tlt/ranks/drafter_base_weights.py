@@ -1,6 +1,5 @@
 """Read the weights that members' deltas are added to, and take the drafter out of them."""
 
-import torch
 from torch import Tensor
 
 from tlt.blobs import Blobs
@@ -15,11 +14,10 @@ _WEIGHTS, _MEAN = "weights.", "mean."
 
 
 class BaseReader:
-    """Read bases and deltas onto the rank's device."""
+    """Read bases and deltas, which stay on the host."""
 
-    def __init__(self, blobs: Blobs, device: torch.device) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._device = device
 
     def read(
         self, ref: DrafterBase, root: BaseWeights | None, check: CheckInterrupt
@@ -39,11 +37,11 @@ class BaseReader:
     def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
         """Return a blob's tensors, in float32 at least: small deltas are added to them."""
         tensors = read_weights(self._blobs, ref, check)
-        return {name: self._widened(tensor) for name, tensor in tensors.items()}
+        return {name: _widened(tensor) for name, tensor in tensors.items()}
 
-    def _widened(self, tensor: Tensor) -> Tensor:
-        dtype = wide(tensor.dtype) if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self._device, dtype)
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
 def mean_of(base: BaseWeights) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ class DrafterMerger:
         self._job = job
         self._factory = factory
         self._blobs = blobs
-        self._bases = BaseReader(blobs, factory.device)
+        self._bases = BaseReader(blobs)
 
     def merge(
         self, command: MergeDrafter, root: BaseWeights | None, check: CheckInterrupt

@@ -50,7 +50,7 @@ class DrafterTrainer:
         self._factory = factory
         self._replay = replay
         self._publisher = publisher
-        self._bases = BaseReader(job.blobs(), factory.device)
+        self._bases = BaseReader(job.blobs())
         self._divergence = DivergenceDetector()
         setup = job.setup
         self._random = random.Random(f"{job.spec.seed} {setup.incarnation} {setup.rank}")

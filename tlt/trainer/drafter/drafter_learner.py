@@ -125,10 +125,11 @@ class DrafterLearner:
         self.skipped = int(state["skipped"])
 
     def snapshot(self, check: CheckInterrupt = never_interrupt) -> DrafterSnapshot:
+        """Copy weights and mean to the host, where they don't take a device's room."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._weights().items():
             check()
-            tensors[name] = tensor.clone()
+            tensors[name] = tensor.to("cpu", copy=True)
         return DrafterSnapshot(tensors=tensors, updates=self.updates)
 
     @torch.no_grad()
@@ -138,7 +139,8 @@ class DrafterLearner:
         require_same_shapes(weights, since.tensors, "drafter's snapshot")
         require_same_shapes(weights, onto.tensors, "drafter's base")
         for name, tensor in weights.items():
-            tensor.sub_(since.tensors[name]).add_(onto.tensors[name])
+            tensor.sub_(since.tensors[name].to(tensor.device))
+            tensor.add_(onto.tensors[name].to(tensor.device))
         self.updates += onto.updates - since.updates
 
     def _weights(self) -> dict[str, Tensor]:
