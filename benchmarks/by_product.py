@@ -138,7 +138,7 @@ def _last_drafter(run: Path) -> Drafter:
 def _requests(path: Path) -> list[Request]:
     spec = load_job_spec(path)
     tokenizer = Tokenizer(spec.policy.path)
-    held_out = islice(rows(Path(spec.data.eval or ""), spec.data), _PROMPTS)
+    held_out = islice(rows(Path(str(spec.data.eval)), spec.data), _PROMPTS)
     return [
         Request(
             id=index,

@@ -34,7 +34,7 @@ _SLOTS = 32
 def held_out_prompts() -> list[list[int]]:
     spec = load_job_spec(SPEC)
     tokenizer = Tokenizer(spec.policy.path)
-    table = islice(rows(Path(spec.data.eval or ""), spec.data), _PROMPTS)
+    table = islice(rows(Path(str(spec.data.eval)), spec.data), _PROMPTS)
     return [list(tokenizer.prompt_tokens(row["prompt"], spec.data, "eval")) for _, row in table]
 
 

@@ -1,15 +1,29 @@
-"""tlt eval: score a policy on a spec's held-out data, without a session."""
+"""tlt eval: evaluate a policy by a job without training, in a session that is up or its own."""
 
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from cli.arguments import Json, Set, SpecFile
-from cli.output import print_json, say
-from cli.spec_loading import load_runnable
-from tlt.errors import ConfigError
-from tlt.report.statistics import mean, standard_error
+from cli.arguments import From, Json, Runs, Set, SpecFile, Workers
+from cli.cuda_start_check import choose_cuda_workers
+from cli.evaluation_tables import print_evaluations
+from cli.jobs import await_end, submit_from, submit_spec, watch
+from cli.output import complain, print_json, say, say_outcome
+from tlt.evaluation_job import evaluation_job
+from tlt.protocol.shared_values import JobRecord
+from tlt.run_folder_reader import read_snapshot
+from tlt.session_client import with_client
+from tlt.session_control import new_session, start_session, stop_session
+from tlt.session_files import is_up, session_folder
+from tlt.spec_files import load_job_spec, require_files
+
+_DEFAULT_SESSION = "default"
 
 
 def evaluate(
@@ -17,19 +31,84 @@ def evaluate(
     policy: Annotated[
         Path | None, typer.Option(help="A model folder; the spec's policy by default.")
     ] = None,
+    start: From = None,
     changes: Set = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the session; by default `default` if it is up, else one of its own."
+        ),
+    ] = None,
+    workers: Workers = None,
+    device: Annotated[str, typer.Option(help="Device of its own session: cpu or cuda.")] = "cpu",
+    runs: Runs = Path("runs"),
     json: Json = False,
 ) -> None:
-    """Score a policy on the spec's data.eval."""
-    loaded = load_runnable(spec, changes)
-    if loaded.data.eval is None:
-        raise ConfigError(f"{spec}: data.eval: an evaluation needs held-out data")
-    from tlt.offline_evaluation import held_out_rewards
+    """Evaluate a policy on every set of the spec's data.eval.
 
-    model = str(policy.resolve()) if policy is not None else loaded.policy.path
-    rewards = held_out_rewards(loaded, model)
-    score, stderr = mean(rewards), standard_error(rewards)
+    It is a job without training: its answers stay in the run's folder, where `tlt samples` reads
+    them. Policies get the same noise, so that the same policy gives the same answers as in the
+    evaluations of a training job with the spec's seed.
+    """
+    job = evaluation_job(load_job_spec(spec, changes), str(spec), policy)
+    require_files(job, str(spec))
+    with _session_for(session, workers, device, runs, quiet=json) as name:
+        record = submit_from(start, job, name) if start else submit_spec(name, job)
+        try:
+            ended = await_end(name, record) if json else _follow(name, record)
+        except KeyboardInterrupt:
+            with_client(name, lambda client: client.jobs.cancel(record.job))
+            complain(f"interrupted; {record.job} is cancelled")
+            raise typer.Exit(130) from None
+    if ended.status != "done":
+        say_outcome(ended.job, ended.status, ended.error)
+        raise typer.Exit(1)
+    folder = Path(ended.folder)
+    done = read_snapshot(folder).evals[-1]
     if json:
-        print_json({"policy": model, "mean": score, "stderr": stderr, "problems": len(rewards)})
-    else:
-        say(f"{score:.3f} ± {stderr:.3f} on {len(rewards)} problems ({model})")
+        about = {"policy": start or job.policy.path, "job": ended.job, "folder": str(folder)}
+        print_json(about | msgspec.to_builtins(done))
+        return
+    print_evaluations([done])
+    say(f"{done.describe_score()} ({start or job.policy.path})")
+    say(f"answers: tlt samples {folder} --eval")
+
+
+@contextmanager
+def _session_for(
+    name: str | None, workers: int | None, device: str, runs: Path, *, quiet: bool
+) -> Generator[str]:
+    """Yield a session that is up, or start one that ends with the evaluation."""
+    if name is not None or is_up(session_folder(_DEFAULT_SESSION)):
+        yield name or _DEFAULT_SESSION
+        return
+    if device == "cuda":
+        workers = choose_cuda_workers(workers, 1, runs, None)
+    own = new_session(
+        f"eval-{os.getpid()}",
+        workers=workers,
+        ranks=1,
+        redis_url=None,
+        runs=runs,
+        device=device,
+        lease_seconds=15.0,
+    )
+    if not quiet:
+        say(f"no session is up: starting {own.workers} workers for this evaluation")
+    start_session(own, ends_with_us=True)
+    try:
+        yield own.name
+    finally:
+        stop_session(own.name)
+    shutil.rmtree(own.folder, ignore_errors=True)
+
+
+def _follow(session: str, record: JobRecord) -> JobRecord:
+    ahead = [
+        other.job
+        for other in with_client(session, lambda client: client.jobs.all())
+        if other.status in ("queued", "preparing", "running") and other.job != record.job
+    ]
+    if ahead:
+        say(f"{record.job} waits for {', '.join(ahead)}")
+    return watch(session, record)

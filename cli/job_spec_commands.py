@@ -7,7 +7,8 @@ import typer
 from cli.arguments import Set, SpecFile
 from cli.output import say
 from cli.spec_loading import load_job
-from tlt.dataset import rows
+from tlt.config import DataSpec
+from tlt.dataset import data_of_set, rows
 from tlt.spec_files import load_job_spec, to_yaml
 
 app = typer.Typer(help="Show or check a job's spec.", no_args_is_help=True)
@@ -24,8 +25,15 @@ def check(spec: SpecFile, changes: Set = None) -> None:
     """Check the spec, the files that it names, and every row of its data."""
     loaded = load_job(spec, changes)
     data = loaded.data
-    for name, file in (("train", data.train), ("eval", data.eval)):
-        if file is not None:
-            count = sum(1 for _ in rows(Path(file), data))
-            say(f"data.{name}: {count} rows in {file}")
+    if loaded.algorithm.steps:
+        say(f"data.train: {_count_rows(data.train, data)} rows in {data.train}")
+    for name, held_out in data.evaluation_sets.items():
+        key = "data.eval" if isinstance(data.eval, str) else f"data.eval.{name}"
+        count = _count_rows(held_out.path, data_of_set(data, held_out))
+        answers = f", {held_out.answers} answers each" if held_out.answers > 1 else ""
+        say(f"{key}: {count} rows in {held_out.path}{answers}")
     say(f"{spec}: ok")
+
+
+def _count_rows(file: str, data: DataSpec) -> int:
+    return sum(1 for _ in rows(Path(file), data))

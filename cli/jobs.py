@@ -51,7 +51,7 @@ def submit(
     one. Settings and data may differ, the model may not.
     """
     loaded = load_job(spec, changes)
-    record = _submit_from(start, loaded, session) if start else _submit(session, loaded)
+    record = submit_from(start, loaded, session) if start else submit_spec(session, loaded)
     _report_submitted(session, record, wait, json)
 
 
@@ -67,17 +67,17 @@ def retry(
         advice = f"; `tlt submit SPEC --from {job}` goes on from it"
         raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
     if has_checkpoint(Path(record.folder)):
-        again = _submit_from(job, record.spec, session)
+        again = submit_from(job, record.spec, session)
     else:
-        again = _submit(session, record.spec)
+        again = submit_spec(session, record.spec)
     _report_submitted(session, again, wait, json)
 
 
-def _submit(session: str, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobRecord:
+def submit_spec(session: str, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobRecord:
     return with_client(session, lambda client: client.jobs.submit(spec, start))
 
 
-def _submit_from(start: str, spec: JobSpec, session: str) -> JobRecord:
+def submit_from(start: str, spec: JobSpec, session: str) -> JobRecord:
     """Submit a job that starts from JOB[@STEP]."""
     job, separator, step = start.rpartition("@")
     if not separator or not step.isdecimal():
@@ -86,7 +86,7 @@ def _submit_from(start: str, spec: JobSpec, session: str) -> JobRecord:
     for _ in range(_MOST_CHOICES):
         chosen = choose_checkpoint(run, Step(int(step)) if step else None, spec)
         try:
-            return _submit(session, spec, chosen)
+            return submit_spec(session, spec, chosen)
         except BlobLost:
             continue  # a job that runs has just replaced it by a newer one
     raise ConfigError(f"{start}: its checkpoints are replaced faster than they can be copied")
@@ -139,6 +139,14 @@ def watch(session: str, record: JobRecord) -> JobRecord:
                 break
             # Fetched before the journal is read once more, so that no last line is missed.
             record = fetch_record(session, job)
+    return record
+
+
+def await_end(session: str, record: JobRecord) -> JobRecord:
+    """Wait until a job ends, and return its last record."""
+    while record.status not in ENDED_STATUSES:
+        time.sleep(_POLL_SECONDS)
+        record = fetch_record(session, record.job)
     return record
 
 

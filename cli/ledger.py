@@ -7,6 +7,7 @@ from rich.table import Table
 
 from cli.arguments import JobOrFolder, Json, SessionName
 from cli.drafter_tables import print_drafter_training
+from cli.evaluation_tables import print_evaluations
 from cli.output import console, number_table, print_json, say
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.shared_values import Joules
@@ -33,6 +34,8 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
         say(describe_savings(snapshot))
     if snapshot.drafter_training is not None:
         print_drafter_training(snapshot.drafter_training)
+    if snapshot.evals:
+        print_evaluations(snapshot.evals)
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
         f"trained on {100 * snapshot.trained:.1f} % of the tokens of training rollouts"

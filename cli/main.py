@@ -16,6 +16,7 @@ from cli import (
     jobs,
     ledger,
     reward,
+    samples,
     session_commands,
     top,
     trace,
@@ -59,6 +60,7 @@ app.command("retry")(jobs.retry)
 app.command("jobs")(jobs.list_jobs)
 app.command("logs")(jobs.logs)
 app.command("ledger")(ledger.ledger)
+app.command("samples")(samples.samples)
 app.command("trace")(trace.trace)
 app.command("cancel")(jobs.cancel)
 app.command("dashboard")(dashboard.dashboard)

@@ -60,6 +60,7 @@ class RunProgress:
         detail = PHASE_NAMES[snapshot.phase.value]
         if snapshot.expected:
             detail += f" {snapshot.settled}/{snapshot.expected}"
-        self._bar.update(
-            self._task, total=snapshot.steps_planned, completed=snapshot.step, detail=detail
-        )
+        total, completed = snapshot.steps_planned, int(snapshot.step)
+        if total == 0:  # a job that only evaluates
+            total, completed = snapshot.expected, snapshot.settled
+        self._bar.update(self._task, total=total, completed=completed, detail=detail)

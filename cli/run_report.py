@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cli.drafter_tables import print_drafter_training
+from cli.evaluation_tables import print_evaluations
 from cli.ledger import describe_savings, seconds_tables
 from cli.output import console, say
 from tlt.human_format import sparkline
@@ -31,8 +32,11 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
     if len(snapshot.evals) > 1:
         first, last = snapshot.evals[0], snapshot.evals[-1]
         gain = f"{100 * (last.mean - first.mean):+.1f} points"
+        gain = gain if last.gain is None else last.gain.describe()
         before, after = first.describe_score(), last.describe_score()
         say(f"held-out reward: {before} before, {after} after: {gain}")
+        if any(done.describe_sets() for done in (first, last)):
+            print_evaluations([first, last])
 
 
 def _say_curve(name: str, values: list[float]) -> None:

@@ -174,13 +174,18 @@ class Screen:
 
     def _learning(self, sections: Sections) -> list[Text]:
         steps, evals = sections.learning.steps, sections.learning.evals
-        if not steps:
+        if not steps and not evals:
             return [Text("reward  no step has ended yet")]
-        rewards = [step.reward for step in steps]
-        text = f"{sparkline(rewards[-24:])} {rewards[-1]:.3f}, length {steps[-1].length.mean:.0f}"
+        parts: list[str] = []
+        if steps:
+            rewards = [step.reward for step in steps]
+            length = steps[-1].length.mean
+            parts.append(f"{sparkline(rewards[-24:])} {rewards[-1]:.3f}, length {length:.0f}")
         if evals:
-            text += f", held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}"
-        return self._wrapped("reward", text)
+            parts.append(f"held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}")
+            if len(sets := evals[-1].sets) > 1:
+                parts += [f"{each.label} {each.mean:.3f}" for each in sets]
+        return self._wrapped("reward", ", ".join(parts))
 
     def _session(self, session: SessionView) -> list[Text]:
         health = session.health

@@ -205,9 +205,8 @@ def spec_page() -> str:
             meaning = comments.get((cls.__name__, field.name), "")
             if section_of(field.type) is not None:
                 anchor = f"{key}{field.name}".replace(".", "")
-                absent, plain = field.default is None, isinstance(field.type, type)
-                kind = "section" if plain else "section or list of sections"
-                kind = "section or null" if absent else kind
+                absent = field.default is None
+                kind = _section_kind(field.type)
                 default = "null" if absent else ""
                 rows.append((f"[`{field.name}`](#{anchor})", kind, default, "", meaning))
                 continue
@@ -219,6 +218,17 @@ def spec_page() -> str:
             parts.append("A spec is also refused for these reasons:\n")
             parts.append("\n".join(f"- {rule}" for rule in rules) + "\n")
     return "\n".join(parts)
+
+
+def _section_kind(kind: Any) -> str:
+    """Name what a field that may hold sections may hold."""
+    from tlt.spec_section import holds_named_sections
+
+    if isinstance(kind, type):
+        return "section"
+    if holds_named_sections(kind):
+        return "text, or sections by name, or null"
+    return "section or null" if type(None) in get_args(kind) else "section or list of sections"
 
 
 def sections_of(cls: Any, key: str = "") -> Iterator[tuple[str, Any]]:

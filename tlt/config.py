@@ -245,6 +245,13 @@ class JobSpec(Section, frozen=True, kw_only=True):
             self.algorithm.eval_every == 0 or self.data.eval is not None,
             "algorithm.eval_every needs data.eval",
         )
+        for name, held_out in self.data.evaluation_sets.items():
+            drawn = held_out.temperature
+            drawn = self.rollout.eval_temperature if drawn is None else drawn
+            require(
+                drawn > 0 or held_out.answers == 1,
+                f"data.eval.{name}: at temperature 0 its {held_out.answers} answers would be equal",
+            )
         require(
             self.speculation.mode == "off"
             or self.rollout.engine == "native"

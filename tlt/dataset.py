@@ -13,8 +13,19 @@ import msgspec
 from tlt.config import DataSpec
 from tlt.errors import DataError
 from tlt.id_types import PromptIndex, Purpose
+from tlt.learning_spec import EvaluationSet
+from tlt.protocol.shared_values import PromptSet
 
 Row = dict[str, Any]
+
+
+def data_of_set(data: DataSpec, held_out: EvaluationSet) -> DataSpec:
+    """Return how the rows of an evaluation set are read."""
+    return msgspec.structs.replace(
+        data,
+        prompt_key=held_out.prompt_key or data.prompt_key,
+        answer_key=held_out.answer_key or data.answer_key,
+    )
 
 
 def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
@@ -121,6 +132,18 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
     # the row's answer, if the data has one
     answer: Any = None
+    # the evaluation set that it belongs to
+    set: str | None = None
+
+
+def question_of(prompt: Prompt, data: DataSpec) -> str:
+    """Return a plain prompt as it is, and a chat as its messages one after the other."""
+    held_out = data.evaluation_sets.get(prompt.set or "")
+    key = (held_out and held_out.prompt_key) or data.prompt_key
+    found = prompt.row.get(key)
+    if isinstance(found, list) and all(isinstance(message, dict) for message in found):
+        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in found)
+    return "" if found is None else str(found)
 
 
 class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +151,8 @@ class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     train_prompts: int = 0
     eval_prompts: int = 0
+    # the evaluation sets that these belong to, one after the other
+    eval_sets: tuple[PromptSet, ...] = ()
     # rows of both that were left out, because their prompts are too long
     skipped_prompts: int = 0
     error: str | None = None

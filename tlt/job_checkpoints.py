@@ -36,7 +36,7 @@ def choose_checkpoint(run: Path, step: Step | None, spec: JobSpec) -> StartingCh
             raise ConfigError(f"{run.name} has no checkpoint of step {step}; there are: {steps}")
         (chosen,) = there
     done, total = chosen.checkpoint.version, spec.algorithm.steps
-    if done >= total:
+    if done >= total > 0:
         raise ConfigError(
             f"{chosen.name}: {done} steps are done, and algorithm.steps is {total}: "
             "it counts the steps of both jobs together"

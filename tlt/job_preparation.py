@@ -21,14 +21,23 @@ from typing import IO, NoReturn
 import msgspec
 
 from tlt.child_process import die_with_parent, last_line
-from tlt.config import JobSpec
-from tlt.dataset import PreparationExit, PreparedJob, Prompt, Prompts, prompts_file, rows
+from tlt.config import DataSpec, JobSpec
+from tlt.dataset import (
+    PreparationExit,
+    PreparedJob,
+    Prompt,
+    Prompts,
+    data_of_set,
+    prompts_file,
+    rows,
+)
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import require_divisible_heads
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.tokenizer import Tokenizer
+from tlt.protocol.shared_values import PromptSet
 from tlt.rewards.weighted_rewards import WeightedRewards
 
 
@@ -50,16 +59,36 @@ def prepare(folder: Path) -> PreparedJob:
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")
     reader = _PromptReader(spec, tokenizer, limit)
-    sort = spec.data.order_by is not None
-    train_file = prompts_file(folder, "train")
-    train_prompts = reader.write(train_file, Path(spec.data.train), None, sort)
-    eval_prompts = 0
-    if spec.data.eval is not None:
-        held_out = Path(spec.data.eval)
-        eval_prompts = reader.write(prompts_file(folder, "eval"), held_out, spec.data.eval_limit)
+    train_prompts = Prompts.write(prompts_file(folder, "train"), _train_prompts(spec, reader))
+    sets: list[PromptSet] = []
+    eval_prompts = Prompts.write(prompts_file(folder, "eval"), _eval_prompts(spec, reader, sets))
     return PreparedJob(
-        train_prompts=train_prompts, eval_prompts=eval_prompts, skipped_prompts=reader.skipped
+        train_prompts=train_prompts,
+        eval_prompts=eval_prompts,
+        eval_sets=tuple(sets),
+        skipped_prompts=reader.skipped,
     )
+
+
+def _train_prompts(spec: JobSpec, reader: "_PromptReader") -> Iterable[Prompt]:
+    """Read no training data for a job that only evaluates."""
+    if spec.algorithm.steps == 0:
+        return ()
+    return reader.read(Path(spec.data.train), spec.data, column=spec.data.order_by)
+
+
+def _eval_prompts(
+    spec: JobSpec, reader: "_PromptReader", sets: list[PromptSet]
+) -> Iterator[Prompt]:
+    """Yield the prompts of one evaluation set after the other, and list the sets."""
+    for name, held_out in spec.data.evaluation_sets.items():
+        before, count = reader.skipped, 0
+        limit = held_out.limit or spec.data.eval_limit
+        data = data_of_set(spec.data, held_out)
+        for prompt in reader.read(Path(held_out.path), data, limit=limit):
+            count += 1
+            yield msgspec.structs.replace(prompt, set=name)
+        sets.append(PromptSet(name=name, prompts=count, skipped=reader.skipped - before))
 
 
 async def _check_rewards(spec: JobSpec, log: Path) -> None:
@@ -73,27 +102,29 @@ async def _check_rewards(spec: JobSpec, log: Path) -> None:
 
 class _PromptReader:
     def __init__(self, spec: JobSpec, tokenizer: Tokenizer, context: int) -> None:
-        self._data = spec.data
         self._tokenizer = tokenizer
         self._context = context
         self._most = min(context - 1, spec.data.max_prompt_tokens or context)
         # rows that were left out so far
         self.skipped = 0
 
-    def write(self, file: Path, source: Path, limit: int | None, sort: bool = False) -> int:
-        """Tokenise at most `limit` prompts of a data file, and return how many there are."""
-        prompts = islice(self._read(source), limit)
-        count = Prompts.write(file, self._sorted(prompts, source) if sort else prompts)
-        if count == 0:
+    def read(
+        self, source: Path, data: DataSpec, *, limit: int | None = None, column: str | None = None
+    ) -> Iterator[Prompt]:
+        """Tokenise at most `limit` prompts of a data file, in the order of a column."""
+        found: Iterable[Prompt] = islice(self._read(source, data), limit)
+        empty = True
+        for prompt in found if column is None else self._sorted(found, source, column):
+            empty = False
+            yield prompt
+        if empty:
             raise DataError(
                 f"{source}: all prompts have more than {self._most} tokens "
                 f"(a context of {self._context}, data.max_prompt_tokens)"
             )
-        return count
 
-    def _sorted(self, prompts: Iterable[Prompt], source: Path) -> list[Prompt]:
+    def _sorted(self, prompts: Iterable[Prompt], source: Path, column: str) -> list[Prompt]:
         """Sort prompts by a column of their rows: data.order_by."""
-        column = str(self._data.order_by)
         try:
             return sorted(prompts, key=lambda prompt: prompt.row[column])
         except KeyError as error:
@@ -103,8 +134,7 @@ class _PromptReader:
                 f"{source}: values of '{column}' (data.order_by) can't be compared: {error}"
             ) from error
 
-    def _read(self, source: Path) -> Iterator[Prompt]:
-        data = self._data
+    def _read(self, source: Path, data: DataSpec) -> Iterator[Prompt]:
         for location, row in rows(source, data):
             tools = None if data.tools_key is None else row.get(data.tools_key)
             prompt = row[data.prompt_key]
@@ -112,15 +142,15 @@ class _PromptReader:
             if not tokens:
                 raise DataError(f"{location}: the prompt has no tokens")
             if len(tokens) > self._most:
-                self._skip(location, len(tokens))
+                self._skip(location, len(tokens), data)
                 continue
             key = data.answer_key
             yield Prompt(tokens=tokens, row=row, answer=None if key is None else row[key])
 
-    def _skip(self, location: str, tokens: int) -> None:
+    def _skip(self, location: str, tokens: int, data: DataSpec) -> None:
         """Leave a row out, or refuse it, as the spec says."""
         self.skipped += 1
-        if self._data.long_prompts == "refuse":
+        if data.long_prompts == "refuse":
             raise DataError(
                 f"{location}: the prompt has {tokens} tokens, and at most {self._most} fit "
                 f"(a context of {self._context}, data.max_prompt_tokens)"

@@ -4,11 +4,48 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 """
 
 import math
+import re
 from typing import Any, Literal
 
 import msgspec
 
 from tlt.spec_section import Section, require
+
+# the name of a set that has none
+ONE_SET = "eval"
+# names of sets appear in metrics and commands
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class EvaluationSet(Section, frozen=True, kw_only=True):
+    """Name held-out prompts, and say how they are answered; the rest is as `data` says."""
+
+    # File or folder of prompts.
+    path: str
+    # Answers to each prompt: the scores are avg@k, pass@k and maj@k of them.
+    answers: int = 1
+    # Evaluate on this many rows at most; `data.eval_limit` if absent.
+    limit: int | None = None
+    # Column of the prompt; `data.prompt_key` if absent.
+    prompt_key: str | None = None
+    # Column of the answer; `data.answer_key` if absent.
+    answer_key: str | None = None
+    # Sampling temperature, 0 is greedy; `rollout.eval_temperature` if absent.
+    temperature: float | None = None
+    # Most tokens of an answer; `rollout.max_new_tokens` if absent.
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.answers >= 1, "answers must be at least 1")
+        require(self.limit is None or self.limit > 0, "limit must be above 0")
+        require(
+            self.temperature is None or self.temperature >= 0,
+            "temperature must be 0 (greedy) or more",
+        )
+        require(
+            self.max_new_tokens is None or self.max_new_tokens >= 1,
+            "max_new_tokens must be at least 1",
+        )
 
 
 class DataSpec(Section, frozen=True, kw_only=True):
@@ -16,8 +53,8 @@ class DataSpec(Section, frozen=True, kw_only=True):
 
     # JSONL, parquet or Arrow file of training prompts, or a folder of them.
     train: str
-    # File or folder of held-out prompts; needed for evaluations.
-    eval: str | None = None
+    # Held-out prompts, needed for evaluations: a file or folder, or several sets by name.
+    eval: str | dict[str, EvaluationSet] | None = None
     # Column of the prompt: a text, or with `chat_template` a list of messages.
     prompt_key: str = "prompt"
     # Column of the answer that the reward compares with; null if there is none.
@@ -51,6 +88,19 @@ class DataSpec(Section, frozen=True, kw_only=True):
         require(self.skip_solved_epochs >= 0, "skip_solved_epochs must be 0 or more")
         require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
         require(most is None or most > 0, "max_prompt_tokens must be above 0")
+        require(self.eval != {}, "eval names no set")
+        for name in self.evaluation_sets:
+            require(
+                _SET_NAME.fullmatch(name) is not None,
+                f"eval: the name of a set may hold letters, digits, '-', '_' and '.': {name!r}",
+            )
+
+    @property
+    def evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """Return the held-out sets by name; a path alone is a set with the name `eval`."""
+        if isinstance(self.eval, dict):
+            return self.eval
+        return {} if self.eval is None else {ONE_SET: EvaluationSet(path=self.eval)}
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):
@@ -58,7 +108,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
     # Algorithm.
     name: Literal["grpo"] = "grpo"
-    # Number of policy updates, those of a job that it starts from included.
+    # Number of policy updates, those of a job that it starts from included; 0 only evaluates.
     steps: int
     # Groups in a rollout batch.
     prompts_per_step: int
@@ -140,21 +190,27 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     checkpoint_every: int = 10
     # Steps between evaluations; 0 for none.
     eval_every: int = 0
-    # Keep the policy that did best in an evaluation.
+    # Keep the policy that did best in an evaluation, by the mean over sets of each one's mean
+    # reward.
     keep_best: bool = True
+    # One-sided confidence with which a policy has to be better than the best so far to take its
+    # place, prompt by prompt; at 0.5 it only has to score higher.
+    keep_best_confidence: float = 0.5
     # Keep every checkpoint and every best policy, not only the newest.
     keep_all: bool = False
     # A rank that waits longer for the others fails the update.
     collective_timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "steps must be at least 1")
+        require(self.steps >= 0, "steps must be 0 (only evaluate) or more")
         require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
         require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
         require(self.learning_rate > 0, "learning_rate must be above 0")
         require(self.minibatches >= 1, "minibatches must be at least 1")
         require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
         require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
+        require(0.5 <= self.keep_best_confidence < 1, "keep_best_confidence must lie in [0.5, 1)")
+        require(self.steps > 0 or self.eval_every > 0, "steps 0 only evaluates: set eval_every: 1")
         require(self.importance_cap >= 1, "importance_cap must be at least 1")
         require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
         require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")

@@ -14,6 +14,8 @@ _NEEDED = {
     "function": ("function", "function: package.module:name"),
     "url": ("url", "a url"),
 }
+# kinds that compare what the answer says in the end, on which answers can agree
+EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed")
 
 
 class RewardSpec(Section, frozen=True, kw_only=True):

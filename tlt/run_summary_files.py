@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from tlt.human_format import seconds
-from tlt.report import Snapshot
+from tlt.learning_spec import ONE_SET
+from tlt.report import SetFigures, Snapshot
 from tlt.report.summary import summarise
 from tlt.run_folder_reader import read_snapshot
 
@@ -42,14 +43,15 @@ def draw_progress(snapshot: Snapshot, file: Path) -> None:
     figure, axes = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
     reward, length = axes
     reward.plot(steps, [s.reward for s in snapshot.steps], marker="o", label="rollouts, mean")
-    if snapshot.evals:
+    for index, held_out in enumerate(snapshot.evals[0].sets if snapshot.evals else ()):
+        done = [(each.step, each.sets[index]) for each in snapshot.evals]
         reward.errorbar(
-            [done.step for done in snapshot.evals],
-            [done.mean for done in snapshot.evals],
-            yerr=[done.stderr for done in snapshot.evals],
+            [step for step, _ in done],
+            [figures.mean for _, figures in done],
+            yerr=[figures.stderr for _, figures in done],
             marker="s",
             capsize=3,
-            label=f"held out ({snapshot.evals[0].problems} problems, ± standard error)",
+            label=f"{_held_out(held_out)} ({held_out.problems} problems, ± standard error)",
         )
     reward.set_ylabel("reward")
     reward.legend()
@@ -68,6 +70,10 @@ def draw_progress(snapshot: Snapshot, file: Path) -> None:
     with replacement_of(file) as unfinished:
         figure.savefig(unfinished, dpi=110, format="png")
     pyplot.close(figure)
+
+
+def _held_out(figures: SetFigures) -> str:
+    return "held out" if figures.label == ONE_SET else f"{figures.label}, avg@{figures.answers}"
 
 
 @contextlib.contextmanager

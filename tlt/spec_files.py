@@ -12,8 +12,9 @@ import yaml
 from tlt.algorithm_presets import apply_preset
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
+from tlt.learning_spec import EvaluationSet
 from tlt.reward_spec import RewardSpec, require_distinct
-from tlt.spec_section import Section, section_of
+from tlt.spec_section import Section, holds_named_sections, section_of
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
@@ -113,9 +114,18 @@ def require_files(spec: JobSpec, where: str) -> None:
     """Check that what the spec names is there; the rest is checked when the job is prepared."""
     if not Path(spec.policy.path).is_dir():
         raise ConfigError(f"{where}: policy.path: {spec.policy.path}: no such folder")
-    for key, file in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if file is not None and not Path(file).exists():
-            raise ConfigError(f"{where}: data.{key}: {file}: no such file or folder")
+    for key, file in data_files(spec).items():
+        if not Path(file).exists():
+            raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
+
+
+def data_files(spec: JobSpec) -> dict[str, str]:
+    """Return the files or folders that a job reads, by the key that names each."""
+    files = {"data.train": spec.data.train} if spec.algorithm.steps else {}
+    if isinstance(spec.data.eval, str):
+        return {**files, "data.eval": spec.data.eval}
+    sets = spec.data.evaluation_sets
+    return {**files, **{f"data.eval.{name}.path": each.path for name, each in sets.items()}}
 
 
 def to_yaml(spec: JobSpec) -> str:
@@ -133,7 +143,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
         data=replace(
             spec.data,
             train=absolute(spec.data.train),
-            eval=None if spec.data.eval is None else absolute(spec.data.eval),
+            eval=_eval_with_absolute_paths(spec.data.eval, folder),
         ),
         reward=reward_with_absolute_paths(spec.reward, folder),
         drafter=replace(
@@ -141,6 +151,21 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             path=None if spec.drafter.path is None else absolute(spec.drafter.path),
         ),
     )
+
+
+def _eval_with_absolute_paths(
+    held_out: str | dict[str, EvaluationSet] | None, folder: Path
+) -> str | dict[str, EvaluationSet] | None:
+    match held_out:
+        case None:
+            return None
+        case str():
+            return _absolute(held_out, folder)
+        case _:
+            return {
+                name: msgspec.structs.replace(each, path=_absolute(each.path, folder))
+                for name, each in held_out.items()
+            }
 
 
 def reward_with_absolute_paths(
@@ -212,12 +237,26 @@ def _refuse_unknown_keys(
         if nested is None:
             continue
         several: dict[str, Any] = {key: value}
+        named = isinstance(value, dict) and holds_named_sections(hints[key])
         if isinstance(value, list):
             several = {f"{key}.{index}": each for index, each in enumerate(value)}
+        elif named:
+            given = typing.cast("dict[str, Any]", value)
+            several = {f"{key}.{name}": each for name, each in given.items()}
         for name, each in several.items():
             if isinstance(each, dict):
                 given = typing.cast("dict[str, Any]", each)
                 _refuse_unknown_keys(given, nested, where, (*path, name))
+            if named:
+                _refuse_invalid(each, nested, f"{where}: {'.'.join((*path, name))}")
+
+
+def _refuse_invalid(raw: object, section: type[Section], where: str) -> None:
+    """Check a section on its own, because an error within a mapping doesn't tell its key."""
+    try:
+        msgspec.convert(raw, section)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_readable(error)}") from error
 
 
 def _readable(error: msgspec.ValidationError) -> str:

@@ -16,7 +16,18 @@ def require(holds: bool, complaint: str) -> None:
 
 
 def section_of(kind: Any) -> type[Section] | None:
-    """Return the section that a field holds: one of it, or a list of several."""
+    """Return the section that a field holds: one of it, or several in a list or by name."""
     kinds = typing.get_args(kind) or (kind,)
+    kinds = (*kinds, *(named for each in kinds if (named := _named(each)) is not None))
     sections = (k for k in kinds if isinstance(k, type) and issubclass(k, Section))
     return next(sections, None)
+
+
+def holds_named_sections(kind: Any) -> bool:
+    """Return True if a field may map names to sections."""
+    return any(_named(each) is not None for each in typing.get_args(kind))
+
+
+def _named(kind: Any) -> Any:
+    """Return what `dict[str, X]` holds."""
+    return typing.get_args(kind)[1] if typing.get_origin(kind) is dict else None

@@ -225,8 +225,8 @@ def test_binary_rewards_are_shown_as_an_accuracy(visit: Visit, recorded: str) ->
     page = visit.open(f"{recorded}#/job/{RECORDED}/learning")
     await_run(page)
     evaluations = page.locator("#learning table").last
-    expect(evaluations.locator("th").nth(2)).to_have_text("accuracy")
-    expect(evaluations.locator("tbody td").nth(2)).to_have_text(re.compile(r"^\d+\.\d %$"))
+    expect(evaluations.locator("th").nth(3)).to_have_text("accuracy")
+    expect(evaluations.locator("tbody td").nth(3)).to_have_text(re.compile(r"^\d+\.\d %$"))
 
 
 def test_shows_accepted_tokens_by_drafter(visit: Visit, recorded: str) -> None:

@@ -87,3 +87,20 @@ def test_names_what_is_wrong(session: tlt.OpenSession, spec: Path) -> None:
         session.job("nothing")
     with pytest.raises(NoSession):
         tlt.connect("nothing")
+
+
+def test_evaluates_rows_in_several_sets(session: tlt.OpenSession, spec: Path) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(3)]
+    sets = {"three": {"path": rows, "answers": 2}, "one": {"path": rows[:1]}}
+    run = session.evaluate(tlt.Job(spec, data={"eval": sets}))
+    (evaluation,) = run.evaluations
+    assert [(each.name, each.problems, each.answers) for each in evaluation.sets] == [
+        ("three", 3, 2),
+        ("one", 1, 1),
+    ]
+    answers = run.answers(only="one")
+    assert [(answer.question, answer.right, answer.tokens) for answer in answers] == [
+        ("0+1=", "1", 24)
+    ]
+    with pytest.raises(ConfigError, match=r"data.eval.x: a set is a mapping with a path"):
+        session.evaluate(tlt.Job(spec, data={"eval": {"x": rows}}))

@@ -81,10 +81,9 @@ def test_scores_a_policy_folder_with_the_spec(
     live.tlt("export", "policy", finished, str(folder))
     scored = live.json("eval", str(spec), "--policy", str(folder))
     assert scored["problems"] == 8
-    assert 0.0 <= scored["mean"] <= 1.0
-    assert scored == live.json(
-        "eval", str(spec), "--policy", str(folder)
-    )  # keyed random draws repeat
+    # the noise of evaluations repeats
+    assert scored["mean"] == live.fold(finished).evals[-1].mean
+    assert live.job(scored["job"])["status"] == "done"
 
 
 def test_runs_queued_jobs_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:

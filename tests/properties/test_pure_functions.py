@@ -227,7 +227,7 @@ def histories(draw: st.DrawFn) -> list[AnswerEvent]:
 
 
 def _fold(events: list[AnswerEvent]) -> RolloutBatch:
-    state = rollout_batch.new_batch(Step(0), "train", (PromptIndex(0), PromptIndex(1)), 2)
+    state = rollout_batch.new_batch(Step(0), "train", (PromptIndex(0), PromptIndex(1)), (2, 2))
     for event in events:
         assert rollout_batch.contains(state, event)
         before, state = state, rollout_batch.settle(state, event)

@@ -23,8 +23,8 @@ class PromptQueue:
         self._entries = 0
 
     def issue(self, command: IssuePrompts) -> None:
-        for prompt in command.prompts:
-            for member in range(command.members):
+        for prompt, count in zip(command.prompts, command.counts, strict=True):
+            for member in range(count):
                 self._enqueue(
                     PromptIssued(
                         job=JOB,

@@ -24,8 +24,8 @@ class SamplingChecks:
         assert len(set(command.prompts)) == len(command.prompts)
         answers: set[tuple[int, str, int, int]] = {
             (*key, prompt, member)
-            for prompt in command.prompts
-            for member in range(command.members)
+            for prompt, count in zip(command.prompts, command.counts, strict=True)
+            for member in range(count)
         }
         if command.replaces is None:
             assert key not in self._checks.batches

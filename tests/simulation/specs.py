@@ -14,6 +14,7 @@ from tlt.config import (
     WorkersSpec,
 )
 from tlt.id_types import DrafterVersion
+from tlt.learning_spec import EvaluationSet
 from tlt.protocol.refs import DrafterBase
 
 
@@ -39,7 +40,12 @@ def small_spec(
     return JobSpec(
         policy=PolicySpec(path="policy"),
         data=DataSpec(
-            train="train.jsonl", eval="eval.jsonl", skip_solved_epochs=skip_solved_epochs
+            train="train.jsonl",
+            eval={
+                "hard": EvaluationSet(path="hard.jsonl", answers=2),
+                "easy": EvaluationSet(path="easy.jsonl"),
+            },
+            skip_solved_epochs=skip_solved_epochs,
         ),
         reward=RewardSpec(kind="final_answer"),
         algorithm=AlgorithmSpec(

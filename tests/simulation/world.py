@@ -51,10 +51,11 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.refs import SCHEMA_VERSION, PolicyRef, StartingCheckpoint
+from tlt.protocol.shared_values import PromptSet
 from tlt.store.journal import JournalEntry, digest
 
 TRAIN_PROMPTS = 5
-EVAL_PROMPTS = 2
+EVAL_SETS = (PromptSet(name="hard", prompts=1), PromptSet(name="easy", prompts=2))
 WINDOW = 6
 # seconds between two events
 _SECONDS = 3.0
@@ -127,7 +128,8 @@ class World:
                 epoch=self.epoch,
                 spec=spec,
                 train_prompts=TRAIN_PROMPTS,
-                eval_prompts=EVAL_PROMPTS,
+                eval_prompts=sum(each.prompts for each in EVAL_SETS),
+                eval_sets=EVAL_SETS,
                 workers=infos,
                 starts_from=starts_from,
             ),

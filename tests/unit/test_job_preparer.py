@@ -14,13 +14,17 @@ from tests.samples import SPEC
 from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
-from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file
+from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file, question_of
 from tlt.id_types import JobId, PromptIndex
 from tlt.job_preparation import prepare_or_refuse
+from tlt.learning_spec import EvaluationSet
 from tlt.protocol.events import JobPrepared, JobRefused
+from tlt.protocol.shared_values import PromptSet
 
 MODEL = Path(task.__file__).parent / "model"
 JOB = JobId("job-1")
+# of the two held-out prompts
+ONE_SET = (PromptSet(name="eval", prompts=2),)
 
 
 @pytest.fixture
@@ -52,7 +56,9 @@ def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
 
 
 def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
-    assert prepared_in(tmp_path, spec) == PreparedJob(train_prompts=3, eval_prompts=2)
+    assert prepared_in(tmp_path, spec) == PreparedJob(
+        train_prompts=3, eval_prompts=2, eval_sets=ONE_SET
+    )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
     first = prompts[PromptIndex(0)]
@@ -119,6 +125,37 @@ def test_refuses_heads_that_ranks_cannot_share(spec: JobSpec, tmp_path: Path) ->
     assert "4 ranks can't share the policy's 1 heads" in error
 
 
+def test_prepares_evaluation_sets_one_after_the_other(spec: JobSpec, tmp_path: Path) -> None:
+    """Each has its own columns, limit and count of prompts that are too long."""
+    rows = [{"sum": f"{12 + n}+1=", "total": str(n + 13)} for n in range(4)]
+    rows.insert(1, {"sum": "+".join(["12"] * 9) + "=", "total": "108"})
+    own = tmp_path / "own.jsonl"
+    own.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    sets = {
+        "own": EvaluationSet(path=str(own), limit=3, prompt_key="sum", answer_key="total"),
+        "plain": EvaluationSet(path=str(spec.data.eval)),
+    }
+    data = msgspec.structs.replace(spec.data, eval=sets, max_prompt_tokens=20)
+    found = prepared_in(tmp_path, msgspec.structs.replace(spec, data=data))
+    assert found.eval_sets == (
+        PromptSet(name="own", prompts=3, skipped=1),
+        PromptSet(name="plain", prompts=2),
+    )
+    assert (found.eval_prompts, found.skipped_prompts) == (5, 1)
+    prompts = Prompts(prompts_file(tmp_path, "eval"))
+    assert [prompts[PromptIndex(i)].set for i in range(5)] == ["own"] * 3 + ["plain"] * 2
+    assert prompts[PromptIndex(1)].answer == "14"
+    assert question_of(prompts[PromptIndex(0)], data) == "12+1="
+    prompts.close()
+
+
+def test_a_job_that_only_evaluates_reads_no_training_data(spec: JobSpec, tmp_path: Path) -> None:
+    algorithm = msgspec.structs.replace(spec.algorithm, steps=0, eval_every=1)
+    (tmp_path / "train.jsonl").unlink()
+    found = prepared_in(tmp_path, msgspec.structs.replace(spec, algorithm=algorithm))
+    assert (found.error, found.train_prompts, found.eval_prompts) == (None, 0, 2)
+
+
 def test_refuses_data_whose_prompts_are_all_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [9], max_prompt_tokens=12)
     assert "all prompts have more than 12 tokens" in (prepared_in(tmp_path, mixed).error or "")
@@ -179,8 +216,8 @@ async def test_restarts_a_process_that_prints_no_result(
     ("result", "outcome"),
     [
         (
-            PreparedJob(train_prompts=3, eval_prompts=2),
-            JobPrepared(job=JOB, train_prompts=3, eval_prompts=2),
+            PreparedJob(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
+            JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
         ),
         (PreparedJob(error="why"), JobRefused(job=JOB, error="why")),
     ],
@@ -245,7 +282,7 @@ async def test_prepares_jobs_in_isolation(
         f"import os, time\nfile = open({str(started)!r}, 'w')\n"
         "file.write(os.readlink('/proc/self/ns/pid'))\nfile.close()\ntime.sleep(1e6)"
     )
-    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2)
+    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET)
     await preparer.warm_up()
     process = preparer.process
     assert process is not None

@@ -44,7 +44,7 @@ def _turn(**changes: Any) -> Turn:
         epoch=Epoch(1),
         spec=spec,
         train_prompts=8,
-        eval_prompts=0,
+        eval_sets=(),
         policy=PolicyState(
             current=_policy("policy"),
             previous=_policy("previous"),

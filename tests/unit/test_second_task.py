@@ -55,7 +55,7 @@ def test_shipped_data_equal_those_of_the_script(tmp_path: Path) -> None:
 
 
 def test_rows_are_right_and_held_out_rows_are_new(spec: JobSpec) -> None:
-    train, held_out = _rows(spec.data.train, spec.data), _rows(spec.data.eval or "", spec.data)
+    train, held_out = _rows(spec.data.train, spec.data), _rows(str(spec.data.eval), spec.data)
     questions = [row["question"] for row in (*train, *held_out)]
     assert len(set(questions)) == len(questions) == 512 + 256
     for row in (*train, *held_out):

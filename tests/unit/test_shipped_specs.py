@@ -17,8 +17,9 @@ def test_loads_with_its_data(spec: Path) -> None:
     loaded = load_job_spec(spec)
     if Path(loaded.data.train).is_relative_to(ROOT / "examples"):
         assert Path(loaded.policy.path).is_dir()
-        for file in (loaded.data.train, loaded.data.eval):
-            assert file is not None
+        held_out = loaded.data.evaluation_sets.values()
+        assert held_out
+        for file in (loaded.data.train, *(each.path for each in held_out)):
             assert sum(1 for _ in rows(Path(file), loaded.data)) >= 200
 
 

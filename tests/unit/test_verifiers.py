@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt.errors import ConfigError
-from tlt.reward_spec import RewardSpec
+from tlt.reward_spec import EXTRACTING, RewardSpec
 from tlt.rewards.request_scorer import load_scorer
 from tlt.rewards.reward_messages import ScoreRequest
-from tlt.rewards.verifiers import load_verifier
+from tlt.rewards.verifiers import load_extractor, load_verifier
 
 
 def score(spec: RewardSpec, text: str, answer: Any = "", row: dict[str, Any] | None = None) -> Any:
@@ -199,3 +199,34 @@ def test_refuses_a_module_that_raises_on_import(
     with pytest.raises(ConfigError) as error:
         load_scorer(function(f"{path if by_file else 'broken_reward'}:reward"))
     assert complaint in str(error.value)
+
+
+EXTRACTED: list[tuple[RewardSpec, str, str | None]] = [
+    (RewardSpec(kind="final_answer"), "so # 42 ", "42"),
+    (RewardSpec(kind="final_answer"), "so 42", None),
+    (RewardSpec(kind="numeric"), "1 or 42.0", "42.0"),
+    (RewardSpec(kind="numeric"), "4.2e1", "42.0"),
+    (RewardSpec(kind="regex", pattern=r"is (\d+)"), "it is 41, it is 42", "42"),
+    (RewardSpec(kind="boxed"), r"\boxed{4 2}", "4 2"),
+    (RewardSpec(kind="math"), r"so \boxed{\frac{1}{2}}", "1/2"),
+    (RewardSpec(kind="math"), r"so \boxed{0.50}", "1/2"),
+    (RewardSpec(kind="math"), r"so \boxed{1,000}", "1000"),
+    (RewardSpec(kind="math"), r"so \boxed{x+1", None),
+    (RewardSpec(kind="code"), "42", None),
+]
+
+
+@pytest.mark.parametrize(("spec", "text", "expected"), EXTRACTED)
+def test_extracts_what_an_answer_says_in_the_end(
+    spec: RewardSpec, text: str, expected: str | None
+) -> None:
+    extract = load_extractor(spec)
+    assert (None if extract is None else extract(text)) == expected
+    assert (extract is not None) == (spec.kind in EXTRACTING)
+
+
+@pytest.mark.parametrize("extract", [True, False])
+def test_extracts_only_if_asked_to(extract: bool) -> None:
+    request = ScoreRequest(completion="#7", answer="8", row={}, extract=extract)
+    (result,) = load_scorer(RewardSpec(kind="final_answer")).score([request])
+    assert (result.reward, result.final) == (0.0, "7" if extract else None)

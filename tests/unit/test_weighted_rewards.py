@@ -31,6 +31,13 @@ def test_adds_up_what_applies(results: tuple[float | str | None, ...], expected:
     assert combine(TWO, given) == expected
 
 
+def test_takes_the_final_answer_of_the_first_reward_that_extracts_it() -> None:
+    specs = (RewardSpec(kind="url", url="http://x"), *TWO)
+    scores = [ScoreResult(reward=1.0, final=final) for final in (None, "7", "8")]
+    assert combine(specs, scores).final == "7"
+    assert combine(specs[:1], scores[:1]).final is None
+
+
 def test_a_fallback_counts_as_the_spec_says() -> None:
     failed = ScoreResult(reward=-1.0, error="x")
     assert combine(TWO[:1], [failed]) == Verdict(reward=-2.0, error="x")

@@ -142,6 +142,7 @@ class Deciders:
             folder=command.folder,
             train_prompts=command.train_prompts,
             eval_prompts=command.eval_prompts,
+            eval_sets=command.eval_sets,
             skipped_prompts=command.skipped_prompts,
             workers=command.workers,
             starts_from=command.starts_from,

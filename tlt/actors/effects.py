@@ -113,9 +113,9 @@ class Effects:
     def _issue(self, transaction: Transaction, command: IssuePrompts) -> None:
         """Add prompts ordered by group, so that siblings mostly share a rank and a prefill."""
         stream = self.prompt_stream(command.job)
-        for index in command.prompts:
+        for index, count in zip(command.prompts, command.counts, strict=True):
             prompt = self.prompts[command.purpose][index]
-            for member in range(command.members):
+            for member in range(count):
                 stream.add(
                     transaction,
                     PromptIssued(
@@ -127,6 +127,7 @@ class Effects:
                         prompt=index,
                         member=Member(member),
                         tokens=prompt.tokens,
+                        set=prompt.set,
                     ),
                 )
 

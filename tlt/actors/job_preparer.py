@@ -61,6 +61,7 @@ class Preparer:
             job=job,
             train_prompts=ended.prepared.train_prompts,
             eval_prompts=ended.prepared.eval_prompts,
+            eval_sets=ended.prepared.eval_sets,
             skipped_prompts=ended.prepared.skipped_prompts,
         )
 

@@ -59,7 +59,9 @@ class JobScorer:
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
             }
-            verdict = await self._rewards.score(answer.text, prompt.answer, prompt.row, known)
+            verdict = await self._rewards.score(
+                answer.text, prompt.answer, prompt.row, known, extract=rollout.purpose == "eval"
+            )
         reward = verdict.reward
         if reward is not None and rollout.purpose == "train":
             reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
@@ -77,6 +79,7 @@ class JobScorer:
             reward=reward,
             error=verdict.error,
             parts=verdict.parts,
+            final=verdict.final,
         )
 
     async def close(self) -> None:

@@ -21,9 +21,10 @@ _WHERE = "tlt.Job"
 class Job:
     """A job to submit. Sections are those of a spec (docs/spec.md).
 
-    `policy` may be a folder, `data["train"]` and `data["eval"]` may be lists of rows, and `reward`
-    may be a function, or a list of functions and sections. With `spec`, a YAML file, the sections
-    change single keys of it, but for `reward`, which takes the place of the file's.
+    `policy` may be a folder; `data["train"]`, `data["eval"]` and the `path` of an evaluation set
+    may be lists of rows; `reward` may be a function, or a list of functions and sections. With
+    `spec`, a YAML file, the sections change single keys of it, but for `reward`, which takes the
+    place of the file's.
     """
 
     def __init__(
@@ -77,17 +78,33 @@ def _reward_sections(reward: RewardLike | Sequence[RewardLike], folder: Path) ->
 def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write rows to files; the same rows have the same file."""
     written = dict(data)
-    for key in ("train", "eval"):
-        rows = data.get(key)
-        if rows is None or isinstance(rows, str | Path):
-            written[key] = None if rows is None else str(rows)
-            continue
-        try:
-            lines = [msgspec.json.encode(row) for row in cast("Iterable[Section]", rows)]
-        except (TypeError, UnicodeError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"{_WHERE}: data.{key}: a row isn't JSON: {error}") from error
-        content = b"\n".join([*lines, b""])
-        file = folder / f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
-        file.write_bytes(content)
-        written[key] = str(file)
+    if (train := data.get("train")) is not None:
+        written["train"] = _file_of(train, "train", folder)
+    held_out = data.get("eval")
+    if isinstance(held_out, Mapping):
+        sets = cast("Section", held_out)
+        written["eval"] = {name: _set_with_file(name, each, folder) for name, each in sets.items()}
+    elif held_out is not None:
+        written["eval"] = _file_of(held_out, "eval", folder)
     return {key: value for key, value in written.items() if value is not None}
+
+
+def _set_with_file(name: str, held_out: object, folder: Path) -> dict[str, Any]:
+    if not isinstance(held_out, Mapping) or "path" not in held_out:
+        raise ConfigError(f"{_WHERE}: data.eval.{name}: a set is a mapping with a path")
+    held_out = cast("Section", held_out)
+    return {**held_out, "path": _file_of(held_out["path"], f"eval.{name}", folder)}
+
+
+def _file_of(rows: object, key: str, folder: Path) -> str:
+    """Return a file or folder as it is named, and write rows to a file."""
+    if isinstance(rows, str | Path):
+        return str(rows)
+    try:
+        lines = [msgspec.json.encode(row) for row in cast("Iterable[Section]", rows)]
+    except (TypeError, UnicodeError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{_WHERE}: data.{key}: a row isn't JSON: {error}") from error
+    content = b"\n".join([*lines, b""])
+    file = folder / f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    file.write_bytes(content)
+    return str(file)

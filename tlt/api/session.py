@@ -6,12 +6,15 @@ from pathlib import Path
 from types import TracebackType
 
 from tlt.api.job import Job
-from tlt.config import SessionSpec
+from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError, TltError
-from tlt.id_types import JobStatus
+from tlt.evaluation_job import evaluation_job
+from tlt.id_types import JobStatus, Step
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
-from tlt.report.ledger_figure_types import EvalSummary, StepSummary
+from tlt.report.evaluation_figures import EvalSummary
+from tlt.report.ledger_figure_types import StepSummary
+from tlt.run_answers import AnswerRow, read_answers
 from tlt.run_folder_reader import follow_journal, has_journal, open_ledger, read_ledger
 from tlt.session_client import fetch_record, with_client
 from tlt.session_control import find_session, new_session, start_session, stop_session
@@ -68,7 +71,18 @@ class Run:
 
     @property
     def evaluations(self) -> list[EvalSummary]:
+        """Return all evaluations up to now, each with the figures of every set."""
         return list(self.snapshot().evals)
+
+    def answers(
+        self, *, held_out: bool = False, step: int | None = None, only: str | None = None
+    ) -> list[AnswerRow]:
+        """Return a step's answers with their texts and rewards, by default of the last one.
+
+        `only` names an evaluation set.
+        """
+        purpose = "eval" if held_out or only is not None else "train"
+        return list(read_answers(self.folder, purpose, None if step is None else Step(step), only))
 
     def cancel(self) -> None:
         """Ask the session to end the job."""
@@ -129,15 +143,28 @@ class OpenSession:
 
     def submit(self, job: Job | str | Path) -> Run:
         """Queue a job, or a spec's YAML file."""
-        wanted = job if isinstance(job, Job) else Job(job)
-        folder = Path(self._spec.runs, _INPUTS)
-        folder.mkdir(exist_ok=True)
-        spec = wanted.to_spec(folder)
-        return Run(self.name, with_client(self.name, lambda client: client.jobs.submit(spec)))
+        return self._submit(self._read(job))
 
     def run(self, job: Job | str | Path) -> Run:
         """Queue a job and wait until it has ended."""
         return self.submit(job).result()
+
+    def evaluate(self, job: Job | str | Path, policy: str | Path | None = None) -> Run:
+        """Evaluate a model folder, by default the job's policy, on the job's held-out sets.
+
+        `evaluations` of what it returns has the figures, `answers` the texts.
+        """
+        folder = None if policy is None else Path(policy)
+        return self._submit(evaluation_job(self._read(job), "tlt.Job", folder)).result()
+
+    def _read(self, job: Job | str | Path) -> JobSpec:
+        wanted = job if isinstance(job, Job) else Job(job)
+        folder = Path(self._spec.runs, _INPUTS)
+        folder.mkdir(exist_ok=True)
+        return wanted.to_spec(folder)
+
+    def _submit(self, spec: JobSpec) -> Run:
+        return Run(self.name, with_client(self.name, lambda client: client.jobs.submit(spec)))
 
     def jobs(self) -> list[Run]:
         """Return all jobs, oldest first."""

@@ -2,17 +2,17 @@
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from tlt.answer_files import AnswerFiles
 from tlt.config import JobSpec
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.dataset import Prompt, Prompts, prompts_file, question_of
 from tlt.errors import BlobLost
 from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
+from tlt.protocol.events import AnyEvent, JobStarted, RolloutFinished, RolloutScored
 
 _KEPT_GROUPS = 4096
 _LISTED_GROUPS = 400
@@ -24,6 +24,8 @@ GroupKey = tuple[Step, Purpose, PromptIndex]
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     purpose: Purpose
+    # of a held-out prompt
+    set: str | None
     prompt: PromptIndex
     answers: int
     mean: float | None
@@ -76,9 +78,13 @@ class Samples:
         self._spec = spec
         self._decoder = PieceDecoder(Path(spec.policy.path))
         self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
+        # the evaluation set of each held-out prompt
+        self._sets: list[str] = []
 
     def add(self, event: AnyEvent) -> None:
         match event:
+            case JobStarted():
+                self._sets = [each.name for each in event.eval_sets for _ in range(each.prompts)]
             case RolloutFinished():
                 self._group(event).answers[event.member] = event
             case RolloutScored():
@@ -100,11 +106,15 @@ class Samples:
 
     def groups(self, step: Step, purpose: Purpose) -> list[GroupView]:
         found = [
-            _group_view(key, group)
+            _group_view(key, group, self._set_of(key))
             for key, group in self._groups.items()
             if key[:2] == (step, purpose) and group.answers
         ]
         return found[:_LISTED_GROUPS]
+
+    def _set_of(self, key: GroupKey) -> str | None:
+        _, purpose, prompt = key
+        return self._sets[prompt] if purpose == "eval" and prompt < len(self._sets) else None
 
     def group(self, key: GroupKey) -> Group | None:
         return self._groups.get(key)
@@ -131,8 +141,7 @@ class Samples:
             row = _read_prompt(prompts_file(self._folder, purpose), prompt)
         except (OSError, IndexError, msgspec.DecodeError):
             return "", None  # the folder has changed since the job ran
-        text = _prompt_text(row.row.get(self._spec.data.prompt_key))
-        return text, None if row.answer is None else str(row.answer)
+        return question_of(row, self._spec.data), None if row.answer is None else str(row.answer)
 
     def _answer(self, member: Member, event: RolloutFinished, score: _Score) -> AnswerView:
         pieces: Pieces
@@ -158,12 +167,13 @@ class Samples:
         )
 
 
-def _group_view(key: GroupKey, group: Group) -> GroupView:
+def _group_view(key: GroupKey, group: Group, held_out: str | None) -> GroupView:
     step, purpose, prompt = key
     rewards = [score.reward for score in group.scores.values() if score.reward is not None]
     return GroupView(
         step=step,
         purpose=purpose,
+        set=held_out,
         prompt=prompt,
         answers=len(group.answers),
         mean=sum(rewards) / len(rewards) if rewards else None,
@@ -179,10 +189,3 @@ def _read_prompt(file: Path, prompt: PromptIndex) -> Prompt:
         return prompts[prompt]
     finally:
         prompts.close()
-
-
-def _prompt_text(prompt: Any) -> str:
-    """Return a plain prompt as it is, and a chat as its messages one after the other."""
-    if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
-        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
-    return "" if prompt is None else str(prompt)

@@ -137,6 +137,9 @@ def _plain(name: str, value: Any) -> Any:
     match value:
         case Section():
             return _without_defaults(value)
+        case dict():
+            named = cast("dict[str, Any]", value)
+            return {key: _plain(name, each) for key, each in named.items()}
         case tuple() | list():
             return [_plain(name, each) for each in cast("Sequence[Any]", value)]
         case str() if name in _PATHS:

@@ -46,7 +46,7 @@ from tlt.protocol.events import (
 
 
 def new_run(job: JobId, spec: JobSpec) -> RunState:
-    return RunState(job=job, epoch=Epoch(0), spec=spec, train_prompts=0, eval_prompts=0)
+    return RunState(job=job, epoch=Epoch(0), spec=spec, train_prompts=0, eval_sets=())
 
 
 def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list[RunCommand]]:

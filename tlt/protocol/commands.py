@@ -33,7 +33,7 @@ from tlt.protocol.refs import (
     PolicyRef,
     StartingCheckpoint,
 )
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import PromptSet, SetAnswers, WorkerInfo
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -47,6 +47,8 @@ class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt: PromptIndex
     member: Member
     tokens: tuple[int, ...]
+    # the evaluation set of a held-out prompt, which may say how it is answered
+    set: str | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -178,9 +180,17 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
     step: Step
     purpose: Purpose
     prompts: tuple[PromptIndex, ...]
+    # answers to each prompt; the most, where prompts differ
     members: int
     # the group that they replace, if the batch is open already
     replaces: PromptIndex | None = None
+    # answers by prompt, where these differ
+    members_by_prompt: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return the answers by prompt."""
+        return self.members_by_prompt or (self.members,) * len(self.prompts)
 
 
 class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
@@ -249,6 +259,8 @@ class RecordRolloutBatch(JobCommand, frozen=True, kw_only=True):
     rewards: tuple[float, ...]
     # the mean of each of several rewards, by its name
     parts: dict[str, float] = {}
+    # of an evaluation: all answers of each set
+    sets: tuple[SetAnswers, ...] = ()
 
 
 class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
@@ -302,6 +314,7 @@ class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     skipped_prompts: int
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
+    eval_sets: tuple[PromptSet, ...] = ()
 
 
 class CancelJob(JobCommand, frozen=True, kw_only=True):

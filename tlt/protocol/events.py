@@ -33,6 +33,7 @@ from tlt.protocol.refs import (
 from tlt.protocol.shared_values import (
     DrafterEvaluation,
     Joules,
+    PromptSet,
     StrategyTally,
     TokensByOrigin,
     UpdateMetrics,
@@ -94,6 +95,7 @@ class JobPrepared(JobEvent, frozen=True, kw_only=True):
     train_prompts: int
     eval_prompts: int
     skipped_prompts: int = 0
+    eval_sets: tuple[PromptSet, ...] = ()
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):
@@ -113,6 +115,8 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
     skipped_prompts: int = 0
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
+    # the sets that the held-out prompts belong to; none in journals of earlier versions
+    eval_sets: tuple[PromptSet, ...] = ()
 
 
 class JobEnded(JobEvent, frozen=True, kw_only=True):
@@ -202,6 +206,8 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
     error: str | None = None
     # of several rewards: what each gave, in the order of the spec
     parts: tuple[float | None, ...] = ()
+    # of a held-out answer: what it says in the end, if a built-in verifier extracts that
+    final: str | None = None
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):

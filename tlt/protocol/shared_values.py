@@ -106,6 +106,36 @@ class Heartbeat(Value, frozen=True, kw_only=True):
     resident_bytes: int = 0
 
 
+class PromptSet(Value, frozen=True, kw_only=True):
+    """The held-out prompts of an evaluation set; the sets' prompts follow one another."""
+
+    # empty in the journals of versions that knew a single set
+    name: str
+    prompts: int
+    # rows that were left out, because their prompts are too long
+    skipped: int = 0
+
+
+class EvaluationAnswer(Value, frozen=True, kw_only=True, array_like=True):
+    """A held-out answer; one that was dropped has neither reward nor length."""
+
+    # None if it is left out
+    reward: float | None
+    length: int
+    # it was cut off by a limit
+    truncated: bool
+    # what it says in the end, as far as the reward's verifier looks for that
+    final: str | None = None
+
+
+class SetAnswers(Value, frozen=True, kw_only=True):
+    """The answers of an evaluation set, prompt by prompt."""
+
+    name: str
+    prompts: tuple[tuple[EvaluationAnswer, ...], ...]
+    skipped: int = 0
+
+
 class JobRecord(Value, frozen=True, kw_only=True):
     """A job as `tlt jobs` shows it."""
 

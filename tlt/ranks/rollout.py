@@ -9,6 +9,7 @@ from tlt.config import JobSpec
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
 from tlt.id_types import PolicyVersion, Purpose, Step
+from tlt.learning_spec import EvaluationSet
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import DecodingReported, RolloutFinished
@@ -147,21 +148,21 @@ class RolloutDuty:
         self.version = version
 
     def _request(self, id_: int, prompt: PromptIssued) -> Request:
-        rollout = self._spec.rollout
         return Request(
             id=id_,
             prompt=prompt.tokens,
             key=self._key(prompt),
-            sampling=sampling(self._spec, prompt.purpose),
-            max_new_tokens=min(rollout.max_new_tokens, self._context - len(prompt.tokens)),
+            sampling=sampling(self._spec, prompt),
+            max_new_tokens=min(most_tokens(self._spec, prompt), self._context - len(prompt.tokens)),
             stop_tokens=self._stop_tokens,
-            stop_strings=tuple(rollout.stop),
+            stop_strings=tuple(self._spec.rollout.stop),
         )
 
     def _key(self, about: PromptIssued | PeerAnswer | PartialAnswer) -> NoiseKey:
+        """Use the same noise in every evaluation, so that policies differ and luck doesn't."""
         return NoiseKey(
             seed=self._spec.seed,
-            step=about.step,
+            step=about.step if about.purpose == "train" else Step(0),
             purpose=about.purpose,
             prompt=about.prompt,
             member=about.member,
@@ -195,19 +196,38 @@ class RolloutDuty:
         )
 
 
-def sampling(spec: JobSpec, purpose: Purpose) -> Sampling:
-    """Return how answers for this purpose are sampled."""
+def sampling(spec: JobSpec, prompt: PromptIssued) -> Sampling:
+    """Return how answers to this prompt are sampled."""
     rollout = spec.rollout
     return Sampling(
-        temperature=rollout.temperature if purpose == "train" else rollout.eval_temperature,
+        temperature=_temperature(spec, prompt),
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         min_p=rollout.min_p,
     )
 
 
+def _temperature(spec: JobSpec, prompt: PromptIssued) -> float:
+    if prompt.purpose == "train":
+        return spec.rollout.temperature
+    own = _set_of(spec, prompt)
+    if own is None or own.temperature is None:
+        return spec.rollout.eval_temperature
+    return own.temperature
+
+
+def most_tokens(spec: JobSpec, prompt: PromptIssued) -> int:
+    """Return the limit of an answer, as long as the context has room for it."""
+    own = _set_of(spec, prompt)
+    return (own and own.max_new_tokens) or spec.rollout.max_new_tokens
+
+
+def _set_of(spec: JobSpec, prompt: PromptIssued) -> EvaluationSet | None:
+    return None if prompt.set is None else spec.data.evaluation_sets.get(prompt.set)
+
+
 def _answer(spec: JobSpec, prompt: PromptIssued, completion: Completion) -> Answer:
-    drawn = sampling(spec, prompt.purpose)
+    drawn = sampling(spec, prompt)
     return Answer(
         prompt=prompt.tokens,
         token_bytes=pack_tokens(completion.tokens),

@@ -3,10 +3,10 @@
 from tlt.report.acceptance import Acceptance, Positions
 from tlt.report.attempts import Attempt, Attempts, WorkerIncarnation
 from tlt.report.drafter_training import Decision, DrafterTraining
+from tlt.report.evaluation_figures import EvalSummary, Gain, SetFigures
 from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger import Ledger
 from tlt.report.ledger_figure_types import (
-    EvalSummary,
     Snapshot,
     StepAccount,
     StepSummary,
@@ -24,10 +24,12 @@ __all__ = [
     "Decision",
     "DrafterTraining",
     "EvalSummary",
+    "Gain",
     "Ledger",
     "LoggerReport",
     "LoggerReports",
     "Positions",
+    "SetFigures",
     "Snapshot",
     "Span",
     "StepAccount",

@@ -57,6 +57,9 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
     match event:
         case JobStarted():
             count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+            if len(event.eval_sets) > 1:
+                sets = (f"{each.prompts} of {each.name}" for each in event.eval_sets)
+                count += f" ({', '.join(sets)})"
             if event.skipped_prompts:
                 count += f", {event.skipped_prompts} left out as too long"
             origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
@@ -102,13 +105,14 @@ def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
 def _command_line(ledger: Ledger, command: Command) -> str | None:
     match command:
         case IssuePrompts(replaces=None):
-            count = len(command.prompts) * command.members
+            count = sum(command.counts)
             batch = "evaluation" if command.purpose == "eval" else f"step {command.step}"
             return f"{batch}: {count} rollouts issued"
         case RecordRolloutBatch(purpose="eval"):
             done = ledger.evals[-1]
-            score = done.describe_score()
-            return f"evaluation of version {done.version}: {score}, {seconds(done.seconds)}"
+            parts = [done.describe_score(), seconds(done.seconds), done.describe_sets()]
+            text = "; ".join(part for part in parts if part)
+            return f"evaluation of version {done.version}: {text}"
         case RecordRolloutBatch():
             return _rollout_line(ledger.steps[-1])
         case GiveUpSpeculation():

@@ -11,6 +11,7 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import JobId, JobStatus, Step
 from tlt.policies import coordinator
+from tlt.policies.job.evaluation_answers import PromptMeans, prompt_means
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
@@ -35,17 +36,18 @@ from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummar
 from tlt.report.drafter_training import DrafterTrainingFold
 from tlt.report.duties import ALL_WORKERS
 from tlt.report.energy import EnergyByStep
+from tlt.report.evaluation_figures import EvalSummary, gain_over, overall, set_figures
 from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger_figure_types import (
-    EvalSummary,
     Snapshot,
     StepAccount,
     StepSummary,
     StoredPolicy,
 )
-from tlt.report.statistics import mean, standard_error
+from tlt.report.statistics import mean
 from tlt.report.step_savings import StepSavings
 from tlt.report.time_by_duty import FIRST_STEP, TimeByDuty
+from tlt.reward_spec import EXTRACTING
 
 
 class Ledger:
@@ -81,6 +83,8 @@ class Ledger:
         self._update_began = 0.0
         self.steps: list[StepSummary] = []
         self.evals: list[EvalSummary] = []
+        self._first_means: PromptMeans | None = None
+        self._extracts = any(reward.kind in EXTRACTING for reward in spec.rewards)
         self._best: StoredPolicy | None = None
 
     @property
@@ -238,16 +242,22 @@ class Ledger:
         return 0.0 if batch is None else batch.decode_work
 
     def _eval_summary(self, record: RecordRolloutBatch) -> EvalSummary:
-        rewards = record.rewards
+        means = prompt_means(record.sets)
+        gain = None if self._first_means is None else gain_over(self._first_means, means)
+        self._first_means = self._first_means or means
+        sets = tuple(set_figures(each, extracts=self._extracts) for each in record.sets)
+        score, stderr = overall(sets, means)
         return EvalSummary(
             step=record.step,
             version=record.version,
-            mean=mean(rewards),
-            stderr=standard_error(rewards),
-            problems=len(rewards),
+            mean=score,
+            stderr=stderr,
+            problems=sum(each.problems for each in sets),
             length=LengthSummary.of(self.batch.lengths),
             seconds=self._now - self.batch.began,
             reward_parts=record.parts,
+            sets=sets,
+            gain=gain,
         )
 
     def _finish_batch(self, record: RecordRolloutBatch) -> None:

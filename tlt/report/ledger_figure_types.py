@@ -10,6 +10,7 @@ from tlt.protocol.shared_values import Joules, UpdateMetrics
 from tlt.report.acceptance import Acceptance, Positions
 from tlt.report.batch_lengths_and_finish_times import LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTraining
+from tlt.report.evaluation_figures import EvalSummary
 
 
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,20 +36,6 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: UpdateMetrics | None = None
     # the mean of each of several rewards, by its name
     reward_parts: dict[str, float] = {}
-
-
-class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
-    step: Step
-    version: PolicyVersion
-    mean: float
-    stderr: float
-    problems: int
-    length: LengthSummary
-    seconds: float
-    reward_parts: dict[str, float] = {}
-
-    def describe_score(self) -> str:
-        return f"{self.mean:.3f} ± {self.stderr:.3f} on {self.problems} problems"
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):

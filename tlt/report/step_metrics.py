@@ -11,8 +11,9 @@ from tlt.id_types import Step
 from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report.acceptance import Acceptance
 from tlt.report.duties import sum_by_duty
+from tlt.report.evaluation_figures import EvalSummary, SetFigures
 from tlt.report.ledger import Ledger
-from tlt.report.ledger_figure_types import EvalSummary, Snapshot, StepAccount, StepSummary
+from tlt.report.ledger_figure_types import Snapshot, StepAccount, StepSummary
 
 _Metrics = dict[str, float]
 
@@ -80,7 +81,7 @@ class StepMetrics:
 
 
 def eval_metrics(summary: EvalSummary) -> _Metrics:
-    return {
+    metrics: _Metrics = {
         "eval/reward": summary.mean,
         "eval/stderr": summary.stderr,
         "eval/problems": summary.problems,
@@ -88,6 +89,29 @@ def eval_metrics(summary: EvalSummary) -> _Metrics:
         "eval/seconds": summary.seconds,
         **{f"eval/reward/{name}": mean for name, mean in summary.reward_parts.items()},
     }
+    if summary.gain is not None:
+        gain = summary.gain
+        metrics["eval/gain"] = gain.value
+        if gain.low is not None and gain.high is not None:
+            metrics |= {"eval/gain_low": gain.low, "eval/gain_high": gain.high}
+    for each in summary.sets:
+        metrics |= _set_metrics(each)
+    return metrics
+
+
+def _set_metrics(figures: SetFigures) -> _Metrics:
+    name = f"eval/{figures.label}"
+    metrics: _Metrics = {
+        f"{name}/avg@{figures.answers}": figures.mean,
+        f"{name}/stderr": figures.stderr,
+        f"{name}/length": figures.length.mean,
+        f"{name}/ran_out_of_room": figures.clipped,
+        f"{name}/without_reward": figures.unscored,
+        **{f"{name}/pass@{k}": share for k, share in figures.pass_at.items()},
+    }
+    if figures.majority is not None:
+        metrics[f"{name}/maj@{figures.answers}"] = figures.majority
+    return metrics
 
 
 def _answers(step: StepSummary, prompts: int) -> _Metrics:

@@ -3,6 +3,7 @@
 import msgspec
 
 from tlt.report.drafter_training import DrafterTraining
+from tlt.report.evaluation_figures import EvalSummary
 from tlt.report.ledger_figure_types import Snapshot
 
 
@@ -22,6 +23,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     eval_after: float | None
     eval_after_stderr: float | None
     eval_problems: int
+    # all evaluations, with the figures of each set
+    evaluations: tuple[EvalSummary, ...]
     policy_version: int
     worker_losses: int
     device_seconds: float
@@ -58,6 +61,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         eval_after=after.mean if after else None,
         eval_after_stderr=after.stderr if after else None,
         eval_problems=before.problems if before else 0,
+        evaluations=snapshot.evals,
         policy_version=snapshot.version,
         worker_losses=snapshot.losses,
         device_seconds=snapshot.device_seconds,

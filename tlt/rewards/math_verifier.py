@@ -8,6 +8,7 @@ from tlt.rewards.math_answers import gold_reading, parse, readings
 from tlt.rewards.math_comparison import same
 from tlt.rewards.math_extraction import final_answers, gold_text
 from tlt.rewards.math_formulas import depth_of
+from tlt.rewards.math_numbers import parse_number
 
 # a longer answer is right only if it is written as the right one is
 _LONGEST = 1000
@@ -37,6 +38,16 @@ def judge(completion: str, gold: Any) -> bool:
     if letter:
         return bool(answers) and _chosen(answers[-1]) == letter[1]
     return any(_same_text(right, answer) for answer in answers)
+
+
+def stated(completion: str) -> str | None:
+    """Return a completion's answer, the same for 0.5, 1/2 and \\frac{1}{2}."""
+    answers = final_answers(completion)
+    if not answers or len(answers[-1]) > _LONGEST:
+        return None
+    text = readings(answers[-1])[0]
+    number = parse_number(text)
+    return (text or None) if number is None else str(number.value)
 
 
 def _plain(text: str) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tlt.reward_spec import RewardSpec
 from tlt.rewards.reward_functions import RewardFunction, load_function
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
-from tlt.rewards.verifiers import load_verifier
+from tlt.rewards.verifiers import load_extractor, load_verifier
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,23 @@ def load_scorer(spec: RewardSpec) -> RequestScorer:
         if function.batched:
             return RequestScorer(lambda some: _score_together(function, some), wanted, batched=True)
         return RequestScorer(lambda some: [_score_one(function, each) for each in some], wanted)
-    verifier = load_verifier(spec)
+    verifier, extract = load_verifier(spec), load_extractor(spec)
 
     def judge(request: ScoreRequest) -> ScoreResult:
-        return _guarded(lambda: verifier(request.completion, request.answer, request.row))
+        result = _guarded(lambda: verifier(request.completion, request.answer, request.row))
+        if not request.extract or extract is None or result.error is not None:
+            return result
+        return msgspec.structs.replace(result, final=_extracted(extract, request.completion))
 
     return RequestScorer(lambda some: [judge(each) for each in some])
+
+
+def _extracted(extract: Callable[[str], str | None], completion: str) -> str | None:
+    """Return None where the extraction stumbles over what a model wrote."""
+    try:
+        return extract(completion)
+    except Exception:  # the answer has been judged all the same
+        return None
 
 
 def _score_one(function: RewardFunction, request: ScoreRequest) -> ScoreResult:

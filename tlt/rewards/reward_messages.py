@@ -19,6 +19,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     row: dict[str, Any]
     # what else the verifier wants
     known: dict[str, Any] = {}
+    # extract what the completion says in the end, too
+    extract: bool = False
 
 
 class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class ScoreResult(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: float | None = None
     error: str | None = None
+    # what the completion says in the end, if that was asked for and the verifier looks for it
+    final: str | None = None
 
 
 class ScoreBatch(msgspec.Struct, frozen=True, kw_only=True):

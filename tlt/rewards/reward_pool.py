@@ -47,10 +47,12 @@ class RewardPool:
         answer: Any,
         row: dict[str, Any],
         known: Mapping[str, Callable[[], Any]] | None = None,
+        extract: bool = False,
     ) -> ScoreResult:
         """Return the reward, or the spec's fallback with the reason.
 
-        `known` computes what the reward may want to know of the answer beside its text.
+        `known` computes what the reward may want to know of the answer beside its text. `extract`
+        asks for what the answer says in the end.
         """
         if not self._slots:
             try:
@@ -63,6 +65,7 @@ class RewardPool:
             answer=answer,
             row=row,
             known={name: compute() for name, compute in (known or {}).items() if name in wanted},
+            extract=extract,
         )
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._queue.put_nowait(waiting)

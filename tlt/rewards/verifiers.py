@@ -1,6 +1,7 @@
 """Verifiers map an answer to its reward; the built-in ones return 1 or 0."""
 
 import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tlt.dataset import Row
@@ -44,6 +45,33 @@ def load_verifier(spec: RewardSpec) -> Verifier:
             return UrlJudge(spec)
         case "function":
             raise AssertionError("a function is no built-in verifier")
+
+
+def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
+    """Return how a kind of reward finds what an answer says in the end; None if it doesn't.
+
+    Answers that mean the same number are extracted as the same text, so that they can be counted.
+    """
+    match spec.kind:
+        case "final_answer":
+            return lambda text: _after(text, spec.marker)
+        case "numeric":
+            return lambda text: _as_text(_last_number(text))
+        case "math":
+            from tlt.rewards.math_verifier import stated
+
+            return stated
+        case "regex":
+            pattern = _compiled(spec.pattern or "")
+            return lambda text: _captured(pattern, text)
+        case "boxed":
+            return _boxed
+        case "code" | "url" | "function":
+            return None
+
+
+def _as_text(number: float | None) -> str | None:
+    return None if number is None else repr(number)
 
 
 def _text(answer: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tlt.reward_spec import RewardSpec
+from tlt.reward_spec import EXTRACTING, RewardSpec
 from tlt.rewards.reward_messages import ScoreResult
 from tlt.rewards.reward_pool import RewardPool
 
@@ -19,6 +19,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     # of several rewards: what each gave, in the order of the spec
     parts: tuple[float | None, ...] = ()
+    # what the answer says in the end, by the first reward that extracts it
+    final: str | None = None
 
 
 class WeightedRewards:
@@ -38,10 +40,14 @@ class WeightedRewards:
         answer: Any,
         row: dict[str, Any],
         known: Mapping[str, Callable[[], Any]] | None = None,
+        extract: bool = False,
     ) -> Verdict:
-        """Score with all rewards at once; `known` is what they may ask for besides."""
+        """Score with all rewards at once; `known` is what they may ask for besides.
+
+        `extract` asks for what the answer says in the end.
+        """
         results = await asyncio.gather(
-            *(pool.score(completion, answer, row, known) for pool in self._pools)
+            *(pool.score(completion, answer, row, known, extract) for pool in self._pools)
         )
         return combine([pool.spec for pool in self._pools], results)
 
@@ -67,4 +73,12 @@ def combine(specs: Sequence[RewardSpec], results: Sequence[ScoreResult]) -> Verd
         reward=total,
         error="; ".join(errors) or None,
         parts=parts if len(specs) > 1 else (),
+        final=next(
+            (
+                result.final
+                for spec, result in zip(specs, results, strict=True)
+                if spec.kind in EXTRACTING
+            ),
+            None,
+        ),
     )

@@ -115,7 +115,7 @@ export class SampleCard {
     replace(this.batches, batches.map((each) => h("option", { value: `${each[1]} ${each[0]}` }, name(each))));
     this.batches.value = `${chosen[1]} ${chosen[0]}`;
     const rows = groups.map((group) => [
-      h("button", { type: "button", onclick: (event) => this.pick(group, event.target) }, `prompt ${group.prompt}`),
+      h("button", { type: "button", onclick: (event) => this.pick(group, event.target) }, `prompt ${group.prompt}${group.set === null ? "" : ` of ${group.set}`}`),
       count(group.answers),
       number(group.mean, 2),
       group.low === null ? "–" : `${number(group.low, 2)} to ${number(group.high, 2)}`,

@@ -30,8 +30,10 @@ export class JobFigures {
     const { head } = run;
     const set = (name, value, note) => replaceChanged(this.values[name], value, note ? h("small", {}, note) : null);
     const origin = head.starts_from ? `, started from ${head.starts_from}` : "";
-    set("step", `${count(head.step)} of ${count(head.steps)}`, `policy ${head.version}${origin}`);
-    this.progress.value = head.step / head.steps;
+    // a job of no steps only evaluates
+    const step = head.steps ? `${count(head.step)} of ${count(head.steps)}` : "none";
+    set("step", step, `policy ${head.version}${origin}`);
+    this.progress.value = head.steps ? head.step / head.steps : Number(head.status === "done");
     set("phase", phaseName(head.phase), run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
     set(
       "answers",

@@ -4,6 +4,7 @@ import { Chart, joined } from "./charts.js";
 import { Table, card, h } from "./dom.js";
 import { count, number, percent, seconds } from "./format.js";
 
+const COLOURS = ["series-1", "series-2", "series-3", "series-4"];
 const STEP = { name: "step", format: count, whole: true };
 
 export class LearningCard {
@@ -21,11 +22,14 @@ export class LearningCard {
       loss: chart("Loss of the update", [one("loss")], { format: (v) => number(v, 3), zero: false }),
       time: chart("Seconds of a step", [one("rollouts"), one("update", "series-2")], { format: (v) => number(v, 1) }),
     };
+    // held-out rewards by set, where there are several
+    this.bySet = null;
     this.evals = new Table([], { empty: "No evaluation is over." });
+    this.grid = h("div", { class: "charts" }, Object.values(this.charts).map((each) => each.element));
     this.element = card(
       "Learning",
       { id: "learning", wide: true },
-      h("div", { class: "charts" }, Object.values(this.charts).map((each) => each.element)),
+      this.grid,
       h("h3", {}, "Evaluations"),
       this.evals.element,
     );
@@ -33,6 +37,7 @@ export class LearningCard {
 
   close() {
     for (const chart of Object.values(this.charts)) chart.close();
+    this.bySet?.close();
   }
 
   update(learning) {
@@ -56,19 +61,42 @@ export class LearningCard {
     set("gradient", updates, (s) => s.metrics.gradient_norm);
     set("loss", updates, (s) => s.metrics.loss);
     set("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
-    const isAccuracy = learning.binary_rewards;
+    this.updateSets(evals, learning.binary_rewards);
+  }
+
+  updateSets(evals, isAccuracy) {
+    const sets = evals[0]?.sets ?? [];
+    if (sets.length > 1) {
+      if (this.bySet === null) {
+        const series = sets.map((each, index) => ({ name: label(each), colour: COLOURS[index % COLOURS.length], dashed: index >= COLOURS.length, points: true }));
+        this.bySet = new Chart("Held-out mean reward by set", { x: STEP, series });
+        this.charts.reward.element.after(this.bySet.element);
+      }
+      this.bySet.set([evals.map((done) => done.step), ...sets.map((_, index) => evals.map((done) => done.sets[index].mean))]);
+    }
     const score = (value) => (isAccuracy ? percent(value, 1) : number(value, 3));
-    this.evals.columns = ["after step", "policy", isAccuracy ? "accuracy" : "mean reward", "± standard error", "problems", "mean length", "took"];
+    const mean = isAccuracy ? "accuracy" : "mean reward";
+    this.evals.columns = ["after step", "policy", "set", mean, "± standard error", "best of k", "majority of k", "problems", "mean length", "took"];
     this.evals.update(
-      evals.toReversed().map((done) => [
-        count(done.step),
-        count(done.version),
-        score(done.mean),
-        score(done.stderr),
-        count(done.problems),
-        `${count(done.length.mean)} tokens`,
-        seconds(done.seconds),
-      ]),
+      evals.toReversed().flatMap((done) =>
+        done.sets.map((each) => [
+          count(done.step),
+          count(done.version),
+          label(each),
+          score(each.mean),
+          score(each.stderr),
+          each.answers > 1 && each.pass_at[each.answers] !== undefined ? `${percent(each.pass_at[each.answers], 1)} pass@${each.answers}` : "–",
+          each.majority === null ? "–" : `${percent(each.majority, 1)} maj@${each.answers}`,
+          count(each.problems),
+          `${count(each.length.mean)} tokens`,
+          seconds(done.seconds),
+        ]),
+      ),
     );
   }
+}
+
+function label(set) {
+  const name = set.name || "held out";
+  return set.answers > 1 ? `${name}, avg@${set.answers}` : name;
 }

@@ -115,6 +115,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
         folder=entry.folder,
         train_prompts=event.train_prompts,
         eval_prompts=event.eval_prompts,
+        eval_sets=event.eval_sets,
         skipped_prompts=event.skipped_prompts,
         workers=tuple(state.workers.values()),
         starts_from=entry.starts_from,

@@ -7,11 +7,13 @@ until the target version is published. Evaluations are rollout batches without a
 from tlt.id_types import JobStatus, PolicyVersion, Step
 from tlt.policies.drafter import adopt_reject_revert, scheduler, training_sessions
 from tlt.policies.job import (
+    best_policy,
     policy_updates,
     prompt_order,
     rollout_batch_opening,
     stop_losing_speculation,
 )
+from tlt.policies.job.evaluation_answers import split_into_sets
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
 from tlt.policies.job.update_sample_selection import plan_update
@@ -31,10 +33,11 @@ def close_batch(turn: Turn) -> None:
             version=state.policy.version,
             rewards=tuple(batch.rewards()),
             parts=batch.mean_parts([reward.label for reward in state.spec.rewards]),
+            sets=split_into_sets(state, batch) if batch.purpose == "eval" else (),
         )
     )
     if batch.purpose == "eval":
-        policy_updates.keep_best(turn, batch)
+        best_policy.keep_best(turn, batch)
         if state.step >= state.spec.algorithm.steps:
             end_job(turn, "done", None)
         else:

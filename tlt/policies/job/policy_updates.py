@@ -5,13 +5,9 @@ update's plan until a checkpoint holds a later version. Where the trainers hold 
 all go back to the checkpoint as soon as one of them is new or gone.
 """
 
-import msgspec
-
 from tlt.id_types import Attempt, Incarnation, PolicyVersion
 from tlt.policies.job import blob_retention
-from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import (
-    BestPolicy,
     Duty,
     Phase,
     RunState,
@@ -22,7 +18,6 @@ from tlt.policies.job.run_state import (
 from tlt.policies.job.sample_sharding import share_samples
 from tlt.policies.job.update_sample_selection import count_minibatches
 from tlt.protocol.commands import (
-    CommitBestPolicy,
     ForgetRollouts,
     ReleaseBlobs,
     ReplaceRanks,
@@ -203,23 +198,6 @@ def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
         _release(turn, state.policy.previous)
         # the checkpoint that held it is no longer the newest
         blob_retention.discard(turn, *state.policy.previous.blobs)
-
-
-def keep_best(turn: Turn, evaluated: RolloutBatch) -> None:
-    """Keep the policy that scored best in an evaluation so far."""
-    state, rewards = turn.state, evaluated.rewards()
-    if not rewards:
-        return
-    mean = sum(rewards) / len(rewards)
-    if state.policy.best is not None and mean <= state.policy.best.mean:
-        return
-    best, current = BestPolicy(version=state.policy.version, mean=mean), state.policy.current
-    if state.spec.algorithm.keep_best and current.weights is not None:
-        best = msgspec.structs.replace(best, weights=current.weights, adapter=current.adapter)
-        turn.emit(CommitBestPolicy(job=state.job, policy=current, mean=mean))
-    turn.set_policy(best=best)
-    if state.policy.best is not None:
-        blob_retention.discard(turn, state.policy.best.weights, state.policy.best.adapter)
 
 
 def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:

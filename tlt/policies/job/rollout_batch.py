@@ -17,6 +17,8 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     reward: float | None
     # of several rewards: what each gave
     parts: tuple[float | None, ...] = ()
+    # of a held-out answer: what it says in the end
+    final: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -148,14 +150,15 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_batch(
-    step: Step, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+    step: Step, purpose: Purpose, prompts: Sequence[PromptIndex], members: Sequence[int]
 ) -> RolloutBatch:
-    blank = Group((Answer(),) * members)
+    """Return a batch with so many answers to each prompt."""
+    sizes = zip(prompts, members, strict=True)
     return RolloutBatch(
         step=step,
         purpose=purpose,
-        groups=dict.fromkeys(prompts, blank),
-        unsettled=len(prompts) * members,
+        groups={prompt: Group((Answer(),) * size) for prompt, size in sizes},
+        unsettled=sum(members),
     )
 
 
@@ -221,7 +224,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):
                 return answer
-            score = Score(event.attempt, event.reward, event.parts)
+            score = Score(event.attempt, event.reward, event.parts, event.final)
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:
             return replace(answer, dropped=True)

@@ -5,7 +5,7 @@ import msgspec
 from tlt.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.drafter import scheduler, training_sessions
 from tlt.policies.drafter.adoption import retry_loading
-from tlt.policies.job import prompt_order, rollout_batch
+from tlt.policies.job import evaluation_answers, prompt_order, rollout_batch
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
@@ -22,17 +22,18 @@ def open_step(turn: Turn) -> None:
     turn.set(cursor=cursor)
     turn.enter(Phase.ROLLOUT)
     scheduler.open_step(turn, prompts)
-    _open_batch(turn, "train", prompts, spec.algorithm.group_size)
+    _open_batch(turn, "train", prompts, (spec.algorithm.group_size,) * len(prompts))
 
 
 def open_evaluation(turn: Turn) -> None:
     turn.enter(Phase.EVALUATING)
-    prompts = tuple(PromptIndex(i) for i in range(turn.state.eval_prompts))
-    _open_batch(turn, "eval", prompts, 1)
+    members = evaluation_answers.answers_by_prompt(turn.state)
+    prompts = tuple(PromptIndex(i) for i in range(len(members)))
+    _open_batch(turn, "eval", prompts, members)
 
 
 def _open_batch(
-    turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: int
+    turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: tuple[int, ...]
 ) -> None:
     state = turn.state
     used = state.drafter.adoption.used
@@ -50,7 +51,8 @@ def _open_batch(
             step=state.step,
             purpose=purpose,
             prompts=prompts,
-            members=members,
+            members=max(members, default=0),
+            members_by_prompt=members if len(set(members)) > 1 else (),
         )
     )
     assign_all(turn)

@@ -10,6 +10,7 @@ from tlt.policies.job import (
 )
 from tlt.policies.job.run_state import Phase, Turn
 from tlt.protocol.events import JobStarted, SessionResumed
+from tlt.protocol.shared_values import PromptSet
 
 
 def start(turn: Turn, event: JobStarted) -> None:
@@ -19,12 +20,12 @@ def start(turn: Turn, event: JobStarted) -> None:
         epoch=event.epoch,
         folder=event.folder,
         train_prompts=event.train_prompts,
-        eval_prompts=event.eval_prompts,
+        eval_sets=event.eval_sets or _only_set(event),
     )
     if event.starts_from is not None:
         starting_checkpoint.use(turn, event.starts_from)
     algorithm = event.spec.algorithm
-    if algorithm.prompts_per_step > event.train_prompts:
+    if algorithm.steps > 0 and algorithm.prompts_per_step > event.train_prompts:
         complaint = (
             f"algorithm.prompts_per_step is {algorithm.prompts_per_step}, "
             f"but data.train has {event.train_prompts} rows"
@@ -55,3 +56,8 @@ def resume(turn: Turn, event: SessionResumed) -> None:
         training_sessions.stop_all(turn)
     policy_updates.abandon_update(turn, "the published weights were lost")
     phase_transitions.advance_update(turn)
+
+
+def _only_set(event: JobStarted) -> tuple[PromptSet, ...]:
+    """Return the held-out prompts of a journal of an earlier version."""
+    return (PromptSet(name="", prompts=event.eval_prompts),) if event.eval_prompts else ()

@@ -16,7 +16,7 @@ from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import PromptSet, WorkerInfo
 
 
 class Phase(StrEnum):
@@ -90,6 +90,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 class BestPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: PolicyVersion
     mean: float
+    # the mean reward of each prompt's answers, by set; None where none has a reward
+    prompt_means: dict[str, tuple[float | None, ...]] = {}
     # None where the best weights aren't kept
     weights: BlobRef | None = None
     adapter: BlobRef | None = None
@@ -149,7 +151,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     folder: str = ""
     train_prompts: int
-    eval_prompts: int
+    # the sets of held-out prompts
+    eval_sets: tuple[PromptSet, ...]
     phase: Phase = Phase.STARTING
     step: Step = Step(0)
     workers: dict[WorkerId, WorkerState] = {}

@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import msgspec
 
+from tlt.policies.student_quantile import student_quantile
+
 # control runs, and seconds of steps, by knot: fractions of a step count for both neighbours
 StepsByKnot = Mapping[int, float]
 
@@ -221,11 +223,7 @@ def _relative_variance(known: Iterable[ControlSums]) -> float:
 
 
 def _t_quantile(degrees_of_freedom: int) -> float:
-    """Return Student's t at 97.5 %, from three degrees on by the Cornish-Fisher expansion."""
+    """Return Student's t at 97.5 %."""
     if degrees_of_freedom < 3:
         return (12.7062, 4.3027)[degrees_of_freedom - 1]
-    z, n = _Z, float(degrees_of_freedom)
-    first = (z**3 + z) / 4.0
-    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
-    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
-    return z + first / n + second / n**2 + third / n**3
+    return student_quantile(_Z, degrees_of_freedom)
