@@ -36,6 +36,8 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
         print_drafter_training(snapshot.drafter_training)
     if snapshot.evals:
         print_evaluations(snapshot.evals)
+        if (gain := snapshot.evals[-1].gain) is not None:
+            say(f"the last evaluation against the first one: {gain.describe()}")
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
         f"trained on {100 * snapshot.trained:.1f} % of the tokens of training rollouts"

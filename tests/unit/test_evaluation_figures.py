@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tlt.id_types import PolicyVersion, Step
 from tlt.protocol.shared_values import EvaluationAnswer, SetAnswers
-from tlt.report.evaluation_figures import majority_vote, pass_at_k, set_figures
+from tlt.report.batch_lengths_and_finish_times import LengthSummary
+from tlt.report.evaluation_figures import (
+    EvalSummary,
+    gain_over,
+    majority_vote,
+    overall,
+    pass_at_k,
+    set_figures,
+)
+from tlt.report.step_metrics import eval_metrics
 
 rewards = st.sampled_from([None, 0.0, 0.5, 1.0, 1.5])
 
@@ -101,3 +111,45 @@ def test_counts_what_was_cut_off_dropped_and_skipped() -> None:
     assert (figures.clipped, figures.unscored, figures.skipped) == (0.5, 1, 3)
     assert (figures.length.mean, figures.length.max) == (pytest.approx(22 / 3), 9)
     assert figures.describe() == "avg@2 0.250 ± 0.250, pass@2 1.000, maj@2 0.000 on 2 problems"
+
+
+def test_loggers_get_the_figures_of_each_set() -> None:
+    four = [answer(1.0, "7"), answer(0.0, "8"), answer(1.0, "7"), answer(None)]
+    sets = (
+        set_figures(held_out(four, [answer(0.0)] * 4), extracts=True),
+        set_figures(SetAnswers(name="gsm8k", prompts=((answer(1.0),),)), extracts=True),
+    )
+    means = {"aime": (2 / 3, 0.0), "gsm8k": (1.0,)}
+    mean, stderr = overall(sets, means)
+    assert (mean, stderr) == (pytest.approx(2 / 3), pytest.approx(1 / 6))
+    summary = EvalSummary(
+        step=Step(2),
+        version=PolicyVersion(2),
+        mean=mean,
+        stderr=stderr,
+        problems=3,
+        length=LengthSummary(),
+        seconds=1.0,
+        sets=sets,
+        gain=gain_over({"aime": (0.0, 0.0), "gsm8k": (1.0,)}, means),
+    )
+    figures = eval_metrics(summary)
+    assert figures["eval/aime/avg@4"] == pytest.approx(1 / 3)
+    assert figures["eval/aime/maj@4"] == 0.5
+    assert {name for name in figures if "pass@" in name} == {
+        *(f"eval/aime/pass@{k}" for k in (1, 2, 4)),
+        "eval/gsm8k/pass@1",
+    }
+    assert figures["eval/aime/pass@4"] == 0.0  # the other prompt has three answers with a reward
+    assert figures["eval/aime/without_reward"] == 1
+    # a set of one prompt has no interval
+    assert figures["eval/gain"] == pytest.approx(1 / 6)
+    assert "eval/gain_low" not in figures
+
+
+def test_a_gain_has_its_interval() -> None:
+    gain = gain_over({"aime": (0.0, 0.0, 1.0, 0.0)}, {"aime": (1.0, 1.0, 1.0, 0.0)})
+    assert gain is not None
+    # the mean of 1, 1, 0 and 0, and Student's t of three degrees
+    assert gain.low == pytest.approx(0.5 - 3.182 * math.sqrt(1 / 12), abs=0.01)
+    assert gain.describe().startswith("+50.0 points (95 %: -41.")

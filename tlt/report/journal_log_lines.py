@@ -110,7 +110,8 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
             return f"{batch}: {count} rollouts issued"
         case RecordRolloutBatch(purpose="eval"):
             done = ledger.evals[-1]
-            parts = [done.describe_score(), seconds(done.seconds), done.describe_sets()]
+            gain = "" if done.gain is None else f"{done.gain.describe()} against the first one"
+            parts = [done.describe_score(), seconds(done.seconds), done.describe_sets(), gain]
             text = "; ".join(part for part in parts if part)
             return f"evaluation of version {done.version}: {text}"
         case RecordRolloutBatch():
