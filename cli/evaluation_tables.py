@@ -24,7 +24,7 @@ def print_evaluations(evaluations: Sequence[EvalSummary]) -> None:
 
 def _cells(each: SetFigures, shares: Sequence[int]) -> tuple[str, ...]:
     return (
-        each.label,
+        each.name,
         str(each.problems),
         str(each.answers),
         f"{each.mean:.3f}",

@@ -184,7 +184,7 @@ class Screen:
         if evals:
             parts.append(f"held out {evals[-1].mean:.3f} ± {evals[-1].stderr:.3f}")
             if len(sets := evals[-1].sets) > 1:
-                parts += [f"{each.label} {each.mean:.3f}" for each in sets]
+                parts += [f"{each.name} {each.mean:.3f}" for each in sets]
         return self._wrapped("reward", ", ".join(parts))
 
     def _session(self, session: SessionView) -> list[Text]:

@@ -73,7 +73,7 @@ def draw_progress(snapshot: Snapshot, file: Path) -> None:
 
 
 def _held_out(figures: SetFigures) -> str:
-    return "held out" if figures.label == ONE_SET else f"{figures.label}, avg@{figures.answers}"
+    return "held out" if figures.name == ONE_SET else f"{figures.name}, avg@{figures.answers}"
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
         mean = snapshot.evals[-1].mean
         yield "tlt_held_out_reward", "mean reward of the last evaluation", job, mean
         for each in snapshot.evals[-1].sets:
-            of_set = {**job, "set": each.label}
+            of_set = {**job, "set": each.name}
             about = "mean reward of a set in the last evaluation"
             yield "tlt_held_out_set_reward", about, of_set, each.mean
         if feed.run.binary_rewards:

@@ -26,7 +26,6 @@ Prompt = Sequence[EvaluationAnswer]
 class SetFigures(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluation's figures on one set."""
 
-    # empty in the journals of versions that knew a single set
     name: str
     # prompts of which an answer has a reward
     problems: int
@@ -48,10 +47,6 @@ class SetFigures(msgspec.Struct, frozen=True, kw_only=True):
     unscored: int
     # prompts that were left out, because they are too long
     skipped: int
-
-    @property
-    def label(self) -> str:
-        return self.name or ONE_SET
 
     def describe(self) -> str:
         parts = [f"avg@{self.answers} {self.mean:.3f} ± {self.stderr:.3f}"]
@@ -99,7 +94,7 @@ class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
         """Describe what the overall score does not say; empty for a set with one answer each."""
         if len(self.sets) == 1 and self.sets[0].answers == 1:
             return ""
-        return "; ".join(f"{each.label} {each.describe()}" for each in self.sets)
+        return "; ".join(f"{each.name} {each.describe()}" for each in self.sets)
 
 
 def set_figures(answers: SetAnswers, *, extracts: bool) -> SetFigures:
@@ -109,7 +104,8 @@ def set_figures(answers: SetAnswers, *, extracts: bool) -> SetFigures:
     means = [value for prompt in answers.prompts if (value := mean_reward(prompt)) is not None]
     lengths = [answer.length for answer in each if answer.length]
     return SetFigures(
-        name=answers.name,
+        # journals of versions that knew a single set don't name it
+        name=answers.name or ONE_SET,
         problems=len(means),
         answers=most,
         mean=mean(means),

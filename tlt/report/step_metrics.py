@@ -100,7 +100,7 @@ def eval_metrics(summary: EvalSummary) -> _Metrics:
 
 
 def _set_metrics(figures: SetFigures) -> _Metrics:
-    name = f"eval/{figures.label}"
+    name = f"eval/{figures.name}"
     metrics: _Metrics = {
         f"{name}/avg@{figures.answers}": figures.mean,
         f"{name}/stderr": figures.stderr,

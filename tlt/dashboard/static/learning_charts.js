@@ -76,7 +76,7 @@ export class LearningCard {
     }
     const score = (value) => (isAccuracy ? percent(value, 1) : number(value, 3));
     const mean = isAccuracy ? "accuracy" : "mean reward";
-    this.evals.columns = ["after step", "policy", "set", mean, "± standard error", "best of k", "majority of k", "problems", "mean length", "took"];
+    this.evals.columns = ["after step", "policy", "set", mean, "± standard error", "pass@k", "maj@k", "problems", "mean length", "took"];
     this.evals.update(
       evals.toReversed().flatMap((done) =>
         done.sets.map((each) => [
@@ -85,8 +85,8 @@ export class LearningCard {
           label(each),
           score(each.mean),
           score(each.stderr),
-          each.answers > 1 && each.pass_at[each.answers] !== undefined ? `${percent(each.pass_at[each.answers], 1)} pass@${each.answers}` : "–",
-          each.majority === null ? "–" : `${percent(each.majority, 1)} maj@${each.answers}`,
+          each.answers > 1 && each.pass_at[each.answers] !== undefined ? percent(each.pass_at[each.answers], 1) : "–",
+          each.majority === null ? "–" : percent(each.majority, 1),
           count(each.problems),
           `${count(each.length.mean)} tokens`,
           seconds(done.seconds),
@@ -97,6 +97,6 @@ export class LearningCard {
 }
 
 function label(set) {
-  const name = set.name || "held out";
+  const name = set.name === "eval" ? "held out" : set.name;
   return set.answers > 1 ? `${name}, avg@${set.answers}` : name;
 }
