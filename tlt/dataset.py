@@ -50,6 +50,16 @@ def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
         raise DataError(f"{path}: it has no rows")
 
 
+def conversation(prompt: Any, spec: DataSpec) -> Any:
+    """Return a prompt as the policy gets it: its messages with a chat template, else its text."""
+    if not spec.chat_template:
+        return prompt
+    messages = list(prompt) if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    if spec.system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": spec.system_prompt})
+    return messages
+
+
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield rows of any columns, each with its location; of a folder, file by file."""
     if path.is_dir():

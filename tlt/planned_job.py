@@ -1,18 +1,21 @@
 """Describe a job to the memory planner, from its spec and the config.json of its models."""
 
 import math
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from tlt.config import JobSpec, LoraSpec
 from tlt.errors import ConfigError
-from tlt.memory_plan import DrafterShape, JobMemory, LoraShape, ModelShape
+from tlt.memory_plan import DrafterShape, JobMemory, LoraShape, ModelShape, RewardModelMemory
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import DecoderConfig, require_divisible_heads, weight_shapes
 from tlt.models.drafter_folder import read_drafter_config
 from tlt.models.eagle_drafter import DrafterConfig
+from tlt.models.safetensors_header import read_folder_shapes
 from tlt.policies.job.activation_checkpointing import checkpoints_activations
+from tlt.rewards.reward_model_folder import read_folder
 from tlt.strategies import Draft, max_drafts
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
@@ -50,6 +53,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         lora=lora_shape(spec.policy.lora, config),
         frozen=count_frozen(spec.policy.freeze, config),
         reference=algorithm.kl_coefficient > 0 and spec.policy.lora is None,
+        reward_models=tuple(_reward_models(spec, device)),
         answers=algorithm.prompts_per_step * algorithm.group_size,
     )
 
@@ -121,6 +125,25 @@ def _drafter_of(spec: JobSpec, policy: DecoderConfig) -> DrafterConfig | None:
     if needed or spec.drafter.train != "off":
         return drafter_config_for(policy, spec.drafter.layout)
     return None
+
+
+def _reward_models(spec: JobSpec, device: Literal["cuda", "cpu"]) -> Iterator[RewardModelMemory]:
+    """Yield those that compute where workers do: on the first of the devices, if none is named."""
+    for reward in spec.rewards:
+        place = reward.device or device
+        if reward.kind != "model" or not place.startswith(device):
+            continue
+        sizes, folder = read_folder(reward), Path(reward.path or "")
+        width = _WIDTHS["bfloat16" if device == "cuda" else "float32"]
+        yield RewardModelMemory(
+            device=place,
+            weights=sum(map(math.prod, read_folder_shapes(folder).values())),
+            width=width if reward.dtype == "auto" else _WIDTHS[reward.dtype],
+            hidden=sizes.get("hidden_size", 0),
+            intermediate=sizes.get("intermediate_size", 0),
+            batch_tokens=reward.batch_tokens,
+            copies=reward.workers or 1,
+        )
 
 
 def _captured(spec: JobSpec, drafter: DrafterConfig | None, layers: int) -> int:

@@ -4,15 +4,20 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 """
 
 import math
+import re
 from typing import Literal
+
+import msgspec
 
 from tlt.spec_section import Section, require
 
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 # by kind: the key that it needs, and how a complaint names it
 _NEEDED = {
     "regex": ("pattern", "a pattern"),
     "function": ("function", "function: package.module:name"),
     "url": ("url", "a url"),
+    "model": ("path", "a path"),
 }
 # kinds that compare what the answer says in the end, on which answers can agree
 EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed")
@@ -21,9 +26,11 @@ EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed")
 class RewardSpec(Section, frozen=True, kw_only=True):
     """Choose how an answer is scored; with a list of rewards their weighted sum counts."""
 
-    # Built-in verifier (1 if right, else 0), a function of yours, or a judge behind a URL.
-    # `code` runs a program against tests, in a sandbox that Linux's namespaces and Landlock make.
-    kind: Literal["final_answer", "numeric", "math", "regex", "boxed", "code", "function", "url"]
+    # Built-in verifier (1 if right, else 0), a function of yours, a judge behind a URL, or a reward
+    # model. `code` runs a program against tests, in a sandbox of Linux's namespaces and Landlock.
+    kind: Literal[
+        "final_answer", "numeric", "math", "regex", "boxed", "code", "function", "url", "model"
+    ]
     # Name in metrics; the kind if absent.
     name: str | None = None
     # Factor in the sum of several rewards.
@@ -42,15 +49,28 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     url: str | None = None
     # Environment variable whose value `url` sends as a bearer token.
     token_variable: str | None = None
-    # An answer that takes longer to score is an error.
+    # Folder of a `model`: a sequence classifier with one label, in Hugging Face's layout.
+    path: str | None = None
+    # Device of a `model`, such as `cpu` or `cuda:1`; the session's kind of device if absent.
+    device: str | None = None
+    # Number format in which a `model` computes; `auto` is bfloat16 on GPUs, float32 on CPUs.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Most tokens that a `model` reads, the last of a longer conversation; its own limit if absent.
+    max_length: int | None = None
+    # Most tokens of a pass of a `model`, padding included.
+    batch_tokens: int = 16384
+    # Let a `model` give the sigmoid of its score, which lies between 0 and 1.
+    sigmoid: bool = False
+    # An answer that takes longer to score is an error; a `model` has as much for each of a batch.
     timeout_seconds: float = 10.0
     # Reward where scoring fails, times out or gives NaN; such answers are left out if absent.
     on_error: float | None = None
-    # Answers scored at once; `tlt up --reward-workers` says how many if absent.
+    # Answers scored at once, or copies of a `model` (1 if absent); otherwise
+    # `tlt up --reward-workers` says how many if absent.
     workers: int | None = None
-    # Most answers that a function of `completions` gets at once.
+    # Most answers that a function of `completions` or a `model` gets at once.
     batch_size: int = 32
-    # Memory of a process that scores; what asks for more gets a MemoryError.
+    # Memory of a process that scores, but of a `model`; what asks for more gets a MemoryError.
     memory_gb: float = 2.0
     # Let a function use the network.
     network: bool = False
@@ -73,11 +93,21 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         )
         require(self.workers is None or self.workers > 0, "workers must be above 0")
         require(self.batch_size > 0, "batch_size must be above 0")
+        require(self.batch_tokens > 0, "batch_tokens must be above 0")
+        require(self.max_length is None or self.max_length > 0, "max_length must be above 0")
+        require(
+            self.device is None or _DEVICE.fullmatch(self.device) is not None,
+            "device is cpu, cuda or cuda:N",
+        )
         require(0 < self.memory_gb < math.inf, "memory_gb must be above 0 and finite")
 
     @property
     def label(self) -> str:
         return self.name or self.kind
+
+    def on_device(self, device: str) -> "RewardSpec":
+        """Return the same reward, on this device if it names none."""
+        return msgspec.structs.replace(self, device=self.device or device)
 
 
 def require_distinct(rewards: tuple[RewardSpec, ...]) -> None:

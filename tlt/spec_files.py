@@ -117,6 +117,9 @@ def require_files(spec: JobSpec, where: str) -> None:
     for key, file in data_files(spec).items():
         if not Path(file).exists():
             raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
+    for reward in spec.rewards:
+        if reward.path is not None and not Path(reward.path).is_dir():
+            raise ConfigError(f"{where}: reward.path: {reward.path}: no such folder")
 
 
 def data_files(spec: JobSpec) -> dict[str, str]:
@@ -173,11 +176,11 @@ def reward_with_absolute_paths(
 ) -> RewardSpec | tuple[RewardSpec, ...]:
     """Name files from where a reward's process can find them: it runs elsewhere."""
     if isinstance(reward, tuple):
-        return tuple(_with_absolute_function(each, folder) for each in reward)
-    return _with_absolute_function(reward, folder)
+        return tuple(_with_absolute_files(each, folder) for each in reward)
+    return _with_absolute_files(reward, folder)
 
 
-def _with_absolute_function(reward: RewardSpec, folder: Path) -> RewardSpec:
+def _with_absolute_files(reward: RewardSpec, folder: Path) -> RewardSpec:
     function = reward.function
     if function is not None:
         module, _, name = function.rpartition(":")
@@ -186,7 +189,8 @@ def _with_absolute_function(reward: RewardSpec, folder: Path) -> RewardSpec:
         if module.endswith(".py") or (folder / file).is_file():
             function = f"{_absolute(file, folder)}:{name}"
     writable = tuple(_absolute(path, folder) for path in reward.writable)
-    return msgspec.structs.replace(reward, function=function, writable=writable)
+    model = None if reward.path is None else _absolute(reward.path, folder)
+    return msgspec.structs.replace(reward, function=function, writable=writable, path=model)
 
 
 def _absolute(path: str, folder: Path) -> str:

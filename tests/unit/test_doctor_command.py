@@ -289,3 +289,29 @@ def test_up_checks_the_machine_on_gpus_only(
         assert run("up", "--device", device, "--runs", str(tmp_path)) == 2
     assert checked == [None]
     assert started == [None, 5]
+
+
+def test_a_reward_model_counts_on_the_device_that_it_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_spec(tmp_path, "qwen3-8b")
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    config = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "reward"}}
+    (folder / "config.json").write_text(json.dumps(MODELS["qwen3-8b"] | config))
+    header = json.dumps({"score.weight": {"shape": [1_000_000, 1_000]}}).encode()
+    size = len(header).to_bytes(8, "little")
+    (folder / "model.safetensors").write_bytes(size + header)
+    path.write_text(path.read_text().replace("kind: boxed", "kind: model, path: judge"))
+    found: dict[str, Any] = {}
+    for device in ("cuda", "cpu"):
+        changes = [f"reward.device={device}", "reward.batch_tokens=1"]
+        options = [option for change in changes for option in ("--set", change)]
+        run("doctor", str(path), "--plan", "8xh100", *options, "--json")
+        found[device] = json.loads(capsys.readouterr().out)["plan"]
+    sizes = {item["name"]: item["bytes"] for item in found["cuda"]["items"]}
+    states = 4 * 4096 + 3 * 12288
+    assert sizes["reward model"] == 2 * (10**9 + states) + (700 << 20)
+    assert "reward model" not in {item["name"] for item in found["cpu"]["items"]}
+    helps = [remedy["change"] for remedy in found["cuda"]["remedies"]]
+    assert any(change.startswith("reward.device") for change in helps)

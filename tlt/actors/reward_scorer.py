@@ -10,7 +10,7 @@ import structlog
 
 from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
-from tlt.dataset import Prompts, prompts_file
+from tlt.dataset import Prompts, conversation, prompts_file
 from tlt.errors import BlobLost
 from tlt.id_types import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
@@ -35,12 +35,15 @@ _log = structlog.get_logger("reward")
 class JobScorer:
     """Score the answers of one job with its prompts and its rewards."""
 
-    def __init__(self, record: JobRecord, workers: int = 8) -> None:
+    def __init__(self, record: JobRecord, workers: int = 8, device: str = "cpu") -> None:
+        """`device` is where reward models compute whose spec names none."""
         self.job = record.job
         self._folder = Path(record.folder)
         self._answers = AnswerFiles(self._folder)
         log = self._folder / "logs" / "reward-function.log"
-        self._rewards = WeightedRewards(record.spec.rewards, log, workers)
+        rewards = [reward.on_device(device) for reward in record.spec.rewards]
+        self._rewards = WeightedRewards(rewards, log, workers)
+        self._data = record.spec.data
         self._prompts: dict[Purpose, Prompts] = {}
         self._algorithm = record.spec.algorithm
         self._most_tokens = record.spec.rollout.max_new_tokens
@@ -58,6 +61,7 @@ class JobScorer:
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
+                "prompt": lambda: conversation(prompt.row[self._data.prompt_key], self._data),
             }
             verdict = await self._rewards.score(
                 answer.text, prompt.answer, prompt.row, known, extract=rollout.purpose == "eval"
@@ -93,7 +97,7 @@ class RewardScorer:
         self.keys = Keys(session.name)
         self.connection: Connection = connect(session.redis_url)
         self.events = Stream(self.connection, self.keys.events, _events)
-        self._workers = session.reward_workers
+        self._session = session
         self._scorer: JobScorer | None = None
         # answers being scored, by the entry that asked for it
         self._scoring: dict[EntryId, asyncio.Task[RolloutScored]] = {}
@@ -190,7 +194,7 @@ class RewardScorer:
         if self._scorer is None:
             serve_run(Path(record.folder))
             _log.info("scoring", job=job)
-            self._scorer = JobScorer(record, self._workers)
+            self._scorer = JobScorer(record, self._session.reward_workers, self._session.device)
         return self._scorer
 
     async def _give_up(self, scorer: JobScorer) -> None:

@@ -6,6 +6,7 @@ from tlt.memory_plan.job_memory import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item
 from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
 from tlt.memory_plan.remedies import Remedy
+from tlt.memory_plan.reward_model_memory import RewardModelMemory
 from tlt.memory_plan.verdict import MemoryPlan, make_plan
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryPlan",
     "ModelShape",
     "Remedy",
+    "RewardModelMemory",
     "Spread",
     "host_items",
     "make_plan",

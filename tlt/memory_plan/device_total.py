@@ -30,6 +30,7 @@ def device_items(job: JobMemory, spread: Spread) -> tuple[Item, ...]:
         *engine_items(job, spread),
         *learner_items(job, spread),
         *drafter_training_items(job, spread),
+        *_reward_models(job, spread),
         *_overhead(job, spread),
     )
 
@@ -37,6 +38,11 @@ def device_items(job: JobMemory, spread: Spread) -> tuple[Item, ...]:
 def device_bytes(job: JobMemory, spread: Spread) -> int:
     """Return the most that a device holds at once."""
     return peak_bytes(device_items(job, spread))
+
+
+def _reward_models(job: JobMemory, spread: Spread) -> Iterator[Item]:
+    for model in job.reward_models:
+        yield from model.items(_CONTEXT_BYTES if spread.device == "cuda" else 0)
 
 
 def _overhead(job: JobMemory, spread: Spread) -> Iterator[Item]:

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
+from tlt.memory_plan.reward_model_memory import RewardModelMemory
 
 
 class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,8 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     frozen: int = 0
     # a frozen copy of the first policy, for the penalty towards it
     reference: bool = False
+    # those that share a worker's device
+    reward_models: tuple[RewardModelMemory, ...] = ()
     # answers of one step
     answers: int = 1
     # tokens of a micro-batch that belong to answers; all of them if unknown

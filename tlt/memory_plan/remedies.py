@@ -74,6 +74,9 @@ def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
         change = f"{engine}rollout.tensor_parallel: {width}, and workers of {width} ranks"
         yield change, _divided(case, width)
     yield from _spec_changes(case, devices)
+    if job.reward_models:
+        change = "reward.device: a device that no worker has, or cpu"
+        yield change, _respecified(case, reward_models=())
     if job.trains_drafter:
         yield "drafter.train: off", _respecified(case, trains_drafter=False)
 
@@ -136,7 +139,7 @@ def _respread(case: Case, **changes: int) -> Case:
     return Case(job=case.job, spread=spread)
 
 
-def _respecified(case: Case, **changes: int) -> Case:
+def _respecified(case: Case, **changes: object) -> Case:
     return Case(job=msgspec.structs.replace(case.job, **changes), spread=case.spread)
 
 

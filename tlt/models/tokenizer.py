@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from tlt.config import DataSpec
+from tlt.dataset import conversation
 from tlt.errors import ConfigError, DataError
 
 
@@ -28,12 +29,9 @@ class Tokenizer:
             if not isinstance(prompt, str):
                 raise DataError(f"{location}: a list of messages needs data.chat_template: true")
             return tuple(self._tokenizer(prompt)["input_ids"])
-        messages: list[Any] = list(prompt) if isinstance(prompt, list) else [_user(prompt)]
-        if spec.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": spec.system_prompt})
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
+                conversation(prompt, spec),
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -65,7 +63,3 @@ class Tokenizer:
         if not stops:
             raise ConfigError(f"{self.folder}: neither tokenizer nor generation config has an end")
         return frozenset(stops)
-
-
-def _user(prompt: str) -> dict[str, str]:
-    return {"role": "user", "content": prompt}

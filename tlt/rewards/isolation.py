@@ -7,6 +7,7 @@ network. Where a host allows none (some containers and distributions), the limit
 import contextlib
 import ctypes
 import glob
+import math
 import os
 import re
 import resource
@@ -133,7 +134,7 @@ def _kernel() -> tuple[int, ...]:
 def limit_resources(memory_gb: float) -> None:
     """Limit the memory and the files of this process, and of all that it starts."""
     for kind, most in (
-        (resource.RLIMIT_DATA, int(memory_gb * 1e9)),
+        *(() if math.isinf(memory_gb) else ((resource.RLIMIT_DATA, int(memory_gb * 1e9)),)),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _MOST_OPEN),
         (resource.RLIMIT_FSIZE, _MOST_WRITTEN),

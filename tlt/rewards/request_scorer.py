@@ -5,13 +5,16 @@ import math
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
 
+from tlt.errors import ConfigError
 from tlt.reward_spec import RewardSpec
 from tlt.rewards.reward_functions import RewardFunction, load_function
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
+from tlt.rewards.reward_model_folder import read_folder
 from tlt.rewards.verifiers import load_extractor, load_verifier
 
 
@@ -32,6 +35,8 @@ def load_scorer(spec: RewardSpec) -> RequestScorer:
         if function.batched:
             return RequestScorer(lambda some: _score_together(function, some), wanted, batched=True)
         return RequestScorer(lambda some: [_score_one(function, each) for each in some], wanted)
+    if spec.kind == "model":
+        return _model_scorer(spec)
     verifier, extract = load_verifier(spec), load_extractor(spec)
 
     def judge(request: ScoreRequest) -> ScoreResult:
@@ -49,6 +54,29 @@ def _extracted(extract: Callable[[str], str | None], completion: str) -> str | N
         return extract(completion)
     except Exception:  # the answer has been judged all the same
         return None
+
+
+def _model_scorer(spec: RewardSpec) -> RequestScorer:
+    """Check the folder now, and load the model in the process that scores.
+
+    A process that has used torch's threads or CUDA can't be forked.
+    """
+    read_folder(spec)
+
+    @cache
+    def load() -> Any:
+        from tlt.reward_model import RewardModel
+
+        return RewardModel(spec)
+
+    def score(requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+        try:
+            model = load()
+        except ConfigError as error:
+            return [ScoreResult(error=str(error))] * len(requests)
+        return model.score(requests)
+
+    return RequestScorer(score, frozenset({"prompt"}), batched=True)
 
 
 def _score_one(function: RewardFunction, request: ScoreRequest) -> ScoreResult:

@@ -13,6 +13,8 @@ from tlt.reward_spec import RewardSpec
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
 from tlt.rewards.reward_template import RewardChild, RewardTemplate
 
+# a fresh process of a reward model reads its weights first
+_LOAD_SECONDS = 900.0
 _log = structlog.get_logger("reward")
 
 
@@ -30,7 +32,7 @@ class RewardPool:
     def __init__(self, spec: RewardSpec, log: Path, workers: int = 8) -> None:
         self.spec = spec
         self._template = RewardTemplate(spec, log)
-        self._workers = spec.workers or workers
+        self._workers = spec.workers or (1 if spec.kind == "model" else workers)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._slots: list[asyncio.Task[None]] = []
         self._idle = 0
@@ -86,7 +88,7 @@ class RewardPool:
 
     async def _serve(self) -> None:
         """Score one list of answers after the other in a process of its own."""
-        slot = _Slot(self._template, self.spec.timeout_seconds)
+        slot = _Slot(self._template, self.spec)
         try:
             while True:
                 batch = await self._next_batch()
@@ -113,9 +115,9 @@ class RewardPool:
 class _Slot:
     """A place for a process: a killed one is followed by another."""
 
-    def __init__(self, template: RewardTemplate, seconds: float) -> None:
+    def __init__(self, template: RewardTemplate, spec: RewardSpec) -> None:
         self._template = template
-        self._seconds = seconds
+        self._spec = spec
         self._child: RewardChild | None = None
         self._batches = 0
 
@@ -124,21 +126,28 @@ class _Slot:
         if not requests:
             return []
         self._batches += 1
+        seconds = self._seconds(len(requests))
         try:
             self._child = self._child or await self._template.fork()
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(seconds):
                 results = await self._child.score(self._batches, requests)
             if len(results) == len(requests):
                 return results
             error = f"{len(results)} results for {len(requests)} answers"
         except TimeoutError:
-            error = f"no answer within {self._seconds:g} s"
+            error = f"no answer within {seconds:g} s"
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
             error = "the reward's process ended"
         except (ConfigError, UnicodeError) as complaint:
             error = str(complaint)
         self.kill()
         return [ScoreResult(error=error)] * len(requests)
+
+    def _seconds(self, answers: int) -> float:
+        if self._spec.kind != "model":
+            return self._spec.timeout_seconds
+        loading = _LOAD_SECONDS if self._child is None else 0.0
+        return self._spec.timeout_seconds * answers + loading
 
     def kill(self) -> None:
         if self._child is not None:

@@ -5,6 +5,7 @@ and forks a child for each byte that arrives; the child's socket and a handle to
 A child scores one list of answers after the other.
 """
 
+import math
 import os
 import signal
 import socket
@@ -69,7 +70,7 @@ def _isolate(start: Start) -> tuple[bool, list[str]]:
         lacks.append(_NO_NAMESPACES)
     os.chdir(start.folder)
     os.environ |= {"TMPDIR": start.folder}
-    limit_resources(reward.memory_gb)
+    limit_resources(math.inf if reward.kind == "model" else reward.memory_gb)
     if not has_landlock():
         lacks.append(_NO_LANDLOCK)
     return isolated, lacks

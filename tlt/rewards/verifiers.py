@@ -43,8 +43,8 @@ def load_verifier(spec: RewardSpec) -> Verifier:
             return CodeTests(spec)
         case "url":
             return UrlJudge(spec)
-        case "function":
-            raise AssertionError("a function is no built-in verifier")
+        case "function" | "model":
+            raise AssertionError(f"a {spec.kind} is no built-in verifier")
 
 
 def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
