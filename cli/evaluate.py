@@ -13,9 +13,10 @@ import typer
 from cli.arguments import From, Json, Runs, Set, SpecFile, Workers
 from cli.cuda_start_check import choose_cuda_workers
 from cli.evaluation_tables import print_evaluations
-from cli.jobs import await_end, submit_from, submit_spec, watch
+from cli.jobs import await_end, watch
 from cli.output import complain, print_json, say, say_outcome
 from tlt.evaluation_job import evaluation_job
+from tlt.job_submission import submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import read_snapshot
 from tlt.session_client import with_client
@@ -53,7 +54,7 @@ def evaluate(
     job = evaluation_job(load_job_spec(spec, changes), str(spec), policy)
     require_files(job, str(spec))
     with _session_for(session, workers, device, runs, quiet=json) as name:
-        record = submit_from(start, job, name) if start else submit_spec(name, job)
+        record = submit_job(name, job, start)
         try:
             ended = await_end(name, record) if json else _follow(name, record)
         except KeyboardInterrupt:

@@ -13,11 +13,9 @@ from cli.output import complain, print_json, print_table, say, say_outcome
 from cli.progress import RunProgress
 from cli.run_report import report_run
 from cli.spec_loading import load_job
-from tlt.config import JobSpec
-from tlt.errors import BlobLost, ConfigError
-from tlt.id_types import Step
-from tlt.job_checkpoints import choose_checkpoint, has_checkpoint
-from tlt.protocol.refs import StartingCheckpoint
+from tlt.errors import ConfigError
+from tlt.job_checkpoints import has_checkpoint
+from tlt.job_submission import submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import (
     follow_journal,
@@ -26,12 +24,11 @@ from tlt.run_folder_reader import (
     open_ledger,
     read_snapshot,
 )
-from tlt.session_client import Client, fetch_record, run_folder, with_client
+from tlt.session_client import Client, fetch_record, with_client
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 
 _POLL_SECONDS = 0.2
-_MOST_CHOICES = 5
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 
 
@@ -51,7 +48,7 @@ def submit(
     one. Settings and data may differ, the model may not.
     """
     loaded = load_job(spec, changes)
-    record = submit_from(start, loaded, session) if start else submit_spec(session, loaded)
+    record = submit_job(session, loaded, start)
     _report_submitted(session, record, wait, json)
 
 
@@ -66,30 +63,9 @@ def retry(
     if record.status not in ("failed", "cancelled"):
         advice = f"; `tlt submit SPEC --from {job}` goes on from it"
         raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
-    if has_checkpoint(Path(record.folder)):
-        again = submit_from(job, record.spec, session)
-    else:
-        again = submit_spec(session, record.spec)
+    start = job if has_checkpoint(Path(record.folder)) else None
+    again = submit_job(session, record.spec, start)
     _report_submitted(session, again, wait, json)
-
-
-def submit_spec(session: str, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobRecord:
-    return with_client(session, lambda client: client.jobs.submit(spec, start))
-
-
-def submit_from(start: str, spec: JobSpec, session: str) -> JobRecord:
-    """Submit a job that starts from JOB[@STEP]."""
-    job, separator, step = start.rpartition("@")
-    if not separator or not step.isdecimal():
-        job, step = start, ""
-    run = run_folder(job, session)
-    for _ in range(_MOST_CHOICES):
-        chosen = choose_checkpoint(run, Step(int(step)) if step else None, spec)
-        try:
-            return submit_spec(session, spec, chosen)
-        except BlobLost:
-            continue  # a job that runs has just replaced it by a newer one
-    raise ConfigError(f"{start}: its checkpoints are replaced faster than they can be copied")
 
 
 def _report_submitted(session: str, record: JobRecord, wait: bool, json: bool) -> None:

@@ -61,6 +61,11 @@ def test_functions_without_a_file_and_several_rewards(
     (step,) = run.snapshot().steps
     assert step.reward_parts["constant"] == bonus
     assert step.reward == pytest.approx(2 * bonus + step.reward_parts["numeric"])
+    longer = tlt.Job(spec, algorithm={"steps": 2, "eval_every": 0})
+    (next_step,) = session.run(longer, from_job=run).snapshot().steps
+    assert next_step.step == 1
+    with pytest.raises(ConfigError, match="has no checkpoint of step 5"):
+        session.submit(longer, from_job=run.name, step=5)
     exported = run.export(tmp_path / "policy")
     assert (exported / "model.safetensors").is_file()
     assert run.name in [each.name for each in session.jobs()]

@@ -1,15 +1,17 @@
 """Sessions and their jobs, as Python objects."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from tlt.api.input_files import discard_unnamed, locked_folder
 from tlt.api.job import Job
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError, TltError
 from tlt.evaluation_job import evaluation_job
 from tlt.id_types import JobStatus, Step
+from tlt.job_submission import submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
 from tlt.report.evaluation_figures import EvalSummary
@@ -20,8 +22,6 @@ from tlt.session_client import fetch_record, with_client
 from tlt.session_control import find_session, new_session, start_session, stop_session
 from tlt.store.job_records import ENDED_STATUSES
 
-# what programs hand over, in the folder of runs
-_INPUTS = "inputs"
 _POLL_SECONDS = 0.2
 
 
@@ -141,30 +141,48 @@ class OpenSession:
     def name(self) -> str:
         return self._spec.name
 
-    def submit(self, job: Job | str | Path) -> Run:
-        """Queue a job, or a spec's YAML file."""
-        return self._submit(self._read(job))
+    def submit(
+        self,
+        job: Job | str | Path,
+        *,
+        from_job: Run | str | Path | None = None,
+        step: int | None = None,
+    ) -> Run:
+        """Queue a job, or a spec's YAML file.
 
-    def run(self, job: Job | str | Path) -> Run:
+        With `from_job`, a job or a run's folder, it goes on from that one's last checkpoint or from
+        the one after `step` steps, as `tlt submit --from JOB@STEP` does.
+        """
+        return self._submit(_as_job(job).to_spec, _start(from_job, step))
+
+    def run(
+        self,
+        job: Job | str | Path,
+        *,
+        from_job: Run | str | Path | None = None,
+        step: int | None = None,
+    ) -> Run:
         """Queue a job and wait until it has ended."""
-        return self.submit(job).result()
+        return self.submit(job, from_job=from_job, step=step).result()
 
     def evaluate(self, job: Job | str | Path, policy: str | Path | None = None) -> Run:
         """Evaluate a model folder, by default the job's policy, on the job's held-out sets.
 
         `evaluations` of what it returns has the figures, `answers` the texts.
         """
-        folder = None if policy is None else Path(policy)
-        return self._submit(evaluation_job(self._read(job), "tlt.Job", folder)).result()
+        model, wanted = None if policy is None else Path(policy), _as_job(job)
+        return self._submit(
+            lambda inputs: evaluation_job(wanted.to_spec(inputs), "tlt.Job", model), None
+        ).result()
 
-    def _read(self, job: Job | str | Path) -> JobSpec:
-        wanted = job if isinstance(job, Job) else Job(job)
-        folder = Path(self._spec.runs, _INPUTS)
-        folder.mkdir(exist_ok=True)
-        return wanted.to_spec(folder)
-
-    def _submit(self, spec: JobSpec) -> Run:
-        return Run(self.name, with_client(self.name, lambda client: client.jobs.submit(spec)))
+    def _submit(self, make_spec: Callable[[Path], JobSpec], start: str | None) -> Run:
+        """Queue the job whose spec is made with a folder for its inputs."""
+        with locked_folder(Path(self._spec.runs)) as folder:
+            record = submit_job(self.name, make_spec(folder), start)
+            records, complaint = with_client(self.name, lambda client: client.jobs.readable())
+            if complaint is None:
+                discard_unnamed(folder, records)
+        return Run(self.name, record)
 
     def jobs(self) -> list[Run]:
         """Return all jobs, oldest first."""
@@ -173,6 +191,20 @@ class OpenSession:
 
     def job(self, name: str) -> Run:
         return Run(self.name, with_client(self.name, lambda client: client.job(name)))
+
+
+def _as_job(job: Job | str | Path) -> Job:
+    return job if isinstance(job, Job) else Job(job)
+
+
+def _start(job: Run | str | Path | None, step: int | None) -> str | None:
+    """Return where a job starts in the words of `tlt submit --from`."""
+    if job is None:
+        if step is not None:
+            raise ConfigError("step names a checkpoint of from_job, which isn't given")
+        return None
+    name = str(job.folder) if isinstance(job, Run) else str(job)
+    return name if step is None else f"{name}@{step}"
 
 
 class Session(OpenSession):
