@@ -70,7 +70,7 @@ class _Answers:
         self._spec = spec
         self._policy = policy
         began = time.process_time()
-        self._learned = list(self._generate(spec.data.train, "train", _LEARNED))
+        self._learned = list(self._generate(spec.data.sources[0].path, "train", _LEARNED))
         self.seconds = time.process_time() - began
         self._held_out = list(self._generate(str(spec.data.eval), "eval", _HELD_OUT))
 

@@ -130,7 +130,9 @@ def _by_slots(device: torch.device) -> dict[int, float]:
     """Measure real rollouts with a long tail and more prompts than slots."""
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
-    table = [row for _, row in islice(rows(Path(spec.data.train), spec.data), _ROLLOUTS // 8)]
+    table = [
+        row for _, row in islice(rows(Path(spec.data.sources[0].path), spec.data), _ROLLOUTS // 8)
+    ]
     prompts = [tokenizer.prompt_tokens(row["prompt"], spec.data, "train") for row in table]
     requests = [
         request(index * 8 + member, prompt, spec.rollout.max_new_tokens, tokenizer.stop_tokens())

@@ -173,7 +173,9 @@ class Requests:
             spec = load_job_spec(workload.policy / "job.yaml")
             tokenizer = Tokenizer(spec.policy.path)
             self._stops = tokenizer.stop_tokens()
-            for place, row in islice(rows(Path(spec.data.train), spec.data), _MOST_PROMPTS):
+            for place, row in islice(
+                rows(Path(spec.data.sources[0].path), spec.data), _MOST_PROMPTS
+            ):
                 prompt = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place)
                 self._prompts.append(tuple(prompt))
 

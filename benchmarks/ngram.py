@@ -131,7 +131,7 @@ def main() -> None:
 def _decode_groups() -> list[_Group]:
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
-    table = [row for _, row in islice(rows(Path(spec.data.train), spec.data), _PROMPTS)]
+    table = [row for _, row in islice(rows(Path(spec.data.sources[0].path), spec.data), _PROMPTS)]
     prompts = [tokenizer.prompt_tokens(row["prompt"], spec.data, "train") for row in table]
     limit, stops = spec.rollout.max_new_tokens, tokenizer.stop_tokens()
     engine = NativeEngine(

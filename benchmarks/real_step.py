@@ -24,7 +24,7 @@ def real_step(job: JobSpec) -> list[Minibatch]:
     """Return the first rank's share, without groups whose rewards are equal, as in a job."""
     tokenizer = Tokenizer(job.policy.path)
     algorithm = job.algorithm
-    lines = Path(job.data.train).read_text().splitlines()[: algorithm.prompts_per_step]
+    lines = Path(job.data.sources[0].path).read_text().splitlines()[: algorithm.prompts_per_step]
     rows: list[dict[str, str]] = [json.loads(line) for line in lines]
     requests = [
         Request(

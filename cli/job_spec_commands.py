@@ -1,7 +1,5 @@
 """tlt config: show or check a job's spec."""
 
-from pathlib import Path
-
 import typer
 
 from cli.arguments import Set, SpecFile
@@ -26,7 +24,9 @@ def check(spec: SpecFile, changes: Set = None) -> None:
     loaded = load_job(spec, changes)
     data = loaded.data
     if loaded.algorithm.steps:
-        say(f"data.train: {_count_rows(data.train, data)} rows in {data.train}")
+        for source in data.sources:
+            count = _count_rows(source.path, data.of_source(source))
+            say(f"data.train: {count} rows in {source.path}")
     for name, held_out in data.evaluation_sets.items():
         key = "data.eval" if isinstance(data.eval, str) else f"data.eval.{name}"
         count = _count_rows(held_out.path, data_of_set(data, held_out))
@@ -36,4 +36,4 @@ def check(spec: SpecFile, changes: Set = None) -> None:
 
 
 def _count_rows(file: str, data: DataSpec) -> int:
-    return sum(1 for _ in rows(Path(file), data))
+    return sum(1 for _ in rows(file, data))

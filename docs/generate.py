@@ -208,6 +208,8 @@ def spec_page() -> str:
                 absent = field.default is None
                 kind = _section_kind(field.type)
                 default = "null" if absent else ""
+                if str in get_args(field.type):
+                    kind, default = "text or list of sections", default_of(field)
                 rows.append((f"[`{field.name}`](#{anchor})", kind, default, "", meaning))
                 continue
             default = default_of(field)

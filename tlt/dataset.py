@@ -12,8 +12,9 @@ import msgspec
 
 from tlt.config import DataSpec
 from tlt.errors import DataError
+from tlt.hub_dataset import hub_rows
 from tlt.id_types import PromptIndex, Purpose
-from tlt.learning_spec import EvaluationSet
+from tlt.learning_spec import HUB, EvaluationSet
 from tlt.protocol.shared_values import PromptSet
 
 Row = dict[str, Any]
@@ -28,7 +29,7 @@ def data_of_set(data: DataSpec, held_out: EvaluationSet) -> DataSpec:
     )
 
 
-def rows(path: Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
+def rows(path: str | Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
     """Yield each row with the location to name in an error."""
     empty = True
     for location, row in read_rows(path):
@@ -60,8 +61,11 @@ def conversation(prompt: Any, spec: DataSpec) -> Any:
     return messages
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
     """Yield rows of any columns, each with its location; of a folder, file by file."""
+    if str(source).startswith(HUB):
+        return hub_rows(str(source))
+    path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in _READERS)
         if not files:
@@ -160,6 +164,8 @@ class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `tlt.job_preparation`."""
 
     train_prompts: int = 0
+    # of a mixture: the prompts of each source
+    train_sources: tuple[int, ...] = ()
     eval_prompts: int = 0
     # the evaluation sets that these belong to, one after the other
     eval_sets: tuple[PromptSet, ...] = ()

@@ -32,6 +32,7 @@ from tlt.dataset import (
     rows,
 )
 from tlt.errors import ConfigError, DataError, TltError
+from tlt.learning_spec import SourceSpec
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import require_divisible_heads
@@ -59,22 +60,45 @@ def prepare(folder: Path) -> PreparedJob:
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")
     reader = _PromptReader(spec, tokenizer, limit)
-    train_prompts = Prompts.write(prompts_file(folder, "train"), _train_prompts(spec, reader))
+    train_sources = tuple(_write_train(spec, reader, prompts_file(folder, "train")))
     sets: list[PromptSet] = []
     eval_prompts = Prompts.write(prompts_file(folder, "eval"), _eval_prompts(spec, reader, sets))
     return PreparedJob(
-        train_prompts=train_prompts,
+        train_prompts=sum(train_sources),
+        train_sources=train_sources if spec.data.mixed else (),
         eval_prompts=eval_prompts,
         eval_sets=tuple(sets),
         skipped_prompts=reader.skipped,
     )
 
 
-def _train_prompts(spec: JobSpec, reader: "_PromptReader") -> Iterable[Prompt]:
-    """Read no training data for a job that only evaluates."""
-    if spec.algorithm.steps == 0:
-        return ()
-    return reader.read(Path(spec.data.train), spec.data, column=spec.data.order_by)
+def _write_train(spec: JobSpec, reader: "_PromptReader", file: Path) -> list[int]:
+    """Tokenise the training prompts, and return how many each source has.
+
+    A job that only evaluates has none.
+    """
+    counts: list[int] = []
+
+    def read_all() -> Iterator[Prompt]:
+        for source in spec.data.sources if spec.algorithm.steps else ():
+            counts.append(0)
+            for prompt in _train_prompts(spec.data, source, reader):
+                counts[-1] += 1
+                yield prompt
+
+    Prompts.write(file, read_all())
+    return counts
+
+
+def _train_prompts(data: DataSpec, source: SourceSpec, reader: "_PromptReader") -> Iterator[Prompt]:
+    """Yield a source's prompts; rows of a mixture have the same columns for the prompt."""
+    key = source.prompt_key or data.prompt_key
+    for prompt in reader.read(source.path, data.of_source(source), column=data.order_by):
+        if data.mixed:
+            row = {**prompt.row, data.prompt_key: prompt.row[key], "source": source.label}
+            yield msgspec.structs.replace(prompt, row=row)
+        else:
+            yield prompt
 
 
 def _eval_prompts(
@@ -85,7 +109,7 @@ def _eval_prompts(
         before, count = reader.skipped, 0
         limit = held_out.limit or spec.data.eval_limit
         data = data_of_set(spec.data, held_out)
-        for prompt in reader.read(Path(held_out.path), data, limit=limit):
+        for prompt in reader.read(held_out.path, data, limit=limit):
             count += 1
             yield msgspec.structs.replace(prompt, set=name)
         sets.append(PromptSet(name=name, prompts=count, skipped=reader.skipped - before))
@@ -109,7 +133,7 @@ class _PromptReader:
         self.skipped = 0
 
     def read(
-        self, source: Path, data: DataSpec, *, limit: int | None = None, column: str | None = None
+        self, source: str, data: DataSpec, *, limit: int | None = None, column: str | None = None
     ) -> Iterator[Prompt]:
         """Tokenise at most `limit` prompts of a data file, in the order of a column."""
         found: Iterable[Prompt] = islice(self._read(source, data), limit)
@@ -123,7 +147,7 @@ class _PromptReader:
                 f"(a context of {self._context}, data.max_prompt_tokens)"
             )
 
-    def _sorted(self, prompts: Iterable[Prompt], source: Path, column: str) -> list[Prompt]:
+    def _sorted(self, prompts: Iterable[Prompt], source: str, column: str) -> list[Prompt]:
         """Sort prompts by a column of their rows: data.order_by."""
         try:
             return sorted(prompts, key=lambda prompt: prompt.row[column])
@@ -134,7 +158,7 @@ class _PromptReader:
                 f"{source}: values of '{column}' (data.order_by) can't be compared: {error}"
             ) from error
 
-    def _read(self, source: Path, data: DataSpec) -> Iterator[Prompt]:
+    def _read(self, source: str, data: DataSpec) -> Iterator[Prompt]:
         for location, row in rows(source, data):
             tools = None if data.tools_key is None else row.get(data.tools_key)
             prompt = row[data.prompt_key]

@@ -5,12 +5,14 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 
 import math
 import re
+from pathlib import PurePath
 from typing import Any, Literal
 
 import msgspec
 
 from tlt.spec_section import Section, require
 
+HUB = "hf://"
 # the name of a set that has none
 ONE_SET = "eval"
 # names of sets appear in metrics and commands
@@ -48,11 +50,40 @@ class EvaluationSet(Section, frozen=True, kw_only=True):
         )
 
 
+class SourceSpec(Section, frozen=True, kw_only=True):
+    """Name one of several sources of training prompts."""
+
+    # File or folder, or data set of the hub, as of `data.train`.
+    path: str
+    # Share of the prompts, relative to the weights of the other sources.
+    weight: float = 1.0
+    # Name in metrics and in the column `source`; that of the file or folder if absent.
+    name: str | None = None
+    # Column of the prompt in this source; `data.prompt_key` if absent.
+    prompt_key: str | None = None
+    # Column of the answer in this source; `data.answer_key` if absent.
+    answer_key: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.name is None or self.name != "", "name must not be empty")
+        require(0 < self.weight < math.inf, "weight must be above 0 and finite")
+
+    @property
+    def label(self) -> str:
+        path = self.path.removeprefix(HUB).partition("?")[0] if self.on_hub else self.path
+        return self.name or PurePath(path).stem
+
+    @property
+    def on_hub(self) -> bool:
+        return self.path.startswith(HUB)
+
+
 class DataSpec(Section, frozen=True, kw_only=True):
     """Name the prompts to train on and to evaluate with."""
 
-    # JSONL, parquet or Arrow file of training prompts, or a folder of them.
-    train: str
+    # JSONL, parquet or Arrow file of training prompts, a folder of them, or a data set of the hub,
+    # such as `hf://openai/gsm8k?config=main&split=train`; or a list of sources to mix.
+    train: str | tuple[SourceSpec, ...]
     # Held-out prompts, needed for evaluations: a file or folder, or several sets by name.
     eval: str | dict[str, EvaluationSet] | None = None
     # Column of the prompt: a text, or with `chat_template` a list of messages.
@@ -85,6 +116,10 @@ class DataSpec(Section, frozen=True, kw_only=True):
             self.chat_template or not (self.chat_template_kwargs or self.tools_key),
             "chat_template_kwargs and tools_key need chat_template: true",
         )
+        labels = [source.label for source in self.sources]
+        require(len(labels) > 0, "train: the list is empty")
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        require(twice is None, f"train: the source '{twice}' is there twice: give them a name each")
         require(self.skip_solved_epochs >= 0, "skip_solved_epochs must be 0 or more")
         require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
         require(most is None or most > 0, "max_prompt_tokens must be above 0")
@@ -101,6 +136,23 @@ class DataSpec(Section, frozen=True, kw_only=True):
         if isinstance(self.eval, dict):
             return self.eval
         return {} if self.eval is None else {ONE_SET: EvaluationSet(path=self.eval)}
+
+    @property
+    def mixed(self) -> bool:
+        return not isinstance(self.train, str)
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Return what the training prompts come from: one source unless they are mixed."""
+        return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
+
+    def of_source(self, source: SourceSpec) -> "DataSpec":
+        """Return how the rows of one source are read."""
+        return msgspec.structs.replace(
+            self,
+            prompt_key=source.prompt_key or self.prompt_key,
+            answer_key=source.answer_key or self.answer_key,
+        )
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):

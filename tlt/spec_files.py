@@ -12,7 +12,7 @@ import yaml
 from tlt.algorithm_presets import apply_preset
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
-from tlt.learning_spec import EvaluationSet
+from tlt.learning_spec import HUB, DataSpec, EvaluationSet, SourceSpec
 from tlt.reward_spec import RewardSpec, require_distinct
 from tlt.spec_section import Section, holds_named_sections, section_of
 
@@ -115,7 +115,7 @@ def require_files(spec: JobSpec, where: str) -> None:
     if not Path(spec.policy.path).is_dir():
         raise ConfigError(f"{where}: policy.path: {spec.policy.path}: no such folder")
     for key, file in data_files(spec).items():
-        if not Path(file).exists():
+        if not file.startswith(HUB) and not Path(file).exists():
             raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
     for reward in spec.rewards:
         if reward.path is not None and not Path(reward.path).is_dir():
@@ -124,10 +124,15 @@ def require_files(spec: JobSpec, where: str) -> None:
 
 def data_files(spec: JobSpec) -> dict[str, str]:
     """Return the files or folders that a job reads, by the key that names each."""
-    files = {"data.train": spec.data.train} if spec.algorithm.steps else {}
-    if isinstance(spec.data.eval, str):
-        return {**files, "data.eval": spec.data.eval}
-    sets = spec.data.evaluation_sets
+    data, files = spec.data, dict[str, str]()
+    if spec.algorithm.steps:
+        if isinstance(data.train, str):
+            files["data.train"] = data.train
+        else:
+            files = {f"data.train.{n}.path": each.path for n, each in enumerate(data.train)}
+    if isinstance(data.eval, str):
+        return {**files, "data.eval": data.eval}
+    sets = data.evaluation_sets
     return {**files, **{f"data.eval.{name}.path": each.path for name, each in sets.items()}}
 
 
@@ -145,7 +150,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
         policy=replace(spec.policy, path=absolute(spec.policy.path)),
         data=replace(
             spec.data,
-            train=absolute(spec.data.train),
+            train=_absolute_sources(spec.data, folder),
             eval=_eval_with_absolute_paths(spec.data.eval, folder),
         ),
         reward=reward_with_absolute_paths(spec.reward, folder),
@@ -163,12 +168,25 @@ def _eval_with_absolute_paths(
         case None:
             return None
         case str():
-            return _absolute(held_out, folder)
+            return _absolute_data(held_out, folder)
         case _:
             return {
-                name: msgspec.structs.replace(each, path=_absolute(each.path, folder))
+                name: msgspec.structs.replace(each, path=_absolute_data(each.path, folder))
                 for name, each in held_out.items()
             }
+
+
+def _absolute_sources(data: DataSpec, folder: Path) -> str | tuple[SourceSpec, ...]:
+    if isinstance(data.train, str):
+        return _absolute_data(data.train, folder)
+    return tuple(
+        msgspec.structs.replace(source, path=_absolute_data(source.path, folder))
+        for source in data.train
+    )
+
+
+def _absolute_data(path: str, folder: Path) -> str:
+    return path if path.startswith(HUB) else _absolute(path, folder)
 
 
 def reward_with_absolute_paths(

@@ -19,6 +19,7 @@ def section_of(kind: Any) -> type[Section] | None:
     """Return the section that a field holds: one of it, or several in a list or by name."""
     kinds = typing.get_args(kind) or (kind,)
     kinds = (*kinds, *(named for each in kinds if (named := _named(each)) is not None))
+    kinds += tuple(each for k in kinds for each in typing.get_args(k))
     sections = (k for k in kinds if isinstance(k, type) and issubclass(k, Section))
     return next(sections, None)
 

@@ -41,6 +41,8 @@ class SamplingChecks:
             self._checks.batches[key] |= answers
         if command.purpose == "train":
             assert after.cursor is not None
+            if after.cursor.sources:
+                return  # sources go through epochs of their own
             used = {(after.cursor.epoch, prompt) for prompt in command.prompts}
             assert not used & self._used
             assert not any(after.cursor.skipped.get(p, -1) >= e for e, p in used)

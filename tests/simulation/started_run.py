@@ -14,7 +14,9 @@ from tlt.protocol.shared_values import WorkerInfo
 WORKER = WorkerId("w0")
 
 
-def started_run(spec: JobSpec) -> tuple[RunState, Sequence[RunCommand]]:
+def started_run(
+    spec: JobSpec, train_sources: tuple[int, ...] = ()
+) -> tuple[RunState, Sequence[RunCommand]]:
     info = WorkerInfo(
         worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
     )
@@ -24,6 +26,7 @@ def started_run(spec: JobSpec) -> tuple[RunState, Sequence[RunCommand]]:
         epoch=Epoch(1),
         spec=spec,
         train_prompts=spec.algorithm.prompts_per_step,
+        train_sources=train_sources,
         eval_prompts=0,
         workers=(info,),
     )

@@ -55,6 +55,8 @@ from tlt.protocol.shared_values import PromptSet
 from tlt.store.journal import JournalEntry, digest
 
 TRAIN_PROMPTS = 5
+# of a mixture
+TRAIN_SOURCES = (3, 2)
 EVAL_SETS = (PromptSet(name="hard", prompts=1), PromptSet(name="easy", prompts=2))
 WINDOW = 6
 # seconds between two events
@@ -128,6 +130,7 @@ class World:
                 epoch=self.epoch,
                 spec=spec,
                 train_prompts=TRAIN_PROMPTS,
+                train_sources=TRAIN_SOURCES if spec.data.mixed else (),
                 eval_prompts=sum(each.prompts for each in EVAL_SETS),
                 eval_sets=EVAL_SETS,
                 workers=infos,

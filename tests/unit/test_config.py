@@ -1,6 +1,7 @@
 """A spec is valid or is refused in one line that says where and why."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,33 @@ def test_paths_are_relative_to_the_spec(tmp_path: Path, monkeypatch: pytest.Monk
     assert spec.data.train == "/home/user/train.jsonl"
     assert spec.data.eval == "/abs/eval.jsonl"
     assert spec.reward.function == f"{tmp_path}/specs/code/reward.py:score"
+
+
+def test_mixes_sources(tmp_path: Path) -> None:
+    sources = [{"path": "math/train.jsonl", "weight": 2}, {"path": "hf://owner/sums?split=train"}]
+    raw = {**RAW, "data": {**RAW["data"], "train": sources}}
+    spec = load(tmp_path, yaml.safe_dump(raw), "data.train.1.weight=3")
+    assert [s.path for s in spec.data.sources] == [
+        f"{tmp_path}/math/train.jsonl",
+        sources[1]["path"],
+    ]
+    assert [source.label for source in spec.data.sources] == ["train", "sums"]
+    assert [source.weight for source in spec.data.sources] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sources", "complaint"),
+    [
+        ([], "data: train: the list is empty"),
+        ([{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}], "the source 'x' is there twice"),
+        ([{"path": "a", "weight": 0}], "data.train[0]: weight must be above 0 and finite"),
+        ([{"path": "a", "wieght": 1}], "data.train.0.wieght: unknown key; did you mean 'weight'?"),
+        (["a.jsonl"], "data.train[0]: Expected `object`, got `str`"),
+    ],
+)
+def test_refuses_a_mixture_and_names_the_source(sources: list[Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse(data__train=sources)
 
 
 def test_keeps_a_dotted_function_as_it_is() -> None:

@@ -17,7 +17,7 @@ from tlt.config import JobSpec, PolicySpec
 from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file, question_of
 from tlt.id_types import JobId, PromptIndex
 from tlt.job_preparation import prepare_or_refuse
-from tlt.learning_spec import EvaluationSet
+from tlt.learning_spec import EvaluationSet, SourceSpec
 from tlt.protocol.events import JobPrepared, JobRefused
 from tlt.protocol.shared_values import PromptSet
 
@@ -301,3 +301,45 @@ async def test_prepares_jobs_in_isolation(
     await wait_until(lambda: not is_inhabited(started.read_text()))
     assert await preparer.prepare(JOB, spec, folder) == good
     assert preparer.process is not process
+
+
+def test_prepares_a_mixture_source_by_source(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_bytes(
+        b'{"question": "1+2=", "solution": "3", "level": 2}\n'
+        b'{"question": "5+4=", "solution": "9", "level": 1}\n'
+    )
+    task.write_rows([(12, 34)], tmp_path / "sums.jsonl")
+    sources = (
+        SourceSpec(path=str(tmp_path / "sums.jsonl")),
+        SourceSpec(
+            path=str(tmp_path / "other.jsonl"),
+            name="harder",
+            prompt_key="question",
+            answer_key="solution",
+        ),
+    )
+    mixed = msgspec.structs.replace(
+        spec, data=msgspec.structs.replace(spec.data, train=sources, eval=None, eval_limit=None)
+    )
+    prepared = prepared_in(tmp_path, mixed)
+    assert prepared == PreparedJob(train_prompts=3, train_sources=(1, 2))
+    prompts = Prompts(prompts_file(tmp_path, "train"))
+    found = [prompts[PromptIndex(i)] for i in range(3)]
+    prompts.close()
+    assert [prompt.row["source"] for prompt in found] == ["sums", "harder", "harder"]
+    assert [prompt.row["prompt"] for prompt in found] == ["12+34=", "1+2=", "5+4="]
+    assert [prompt.answer for prompt in found] == ["46", "3", "9"]
+
+
+def test_names_the_source_without_rows(spec: JobSpec, tmp_path: Path) -> None:
+    task.write_rows([(12, 34)], tmp_path / "sums.jsonl")
+    task.write_rows([(12,) * 9], tmp_path / "long.jsonl")
+    paths = [str(tmp_path / name) for name in ("sums.jsonl", "long.jsonl")]
+    data = msgspec.structs.replace(
+        spec.data,
+        train=tuple(SourceSpec(path=path) for path in paths),
+        max_prompt_tokens=12,
+    )
+    refused = prepared_in(tmp_path, msgspec.structs.replace(spec, data=data))
+    assert refused.error is not None
+    assert refused.error.startswith(f"{paths[1]}: all prompts have more than 12 tokens")

@@ -75,6 +75,19 @@ def test_wrapped_functions_keep_their_wrapper(tmp_path: Path) -> None:
     assert python("-c", LOADS, section["function"], cwd=tmp_path) == ["1.0"]
 
 
+def test_sources_of_a_mixture_may_be_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "path": "a column"}]
+    sources = [{"path": rows, "name": "sums", "weight": 2}, {"path": str(tmp_path)}]
+    section = {"steps": 1, "prompts_per_step": 1, "group_size": 2}
+    for train, count in ((sources, 2), (rows, 1)):
+        job = Job(policy=str(tmp_path), data={"train": train}, reward=constant, algorithm=section)
+        spec = job.to_spec(tmp_path)
+        assert len(spec.data.sources) == count
+        assert (
+            Path(spec.data.sources[0].path).read_text() == '{"prompt":"1+1=","path":"a column"}\n'
+        )
+
+
 @pytest.mark.parametrize("reward", ["math", 5])
 def test_what_is_no_reward_is_named(tmp_path: Path, reward: Any) -> None:
     job = Job(policy="x", data={"train": []}, reward=reward)

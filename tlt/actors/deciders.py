@@ -146,6 +146,7 @@ class Deciders:
             skipped_prompts=command.skipped_prompts,
             workers=command.workers,
             starts_from=command.starts_from,
+            train_sources=command.train_sources,
         )
 
     def fail_run(

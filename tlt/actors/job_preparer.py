@@ -60,6 +60,7 @@ class Preparer:
         return JobPrepared(
             job=job,
             train_prompts=ended.prepared.train_prompts,
+            train_sources=ended.prepared.train_sources,
             eval_prompts=ended.prepared.eval_prompts,
             eval_sets=ended.prepared.eval_sets,
             skipped_prompts=ended.prepared.skipped_prompts,

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import msgspec
 
 from tlt.api.reward_functions import reward_section
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
+from tlt.learning_spec import SourceSpec
 from tlt.loggers.installed_check import refuse_missing
 from tlt.spec_files import parse_job_spec, read_yaml, require_files
 
@@ -21,10 +22,10 @@ _WHERE = "tlt.Job"
 class Job:
     """A job to submit. Sections are those of a spec (docs/spec.md).
 
-    `policy` may be a folder; `data["train"]`, `data["eval"]` and the `path` of an evaluation set
-    may be lists of rows; `reward` may be a function, or a list of functions and sections. With
-    `spec`, a YAML file, the sections change single keys of it, but for `reward`, which takes the
-    place of the file's.
+    `policy` may be a folder; `data["train"]`, `data["eval"]` and the `path` of an evaluation set or
+    of a mixture's source may be lists of rows; `reward` may be a function, or a list of functions
+    and sections. With `spec`, a YAML file, the sections change single keys of it, but for `reward`,
+    which takes the place of the file's.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ def _reward_sections(reward: RewardLike | Sequence[RewardLike], folder: Path) ->
 
 
 def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write rows to files; the same rows have the same file."""
+    """Write rows to files, those of a mixture's sources, too; the same rows have the same file."""
     written = dict(data)
     if (train := data.get("train")) is not None:
-        written["train"] = _file_of(train, "train", folder)
+        written["train"] = _train_with_files(train, folder)
     held_out = data.get("eval")
     if isinstance(held_out, Mapping):
         sets = cast("Section", held_out)
@@ -87,6 +88,20 @@ def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     elif held_out is not None:
         written["eval"] = _file_of(held_out, "eval", folder)
     return {key: value for key, value in written.items() if value is not None}
+
+
+def _train_with_files(train: object, folder: Path) -> object:
+    if not _is_mixture(train):
+        return _file_of(train, "train", folder)
+    return [{**source, "path": _file_of(source["path"], "train", folder)} for source in train]
+
+
+def _is_mixture(given: object) -> TypeGuard[Sequence[Section]]:
+    """Return True for a list of sources, each with its own `path`, instead of one of rows."""
+    if not isinstance(given, list | tuple) or not given:
+        return False
+    known = {field.name for field in msgspec.structs.fields(SourceSpec)}
+    return all(isinstance(p, Mapping) and "path" in p and known.issuperset(p) for p in given)
 
 
 def _set_with_file(name: str, held_out: object, folder: Path) -> dict[str, Any]:

@@ -261,6 +261,8 @@ class RecordRolloutBatch(JobCommand, frozen=True, kw_only=True):
     parts: dict[str, float] = {}
     # of an evaluation: all answers of each set
     sets: tuple[SetAnswers, ...] = ()
+    # of a mixture: the mean reward of each source, by its name
+    sources: dict[str, float] = {}
 
 
 class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
@@ -315,6 +317,7 @@ class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
     eval_sets: tuple[PromptSet, ...] = ()
+    train_sources: tuple[int, ...] = ()
 
 
 class CancelJob(JobCommand, frozen=True, kw_only=True):

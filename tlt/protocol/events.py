@@ -96,6 +96,8 @@ class JobPrepared(JobEvent, frozen=True, kw_only=True):
     eval_prompts: int
     skipped_prompts: int = 0
     eval_sets: tuple[PromptSet, ...] = ()
+    # of a mixture: the prompts of each source, in the order of the spec
+    train_sources: tuple[int, ...] = ()
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):
@@ -113,6 +115,8 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
     train_prompts: int
     eval_prompts: int
     skipped_prompts: int = 0
+    # of a mixture: the prompts of each source, in the order of the spec
+    train_sources: tuple[int, ...] = ()
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
     # the sets that the held-out prompts belong to; none in journals of earlier versions

@@ -122,6 +122,17 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     micro_batches: int
 
 
+class SourceCursor(Value, frozen=True, kw_only=True):
+    """The next prompt of one source of a mixture."""
+
+    # how many the source has
+    prompts: int
+    epoch: int = 0
+    position: int = 0
+    # those that it has given so far; the others that are behind its position were skipped
+    drawn: int = 0
+
+
 class PromptCursor(Value, frozen=True, kw_only=True):
     """The next prompt of a job; a job that starts from another one's checkpoint begins with it."""
 
@@ -130,6 +141,8 @@ class PromptCursor(Value, frozen=True, kw_only=True):
     position: int = 0
     # by prompt that was solved: the last epoch in which it is skipped
     skipped: dict[PromptIndex, int] = {}
+    # of a mixture: the place in each source, instead of `epoch` and `position`
+    sources: tuple[SourceCursor, ...] = ()
 
 
 class StartingCheckpoint(Value, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
 def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
     match event:
         case JobStarted():
-            count = f"{event.train_prompts} prompts, {event.eval_prompts} held out"
+            count = f"{event.train_prompts} prompts{_sources(event)}, {event.eval_prompts} held out"
             if len(event.eval_sets) > 1:
                 sets = (f"{each.prompts} of {each.name}" for each in event.eval_sets)
                 count += f" ({', '.join(sets)})"
@@ -86,6 +86,13 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return f"checkpoint of version {event.checkpoint.version}"
         case _:
             return None
+
+
+def _sources(event: JobStarted) -> str:
+    """Return the prompts of each source of a mixture."""
+    labels = (source.label for source in event.spec.data.sources)
+    counts = [f"{label} {count}" for label, count in zip(labels, event.train_sources, strict=False)]
+    return f" ({', '.join(counts)})" if counts else ""
 
 
 def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
@@ -133,8 +140,11 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
 
 def _rollout_line(step: StepSummary) -> str:
     length = step.length
+    by_source = ", ".join(f"{name} {mean:.3f}" for name, mean in step.reward_sources.items())
     return (
-        f"step {step.step}: reward {step.reward:.3f}, length p50 {length.p50} p90 {length.p90} "
+        f"step {step.step}: reward {step.reward:.3f}"
+        + (f" ({by_source})" if by_source else "")
+        + f", length p50 {length.p50} p90 {length.p90} "
         f"max {length.max}, {step.tokens} tokens, {seconds(step.rollout_seconds)}"
         + (f", {step.dropped} dropped" if step.dropped else "")
         + (f", {step.unscored} not scored" if step.unscored else "")

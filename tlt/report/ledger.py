@@ -275,6 +275,7 @@ class Ledger:
                 step=record.step,
                 reward=mean(record.rewards),
                 reward_parts=record.parts,
+                reward_sources=record.sources,
                 rollouts=len(record.rewards),
                 dropped=batch.dropped,
                 unscored=batch.unscored,

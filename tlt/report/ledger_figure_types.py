@@ -36,6 +36,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     metrics: UpdateMetrics | None = None
     # the mean of each of several rewards, by its name
     reward_parts: dict[str, float] = {}
+    # of a mixture: the mean reward of each source's prompts, by its name
+    reward_sources: dict[str, float] = {}
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,6 +131,7 @@ def _answers(step: StepSummary, prompts: int) -> _Metrics:
         "length/max": step.length.max,
         "length/ran_out_of_room": step.clipped,
         **{f"train/reward/{name}": mean for name, mean in step.reward_parts.items()},
+        **{f"train/reward_of/{name}": mean for name, mean in step.reward_sources.items()},
     }
 
 

@@ -66,7 +66,7 @@ def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
             return lambda text: _captured(pattern, text)
         case "boxed":
             return _boxed
-        case "code" | "url" | "function":
+        case "code" | "url" | "function" | "model":
             return None
 
 

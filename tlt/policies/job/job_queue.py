@@ -119,6 +119,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
         skipped_prompts=event.skipped_prompts,
         workers=tuple(state.workers.values()),
         starts_from=entry.starts_from,
+        train_sources=event.train_sources,
     )
     return state, [recorded, start]
 

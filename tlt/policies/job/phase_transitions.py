@@ -4,11 +4,14 @@ A step is a rollout batch, reserved time for drafter training where that pays, t
 until the target version is published. Evaluations are rollout batches without an update.
 """
 
+import math
+
 from tlt.id_types import JobStatus, PolicyVersion, Step
 from tlt.policies.drafter import adopt_reject_revert, scheduler, training_sessions
 from tlt.policies.job import (
     best_policy,
     policy_updates,
+    prompt_mixture,
     prompt_order,
     rollout_batch_opening,
     stop_losing_speculation,
@@ -34,6 +37,7 @@ def close_batch(turn: Turn) -> None:
             rewards=tuple(batch.rewards()),
             parts=batch.mean_parts([reward.label for reward in state.spec.rewards]),
             sets=split_into_sets(state, batch) if batch.purpose == "eval" else (),
+            sources=_mean_by_source(state, batch),
         )
     )
     if batch.purpose == "eval":
@@ -63,6 +67,19 @@ def close_batch(turn: Turn) -> None:
     else:
         turn.enter(Phase.RESERVED_TRAINING)
         scheduler.start_reserved_training(turn, reservation)
+
+
+def _mean_by_source(state: RunState, batch: RolloutBatch) -> dict[str, float]:
+    """Return the mean reward of each source of a mixture, over the answers that have one."""
+    if batch.purpose == "eval" or state.cursor is None or not state.cursor.sources:
+        return {}
+    rewards: dict[str, list[float]] = {}
+    for prompt, group in batch.groups.items():
+        source = state.spec.data.sources[prompt_mixture.source_of(state.cursor, prompt)]
+        rewards.setdefault(source.label, []).extend(
+            answer.reward for answer in group.members if answer.reward is not None
+        )
+    return {name: math.fsum(found) / len(found) for name, found in rewards.items() if found}
 
 
 def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:

@@ -9,6 +9,7 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.id_types import PromptIndex, Step
+from tlt.policies.job import prompt_mixture
 from tlt.policies.keyed_random import permuted
 from tlt.protocol.refs import PromptCursor
 
@@ -29,8 +30,10 @@ def take(
 ) -> tuple[tuple[PromptIndex, ...], PromptCursor]:
     """Return the next prompts, and the cursor behind them.
 
-    An epoch that has too few left is over.
+    An epoch that has too few left is over, but of a mixture an epoch runs into the next.
     """
+    if cursor.sources:
+        return prompt_mixture.take(spec, cursor, count, excluded)
     while True:
         taken: list[PromptIndex] = []
         position = cursor.position
@@ -51,9 +54,18 @@ def skip_solved(
     epochs = spec.data.skip_solved_epochs
     if epochs == 0:
         return cursor
-    kept = {prompt: last for prompt, last in cursor.skipped.items() if last > cursor.epoch}
-    skipped = {**kept, **dict.fromkeys(solved, cursor.epoch + epochs)}
+    skipped = {
+        prompt: last for prompt, last in cursor.skipped.items() if last > _epoch_of(cursor, prompt)
+    }
+    skipped |= {prompt: _epoch_of(cursor, prompt) + epochs for prompt in solved}
     return msgspec.structs.replace(cursor, skipped=skipped)
+
+
+def _epoch_of(cursor: PromptCursor, prompt: PromptIndex) -> int:
+    """Return the epoch that the prompt's source is in."""
+    if not cursor.sources:
+        return cursor.epoch
+    return cursor.sources[prompt_mixture.source_of(cursor, prompt)].epoch
 
 
 def _prompt_at(spec: JobSpec, epoch: int, position: int, prompts: int) -> PromptIndex:

@@ -4,6 +4,7 @@ from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import (
     phase_transitions,
     policy_updates,
+    prompt_mixture,
     rollout_batch_opening,
     starting_checkpoint,
     worker_membership,
@@ -24,20 +25,34 @@ def start(turn: Turn, event: JobStarted) -> None:
     )
     if event.starts_from is not None:
         starting_checkpoint.use(turn, event.starts_from)
-    algorithm = event.spec.algorithm
-    if algorithm.steps > 0 and algorithm.prompts_per_step > event.train_prompts:
-        complaint = (
-            f"algorithm.prompts_per_step is {algorithm.prompts_per_step}, "
-            f"but data.train has {event.train_prompts} rows"
-        )
+    complaint = _complain_of_few_prompts(event)
+    if complaint is not None:
         phase_transitions.end_job(turn, "failed", complaint)
         return
+    if event.train_sources:
+        state = turn.state
+        turn.set(
+            cursor=prompt_mixture.begin(event.spec, state.cursor, state.step, event.train_sources)
+        )
     for info in event.workers:
         worker_membership.join(turn, info)
-    if algorithm.eval_every > 0:
+    if event.spec.algorithm.eval_every > 0:
         rollout_batch_opening.open_evaluation(turn)
     else:
         rollout_batch_opening.open_step(turn)
+
+
+def _complain_of_few_prompts(event: JobStarted) -> str | None:
+    size = event.spec.algorithm.prompts_per_step
+    if event.spec.algorithm.steps == 0:
+        return None
+    if size > event.train_prompts:
+        return (
+            f"algorithm.prompts_per_step is {size}, but data.train has {event.train_prompts} rows"
+        )
+    if event.train_sources:
+        return prompt_mixture.complain_of_small_source(event.spec, event.train_sources)
+    return None
 
 
 def resume(turn: Turn, event: SessionResumed) -> None:
