@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.math_notation_pairs import RIGHT_NOTATION, WRONG_NOTATION
 from tests.unit.math_right_pairs import RIGHT
 from tests.unit.math_unboxed_pairs import UNBOXED
 from tests.unit.math_wrong_pairs import WRONG
@@ -18,7 +19,9 @@ from tlt.rewards.math_verifier import judge
 from tlt.rewards.verifiers import load_verifier
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "rewards.md"
-GOLDS = sorted({text for _, gold in [*RIGHT, *UNBOXED, *WRONG] if (text := gold_text(gold))})
+GOLDS = sorted(
+    {text for _, gold in [*RIGHT, *UNBOXED, *WRONG, *RIGHT_NOTATION] if (text := gold_text(gold))}
+)
 
 
 def documented() -> list[tuple[str, str, str]]:
@@ -28,12 +31,12 @@ def documented() -> list[tuple[str, str, str]]:
     return [(row[1].strip("`"), row[2].strip("`"), row[3]) for row in cells[2:]]
 
 
-@pytest.mark.parametrize(("completion", "gold"), [*RIGHT, *UNBOXED])
+@pytest.mark.parametrize(("completion", "gold"), [*RIGHT, *UNBOXED, *RIGHT_NOTATION])
 def test_right(completion: str, gold: Any) -> None:
     assert judge(completion, gold)
 
 
-@pytest.mark.parametrize(("completion", "gold"), WRONG)
+@pytest.mark.parametrize(("completion", "gold"), [*WRONG, *WRONG_NOTATION])
 def test_wrong(completion: str, gold: Any) -> None:
     assert not judge(completion, gold)
 

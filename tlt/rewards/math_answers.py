@@ -100,6 +100,11 @@ _NOTHING = frozenset(
 _CONDITION = re.compile(
     r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*\\(?:mathbb|text)|\\text\{(?:where|for|with)\b"
 )
+_ALL_EXCEPT = re.compile(
+    r"(?:\\text\{)?\s*(?:the )?(?:set of )?(?:all )?(?:reals|real numbers)(?: [a-z])?,?\s*\}?\s*"
+    r"(?:\\text\{\s*)?(?:except|excluding|other than)(?: for)?\s*\}?\s*(.*[\d\\].*)",
+    re.IGNORECASE,
+)
 _LABELLED = re.compile(r"(?:\\text\{[^{}]*:?\}|[A-Za-z][A-Za-z ]{2,}:)\s*(?=[-$\\\d(.])")
 
 
@@ -128,6 +133,8 @@ def gold_reading(text: str) -> str:
 
 
 def parse(text: str) -> Answer:
+    if excepted := _ALL_EXCEPT.fullmatch(text.strip()):
+        return _all_except(excepted[1])
     text = _unwrapped(text.strip())
     if joined := _split(
         text, {r"\cup": "cup", r"\cap": "cap", r"\setminus": "setminus", r"\backslash": "setminus"}
@@ -157,6 +164,15 @@ def parse(text: str) -> Answer:
     if re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text):
         return _both_signs(text)
     return _leaf(text)
+
+
+def _all_except(text: str) -> Answer:
+    """Return the real numbers without some: 2, or x = 2, or a list of these."""
+    opened = text.count("}") > text.count("{")
+    left_out = parse(text.replace("}", "", 1) if opened else text)
+    parts = left_out.items if isinstance(left_out, Items) else (left_out,)
+    numbers = [part.sides[-1] if isinstance(part, Relation) else part for part in parts]
+    return Joined("setminus", (Words("all real numbers"), Items("set", tuple(numbers))))
 
 
 def replace_unit(answer: Answer, unit: Unit) -> Answer:

@@ -91,9 +91,14 @@ def same(gold: Answer, answer: Answer) -> bool:
 
 
 def _single(answer: Answer) -> Answer:
-    if isinstance(answer, Items) and len(answer.items) == 1:
-        return answer.items[0]
-    return answer
+    """Return what a list or a set of one holds, unless it holds a set: {∅} isn't ∅."""
+    match answer:
+        case Items(items=(Items(kind="set"),)):
+            return answer
+        case Items(items=(item,)):
+            return item
+        case _:
+            return answer
 
 
 # --- numbers and formulas

@@ -118,7 +118,13 @@ _WORDS = _rules(
         lambda match: f"\\{match[1]} " if match[1] else match[0],
     ),
 )
+_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBERS = _rules(
+    (
+        rf"(?<=\d)\s*(?:\\text\{{\s*({'|'.join(_LARGE)})(?![a-zA-Z])|({'|'.join(_LARGE)})(?![a-zA-Z]))",
+        lambda m: rf"\cdot 10^{{{_LARGE[m[1] or m[2]]}}}" + (r"\text{" if m[1] else ""),
+    ),
+    (r"\\text\{\s*\}", ""),
     (r"\*\*", "^"),
     (r"(?<=[\d}])\s*(?:\\text\{\s*to\s*\}|to(?![a-zA-Z]))\s*(?=\d)", ":"),
     (r"(?<![\w.])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?![\w.])", r"\1\\cdot 10^{\2}"),
@@ -138,6 +144,7 @@ _NUMBERS = _rules(
     (r"(?<![\d.}])(\d+)\s*\+?(?<!\+)\\frac\{(\d+)\}\{(\d+)\}", lambda m: _mixed(m)),
     (r"(?<![\d./^])(\d+) +(\d+)/(\d+)(?![\d./])", lambda m: _mixed(m)),
 )
+_CIS = re.compile(r"\\text\{\s*cis\s*\}|\\cis(?![a-zA-Z])|(?<![a-zA-Z\\])cis(?=[\s({\\\d])")
 _ENDS = re.compile(r"^[\s=]+|(?:[\s.,;:¶])+$")
 _APPROXIMATELY = re.compile(
     r"^\s*(?:\\approx|(?:approximately|about|roughly|around)(?=\s)"
@@ -158,6 +165,7 @@ def normalize(text: str) -> str:
     text = _brace(text, "binom", 2)
     text = _brace(text, "sqrt", 1)
     text = _brace_powers(text)
+    text = _open_cis(text)
     text = _apply(_NUMBERS, text)
     text = re.sub(r"\s+", " ", text)
     while (shorter := _ENDS.sub("", _APPROXIMATELY.sub("", text))) != text:
@@ -292,6 +300,18 @@ def _brace_powers(text: str) -> str:
         if text[start : start + 1] == "(" and (end := closing(text, start)) > 0:
             text = f"{text[:at]}^{{{text[start + 1 : end - 1]}}}{text[end:]}"
         at += 1
+    return text
+
+
+def _open_cis(text: str) -> str:
+    """Write r cis x, which is r (cos x + i sin x), as a power of e."""
+    while found := _CIS.search(text):
+        rest = text[found.end() :].lstrip()
+        end = closing(rest, 0) if rest[:1] in ("(", "{") else -1
+        # without brackets the angle ends where the number does
+        end = end if end > 0 else len(re.split(r"[,;=]|\\land|\\lor", rest)[0])
+        angle = rest[:end].replace(DEGREE, r"\cdot\frac{\pi}{180}")
+        text = f"{text[: found.start()]} e^{{i({angle})}}{rest[end:]}"
     return text
 
 

@@ -3,15 +3,21 @@
 Two regions are the same if they agree on their ends, between these and beyond.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from tlt.rewards import math_values as values
 from tlt.rewards.math_answers import Answer, Items, Joined, Leaf, Relation, Words
 from tlt.rewards.math_evaluation import close, is_real, real_part
+from tlt.rewards.math_units import NONE
 
 _INTERVALS = ("()", "[]", "(]", "[)")
+# |x|, |x - 2| or |x + 2|
+_DISTANCE = re.compile(r"\|([a-z])(?:([+-])(\d+(?:\.\d+)?))?\|")
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _ALL = ("all real numbers", "all reals", "real numbers", "all real number")
 
 
@@ -26,7 +32,7 @@ def is_region(answer: Answer) -> bool:
         case Joined(parts=parts):
             return all(is_region(part) or _is_finite(part) for part in parts)
         case Relation():
-            return _variable(answer) is not None
+            return _variable(answer) is not None or _opened(answer) is not answer
         case Leaf(text=text):
             return text == r"\mathbb{R}"
         case Words(text=text):
@@ -36,6 +42,7 @@ def is_region(answer: Answer) -> bool:
 
 
 def same_region(gold: Answer, answer: Answer) -> bool:
+    gold, answer = _opened(gold), _opened(answer)
     names = _variables(gold) | _variables(answer)
     if len(names) > 1:
         return False
@@ -45,6 +52,31 @@ def same_region(gold: Answer, answer: Answer) -> bool:
     return all(
         _contains(gold, point, points) == _contains(answer, point, points) for point in points
     )
+
+
+def _opened(answer: Answer) -> Answer:
+    """Write |x - a| < c as a - c < x < a + c, and |x - a| > c as its two sides."""
+    match answer:
+        case Items(items=parts):
+            return replace(answer, items=tuple(map(_opened, parts)))
+        case Joined(parts=parts):
+            return replace(answer, parts=tuple(map(_opened, parts)))
+        case Relation(sides=(Leaf() as left, Leaf() as right), operators=(operator,)):
+            if _DISTANCE.fullmatch(left.text.replace(" ", "")) is None:
+                left, right, operator = right, left, _TURNED.get(operator, operator)
+            distance = _DISTANCE.fullmatch(left.text.replace(" ", ""))
+            if distance is None or operator not in _TURNED or _end(right) is None:
+                return answer
+            name = Leaf(distance[1], NONE, distance[1])
+            middle = {"-": "", "+": "-"}.get(distance[2] or "-", "") + (distance[3] or "0")
+            low, high = (f"{middle}{sign}({right.text})" for sign in "-+")
+            ends = [Leaf(text, NONE, text) for text in (low, high)]
+            if operator in ("<", "<="):
+                return Relation((ends[0], name, ends[1]), (operator, operator))
+            below = Relation((name, ends[0]), (_TURNED[operator],))
+            return Items("list", (below, Relation((name, ends[1]), (operator,))), "or")
+        case _:
+            return answer
 
 
 def _end(answer: Answer) -> Any:
