@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.simulation.incarnation import WorkerIncarnation
@@ -38,9 +38,16 @@ def test_permuted_depends_on_its_key() -> None:
 # --- sharding -----------------------------------------------------------------------------------
 
 
-def _samples(lengths: list[int]) -> list[Sample]:
+def _samples(lengths: list[int], prompts: list[int] | None = None) -> list[Sample]:
+    """Make samples of groups of four; the lengths of their prompts take turns."""
     return [
-        Sample(PromptIndex(i // 4), Member(i % 4), float(i), length)
+        Sample(
+            PromptIndex(i // 4),
+            Member(i % 4),
+            float(i),
+            length,
+            prompts[i % len(prompts)] if prompts else 0,
+        )
         for i, length in enumerate(lengths)
     ]
 
@@ -86,14 +93,23 @@ def test_every_sample_is_on_one_rank_of_one_minibatch(
         assert (tokens, sequences) == (sum(lengths), len(lengths))
 
 
-@given(lengths=lengths, ranks=st.integers(1, 8), minibatches=st.integers(1, 4))
+@given(
+    lengths=lengths,
+    prompts=st.lists(st.integers(1, 5000), max_size=4),
+    ranks=st.integers(1, 8),
+    minibatches=st.integers(1, 4),
+)
+@example(lengths=[100, 100, 90, 90], prompts=[3000, 10], ranks=2, minibatches=1)
 def test_ranks_and_minibatches_are_balanced(
-    lengths: list[int], ranks: int, minibatches: int
+    lengths: list[int], prompts: list[int], ranks: int, minibatches: int
 ) -> None:
-    """Assert that loads of ranks and sizes of minibatches differ by at most one sample."""
-    samples = _samples(lengths)
+    """Assert that loads of ranks and sizes of minibatches differ by at most one sample.
+
+    A load counts all tokens that are computed, long prompts before short answers included.
+    """
+    samples = _samples(lengths, prompts)
     (part,) = share_samples(samples, (), [ranks], minibatches, 1)
-    by_name = {(s.prompt, s.member): s.length for s in samples}
+    by_name = {(s.prompt, s.member): s.prompt_length + s.length for s in samples}
     sizes = [share.total_sequences for share in part]
     assert max(sizes) - min(sizes) <= 1
     for share in part:

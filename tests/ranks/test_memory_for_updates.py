@@ -37,5 +37,7 @@ def test_the_cache_is_freed_for_an_update(tmp_path: Path) -> None:
         local.rank.handle(UpdateSamples(job=JOB, minibatches=(tuple(done),)))
         local.rank.handle(msgspec.structs.replace(UPDATE, world=1, minibatches=(share,)))
         assert engine_of(local.rank).memory_bytes < held
-        assert len(decode_all(local)) == 4
+        again = decode_all(local)
+        assert len(again) == 4
+        assert {each.prompt_length for each in again} == {len(prompt(7).tokens)}
         assert engine_of(local.rank).memory_bytes == held

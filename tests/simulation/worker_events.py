@@ -34,6 +34,7 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
         batch=1,
         decode_seconds=1.0,
         stop="stop",
+        prompt_length=5 + prompt.prompt,
     )
 
 

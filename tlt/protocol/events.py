@@ -187,6 +187,8 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     batch: int
     decode_seconds: float
     stop: StopReason
+    # tokens of the prompt; 0 in journals that don't have it
+    prompt_length: int = 0
 
 
 class RolloutDropped(StepEvent, frozen=True, kw_only=True):

@@ -193,6 +193,7 @@ class RolloutDuty:
             batch=completion.batches[-1].size if completion.batches else 0,
             decode_seconds=completion.decode_seconds,
             stop=completion.stop,
+            prompt_length=len(prompt.tokens),
         )
 
 

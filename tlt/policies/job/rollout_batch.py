@@ -30,6 +30,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     dropped: bool = False
     # it was cut off by a limit
     truncated: bool = False
+    prompt_length: int = 0
 
     @property
     def score(self) -> Score | None:
@@ -220,6 +221,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
                 finished=event.attempt,
                 length=event.length,
                 truncated=event.stop == "length",
+                prompt_length=event.prompt_length,
             )
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):

@@ -14,6 +14,12 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     member: Member
     advantage: float
     length: int
+    prompt_length: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Return the tokens of a forward pass: the prompt is read, too."""
+        return self.prompt_length + self.length
 
 
 def share_samples(
@@ -62,8 +68,8 @@ def _balanced(batch: Sequence[Sample], world: int) -> list[list[Sample]]:
     """Give samples, longest first, to the rank with the fewest tokens so far."""
     ranks: list[list[Sample]] = [[] for _ in range(world)]
     loads = [0] * world
-    for sample in sorted(batch, key=lambda s: (-s.length, s.prompt, s.member)):
+    for sample in sorted(batch, key=lambda s: (-s.computed, s.prompt, s.member)):
         lightest = loads.index(min(loads))
         ranks[lightest].append(sample)
-        loads[lightest] += sample.length
+        loads[lightest] += sample.computed
     return ranks

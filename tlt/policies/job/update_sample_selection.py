@@ -43,7 +43,7 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
         part = samples if teaches else silent
         for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
             if not (answer.truncated and algorithm.mask_truncated):
-                part.append(Sample(prompt, member, advantage, answer.length))
+                part.append(Sample(prompt, member, advantage, answer.length, answer.prompt_length))
     if not samples:
         silent.clear()
     return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
