@@ -28,16 +28,30 @@ def session_folder(name: str) -> Path:
     return home() / "sessions" / name
 
 
+def short_name_prefix() -> str:
+    return f"tlt-{os.getuid()}-"
+
+
 def short_folder(folder: Path) -> Path:
     """Return a folder for sockets, whose paths must be short."""
     name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=5).hexdigest()
-    return Path(tempfile.gettempdir()) / f"tlt-{os.getuid()}-{name}"
+    return Path(tempfile.gettempdir()) / f"{short_name_prefix()}{name}"
+
+
+def shared_memory() -> Path:
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() else Path(tempfile.gettempdir())
+
+
+def blobs_in_flight(short: Path) -> Path:
+    """Return the folder for blobs that belongs to a folder for sockets."""
+    return shared_memory() / f"{short.name}-blobs"
 
 
 def write_session(spec: SessionSpec) -> None:
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _replace(folder / SESSION_FILE, msgspec.json.format(msgspec.json.encode(spec)))
+    replace_file(folder / SESSION_FILE, msgspec.json.format(msgspec.json.encode(spec)))
 
 
 def load_session(folder: Path) -> SessionSpec:
@@ -48,7 +62,7 @@ def load_session(folder: Path) -> SessionSpec:
 
 
 def write_ready(folder: Path, ready: Ready) -> None:
-    _replace(folder / READY_FILE, msgspec.json.encode(ready))
+    replace_file(folder / READY_FILE, msgspec.json.encode(ready))
 
 
 def read_ready(folder: Path) -> Ready | None:
@@ -70,7 +84,7 @@ def is_up(folder: Path) -> bool:
     return False
 
 
-def _replace(file: Path, content: bytes) -> None:
+def replace_file(file: Path, content: bytes) -> None:
     unfinished = file.with_name(f".{file.name}")
     unfinished.write_bytes(content)
     os.replace(unfinished, file)
