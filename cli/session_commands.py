@@ -1,5 +1,7 @@
 """tlt up, down, status: start, end and show a session."""
 
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,10 @@ from cli.arguments import Json, Runs, SessionName, Workers
 from cli.cuda_start_check import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
+from tlt.errors import StoreError
+from tlt.human_format import seconds
 from tlt.id_types import WorkerId
-from tlt.protocol.shared_values import Heartbeat, JobRecord
+from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session_client import Client, with_client
 from tlt.session_control import (
     find_session,
@@ -20,7 +24,12 @@ from tlt.session_control import (
     start_session,
     stop_session,
 )
+from tlt.session_faults import describe_fault, read_supervised
+from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
 from tlt.store.redis_connection import hide_password
+
+_Services = dict[str, ServiceHeartbeat]
+_Workers = Mapping[WorkerId, Heartbeat]
 
 
 def up(
@@ -75,46 +84,71 @@ def up(
 
 def down(session: SessionName = "default") -> None:
     """End a session; unfinished jobs resume when it is up again."""
-    stop_session(session)
-    stop_dashboard(session)
-    say(f"session '{session}' is down")
+    try:
+        was_up = stop_session(session)
+    finally:
+        stop_dashboard(session)
+    left = "" if was_up else " already; what its processes had left is removed"
+    say(f"session '{session}' is down{left}")
 
 
 def status(
     session: SessionName = "default",
     json: Json = False,
 ) -> None:
-    """Show the workers and jobs of a session."""
+    """Show the processes of a session, the faults that it heals, and how many jobs wait."""
     spec = find_session(session)
+    supervised = read_supervised(Path(spec.folder))
+    redis = hide_password(spec.redis_url)
+    if not json:
+        say(f"session '{session}' is up: redis {redis}, runs {spec.runs}")
+        for fault in supervised.recent(time.time()):
+            say(describe_fault(fault, time.time()))
 
-    async def fetch(client: Client) -> tuple[dict[WorkerId, Heartbeat], list[JobRecord]]:
-        return await client.workers(), await client.jobs.all()
+    async def fetch(client: Client) -> tuple[_Services, _Workers, list[JobRecord]]:
+        return await client.services(), await client.workers(), await client.jobs.all()
 
-    workers, records = with_client(session, fetch)
+    own = list(supervised_liveness(supervised))
+    try:
+        services, workers, records = with_client(session, fetch)
+    except StoreError:
+        if not json:
+            _print_processes(own, {})
+        raise
+    processes = own + list(actor_liveness(spec, services, workers, supervised, time.time()))
     if json:
         jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
         print_json(
             {
-                "session": msgspec.structs.replace(spec, redis_url=hide_password(spec.redis_url)),
+                "session": msgspec.structs.replace(spec, redis_url=redis),
+                "processes": processes,
+                "faults": supervised.faults,
                 "workers": workers,
                 "jobs": jobs,
             }
         )
         return
-    say(f"session '{session}' is up: redis {hide_password(spec.redis_url)}, runs {spec.runs}")
-    print_table(
-        ("worker", "incarnation", "running", "job", "process", "ranks"),
-        [
-            (
-                name,
-                str(beat.incarnation),
-                str(beat.running),
-                beat.job or "-",
-                str(beat.pid),
-                " ".join(map(str, beat.rank_pids)) or "starting",
-            )
-            for name, beat in workers.items()
-        ],
-    )
+    _print_processes(processes, workers)
     waiting = [record for record in records if record.status in ("queued", "preparing", "running")]
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")
+
+
+def _print_processes(processes: Sequence[Liveness], workers: _Workers) -> None:
+    def row(process: Liveness) -> tuple[str, ...]:
+        beat = workers.get(WorkerId(process.name)) if process.pid else None
+        age = process.silent_seconds
+        return (
+            process.name,
+            process.state,
+            str(process.pid or "-"),
+            "-" if age is None else f"{seconds(age)} ago",
+            " ".join(map(str, process.rank_pids)) or "-",
+            "-" if beat is None else str(beat.incarnation),
+            "-" if beat is None else str(beat.running),
+            (beat and beat.job) or "-",
+        )
+
+    print_table(
+        ("name", "state", "process", "heartbeat", "ranks", "incarnation", "running", "job"),
+        [row(process) for process in processes],
+    )

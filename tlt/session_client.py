@@ -12,9 +12,9 @@ import redis.exceptions
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, StoreError
 from tlt.id_types import JobId, WorkerId
-from tlt.protocol.shared_values import Heartbeat, JobRecord
+from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session_control import find_session
-from tlt.store.heartbeats import read_heartbeats
+from tlt.store.heartbeats import read_heartbeats, read_services
 from tlt.store.job_records import Jobs
 from tlt.store.journal import FILE_NAME
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, hide_password
@@ -38,6 +38,9 @@ class Client:
             known = ", ".join(record.job for record in await self.jobs.all()) or "none"
             raise ConfigError(f"there is no job '{name}'; there are: {known}")
         return record
+
+    async def services(self) -> dict[str, ServiceHeartbeat]:
+        return await read_services(self._connection, self._keys)
 
     async def workers(self) -> dict[WorkerId, Heartbeat]:
         return await read_heartbeats(self._connection, self._keys)

@@ -15,6 +15,7 @@ from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, TltError
 from tlt.session_files import (
     READY_FILE,
+    blobs_in_flight,
     is_up,
     load_session,
     read_ready,
@@ -22,6 +23,7 @@ from tlt.session_files import (
     short_folder,
     write_session,
 )
+from tlt.session_leftovers import remove_dead_session
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -61,12 +63,11 @@ def new_session(
     except OSError as error:
         raise ConfigError(f"{error.filename or runs}: {error.strerror}") from error
     short = short_folder(folder)
-    shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     return SessionSpec(
         name=name,
         folder=str(folder),
         runs=str(runs),
-        flight=str(shared / f"{short.name}-blobs"),
+        flight=str(blobs_in_flight(short)),
         redis_url=redis_url or f"unix://{short / 'redis.sock'}",
         workers=workers or max(1, len(os.sched_getaffinity(0)) // ranks),
         ranks_per_worker=ranks,
@@ -141,9 +142,12 @@ def start_in_background(
         )
 
 
-def stop_session(name: str) -> None:
+def stop_session(name: str) -> bool:
+    """End a session; return False if it was dead already and what it had left is removed."""
     folder = session_folder(name)
     ready = read_ready(folder)
+    if remove_dead_session(folder, short_folder(folder)):
+        return False
     if not is_up(folder) or ready is None:
         raise NoSession(f"no session '{name}' is up")
     os.kill(ready.pid, signal.SIGTERM)
@@ -152,6 +156,7 @@ def stop_session(name: str) -> None:
         if time.monotonic() > deadline:
             raise TltError(f"session '{name}' (process {ready.pid}) does not end")
         time.sleep(0.05)
+    return True
 
 
 def _runs(pid: int) -> bool:

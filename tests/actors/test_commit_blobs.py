@@ -76,6 +76,8 @@ async def test_posts_an_event_for_a_drafter_that_was_not_committed(
         await coordinator.committer.commit([_commit_drafter(lost, version=7)], [])
         events = [entry.message for entry in await coordinator.committer.consumer.read(10, 100)]
     serve_run(None)
+    assert coordinator.lock is not None
+    coordinator.lock.close()
     for opened in (coordinator.deciders.session, run, *coordinator.effects.prompts.values()):
         opened.close()
     assert [e.version for e in events if isinstance(e, DrafterCommitFailed)] == [7]

@@ -83,7 +83,7 @@ def _idled(rollout: RolloutFinished) -> WorkerIdled:
     )
 
 
-class _Session:
+class Session:
     """The files of a session with successive coordinators."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
@@ -119,21 +119,23 @@ class _Session:
         ]
 
 
-async def _post(coordinator: Coordinator, events: Sequence[AnyEvent]) -> None:
+async def post(coordinator: Coordinator, events: Sequence[AnyEvent]) -> None:
     for event in events:
         await coordinator.effects.post(event)
 
 
-async def _consume(coordinator: Coordinator) -> None:
+async def consume(coordinator: Coordinator) -> None:
     await coordinator.committer.consume(await coordinator.committer.consumer.read(100, None))
 
 
-async def _end(coordinator: Coordinator) -> None:
+async def end(coordinator: Coordinator) -> None:
     await coordinator.effects.connection.aclose()
     deciders, prompts = coordinator.deciders, coordinator.effects.prompts.values()
     for opened in (deciders.session, deciders.job, *prompts):
         if opened is not None:
             opened.close()
+    assert coordinator.lock is not None
+    coordinator.lock.close()
     serve_run(None)
 
 
@@ -147,19 +149,19 @@ async def test_counts_unread_answers_of_lost_workers(
     redis_url: str, tmp_path: Path, memory: str
 ) -> None:
     """Their prompts were acknowledged with the answers, so no other worker receives them."""
-    session = _Session(tmp_path, redis_url)
+    session = Session(tmp_path, redis_url)
     first = session.coordinator()
     await first.recover()
-    await _post(first, session.begin())
-    await _consume(first)
+    await post(first, session.begin())
+    await consume(first)
     counted, *unread = (_evaluated(prompt, W0, 1, session.answer) for prompt in range(4))
-    await _post(first, [counted])
-    await _consume(first)
+    await post(first, [counted])
+    await consume(first)
     last = _evaluated(4, W1, 2, session.answer)
     # joined and was lost between two coordinators
     later = WorkerJoined(info=_info(W1, 3))
-    await _post(first, [*unread, last, _idled(last), later])
-    await _end(first)
+    await post(first, [*unread, last, _idled(last), later])
+    await end(first)
     if memory == "lost":
         shutil.rmtree(session.spec.flight)
 
@@ -169,7 +171,7 @@ async def test_counts_unread_answers_of_lost_workers(
     state = second.deciders.job.state
     left = await second.committer.consumer.read(100, None)
     assert await second.effects.events.pending("coordinator", "coordinator") == []
-    await _end(second)
+    await end(second)
     assert _unfinished(state) == {5, 6, 7}
     assert (state.workers, state.returning_workers, state.losses, left) == ({}, frozenset(), 0, [])
 

@@ -19,6 +19,7 @@ from tlt.id_types import Incarnation, Step, WorkerId
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report import Ledger, Snapshot, StepSummary
 from tlt.report.batch_lengths_and_finish_times import LengthSummary
+from tlt.session_faults import Fault
 from tlt.store.journal import JournalEntry
 
 
@@ -136,3 +137,19 @@ def test_only_old_events_are_a_backlog() -> None:
     assert list(advice_on_session(healthy)) == []
     late = Health(lease_seconds=15.0, streams=(StreamHealth(name="events", **old),))
     assert [one.urgency for one in advice_on_session(late)] == [Urgency.SOON]
+
+
+def test_faults_of_the_session_are_reported_while_they_heal_and_for_a_while_after() -> None:
+    raylet = Fault(what="Ray's raylet", at=100.0, tries=1)
+    (now,) = advice_on_session(Health(), faults=[raylet], now=104.0)
+    assert now.urgency is Urgency.NOW
+    assert now.what == "Ray's raylet ended 4.0 s ago; starting again."
+    healed = msgspec.structs.replace(raylet, healed_at=112.0)
+    redis = Fault(what="Redis", at=120.0, healed_at=120.5)
+    (after,) = advice_on_session(Health(), faults=[healed, redis], now=125.0)
+    assert after.urgency is Urgency.SOON
+    assert after.what == (
+        "Redis ended 5.0 s ago; all worked again 0.5 s later. 2 such faults in ten minutes."
+    )
+    first, _ = advice_on_session(Health(error="refused"), faults=[raylet], now=104.0)
+    assert first == now

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.live import Live, kill, processes_of, wait_until, write_spec
 from tlt.config import SessionSpec
-from tlt.session_files import is_up, load_session, short_folder
+from tlt.session_files import blobs_in_flight, is_up, load_session, short_folder
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 4
@@ -24,6 +24,9 @@ def own(tmp_path: Path) -> Iterator[Live]:
     yield session
     if is_up(_folder(session)):
         session.tlt("down")
+    assert processes_of(session) == []
+    short = short_folder(_folder(session))
+    assert [place for place in (short, blobs_in_flight(short)) if place.exists()] == []
 
 
 def _up(session: Live, workers: int) -> None:

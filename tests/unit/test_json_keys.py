@@ -14,6 +14,8 @@ from tlt.offline_drafter.training import CurvePoint
 from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot
 from tlt.report.summary import Summary
+from tlt.session_faults import Fault
+from tlt.session_liveness import Liveness
 
 _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
 
@@ -25,6 +27,8 @@ _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
         ("tlt ledger --json", Snapshot),
         ("tlt status --json: session", SessionSpec),
         ("tlt status --json: workers", Heartbeat),
+        ("tlt status --json: processes", Liveness),
+        ("tlt status --json: faults", Fault),
         ("tlt drafter train --json: curve", CurvePoint),
         ("tlt doctor --json: findings", Finding),
         ("tlt doctor SPEC --json: plan", MemoryPlan),

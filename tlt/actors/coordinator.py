@@ -5,9 +5,11 @@ Beside that loop it ends the leases of silent workers and trims the streams.
 
 import asyncio
 import contextlib
+import fcntl
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import redis.exceptions
 import structlog
@@ -21,7 +23,7 @@ from tlt.config import SessionSpec
 from tlt.id_types import Epoch
 from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.store import worker_fence
-from tlt.store.heartbeats import read_heartbeats
+from tlt.store.heartbeats import read_heartbeats, send_service_heartbeats
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
@@ -29,6 +31,8 @@ from tlt.store.redis_stream import Entry
 
 _BLOCK_MS = 500
 _TRIM_SECONDS = 5.0
+_LOCK_FILE = "coordinator-lock"
+_POLL_SECONDS = 0.05
 _log = structlog.get_logger("coordinator")
 
 
@@ -38,6 +42,8 @@ class Coordinator:
         self.effects = Effects(connect(spec.redis_url), Keys(spec.name))
         self.deciders = Deciders(spec, self.effects)
         self.committer = BatchCommitter(spec, self.effects, self.deciders)
+        # held until the process ends
+        self.lock: BinaryIO | None = None
 
     async def run(self) -> None:
         await self.recover()
@@ -45,6 +51,8 @@ class Coordinator:
             tasks.create_task(self._consume_events())
             tasks.create_task(self._watch_leases())
             tasks.create_task(self._trim_streams())
+            tasks.create_task(self._send_heartbeats())
+            tasks.create_task(self._watch_epoch())
             if self.deciders.session.state.current is None:
                 tasks.create_task(self.committer.preparations.warm_up())
 
@@ -55,6 +63,7 @@ class Coordinator:
         """
         connection, keys = self.effects.connection, self.effects.keys
         epoch = self.committer.epoch = Epoch(int(await connection.incr(keys.epoch)))
+        await self._await_predecessor()
         for group in (COORDINATOR, REWARD):
             await self.effects.events.ensure_group(group)
         await self.effects.load_records()
@@ -76,6 +85,17 @@ class Coordinator:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
         await self.committer.consume(unread.others)
+
+    async def _await_predecessor(self) -> None:
+        """Wait for the end of an earlier coordinator, which may be about to write its journals."""
+        folder = Path(self.spec.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.lock = open(folder / _LOCK_FILE, "ab")  # noqa: SIM115
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _available(self, entry: backlog.AnswerEntry) -> Entry[AnyEvent]:
         answer = entry.message
@@ -105,6 +125,18 @@ class Coordinator:
             for entry in dead:
                 _log.error("dead letter", entry=entry.id, error=entry.error)
             await self.committer.consume(entries)
+
+    async def _send_heartbeats(self) -> None:
+        connection, keys = self.effects.connection, self.effects.keys
+        every_seconds = self.spec.heartbeat_seconds
+        await send_service_heartbeats(connection, keys, COORDINATOR, every_seconds)
+
+    async def _watch_epoch(self) -> None:
+        """Raise Superseded soon after another coordinator has begun an epoch."""
+        while True:
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                await self.committer.check_epoch()
+            await asyncio.sleep(self.spec.heartbeat_seconds)
 
     async def _watch_leases(self) -> None:
         leases = Leases(self.spec.lease_seconds)

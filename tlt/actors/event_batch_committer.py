@@ -77,8 +77,7 @@ class BatchCommitter:
         async def execute() -> None:
             async with self._effects.connection.pipeline(transaction=True) as transaction:
                 await transaction.watch(self._effects.keys.epoch)
-                if int(await transaction.get(self._effects.keys.epoch)) != self.epoch:
-                    raise Superseded(f"epoch {self.epoch} is over: another coordinator runs")
+                self._refuse(await transaction.get(self._effects.keys.epoch))
                 transaction.multi()
                 await self._effects.fill(transaction, written.caused)
                 for event in written.failures:
@@ -93,6 +92,14 @@ class BatchCommitter:
         self.consumer.forget(entries)
         self._act(written.caused)
         self._deciders.after_commit()
+
+    async def check_epoch(self) -> None:
+        """Raise Superseded if another coordinator has begun an epoch."""
+        self._refuse(await self._effects.connection.get(self._effects.keys.epoch))
+
+    def _refuse(self, newest: bytes) -> None:
+        if int(newest) != self.epoch:
+            raise Superseded(f"epoch {self.epoch} is over: another coordinator runs")
 
     def _write_files(self, caused: list[Caused]) -> _Written:
         """Write committed blobs and the lines of the journals."""

@@ -7,6 +7,7 @@ Redis and the run's folder. A service that fails ends its process.
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from tlt.actors.worker_restart_loop import Worker
 from tlt.config import SessionSpec
 from tlt.id_types import WorkerId
 from tlt.json_logs import write_logs_to
+
+_RAYLET_SECONDS = 0.5
 
 
 class _Service(Protocol):
@@ -44,6 +47,15 @@ def _serve(session: SessionSpec, name: str, make: Callable[[], _Service]) -> Non
         os._exit(1)
 
     threading.Thread(target=thread, name=name, daemon=True).start()
+    threading.Thread(target=_end_with_raylet, name="raylet", daemon=True).start()
+
+
+def _end_with_raylet() -> None:
+    """End the process soon after its parent: Ray itself takes up to a minute."""
+    raylet = os.getppid()
+    while os.getppid() == raylet:
+        time.sleep(_RAYLET_SECONDS)
+    os._exit(1)
 
 
 def _decode(session: bytes) -> SessionSpec:

@@ -18,6 +18,7 @@ from tlt.policies.job.overlong_penalty import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.weighted_rewards import Verdict, WeightedRewards
+from tlt.store.heartbeats import send_service_heartbeats
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys
@@ -104,6 +105,15 @@ class RewardScorer:
         self._scored = asyncio.Event()
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._score_answers())
+            tasks.create_task(
+                send_service_heartbeats(
+                    self.connection, self.keys, REWARD, self._session.heartbeat_seconds
+                )
+            )
+
+    async def _score_answers(self) -> None:
         await retry_until_connected(lambda: self.events.ensure_group(REWARD))
         consumer = Consumer(self.events, REWARD, "reward")
         reading: asyncio.Task[list[Entry[AnyEvent]]] | None = None

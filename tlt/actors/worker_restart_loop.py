@@ -7,6 +7,7 @@ one begins with fresh ranks and a higher number.
 import asyncio
 import contextlib
 import os
+import time
 
 import msgspec
 import structlog
@@ -17,6 +18,7 @@ from tlt.actors.worker_context import WorkerSetup
 from tlt.errors import RankError
 from tlt.id_types import Incarnation
 from tlt.protocol.shared_values import Heartbeat
+from tlt.session_processes import identify
 from tlt.store import worker_fence
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect, retry_until_connected
 from tlt.store.redis_keys import Keys
@@ -37,6 +39,7 @@ class Worker:
         self._current: WorkerIncarnation | None = None
         self._incarnation = Incarnation(0)
         self._beats = 0
+        self._process = identify(os.getpid())
 
     async def run(self) -> None:
         """Run until the actor's process ends."""
@@ -86,6 +89,8 @@ class Worker:
             rank_pids=ranks,
             job=None if current is None else current.job,
             resident_bytes=sum(map(_resident_bytes, (os.getpid(), *ranks))),
+            start_ticks=0 if self._process is None else self._process.start_ticks,
+            sent=time.time(),
         )
 
 

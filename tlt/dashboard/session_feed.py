@@ -18,6 +18,7 @@ from tlt.dashboard.session_health import Health, HealthReader
 from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
 from tlt.id_types import JobId, JobStatus
 from tlt.protocol.shared_values import JobRecord
+from tlt.session_faults import read_supervised
 from tlt.session_files import is_up
 from tlt.store.job_records import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password
@@ -124,6 +125,8 @@ class SessionFeed(Feed):
         return msgspec.structs.replace(health, unreadable=self._unreadable_record)
 
     def _view(self, health: Health) -> SessionView:
+        now = time.time()
+        faults = read_supervised(Path(self.spec.folder)).recent(now)
         newest = self._records[-_LISTED_JOBS:]
         return SessionView(
             name=self.spec.name,
@@ -135,7 +138,7 @@ class SessionFeed(Feed):
             jobs=tuple(map(self._job_row, reversed(newest))),
             older_jobs=len(self._records) - len(newest),
             health=health,
-            advice=by_urgency(advice_on_session(health, self.up)),
+            advice=by_urgency(advice_on_session(health, self.up, faults, now)),
         )
 
     def _job_row(self, record: JobRecord) -> JobRow:

@@ -10,6 +10,7 @@ from tlt.dashboard.session_health import Health, WorkerHealth, natural_order
 from tlt.human_format import seconds
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report import Snapshot, StepSummary
+from tlt.session_faults import Fault, describe_fault
 
 _CLIPPED = 0.25
 _AGREED = 0.6
@@ -169,7 +170,10 @@ def _on_updates(updates: Sequence[UpdateMetrics]) -> Iterator[Advice]:
         )
 
 
-def advice_on_session(health: Health, up: bool = True) -> Iterator[Advice]:
+def advice_on_session(
+    health: Health, up: bool = True, faults: Sequence[Fault] = (), now: float = 0.0
+) -> Iterator[Advice]:
+    """Yield advice on a session; `faults` are recent ones."""
     if not up:
         yield Advice(
             Urgency.NOW,
@@ -177,6 +181,7 @@ def advice_on_session(health: Health, up: bool = True) -> Iterator[Advice]:
             "`tlt up` starts it again; its jobs resume where they were.",
         )
         return
+    yield from _on_faults(faults, now)
     if health.unreadable is not None:
         yield Advice(
             Urgency.NOW,
@@ -216,6 +221,26 @@ def advice_on_session(health: Health, up: bool = True) -> Iterator[Advice]:
             "memory is used.",
             "Use fewer rollout.slots or workers, or a smaller algorithm.microbatch_tokens, "
             "before the kernel kills a rank.",
+        )
+
+
+def _on_faults(faults: Sequence[Fault], now: float) -> Iterator[Advice]:
+    healed = [fault for fault in faults if fault.healed_at is not None]
+    for fault in faults:
+        if fault.healed_at is None:
+            yield Advice(
+                Urgency.NOW,
+                f"{describe_fault(fault, now)}.",
+                "Wait: the job goes on from its journal. If it lasts, see `tlt status` and "
+                "logs/supervisor.jsonl of the session.",
+            )
+    if healed:
+        before = f" {len(healed)} such faults in ten minutes." if len(healed) > 1 else ""
+        yield Advice(
+            Urgency.SOON,
+            f"{describe_fault(healed[-1], now)}.{before}",
+            "No job is lost. If it happens again, look for its cause: mostly the kernel, which "
+            "kills processes when memory runs out (`dmesg`); logs/ray-ended has Ray's own logs.",
         )
 
 

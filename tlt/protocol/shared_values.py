@@ -104,6 +104,18 @@ class Heartbeat(Value, frozen=True, kw_only=True):
     job: JobId | None
     # memory of the worker and its ranks together
     resident_bytes: int = 0
+    # the start of the worker's process, in clock ticks since the machine started
+    start_ticks: int = 0
+    # by the clock of the session's host
+    sent: float = 0.0
+
+
+class ServiceHeartbeat(Value, frozen=True, kw_only=True):
+    """The heartbeat of the coordinator or the reward scorer."""
+
+    pid: int
+    start_ticks: int
+    sent: float
 
 
 class PromptSet(Value, frozen=True, kw_only=True):

@@ -1,11 +1,19 @@
-"""Heartbeats of a session's workers, one for each worker."""
+"""Heartbeats of a session's actors, one for each worker and each service."""
+
+import asyncio
+import contextlib
+import os
+import time
 
 import msgspec
 
 from tlt.id_types import WorkerId
-from tlt.protocol.shared_values import Heartbeat
-from tlt.store.redis_connection import Connection
-from tlt.store.redis_keys import Keys
+from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
+from tlt.session_processes import identify
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
+from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
+
+SERVICES = (COORDINATOR, REWARD)
 
 
 async def read_heartbeats(connection: Connection, keys: Keys) -> dict[WorkerId, Heartbeat]:
@@ -14,3 +22,29 @@ async def read_heartbeats(connection: Connection, keys: Keys) -> dict[WorkerId, 
         WorkerId(worker.decode()): msgspec.msgpack.decode(heartbeat, type=Heartbeat)
         for worker, heartbeat in sorted(raw.items())
     }
+
+
+async def read_services(connection: Connection, keys: Keys) -> dict[str, ServiceHeartbeat]:
+    raw = await connection.hgetall(keys.services)
+    return {
+        service.decode(): msgspec.msgpack.decode(heartbeat, type=ServiceHeartbeat)
+        for service, heartbeat in raw.items()
+    }
+
+
+async def send_service_heartbeats(
+    connection: Connection, keys: Keys, service: str, every_seconds: float
+) -> None:
+    """Beat until this is cancelled, in the service's own loop: one that is stuck doesn't beat."""
+    own = identify(os.getpid())
+    while True:
+        beat = ServiceHeartbeat(
+            pid=os.getpid(), start_ticks=own.start_ticks if own else 0, sent=time.time()
+        )
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            await connection.hset(keys.services, service, msgspec.msgpack.encode(beat))
+        await asyncio.sleep(every_seconds)
+
+
+async def forget_heartbeats(connection: Connection, keys: Keys) -> None:
+    await connection.delete(keys.heartbeats, keys.services)

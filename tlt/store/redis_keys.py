@@ -20,6 +20,7 @@ class Keys:
         # hash by worker of the lowest incarnation that may write
         self.fence = self._key("fence")
         self.heartbeats = self._key("heartbeats")
+        self.services = self._key("service-heartbeats")
         self.events = self._key("events")
         self.dead_letters = self._key("dead-letters")
 
