@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,3 +239,13 @@ def test_gives_up_a_missing_rendezvous_at_the_deadline():
 
 def test_single_rank_needs_no_group():
     assert groups.join_group("nowhere:1", "alone", 0, 1, 1.0, CPU) is None
+
+
+def test_a_rendezvous_listens_on_its_own_address_only(rendezvous: str) -> None:
+    port = int(rendezvous.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=10)
+    with pytest.raises(RankError, match="serving a rendezvous on"):
+        groups.serve_rendezvous("198.51.100.77")

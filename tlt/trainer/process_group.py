@@ -4,6 +4,7 @@ Every collective of a group has the deadline that the group was joined with.
 """
 
 import os
+import socket
 from datetime import timedelta
 
 import torch
@@ -15,14 +16,30 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from tlt.errors import RankError
 from tlt.trainer.collectives import translate_errors
 
 
 def serve_rendezvous(host: str) -> tuple[TCPStore, int]:
-    """Serve a rendezvous on a free port; it lives as long as the store that is returned."""
-    with translate_errors(f"serving a rendezvous on {host}"):
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return store, store.port
+    """Serve a rendezvous on a free port; it lives as long as the store that is returned.
+
+    It has no password, and by itself it would listen on all addresses.
+    """
+    what = f"serving a rendezvous on {host}"
+    try:
+        listener = socket.create_server((host, 0))
+    except OSError as error:
+        raise RankError(f"{what} failed: {error.strerror}") from error
+    port = listener.getsockname()[1]
+    with translate_errors(what):
+        store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
 
 
 def join_group(
