@@ -78,7 +78,7 @@ def _remove_if_dead(place: Path, except_of: Path) -> bool:
             end_processes(session)
             shutil.rmtree(place, ignore_errors=True)
             return True
-    except OSError:  # it is in use, or not of this release
+    except (OSError, TltError):  # it is in use, or not of this release, or does not end
         return False
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from tlt.errors import TltError
 
-MARK = "TLT_PROCESS_OF"
+_MARK = "TLT_PROCESS_OF"
 _POLL_SECONDS = 0.02
 _END_SECONDS = 20.0
 _PROC = Path("/proc")
@@ -29,6 +29,11 @@ class ProcessId(msgspec.Struct, frozen=True):
 
     pid: int
     start_ticks: int
+
+
+def mark(folder: Path) -> dict[str, str]:
+    """Return what the environment of a session's processes holds."""
+    return {_MARK: str(folder.resolve())}
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -97,7 +102,7 @@ def _kill(pid: int, folder: Path) -> None:
 
 def _is_marked(pid: int, folder: Path) -> bool:
     environment = (_PROC / str(pid) / "environ").read_bytes()
-    return f"{MARK}={folder}".encode() in environment.split(b"\0")
+    return f"{_MARK}={folder.resolve()}".encode() in environment.split(b"\0")
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -10,7 +10,7 @@ import pytest
 from tlt import session_leftovers
 from tlt.session_files import short_folder
 from tlt.session_leftovers import OWNER_FILE, claim, remove_dead_session, remove_leftovers
-from tlt.session_processes import MARK, processes_of
+from tlt.session_processes import mark, processes_of
 
 DEAD, UP, OWN = "dead", "up", "own"
 
@@ -43,7 +43,7 @@ def test_removes_what_dead_sessions_left_and_nothing_else(tmp_path: Path) -> Non
     kept += [place(tmp_path / OWN), place(tmp_path / UP), of_an_older_release, of_another_user]
     of_an_older_release.mkdir()
     claim(of_another_user, tmp_path / DEAD).close()
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: str(tmp_path / DEAD)})
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | mark(tmp_path / DEAD))
 
     removed = remove_leftovers(except_of=tmp_path / OWN)
 
@@ -73,7 +73,7 @@ def test_a_dead_session_is_removed_on_request(tmp_path: Path) -> None:
     short = place(session)
     assert not remove_dead_session(session, short)
     claim(short, session).close()
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: str(session)})
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | mark(session))
     assert remove_dead_session(session, short)
     assert not short.exists()
     assert processes_of(session) == {}

@@ -10,11 +10,11 @@ import pytest
 
 from tests.e2e.live import wait_until
 from tlt.session_processes import (
-    MARK,
     end_processes,
     identify,
     is_child,
     is_running,
+    mark,
     processes_of,
 )
 
@@ -32,7 +32,7 @@ def started() -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 def start(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(command, env={**os.environ, MARK: str(folder)})
+    return subprocess.Popen(command, env=os.environ | mark(folder))
 
 
 def test_ends_processes_and_orphans_of_one_session_only(

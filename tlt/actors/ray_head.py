@@ -15,13 +15,13 @@ from pathlib import Path
 
 from tlt.child_process import die_with_parent, last_line
 from tlt.session_processes import (
-    MARK,
     ProcessId,
     await_end,
     end_processes,
     identify,
     is_child,
     is_running,
+    mark,
     processes_of,
 )
 
@@ -120,7 +120,7 @@ class RayHead:
             token.write_text(os.urandom(32).hex())
         cache = f"torchinductor_{os.getuid()}"
         return {
-            MARK: str(self._session),
+            **mark(self._session),
             "TMPDIR": str(self._scratch),
             # by default it is in TMPDIR, and what was compiled would be lost with the session
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get(

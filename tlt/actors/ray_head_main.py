@@ -17,7 +17,7 @@ from tlt.actors.ray_actors import CoordinatorActor, RewardActor, WorkerActor
 from tlt.config import SessionSpec
 from tlt.session_files import load_session
 
-# A session runs on one host, so no part of it listens on other addresses.
+# A session runs on one host, and its parts find each other at this address.
 _HOST = "127.0.0.1"
 
 

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import redis.exceptions
+
 from tlt.actors.ray_head import RayHead
 from tlt.config import SessionSpec
 from tlt.errors import TltError
@@ -15,6 +17,9 @@ from tlt.store.redis_keys import Keys
 
 START_SECONDS = 180.0
 _LONGEST_BACKOFF = 30.0
+# for one reply; the supervisor does nothing else meanwhile
+_REDIS_SECONDS = 5.0
+_REDIS_ERRORS = (*CONNECTION_ERRORS, redis.exceptions.RedisError)
 
 
 class RayHealer:
@@ -72,7 +77,7 @@ def missing_actors(spec: SessionSpec) -> list[str]:
     """Name the actors that have sent no heartbeat yet, and the workers without ranks."""
 
     async def read() -> list[str]:
-        connection, keys = connect(spec.redis_url), Keys(spec.name)
+        connection, keys = connect(spec.redis_url, _REDIS_SECONDS), Keys(spec.name)
         try:
             services = await read_services(connection, keys)
             workers = await read_heartbeats(connection, keys)
@@ -83,7 +88,7 @@ def missing_actors(spec: SessionSpec) -> list[str]:
 
     try:
         return asyncio.run(read())
-    except CONNECTION_ERRORS:
+    except _REDIS_ERRORS:
         return actor_names(spec)
 
 
@@ -95,7 +100,7 @@ def forget_actors(spec: SessionSpec) -> bool:
     """Delete the heartbeats of actors that have ended; return False if Redis does not answer."""
 
     async def forget() -> None:
-        connection = connect(spec.redis_url)
+        connection = connect(spec.redis_url, _REDIS_SECONDS)
         try:
             await forget_heartbeats(connection, Keys(spec.name))
         finally:
@@ -103,6 +108,6 @@ def forget_actors(spec: SessionSpec) -> bool:
 
     try:
         asyncio.run(forget())
-    except CONNECTION_ERRORS:
+    except _REDIS_ERRORS:
         return False
     return True

@@ -66,7 +66,7 @@ def lost_workers(
         WorkerLost(
             worker=worker,
             incarnation=incarnation,
-            reason="its session went down",
+            reason="it ended with its session or with Ray",
             returning=False,
             with_session=True,
         )
