@@ -117,6 +117,11 @@ BENCHMARKS = {
         "One worker trains policy and drafter at the shape of Qwen2.5-0.5B with random weights:"
         " memory, and how soon a rank in the middle of drafter training obeys a command."
     ),
+    "recovery": (
+        "Each process of a session is killed in the middle of a job: seconds until all are up again"
+        " (after the death of the supervisor: by `tlt up`), the slower of two times, and answers"
+        " that were lost or counted twice."
+    ),
     "beside": (
         "Jobs whose idle workers always train, against jobs that never do: what the rollouts lose"
         " while others train beside them on the same machine."
