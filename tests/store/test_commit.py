@@ -56,7 +56,9 @@ async def test_commits_effect_events_and_acknowledgement_together(
 # --- requeue
 
 
-async def _requeue(stream: Stream[PromptIssued], keys: Keys, tries: int = 3) -> list[int]:
+async def _requeue(
+    stream: Stream[PromptIssued], keys: Keys, tries: int = 3, *, excused: bool = False
+) -> list[int]:
     async with stream.connection.pipeline(transaction=True) as transaction:
         given_up = await requeue(
             stream,
@@ -64,6 +66,7 @@ async def _requeue(stream: Stream[PromptIssued], keys: Keys, tries: int = 3) -> 
             consumer="dead",
             max_tries=tries,
             dead_letters=keys.dead_letters,
+            excused=excused,
         )
         await transaction.execute()
     return [lost.prompt for lost in given_up]
@@ -97,6 +100,15 @@ async def test_gives_a_prompt_up_after_max_tries(stream: Stream[PromptIssued], k
     assert CODEC.decode(letter) == prompt(7, attempt=2)
     assert letter[b"error"] == b"its worker was lost 3 times"
     assert letter[b"source"] == stream.key.encode()
+
+
+async def test_losses_with_the_whole_session_are_no_tries(
+    stream: Stream[PromptIssued], keys: Keys
+) -> None:
+    await put(stream, 7)
+    for excused, given_up in ((True, []), (False, []), (True, []), (True, []), (False, [7])):
+        await Consumer(stream, ROLLOUT, "dead").read(10, 1)
+        assert await _requeue(stream, keys, tries=2, excused=excused) == given_up
 
 
 async def test_requeues_nothing_without_its_transaction(

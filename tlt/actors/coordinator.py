@@ -18,6 +18,7 @@ from tlt.actors import startup_event_backlog as backlog
 from tlt.actors.deciders import Deciders
 from tlt.actors.effects import Effects
 from tlt.actors.event_batch_committer import BATCH, BatchCommitter
+from tlt.actors.incarnation_shutdown import run_until_one_fails
 from tlt.actors.leases import Leases
 from tlt.config import SessionSpec
 from tlt.id_types import Epoch
@@ -47,14 +48,16 @@ class Coordinator:
 
     async def run(self) -> None:
         await self.recover()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._consume_events())
-            tasks.create_task(self._watch_leases())
-            tasks.create_task(self._trim_streams())
-            tasks.create_task(self._send_heartbeats())
-            tasks.create_task(self._watch_epoch())
-            if self.deciders.session.state.current is None:
-                tasks.create_task(self.committer.preparations.warm_up())
+        works = [
+            self._consume_events(),
+            self._watch_leases(),
+            self._trim_streams(),
+            self._send_heartbeats(),
+            self._watch_epoch(),
+        ]
+        if self.deciders.session.state.current is None:
+            works.append(self.committer.preparations.warm_up())
+        await run_until_one_fails(*works)
 
     async def recover(self) -> None:
         """Begin an epoch, rebuild the state, and decide the events that are still unread.

@@ -21,7 +21,7 @@ from tlt.protocol.commands import (
     ToWorker,
     WorkerCommand,
 )
-from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerLost
 from tlt.protocol.shared_values import JobRecord
 from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
@@ -93,7 +93,8 @@ class Effects:
                 case IssuePrompts():
                     self._issue(transaction, command)
                 case RequeuePrompts():
-                    await self._requeue(transaction, command)
+                    excused = isinstance(event, WorkerLost) and event.with_session
+                    await self._requeue(transaction, command, excused)
                 case KeepRollout() if isinstance(event, RolloutFinished):
                     transaction.hset(
                         self.keys.rollouts(command.job, command.step),
@@ -131,13 +132,16 @@ class Effects:
                     ),
                 )
 
-    async def _requeue(self, transaction: Transaction, command: RequeuePrompts) -> None:
+    async def _requeue(
+        self, transaction: Transaction, command: RequeuePrompts, excused: bool
+    ) -> None:
         given_up = await requeue(
             self.prompt_stream(command.job),
             transaction,
             consumer=str(command.incarnation),
             max_tries=self._max_tries,
             dead_letters=self.keys.dead_letters,
+            excused=excused,
         )
         for prompt in given_up:
             dropped = drop(prompt, f"its worker was lost {self._max_tries} times")

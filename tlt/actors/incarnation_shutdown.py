@@ -1,6 +1,8 @@
-"""End a worker's incarnation: the exception that ends it, and the cancellation of its tasks."""
+"""End an incarnation or a service: its exception, and the cancellation of its tasks."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -9,6 +11,20 @@ _log = structlog.get_logger("worker")
 
 class IncarnationEnded(Exception):
     """This incarnation has ended."""
+
+
+async def run_until_one_fails(*works: Coroutine[Any, Any, None]) -> None:
+    """Run until one of them raises, or all are done; cancel the others and raise its error.
+
+    A task group cancels once, and would wait forever for a task that swallowed it.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await cancel_all(tasks)
 
 
 async def cancel_all(tasks: list["asyncio.Task[None]"]) -> None:

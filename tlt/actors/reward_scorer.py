@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tlt.actors.incarnation_shutdown import run_until_one_fails
 from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, conversation, prompts_file
@@ -105,13 +106,11 @@ class RewardScorer:
         self._scored = asyncio.Event()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._score_answers())
-            tasks.create_task(
-                send_service_heartbeats(
-                    self.connection, self.keys, REWARD, self._session.heartbeat_seconds
-                )
-            )
+        every_seconds = self._session.heartbeat_seconds
+        await run_until_one_fails(
+            self._score_answers(),
+            send_service_heartbeats(self.connection, self.keys, REWARD, every_seconds),
+        )
 
     async def _score_answers(self) -> None:
         await retry_until_connected(lambda: self.events.ensure_group(REWARD))

@@ -49,6 +49,8 @@ class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tokens: tuple[int, ...]
     # the evaluation set of a held-out prompt, which may say how it is answered
     set: str | None = None
+    # attempts that ended with the whole session, and don't count as tries
+    excused: int = 0
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):

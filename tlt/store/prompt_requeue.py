@@ -17,8 +17,12 @@ async def requeue(
     consumer: str,
     max_tries: int,
     dead_letters: str,
+    excused: bool = False,
 ) -> list[PromptIssued]:
-    """Fill the transaction; return the prompts that are given up after `max_tries`."""
+    """Fill the transaction; return the prompts that are given up after `max_tries`.
+
+    An excused loss is no try: the prompt can't have caused it.
+    """
     given_up: list[PromptIssued] = []
     for entry_id, fields in await stream.pending(ROLLOUT, consumer):
         try:
@@ -26,8 +30,10 @@ async def requeue(
         except StoreError as error:
             add_dead_letter(transaction, dead_letters, stream.key, fields, str(error))
         else:
-            again = msgspec.structs.replace(prompt, attempt=Attempt(prompt.attempt + 1))
-            if again.attempt < max_tries:
+            again = msgspec.structs.replace(
+                prompt, attempt=Attempt(prompt.attempt + 1), excused=prompt.excused + excused
+            )
+            if again.attempt - again.excused < max_tries:
                 stream.add(transaction, again)
             else:
                 given_up.append(prompt)
