@@ -132,4 +132,6 @@ class RayHead:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # By default Ray runs its workers, and so the ranks, at a lower priority.
             "RAY_worker_niceness": "0",
+            # Ray's processes would write their titles over their environment, and so over the mark.
+            "SPT_NOENV": "1",
         }
