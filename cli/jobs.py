@@ -15,7 +15,7 @@ from cli.run_report import report_run
 from cli.spec_loading import load_job
 from tlt.errors import ConfigError
 from tlt.job_checkpoints import has_checkpoint
-from tlt.job_submission import submit_job
+from tlt.job_submission import Place, submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import (
     follow_journal,
@@ -37,6 +37,13 @@ def submit(
     wait: Wait = False,
     changes: Set = None,
     start: From = None,
+    priority: Annotated[
+        int, typer.Option(help="Of the jobs that wait, one of the highest priority runs next.")
+    ] = 0,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Return the job that was submitted with this key before."),
+    ] = None,
     session: SessionName = "default",
     json: Json = False,
 ) -> None:
@@ -48,7 +55,7 @@ def submit(
     one. Settings and data may differ, the model may not.
     """
     loaded = load_job(spec, changes)
-    record = submit_job(session, loaded, start)
+    record = submit_job(session, loaded, start, Place(priority, idempotency_key))
     _report_submitted(session, record, wait, json)
 
 
@@ -134,7 +141,7 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
     """List all jobs of a session, oldest first."""
     records = with_client(session, lambda client: client.jobs.all())
     if json:
-        fields = ("job", "status", "error", "submitted", "folder")
+        fields = ("job", "status", "priority", "error", "submitted", "folder")
         print_json(
             [
                 {field: getattr(record, field) for field in fields} | {"from": _start_name(record)}
@@ -143,11 +150,12 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
         )
         return
     print_table(
-        ("job", "status", "submitted", "from", "folder", "error"),
+        ("job", "status", "priority", "submitted", "from", "folder", "error"),
         [
             (
                 record.job,
                 record.status,
+                str(record.priority),
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted)),
                 _start_name(record) or "",
                 record.folder,

@@ -1,5 +1,7 @@
 """Queue a job in a session, from the beginning or from another job's checkpoint."""
 
+from typing import NamedTuple
+
 from tlt.config import JobSpec
 from tlt.errors import BlobLost, ConfigError
 from tlt.id_types import Step
@@ -11,16 +13,34 @@ from tlt.session_client import run_folder, with_client
 _MOST_CHOICES = 5
 
 
-def submit_job(session: str, spec: JobSpec, start: str | None = None) -> JobRecord:
+class Place(NamedTuple):
+    """A job's place in the queue."""
+
+    # a job of a higher priority runs earlier
+    priority: int = 0
+    # a second submission with the same key returns the first one's job
+    idempotency_key: str | None = None
+
+
+_USUAL = Place()
+
+
+def submit_job(
+    session: str, spec: JobSpec, start: str | None = None, place: Place = _USUAL
+) -> JobRecord:
     """Queue a job; `start` is JOB[@STEP], and JOB may be a run's folder."""
-    return _submit(session, spec) if start is None else _submit_from(session, spec, start)
+    if start is None:
+        return _submit(session, spec, None, place)
+    return _submit_from(session, spec, start, place)
 
 
-def _submit(session: str, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobRecord:
-    return with_client(session, lambda client: client.jobs.submit(spec, start))
+def _submit(
+    session: str, spec: JobSpec, start: StartingCheckpoint | None, place: Place
+) -> JobRecord:
+    return with_client(session, lambda client: client.jobs.submit(spec, start, *place))
 
 
-def _submit_from(session: str, spec: JobSpec, start: str) -> JobRecord:
+def _submit_from(session: str, spec: JobSpec, start: str, place: Place) -> JobRecord:
     job, separator, step = start.rpartition("@")
     if not separator or not step.isdecimal():
         job, step = start, ""
@@ -28,7 +48,7 @@ def _submit_from(session: str, spec: JobSpec, start: str) -> JobRecord:
     for _ in range(_MOST_CHOICES):
         chosen = choose_checkpoint(run, Step(int(step)) if step else None, spec)
         try:
-            return _submit(session, spec, chosen)
+            return _submit(session, spec, chosen, place)
         except BlobLost:
             continue  # a job that runs has just replaced it by a newer one
     raise ConfigError(f"{start}: its checkpoints are replaced faster than they can be copied")

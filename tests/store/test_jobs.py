@@ -10,7 +10,7 @@ import pytest
 from tests.samples import SPEC
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
-from tlt.errors import BlobLost
+from tlt.errors import BlobLost, ConfigError
 from tlt.id_types import JobId, PolicyVersion
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
 from tlt.protocol.refs import Checkpoint, StartingCheckpoint
@@ -104,6 +104,21 @@ async def test_gives_concurrent_submissions_distinct_names(
     assert {event.job for event in posted if isinstance(event, JobSubmitted)} == {
         record.job for record in await jobs.all()
     }
+
+
+async def test_an_idempotency_key_submits_one_job(
+    jobs: Jobs, connection: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    records = await asyncio.gather(*(jobs.submit(SPEC, idempotency_key="k") for _ in range(20)))
+    assert len({record.job for record in records}) == 1
+    assert await jobs.all() == records[:1]
+    assert len(await _posted(connection, keys)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [records[0].job]
+    other = await jobs.submit(SPEC, idempotency_key="another")
+    assert other.job != records[0].job
+    changed = msgspec.structs.replace(SPEC, seed=SPEC.seed + 1)
+    with pytest.raises(ConfigError, match=f"'k' is that of {records[0].job}"):
+        await jobs.submit(changed, idempotency_key="k")
 
 
 async def test_posts_a_cancellation_and_leaves_the_record(

@@ -118,7 +118,9 @@ class Deciders:
         match event:
             case JobSubmitted():
                 if event.job not in self._effects.records:
-                    record = new_record(event.job, event.spec, event.folder, event.starts_from)
+                    record = new_record(
+                        event.job, event.spec, event.folder, event.starts_from, event.priority
+                    )
                     self._effects.records[event.job] = record
                 return [self.session]
             case JobPrepared() | JobRefused() | JobEnded() | JobCancelRequested():

@@ -11,7 +11,7 @@ from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError, TltError
 from tlt.evaluation_job import evaluation_job
 from tlt.id_types import JobStatus, Step
-from tlt.job_submission import submit_job
+from tlt.job_submission import Place, submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
 from tlt.report.evaluation_figures import EvalSummary
@@ -147,13 +147,16 @@ class OpenSession:
         *,
         from_job: Run | str | Path | None = None,
         step: int | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
     ) -> Run:
         """Queue a job, or a spec's YAML file.
 
         With `from_job`, a job or a run's folder, it goes on from that one's last checkpoint or from
         the one after `step` steps, as `tlt submit --from JOB@STEP` does.
         """
-        return self._submit(_as_job(job).to_spec, _start(from_job, step))
+        place = Place(priority, idempotency_key)
+        return self._submit(_as_job(job).to_spec, _start(from_job, step), place)
 
     def run(
         self,
@@ -172,13 +175,13 @@ class OpenSession:
         """
         model, wanted = None if policy is None else Path(policy), _as_job(job)
         return self._submit(
-            lambda inputs: evaluation_job(wanted.to_spec(inputs), "tlt.Job", model), None
+            lambda inputs: evaluation_job(wanted.to_spec(inputs), "tlt.Job", model), None, Place()
         ).result()
 
-    def _submit(self, make_spec: Callable[[Path], JobSpec], start: str | None) -> Run:
+    def _submit(self, make_spec: Callable[[Path], JobSpec], start: str | None, place: Place) -> Run:
         """Queue the job whose spec is made with a folder for its inputs."""
         with locked_folder(Path(self._spec.runs)) as folder:
-            record = submit_job(self.name, make_spec(folder), start)
+            record = submit_job(self.name, make_spec(folder), start, place)
             records, complaint = with_client(self.name, lambda client: client.jobs.readable())
             if complaint is None:
                 discard_unnamed(folder, records)

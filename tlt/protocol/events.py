@@ -83,6 +83,8 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     # a folder of this job alone, kept when a later session resumes the job
     folder: str
     starts_from: StartingCheckpoint | None = None
+    # of the waiting jobs, one of the highest priority runs next
+    priority: int = 0
 
 
 class JobCancelRequested(JobEvent, frozen=True, kw_only=True):

@@ -158,6 +158,7 @@ class JobRecord(Value, frozen=True, kw_only=True):
     folder: str
     spec: JobSpec
     starts_from: StartingCheckpoint | None = None
+    priority: int = 0
 
 
 class UpdateMetrics(Value, frozen=True, kw_only=True):

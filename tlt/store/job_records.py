@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from redis.exceptions import WatchError
 
 from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
@@ -24,7 +25,11 @@ ENDED_STATUSES = frozenset({"done", "failed", "cancelled"})
 
 
 def new_record(
-    job: JobId, spec: JobSpec, folder: str, starts_from: StartingCheckpoint | None = None
+    job: JobId,
+    spec: JobSpec,
+    folder: str,
+    starts_from: StartingCheckpoint | None = None,
+    priority: int = 0,
 ) -> JobRecord:
     return JobRecord(
         job=job,
@@ -34,6 +39,7 @@ def new_record(
         folder=folder,
         spec=spec,
         starts_from=starts_from,
+        priority=priority,
     )
 
 
@@ -45,22 +51,60 @@ class Jobs:
         self._events = Stream(connection, self._keys.events, _events)
 
     async def submit(
-        self, spec: JobSpec, starts_from: StartingCheckpoint | None = None
+        self,
+        spec: JobSpec,
+        starts_from: StartingCheckpoint | None = None,
+        priority: int = 0,
+        idempotency_key: str | None = None,
     ) -> JobRecord:
-        """Queue a job; raise BlobLost if a file of the checkpoint that it starts from is gone."""
-        record = await self._new_folder(spec, starts_from)
-        if starts_from is not None:
-            _copy_blobs(starts_from, Path(record.folder))
-        submitted = JobSubmitted(
-            job=record.job, spec=spec, folder=record.folder, starts_from=starts_from
-        )
-        async with self._connection.pipeline(transaction=True) as transaction:
-            transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
-            self._events.add(transaction, submitted)
-            await transaction.execute()
+        """Queue a job; raise BlobLost if a file of the checkpoint that it starts from is gone.
+
+        With an `idempotency_key` that a job was submitted with, return that job.
+        """
+        while True:
+            if (known := await self._submitted_with(idempotency_key, spec)) is not None:
+                return known
+            record = await self._new_folder(spec, starts_from, priority)
+            if starts_from is not None:
+                _copy_blobs(starts_from, Path(record.folder))
+            if await self._announce(record, idempotency_key):
+                return record
+            shutil.rmtree(record.folder, ignore_errors=True)
+
+    async def _submitted_with(self, key: str | None, spec: JobSpec) -> JobRecord | None:
+        job = None if key is None else await self._connection.hget(self._keys.idempotency, key)
+        record = None if job is None else await self.get(JobId(job.decode()))
+        if record is not None and record.spec != spec:
+            raise ConfigError(f"the idempotency key '{key}' is that of {record.job}, another spec")
         return record
 
-    async def _new_folder(self, spec: JobSpec, starts_from: StartingCheckpoint | None) -> JobRecord:
+    async def _announce(self, record: JobRecord, key: str | None) -> bool:
+        """Store a job and its event; return False if the key was taken meanwhile."""
+        submitted = JobSubmitted(
+            job=record.job,
+            spec=record.spec,
+            folder=record.folder,
+            starts_from=record.starts_from,
+            priority=record.priority,
+        )
+        async with self._connection.pipeline(transaction=True) as transaction:
+            if key is not None:
+                await transaction.watch(self._keys.idempotency)
+                if await transaction.hexists(self._keys.idempotency, key):
+                    return False
+                transaction.multi()
+                transaction.hset(self._keys.idempotency, key, record.job)
+            transaction.hset(self._keys.jobs, record.job, msgspec.json.encode(record))
+            self._events.add(transaction, submitted)
+            try:
+                await transaction.execute()
+            except WatchError:
+                return False
+        return True
+
+    async def _new_folder(
+        self, spec: JobSpec, starts_from: StartingCheckpoint | None, priority: int
+    ) -> JobRecord:
         """Return a record whose folder is new: sessions may share the folder of runs."""
         while True:
             number = await self._connection.incr(self._keys.job_numbers)
@@ -69,6 +113,7 @@ class Jobs:
                 spec,
                 str(Path(self._runs) / f"{spec.name}-{number}"),
                 starts_from,
+                priority,
             )
             try:
                 os.makedirs(record.folder)

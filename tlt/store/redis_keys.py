@@ -15,6 +15,8 @@ class Keys:
         self.incarnations = self._key("incarnations")
         self.job_numbers = self._key("job-numbers")
         self.jobs = self._key("jobs")
+        # hash by a user's idempotency key of the job that was submitted with it
+        self.idempotency = self._key("idempotency")
         # hash of the position up to which each journal is committed
         self.committed = self._key("committed")
         # hash by worker of the lowest incarnation that may write

@@ -1,4 +1,4 @@
-"""Jobs and workers of a session: one job runs at a time, in the order of submission."""
+"""Jobs and workers of a session: one job runs at a time, by priority, then by submission."""
 
 from typing import assert_never
 
@@ -36,6 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     status: JobStatus = "queued"
     starts_from: StartingCheckpoint | None = None
+    priority: int = 0
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,12 @@ def _status(state: SessionState, job: JobId) -> JobStatus | None:
 def _submit(state: SessionState, event: JobSubmitted) -> Decision:
     if event.job in state.seen:
         return state, []
-    job = Job(spec=event.spec, folder=event.folder, starts_from=event.starts_from)
+    job = Job(
+        spec=event.spec,
+        folder=event.folder,
+        starts_from=event.starts_from,
+        priority=event.priority,
+    )
     state = msgspec.structs.replace(
         state,
         jobs={**state.jobs, event.job: job},
@@ -142,7 +148,8 @@ def _finish(state: SessionState, job: JobId, status: JobStatus, error: str | Non
 def _next(state: SessionState, commands: list[SessionCommand]) -> Decision:
     if state.current is not None or not state.jobs:
         return state, commands
-    job, entry = next(iter(state.jobs.items()))
+    # of equals, `max` returns the one that was submitted first
+    job, entry = max(state.jobs.items(), key=lambda item: item[1].priority)
     state, recorded = _record(state, job, "preparing", None)
     return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
 
