@@ -35,7 +35,7 @@ from tlt.errors import ConfigError, DataError, TltError
 from tlt.learning_spec import SourceSpec
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
-from tlt.models.decoder_spec import require_divisible_heads
+from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.shared_values import PromptSet
@@ -55,7 +55,8 @@ def prepare(folder: Path) -> PreparedJob:
             f"speculation guesses {spec.speculation.longest} tokens at once, "
             f"in a context of {limit}"
         )
-    require_divisible_heads(spec.rollout.tensor_parallel, policy.kv_heads, "policy")
+    width = spec.rollout.tensor_parallel
+    require_divisible(width, policy.kv_heads, policy.intermediate, "policy")
     tokenizer = Tokenizer(spec.policy.path)
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     refuse_missing(spec.loggers, "spec")

@@ -10,7 +10,7 @@ from tlt.config import JobSpec, LoraSpec
 from tlt.errors import ConfigError
 from tlt.memory_plan import DrafterShape, JobMemory, LoraShape, ModelShape, RewardModelMemory
 from tlt.models.config_json import read_config
-from tlt.models.decoder_spec import DecoderConfig, require_divisible_heads, weight_shapes
+from tlt.models.decoder_spec import DecoderConfig, require_divisible, weight_shapes
 from tlt.models.drafter_folder import read_drafter_config
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.safetensors_header import read_folder_shapes
@@ -29,8 +29,11 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
     if not folder.is_dir():
         raise ConfigError(f"policy.path: {folder}: no such folder; its config.json is needed")
     config = read_config(folder)
-    require_divisible_heads(spec.rollout.tensor_parallel, config.kv_heads, "policy")
+    width = spec.rollout.tensor_parallel
+    require_divisible(width, config.kv_heads, config.intermediate, "policy")
     drafter = _drafter_of(spec, config)
+    if drafter is not None:
+        require_divisible(width, drafter.kv_heads, drafter.intermediate, "drafter")
     algorithm, rollout, speculation = spec.algorithm, spec.rollout, spec.speculation
     policy = policy_shape(config)
     return JobMemory(

@@ -48,10 +48,12 @@ async def _issue(connection: Connection, keys: Keys, members: int) -> None:
 
 
 class _Worker:
-    """A worker with two ranks of two slots each."""
+    """A worker with two engines of two slots each, which `width` ranks share."""
 
-    def __init__(self, connection: Connection, keys: Keys, share_seconds: float) -> None:
-        self.ranks = [_Rank(), _Rank()]
+    def __init__(
+        self, connection: Connection, keys: Keys, share_seconds: float, width: int
+    ) -> None:
+        self.ranks = [_Rank() for _ in range(2 * width)]
         self.idled: list[WorkerIdled] = []
         setup = IncarnationSetup(
             connection=connection,
@@ -60,7 +62,9 @@ class _Worker:
             ranks=self.ranks,  # type: ignore[arg-type]
         )
         self.intake = PromptIntake(setup, self, share_seconds)  # type: ignore[arg-type]
-        rollout = msgspec.structs.replace(SPEC.rollout, slots=2)
+        rollout = msgspec.structs.replace(
+            SPEC.rollout, slots=2, engine="sglang", tensor_parallel=width
+        )
         spec = msgspec.structs.replace(SPEC, rollout=rollout)
         self.intake.open(
             OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs")  # pyright: ignore
@@ -76,10 +80,10 @@ class _Worker:
 
 @asynccontextmanager
 async def _worker(
-    connection: Connection, keys: Keys, *, prompts: int, share_seconds: float
+    connection: Connection, keys: Keys, *, prompts: int, share_seconds: float, width: int = 1
 ) -> AsyncIterator[_Worker]:
     await _issue(connection, keys, prompts)
-    worker = _Worker(connection, keys, share_seconds)
+    worker = _Worker(connection, keys, share_seconds, width)
     running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
     try:
         yield worker
@@ -111,6 +115,14 @@ async def test_takes_what_others_leave(connection: Connection, keys: Keys) -> No
         worker.intake.start(rolls(share=1))
         await wait_until(lambda: len(worker.given) >= 4)
         assert worker.given == [0, 1, 2, 3]
+
+
+async def test_only_ranks_with_an_engine_answer_prompts(connection: Connection, keys: Keys) -> None:
+    async with _worker(connection, keys, prompts=8, share_seconds=0.05, width=2) as worker:
+        worker.intake.start(rolls(share=1))
+        await wait_until(lambda: len(worker.given) >= 4)
+        assert [len(rank.members) for rank in worker.ranks] == [2, 0, 2, 0]
+        assert worker.intake.busy_ranks == {0, 2}
 
 
 async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Keys) -> None:

@@ -124,7 +124,8 @@ def _more_hosts(case: Case, devices: DevicePlan) -> _Changed | None:
         spread = spread_over(more, more.total, case.spread.tensor_parallel)
         changed = Case(job=case.job, spread=spread)
         if changed.bytes <= devices.budget:
-            return f"the learner sharded over {more.total} devices ({more.name})", changed
+            change = f"the learner sharded over {more.total} devices ({more.name})"
+            return f"{change}, which TLT lacks yet", changed
     return None
 
 

@@ -92,10 +92,14 @@ def describe_mismatch(config: DecoderConfig, actual: Mapping[str, tuple[int, ...
     return f"the weight {unknown[0]} belongs to no part that we run" if unknown else None
 
 
-def require_divisible_heads(ranks: int, kv_heads: int, model: str) -> None:
-    """Raise ConfigError if ranks can't share the heads of keys and values evenly."""
-    if kv_heads % ranks:
-        raise ConfigError(
-            f"rollout.tensor_parallel: {ranks} ranks can't share the {model}'s {kv_heads} heads "
-            "of keys and values evenly"
-        )
+def require_divisible(ranks: int, kv_heads: int, intermediate: int, model: str) -> None:
+    """Raise ConfigError if ranks can't share a layer's heads and width evenly."""
+    for count, what in (
+        (kv_heads, "heads of keys and values"),
+        (intermediate, "numbers between its feed-forward matrices"),
+    ):
+        if count % ranks:
+            raise ConfigError(
+                f"rollout.tensor_parallel: {ranks} ranks can't share the {model}'s {count} {what} "
+                "evenly"
+            )

@@ -15,7 +15,7 @@ from tlt.errors import TltError
 from tlt.id_types import NAMED, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
-from tlt.models.decoder_spec import require_divisible_heads
+from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit
 from tlt.models.tokenizer import Tokenizer
@@ -113,7 +113,8 @@ def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     speculation: SpeculationOptions | None = None
     if spec.speculation.mode != "off":
         config = drafter_config(spec, drafter)
-        require_divisible_heads(spec.rollout.tensor_parallel, config.kv_heads, "drafter")
+        width = spec.rollout.tensor_parallel
+        require_divisible(width, config.kv_heads, config.intermediate, "drafter")
         captured = state_layers(config, read_config(model).layers)
         speculation = _sglang_speculation(job, drafter, config, folder / "drafter")
     engine = start_engine_with_tap.start_engine(

@@ -24,6 +24,7 @@ from tlt.protocol.shared_values import UpdateMetrics
 from tlt.ranks.policy_files import PolicyFiles
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress
+from tlt.trainer import collectives
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.samples import Minibatch, PolicySample
@@ -111,6 +112,9 @@ class PolicyUpdateDuty:
         else:
             stack.callback(groups.leave_group)
             group = self._join(command, rank)
+        if self._job.spec.rollout.tensor_parallel > 1:
+            # an engine's first rank has freed the cache on all of its devices before it comes here
+            collectives.wait_for_all(group, self._job.device)
         if command.restore is not None:
             with self._progress.report_meanwhile():
                 self._files.restore(self.learner, command.restore, self._group)

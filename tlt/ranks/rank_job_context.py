@@ -10,6 +10,7 @@ import torch
 from tlt.answer_files import AnswerFiles
 from tlt.blobs import Blobs
 from tlt.config import JobSpec
+from tlt.errors import ConfigError
 from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import RankSetup
@@ -49,6 +50,12 @@ class RankJob:
     def engine_cores(self) -> tuple[tuple[int, ...], ...]:
         """Return by rank the cores of this rank's engine; empty ones stand for all."""
         width, rank, cores = self.spec.rollout.tensor_parallel, self.setup.rank, self.setup.cores
+        if len(cores) % width:
+            # a job that is resumed may find smaller workers than it began with
+            raise ConfigError(
+                f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, "
+                f"and this one has {len(cores)}"
+            )
         return cores[rank : rank + width] or ((),) * width
 
     @property

@@ -46,6 +46,14 @@ def reduce_max(tensor: Tensor, group: ProcessGroup | None) -> None:
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
 
 
+def wait_for_all(group: ProcessGroup | None, device: torch.device) -> None:
+    """Wait until every rank has come here."""
+    # the sum is known only once all have given their part, and reading it waits for that
+    total = torch.ones((), device=device)
+    reduce_sum(total, group)
+    total.item()
+
+
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None) -> None:
     """Overwrite every rank's `tensors` with those of rank `source`."""
     if group is None:

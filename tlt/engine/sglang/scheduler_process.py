@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class SchedulerProcess:
 
         Without `cores` it may use those of this process.
         """
-        self._channel, theirs = Pipe()
+        self.channel, theirs = Pipe()
         self._log = log
         command = [sys.executable, "-W", "ignore", "-m", "tlt.engine.sglang.scheduler_main"]
         command += [str(theirs.fileno()), device]
@@ -67,10 +67,10 @@ class SchedulerProcess:
         """Send SGLang's own structs, pickled as upstream does."""
         # tensors are shared by descriptors, for which both processes need the same key
         authkey = bytes(multiprocessing.current_process().authkey)
-        self._exchange(lambda: self._channel.send((authkey, arguments, ports, gpu, tensor_rank)))
+        self._exchange(lambda: self.channel.send((authkey, arguments, ports, gpu, tensor_rank)))
 
     def ready(self) -> dict[str, Any]:
-        return self._exchange(self._channel.recv)
+        return self._exchange(self.channel.recv)
 
     def failure(self) -> str | None:
         """Say how the process ended, with its last lines, or return None while it runs."""
@@ -92,7 +92,7 @@ class SchedulerProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._channel.close()
+        self.channel.close()
 
     def _exchange(self, exchange: Any) -> Any:
         try:
@@ -134,9 +134,16 @@ class SchedulerGroup:
             member.send_setup(arguments, ports, first_gpu + rank, rank)
 
     def ready(self) -> dict[str, Any]:
-        """Wait until all are ready; return what the first says of itself."""
-        first, *_ = [member.ready() for member in self._members]
-        return first
+        """Wait until all are ready or one has ended; return what the first says of itself."""
+        waiting = {member.channel: member for member in self._members}
+        infos: dict[int, dict[str, Any]] = {}
+        while waiting:
+            # the channel of a process that has ended can be read from, too
+            for channel in wait(list(waiting)):
+                assert isinstance(channel, Connection)
+                member = waiting.pop(channel)
+                infos[member.pid] = member.ready()
+        return infos[self._members[0].pid]
 
     def failure(self) -> str | None:
         """Say how the first that ended did so, or return None while all run."""

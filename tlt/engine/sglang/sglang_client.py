@@ -228,6 +228,9 @@ class SglangClient:
         serialize: Any = MultiprocessingSerializer.serialize
         await manager.begin_weight_update(BeginWeightUpdateReqInput(selector=selector), None)
         for part in parts_of(weights, PART_BYTES):
+            if len(self.schedulers) > 1:
+                # by CUDA IPC each scheduler would hold a context on the first one's device
+                part = [(name, weight.cpu()) for name, weight in part]
             success, message, *_ = await manager.update_weights_from_tensor(
                 UpdateWeightsFromTensorReqInput(
                     serialized_named_tensors=[serialize(part) for _ in self.schedulers],

@@ -4,7 +4,8 @@ Control runs show what a plain step costs, replays of the finished rollout batch
 would have been. What speculation costs beyond its own steps counts as spent: choosing, keeping
 states for the drafter, control runs, and slower decoding beside a worker that trains. All seconds
 are rank seconds, two in one second of two ranks side by side, and on CPUs those of CPU time: what
-other programs take from a rank would hide what speculation saves.
+other programs take from a rank would hide what speculation saves. Ranks that share an engine count
+as one.
 """
 
 from collections.abc import Iterable
