@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.sglang.speculating import (
 )
 from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang.engine import SglangEngine
+from tlt.engine.sglang.scheduler_process import SchedulerGroup
 from tlt.engine.sglang.weight_checksums import drafter_as_held
 from tlt.errors import RankError
 from tlt.id_types import PolicyVersion
@@ -145,3 +147,19 @@ def test_other_families_are_divided_and_the_death_of_a_rank_ends_the_engine(
     with pytest.raises(RankError, match="SGLang's scheduler"):
         answers(engine, [new_request(9, prompts[0], GREEDY, 100)])
     engine.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_dies_while_it_starts_is_reported(
+    dies: int, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = SchedulerGroup.ready
+
+    def kill_first(group: SchedulerGroup) -> dict[str, Any]:
+        os.kill(group.pids[dies], signal.SIGKILL)
+        return ready(group)
+
+    monkeypatch.setattr(SchedulerGroup, "ready", kill_first)
+    with pytest.raises(RankError, match="SGLang's scheduler was ended by SIGKILL"):
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], tensor_parallel=2)
