@@ -15,6 +15,7 @@ from cli.cuda_start_check import choose_cuda_workers
 from cli.evaluation_tables import print_evaluations
 from cli.jobs import await_end, watch
 from cli.output import complain, print_json, say, say_outcome
+from tlt.errors import ConfigError
 from tlt.evaluation_job import evaluation_job
 from tlt.job_submission import submit_job
 from tlt.protocol.shared_values import JobRecord
@@ -51,6 +52,8 @@ def evaluate(
     them. Policies get the same noise, so that the same policy gives the same answers as in the
     evaluations of a training job with the spec's seed.
     """
+    if policy is not None and start is not None:
+        raise ConfigError("--policy and --from both name a policy: leave one out")
     job = evaluation_job(load_job_spec(spec, changes), str(spec), policy)
     require_files(job, str(spec))
     with _session_for(session, workers, device, runs, quiet=json) as name:

@@ -71,7 +71,7 @@ def retry(
         advice = f"; `tlt submit SPEC --from {job}` goes on from it"
         raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
     start = job if has_checkpoint(Path(record.folder)) else None
-    again = submit_job(session, record.spec, start)
+    again = submit_job(session, record.spec, start, Place(record.priority))
     _report_submitted(session, again, wait, json)
 
 

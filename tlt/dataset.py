@@ -150,11 +150,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     set: str | None = None
 
 
+def prompt_column(prompt: Prompt, data: DataSpec) -> str:
+    """Return the column of a row's prompt; an evaluation set may have one of its own."""
+    held_out = data.evaluation_sets.get(prompt.set or "")
+    return (held_out and held_out.prompt_key) or data.prompt_key
+
+
 def question_of(prompt: Prompt, data: DataSpec) -> str:
     """Return a plain prompt as it is, and a chat as its messages one after the other."""
-    held_out = data.evaluation_sets.get(prompt.set or "")
-    key = (held_out and held_out.prompt_key) or data.prompt_key
-    found = prompt.row.get(key)
+    found = prompt.row.get(prompt_column(prompt, data))
     if isinstance(found, list) and all(isinstance(message, dict) for message in found):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in found)
     return "" if found is None else str(found)

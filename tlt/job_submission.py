@@ -1,5 +1,6 @@
 """Queue a job in a session, from the beginning or from another job's checkpoint."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from tlt.config import JobSpec
@@ -44,6 +45,8 @@ def _submit_from(session: str, spec: JobSpec, start: str, place: Place) -> JobRe
     job, separator, step = start.rpartition("@")
     if not separator or not step.isdecimal():
         job, step = start, ""
+    if (known := _submitted_before(session, spec, job, step, place.idempotency_key)) is not None:
+        return known
     run = run_folder(job, session)
     for _ in range(_MOST_CHOICES):
         chosen = choose_checkpoint(run, Step(int(step)) if step else None, spec)
@@ -52,3 +55,23 @@ def _submit_from(session: str, spec: JobSpec, start: str, place: Place) -> JobRe
         except BlobLost:
             continue  # a job that runs has just replaced it by a newer one
     raise ConfigError(f"{start}: its checkpoints are replaced faster than they can be copied")
+
+
+def _submitted_before(
+    session: str, spec: JobSpec, job: str, step: str, key: str | None
+) -> JobRecord | None:
+    """Return the job that this key was used for: the checkpoint may be gone since."""
+    if key is None:
+        return None
+    known = with_client(session, lambda client: client.jobs.submitted_with(key))
+    if known is None:
+        return None
+    start = known.starts_from
+    if (
+        known.spec != spec
+        or start is None
+        or start.job != Path(job).name
+        or (step and int(step) != start.checkpoint.version)
+    ):
+        raise ConfigError(f"the idempotency key '{key}' is that of {known.job}")
+    return known

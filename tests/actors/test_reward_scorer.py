@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.reward_scorer import JobScorer
 from tlt.answer_files import AnswerFiles
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.config import DataSpec
+from tlt.dataset import Prompt, Prompts, prompt_column, prompts_file
+from tlt.learning_spec import EvaluationSet
 from tlt.reward_spec import RewardSpec
+from tlt.rewards.weighted_rewards import WeightedRewards
 from tlt.store.job_records import new_record
 
 
@@ -56,3 +60,28 @@ async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_pa
         await scorer.close()
     assert (trained.reward, trained.error) == (113.0, None)
     assert evaluated.reward == 115.0
+
+
+async def test_an_answer_that_ends_its_scoring_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise KeyError("question")
+
+    Prompts.write(prompts_file(tmp_path, "train"), [Prompt(tokens=(1, 2), answer="7", row={})] * 8)
+    written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7], text="#### 7"))
+    scorer = JobScorer(new_record(JOB, SPEC, str(tmp_path)))
+    monkeypatch.setattr(WeightedRewards, "score", fail)
+    try:
+        scored = await scorer.score(msgspec.structs.replace(answer(0), answer=written))
+    finally:
+        await scorer.close()
+    assert (scored.reward, scored.error) == (None, "KeyError: 'question'")
+
+
+def test_an_evaluation_set_may_have_a_column_of_its_own() -> None:
+    held_out = EvaluationSet(path="other.jsonl", prompt_key="problem")
+    data = DataSpec(train="rows.jsonl", eval={"other": held_out}, prompt_key="question")
+    row = {"problem": "1 + 1"}
+    assert prompt_column(Prompt(tokens=(1,), answer="2", row=row, set="other"), data) == "problem"
+    assert prompt_column(Prompt(tokens=(1,), answer="2", row=row), data) == "question"

@@ -119,6 +119,9 @@ async def test_an_idempotency_key_submits_one_job(
     changed = msgspec.structs.replace(SPEC, seed=SPEC.seed + 1)
     with pytest.raises(ConfigError, match=f"'k' is that of {records[0].job}"):
         await jobs.submit(changed, idempotency_key="k")
+    start = _starting_checkpoint(tmp_path / "other-1")
+    with pytest.raises(ConfigError, match=f"'k' is that of {records[0].job}"):
+        await jobs.submit(SPEC, start, idempotency_key="k")
 
 
 async def test_posts_a_cancellation_and_leaves_the_record(

@@ -88,6 +88,20 @@ def test_sources_of_a_mixture_may_be_rows(tmp_path: Path) -> None:
         )
 
 
+def test_a_source_with_an_unknown_key_is_none_of_rows(tmp_path: Path) -> None:
+    sources = [{"path": "a", "weigth": 2}, {"path": "b"}]
+    job = Job(policy="x", data={"train": sources}, reward=constant)
+    with pytest.raises(ConfigError, match="weigth"):
+        job.to_spec(tmp_path)
+
+
+def test_a_null_of_the_data_is_kept(tmp_path: Path) -> None:
+    section = {"steps": 1, "prompts_per_step": 1, "group_size": 2}
+    data = {"train": [{"prompt": "1+1="}], "answer_key": None}
+    job = Job(policy=str(tmp_path), data=data, reward=constant, algorithm=section)
+    assert job.to_spec(tmp_path).data.answer_key is None
+
+
 @pytest.mark.parametrize("reward", ["math", 5])
 def test_what_is_no_reward_is_named(tmp_path: Path, reward: Any) -> None:
     job = Job(policy="x", data={"train": []}, reward=reward)

@@ -15,11 +15,12 @@ SPECS = sorted(spec for folder in _FOLDERS for spec in ROOT.glob(f"{folder}/*.ya
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.name)
 def test_loads_with_its_data(spec: Path) -> None:
     loaded = load_job_spec(spec)
-    if Path(loaded.data.train).is_relative_to(ROOT / "examples"):
+    if Path(loaded.data.sources[0].path).is_relative_to(ROOT / "examples"):
         assert Path(loaded.policy.path).is_dir()
         held_out = loaded.data.evaluation_sets.values()
         assert held_out
-        for file in (loaded.data.train, *(each.path for each in held_out)):
+        trained = (source.path for source in loaded.data.sources)
+        for file in (*trained, *(each.path for each in held_out)):
             assert sum(1 for _ in rows(Path(file), loaded.data)) >= 200
 
 

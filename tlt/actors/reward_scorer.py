@@ -11,7 +11,7 @@ import structlog
 from tlt.actors.incarnation_shutdown import run_until_one_fails
 from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
-from tlt.dataset import Prompts, conversation, prompts_file
+from tlt.dataset import Prompts, conversation, prompt_column, prompts_file
 from tlt.errors import BlobLost
 from tlt.id_types import EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
@@ -63,11 +63,17 @@ class JobScorer:
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
-                "prompt": lambda: conversation(prompt.row[self._data.prompt_key], self._data),
+                "prompt": lambda: conversation(
+                    prompt.row[prompt_column(prompt, self._data)], self._data
+                ),
             }
-            verdict = await self._rewards.score(
-                answer.text, prompt.answer, prompt.row, known, extract=rollout.purpose == "eval"
-            )
+            try:
+                verdict = await self._rewards.score(
+                    answer.text, prompt.answer, prompt.row, known, extract=rollout.purpose == "eval"
+                )
+            except Exception as error:  # the entry would come back to the next process, again
+                _log.exception("an answer can't be scored", job=rollout.job)
+                verdict = Verdict(error=f"{type(error).__name__}: {error}")
         reward = verdict.reward
         if reward is not None and rollout.purpose == "train":
             reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)

@@ -80,28 +80,34 @@ def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write rows to files, those of a mixture's sources, too; the same rows have the same file."""
     written = dict(data)
     if (train := data.get("train")) is not None:
-        written["train"] = _train_with_files(train, folder)
+        written["train"] = _train_with_files(train, data.get("prompt_key", "prompt"), folder)
     held_out = data.get("eval")
     if isinstance(held_out, Mapping):
         sets = cast("Section", held_out)
         written["eval"] = {name: _set_with_file(name, each, folder) for name, each in sets.items()}
     elif held_out is not None:
         written["eval"] = _file_of(held_out, "eval", folder)
-    return {key: value for key, value in written.items() if value is not None}
+    return written
 
 
-def _train_with_files(train: object, folder: Path) -> object:
-    if not _is_mixture(train):
+def _train_with_files(train: object, prompt_key: object, folder: Path) -> object:
+    if not _is_mixture(train, prompt_key):
         return _file_of(train, "train", folder)
     return [{**source, "path": _file_of(source["path"], "train", folder)} for source in train]
 
 
-def _is_mixture(given: object) -> TypeGuard[Sequence[Section]]:
-    """Return True for a list of sources, each with its own `path`, instead of one of rows."""
+def _is_mixture(given: object, prompt_key: object) -> TypeGuard[Sequence[Section]]:
+    """Return True for a list of sources, each with its own `path`, instead of one of rows.
+
+    A source with an unknown key is none of rows if it has no prompt.
+    """
     if not isinstance(given, list | tuple) or not given:
         return False
     known = {field.name for field in msgspec.structs.fields(SourceSpec)}
-    return all(isinstance(p, Mapping) and "path" in p and known.issuperset(p) for p in given)
+    return all(
+        isinstance(p, Mapping) and "path" in p and (known.issuperset(p) or prompt_key not in p)
+        for p in given
+    )
 
 
 def _set_with_file(name: str, held_out: object, folder: Path) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Run:
 
         `only` names an evaluation set.
         """
-        purpose = "eval" if held_out or only is not None else "train"
+        only_evaluates = self._record().spec.algorithm.steps == 0
+        purpose = "eval" if held_out or only is not None or only_evaluates else "train"
         return list(read_answers(self.folder, purpose, None if step is None else Step(step), only))
 
     def cancel(self) -> None:

@@ -79,7 +79,15 @@ def _model_scorer(spec: RewardSpec) -> RequestScorer:
     return RequestScorer(score, frozenset({"prompt"}), batched=True)
 
 
+def _unknown(function: RewardFunction, request: ScoreRequest) -> ScoreResult | None:
+    """Return the error of a function that takes what only a job knows."""
+    missing = [name for name in function.wanted.values() if name not in request.known]
+    return ScoreResult(error=f"only a job knows the '{missing[0]}' it takes") if missing else None
+
+
 def _score_one(function: RewardFunction, request: ScoreRequest) -> ScoreResult:
+    if (unknown := _unknown(function, request)) is not None:
+        return unknown
     asked = {key: request.known[name] for key, name in function.wanted.items()}
     return _guarded(
         lambda: function.call(
@@ -91,6 +99,8 @@ def _score_one(function: RewardFunction, request: ScoreRequest) -> ScoreResult:
 def _score_together(
     function: RewardFunction, requests: Sequence[ScoreRequest]
 ) -> list[ScoreResult]:
+    if (unknown := _unknown(function, requests[0])) is not None:
+        return [unknown] * len(requests)
     asked: Mapping[str, list[Any]] = {
         key: [request.known[name] for request in requests] for key, name in function.wanted.items()
     }

@@ -62,8 +62,10 @@ class Jobs:
         With an `idempotency_key` that a job was submitted with, return that job.
         """
         while True:
-            if (known := await self._submitted_with(idempotency_key, spec)) is not None:
-                return known
+            if (known := await self.submitted_with(idempotency_key)) is not None:
+                if known.spec == spec and known.starts_from == starts_from:
+                    return known
+                raise ConfigError(f"the idempotency key '{idempotency_key}' is that of {known.job}")
             record = await self._new_folder(spec, starts_from, priority)
             if starts_from is not None:
                 _copy_blobs(starts_from, Path(record.folder))
@@ -71,12 +73,10 @@ class Jobs:
                 return record
             shutil.rmtree(record.folder, ignore_errors=True)
 
-    async def _submitted_with(self, key: str | None, spec: JobSpec) -> JobRecord | None:
+    async def submitted_with(self, key: str | None) -> JobRecord | None:
+        """Return the job that was submitted with an idempotency key."""
         job = None if key is None else await self._connection.hget(self._keys.idempotency, key)
-        record = None if job is None else await self.get(JobId(job.decode()))
-        if record is not None and record.spec != spec:
-            raise ConfigError(f"the idempotency key '{key}' is that of {record.job}, another spec")
-        return record
+        return None if job is None else await self.get(JobId(job.decode()))
 
     async def _announce(self, record: JobRecord, key: str | None) -> bool:
         """Store a job and its event; return False if the key was taken meanwhile."""

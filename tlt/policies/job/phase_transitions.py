@@ -40,16 +40,17 @@ def close_batch(turn: Turn) -> None:
             sources=_mean_by_source(state, batch),
         )
     )
+    if not batch.rewards() and batch.dropped < len(batch.lengths()):
+        what = "step" if batch.purpose == "train" else "the evaluation after step"
+        complaint = f"no answer of {what} {batch.step} could be scored"
+        end_job(turn, "failed", f"{complaint}; see logs/reward-function.log")
+        return
     if batch.purpose == "eval":
         best_policy.keep_best(turn, batch)
         if state.step >= state.spec.algorithm.steps:
             end_job(turn, "done", None)
         else:
             rollout_batch_opening.open_step(turn)
-        return
-    if not batch.rewards() and batch.dropped < len(batch.lengths()):
-        complaint = f"no answer of step {batch.step} could be scored; see logs/reward-function.log"
-        end_job(turn, "failed", complaint)
         return
     version = state.policy.version
     turn.set_policy(
