@@ -119,7 +119,7 @@ BENCHMARKS = {
     ),
     "recovery": (
         "Each process of a session is killed in the middle of a job: seconds until all are up again"
-        " (after the death of the supervisor: by `tlt up`), the slower of two times, and answers"
+        " (after the death of the supervisor: by `tlt up`), the slower of some times, and answers"
         " that were lost or counted twice."
     ),
     "beside": (
