@@ -104,6 +104,16 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
         )
         require(self.max_tries >= 1, "max_tries must be at least 1")
 
+    def complain_of_ranks(self, ranks: int) -> str | None:
+        """Say why workers of so many ranks can't form this job's engines; None if they can."""
+        width = self.tensor_parallel
+        if ranks % width == 0:
+            return None
+        return (
+            f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, and "
+            f"there are {ranks}; `tlt up --ranks {width}` starts such ones"
+        )
+
     def engine_ranks(self, ranks: int) -> range:
         """Return the ranks that have an engine, of a worker with so many."""
         return range(0, ranks, self.tensor_parallel)

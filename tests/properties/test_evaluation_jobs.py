@@ -1,11 +1,9 @@
 """An evaluation answers every set as often as its spec says, and a job may be nothing else."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from tests.simulation.specs import small_spec
-from tests.simulation.started_run import WORKER
+from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.walk import MOST_DELIVERIES
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import EVAL_SETS, World
@@ -20,7 +18,7 @@ from tlt.id_types import (
     PromptIndex,
     Step,
 )
-from tlt.policies.coordinator import decide, new_run
+from tlt.policies.coordinator import decide
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.commands import (
     FinishRun,
@@ -29,36 +27,14 @@ from tlt.protocol.commands import (
     RunCommand,
     UpdatePolicy,
 )
-from tlt.protocol.events import JobStarted, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
 from tlt.protocol.refs import AnswerRef, BlobRef, Checkpoint, StartingCheckpoint
-from tlt.protocol.shared_values import EvaluationAnswer, PromptSet, WorkerInfo
+from tlt.protocol.shared_values import EvaluationAnswer
 
 
 def evaluating_spec() -> JobSpec:
     spec = small_spec(eval_every=1)
     return msgspec.structs.replace(spec, algorithm=msgspec.structs.replace(spec.algorithm, steps=0))
-
-
-def start(
-    spec: JobSpec,
-    sets: Sequence[PromptSet] = EVAL_SETS,
-    starts_from: StartingCheckpoint | None = None,
-) -> tuple[RunState, Sequence[RunCommand]]:
-    info = WorkerInfo(
-        worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
-    )
-    event = JobStarted(
-        folder="/runs",
-        job=JOB,
-        epoch=Epoch(1),
-        spec=spec,
-        train_prompts=0,
-        eval_prompts=3,
-        eval_sets=tuple(sets),
-        workers=(info,),
-        starts_from=starts_from,
-    )
-    return decide(new_run(JOB, spec), event, 0.0)
 
 
 def settle(state: RunState, step: int = 0) -> tuple[RunState, list[RunCommand]]:
@@ -102,13 +78,13 @@ def settle(state: RunState, step: int = 0) -> tuple[RunState, list[RunCommand]]:
 
 
 def test_issues_as_many_answers_as_each_set_says() -> None:
-    _, commands = start(evaluating_spec())
+    _, commands = started_run(evaluating_spec(), eval_sets=EVAL_SETS)
     (issued,) = (command for command in commands if isinstance(command, IssuePrompts))
     assert (issued.prompts, issued.counts) == ((0, 1, 2), (2, 1, 1))
 
 
 def test_a_job_of_no_steps_ends_with_its_evaluation() -> None:
-    state, _ = start(evaluating_spec())
+    state, _ = started_run(evaluating_spec(), eval_sets=EVAL_SETS)
     state, commands = settle(state)
     assert state.phase is Phase.ENDED
     assert commands[-1] == FinishRun(job=JOB, status="done", error=None)
@@ -127,14 +103,14 @@ def test_it_may_evaluate_the_checkpoint_of_another_job() -> None:
         version=PolicyVersion(7), weights=BlobRef(digest=Digest("w"), bytes=1), optimiser=None
     )
     start_from = StartingCheckpoint(job=JOB, folder="/other", checkpoint=saved)
-    state, _ = start(evaluating_spec(), starts_from=start_from)
+    state, _ = started_run(evaluating_spec(), eval_sets=EVAL_SETS, starts_from=start_from)
     state, commands = settle(state, step=7)
     (record,) = (command for command in commands if isinstance(command, RecordRolloutBatch))
     assert (record.version, state.phase) == (7, Phase.ENDED)
 
 
 def test_a_journal_of_an_earlier_version_has_one_set_with_one_answer_each() -> None:
-    state, commands = start(evaluating_spec(), sets=())
+    state, commands = started_run(evaluating_spec(), unnamed=3)
     (issued,) = (command for command in commands if isinstance(command, IssuePrompts))
     assert issued.counts == (1, 1, 1)
     _, commands = settle(state)

@@ -29,5 +29,5 @@ def test_an_engine_may_use_the_cores_of_its_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_worker_whose_ranks_cannot_form_engines_is_refused(tmp_path: Path, ranks: int) -> None:
     """A job that is resumed may find other workers than it began with."""
-    with pytest.raises(ConfigError, match=f"2 needs workers of 2 ranks.* this one has {ranks}"):
+    with pytest.raises(ConfigError, match=f"2 needs workers of 2 ranks.* there are {ranks}"):
         _ = rank_job(tmp_path, 0, 2, CORES[:ranks]).engine_cores

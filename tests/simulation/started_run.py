@@ -9,14 +9,20 @@ from tlt.policies.coordinator import decide, new_run
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.events import JobStarted
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.refs import StartingCheckpoint
+from tlt.protocol.shared_values import PromptSet, WorkerInfo
 
 WORKER = WorkerId("w0")
 
 
 def started_run(
-    spec: JobSpec, train_sources: tuple[int, ...] = ()
+    spec: JobSpec,
+    train_sources: tuple[int, ...] = (),
+    eval_sets: tuple[PromptSet, ...] = (),
+    starts_from: StartingCheckpoint | None = None,
+    unnamed: int = 0,
 ) -> tuple[RunState, Sequence[RunCommand]]:
+    """Start with `unnamed` held-out prompts of no set, as in journals of earlier versions."""
     info = WorkerInfo(
         worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
     )
@@ -27,7 +33,9 @@ def started_run(
         spec=spec,
         train_prompts=spec.algorithm.prompts_per_step,
         train_sources=train_sources,
-        eval_prompts=0,
+        eval_prompts=unnamed + sum(each.prompts for each in eval_sets),
+        eval_sets=eval_sets,
         workers=(info,),
+        starts_from=starts_from,
     )
     return decide(new_run(JOB, spec), event, 0.0)

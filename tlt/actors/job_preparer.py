@@ -36,12 +36,8 @@ class Preparer:
                 await self._running()
 
     async def prepare(self, job: JobId, spec: JobSpec, folder: Path) -> JobPrepared | JobRefused:
-        if self._ranks % (width := spec.rollout.tensor_parallel):
-            error = (
-                f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, "
-                f"and this session's have {self._ranks}; `tlt up --ranks {width}` starts such ones"
-            )
-            return JobRefused(job=job, error=error)
+        if (complaint := spec.rollout.complain_of_ranks(self._ranks)) is not None:
+            return JobRefused(job=job, error=complaint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SPEC_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(spec)))

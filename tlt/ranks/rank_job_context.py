@@ -50,12 +50,9 @@ class RankJob:
     def engine_cores(self) -> tuple[tuple[int, ...], ...]:
         """Return by rank the cores of this rank's engine; empty ones stand for all."""
         width, rank, cores = self.spec.rollout.tensor_parallel, self.setup.rank, self.setup.cores
-        if len(cores) % width:
+        if (complaint := self.spec.rollout.complain_of_ranks(len(cores))) is not None:
             # a job that is resumed may find smaller workers than it began with
-            raise ConfigError(
-                f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, "
-                f"and this one has {len(cores)}"
-            )
+            raise ConfigError(complaint)
         return cores[rank : rank + width] or ((),) * width
 
     @property
