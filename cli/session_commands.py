@@ -12,7 +12,8 @@ from cli.arguments import Json, Runs, SessionName, Workers
 from cli.cuda_start_check import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
-from tlt.errors import StoreError
+from tlt.cluster_plan import ClusterOptions
+from tlt.errors import ConfigError, StoreError
 from tlt.human_format import seconds
 from tlt.id_types import WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
@@ -45,6 +46,22 @@ def up(
     ] = None,
     runs: Runs = Path("runs"),
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Join the Ray cluster at this address, and use all of its hosts; "
+            "by default the session starts its own Ray, on this host.",
+        ),
+    ] = None,
+    workers_per_host: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers on each host; by default as many as it has devices for."),
+    ] = None,
+    runtime_env: Annotated[
+        Path | None,
+        typer.Option(help="JSON or YAML file with a runtime environment of Ray, for all hosts."),
+    ] = None,
     lease_seconds: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds of silence after which a worker is considered lost."),
@@ -56,10 +73,20 @@ def up(
     dashboard: Annotated[bool, typer.Option(help="Also serve the live page.")] = True,
 ) -> None:
     """Start a session in the background; with --device cuda, check the machine first."""
-    if device == "cuda":
+    if device == "cuda" and ray is None:
         workers = choose_cuda_workers(workers, ranks, runs, redis_url)
+    joined = None
+    if ray is not None:
+        joined = ClusterOptions(
+            address=ray, workers_per_host=workers_per_host, runtime_env=runtime_env
+        )
+        if workers is not None:
+            raise ConfigError("--workers: with --ray, write --workers-per-host")
+    elif workers_per_host is not None or runtime_env is not None:
+        raise ConfigError("--workers-per-host and --runtime-env need --ray")
     spec = new_session(
         session,
+        cluster=joined,
         workers=workers,
         ranks=ranks,
         redis_url=redis_url,
@@ -70,7 +97,8 @@ def up(
     )
     pid = start_session(spec)
     named = session_option(session)
-    say(f"session '{session}' is up: {spec.workers} workers, process {pid}")
+    hosts = "" if spec.cluster is None else f" on {spec.cluster.hosts} hosts"
+    say(f"session '{session}' is up: {spec.workers} workers{hosts}, process {pid}")
     say(f"  redis  {hide_password(spec.redis_url)}")
     say(f"  runs   {spec.runs}")
     say(f"  logs   {spec.folder}/logs")
@@ -134,6 +162,8 @@ def status(
 
 
 def _print_processes(processes: Sequence[Liveness], workers: _Workers) -> None:
+    several_hosts = any(process.host for process in processes)
+
     def row(process: Liveness) -> tuple[str, ...]:
         beat = workers.get(WorkerId(process.name)) if process.pid else None
         age = process.silent_seconds
@@ -146,9 +176,13 @@ def _print_processes(processes: Sequence[Liveness], workers: _Workers) -> None:
             "-" if beat is None else str(beat.incarnation),
             "-" if beat is None else str(beat.running),
             (beat and beat.job) or "-",
+            *((process.host or "-",) if several_hosts else ()),
         )
 
     print_table(
-        ("name", "state", "process", "heartbeat", "ranks", "incarnation", "running", "job"),
+        (
+            *("name", "state", "process", "heartbeat", "ranks", "incarnation", "running", "job"),
+            *(("host",) if several_hosts else ()),
+        ),
         [row(process) for process in processes],
     )

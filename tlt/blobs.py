@@ -53,6 +53,9 @@ class Blobs:
             self.flight, write, durable=False, reserved_bytes=self._reserved_bytes(), check=check
         )
 
+    def has(self, ref: BlobRef) -> bool:
+        return any((folder / ref.digest).exists() for folder in (self.flight, self.committed))
+
     def path(self, ref: BlobRef) -> Path:
         for folder in (self.flight, self.committed):
             path = folder / ref.digest

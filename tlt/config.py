@@ -295,6 +295,18 @@ class JobSpec(Section, frozen=True, kw_only=True):
         return self.reward if isinstance(self.reward, tuple) else (self.reward,)
 
 
+class RayCluster(Section, frozen=True, kw_only=True):
+    """Describe the Ray cluster that a session has joined, and what it takes of it."""
+
+    # Of its GCS.
+    address: str
+    hosts: int
+    workers_per_host: int
+    cpus_per_worker: int
+    # What Ray prepares on each host before it starts an actor; as JSON.
+    runtime_env: str = "{}"
+
+
 class SessionSpec(Section, frozen=True, kw_only=True):
     """Describe what `tlt up` starts; every process of the session receives it."""
 
@@ -317,6 +329,8 @@ class SessionSpec(Section, frozen=True, kw_only=True):
     reward_workers: int = 8
     # Time between two heartbeats.
     heartbeat_seconds: float = 0.5
+    # None: it has started its own Ray, on this host.
+    cluster: RayCluster | None = None
 
     def job_flight(self, job: JobId) -> Path:
         """Return the job's folder in shared memory, which is removed when the job ends."""

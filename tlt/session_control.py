@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tlt.child_process import die_with_parent
+from tlt.cluster_plan import ClusterOptions, ask_cluster
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, NoSession, TltError
 from tlt.session_files import (
@@ -39,6 +40,7 @@ def find_session(name: str) -> SessionSpec:
 def new_session(
     name: str,
     *,
+    cluster: ClusterOptions | None = None,
     workers: int | None,
     ranks: int,
     redis_url: str | None,
@@ -63,6 +65,21 @@ def new_session(
     except OSError as error:
         raise ConfigError(f"{error.filename or runs}: {error.strerror}") from error
     short = short_folder(folder)
+    joined = None
+    if cluster is not None:
+        if redis_url is None or redis_url.startswith("unix://"):
+            raise ConfigError(
+                "--ray needs --redis-url: a Redis that all hosts reach, with TLS and a password"
+            )
+        joined = ask_cluster(
+            cluster,
+            ranks=ranks,
+            device="cuda" if device == "cuda" else "cpu",
+            redis_url=redis_url,
+            folder=folder,
+            runs=runs,
+        )
+        workers = joined.hosts * joined.workers_per_host
     return SessionSpec(
         name=name,
         folder=str(folder),
@@ -74,6 +91,7 @@ def new_session(
         device="cuda" if device == "cuda" else "cpu",
         lease_seconds=lease_seconds,
         reward_workers=reward_workers,
+        cluster=joined,
     )
 
 

@@ -1,4 +1,7 @@
-"""Tell which processes of a session live, from heartbeats and from the host's list of processes."""
+"""Tell which processes of a session live, from heartbeats and from the host's list of processes.
+
+Of workers in a cluster, which may be on other hosts, only the heartbeats tell.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -24,6 +27,8 @@ class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     # since its last heartbeat; None for processes that send none
     silent_seconds: float | None = None
     rank_pids: tuple[int, ...] = ()
+    # address of its host, if the session has several
+    host: str = ""
 
 
 def supervised_liveness(supervised: Supervised) -> Iterator[Liveness]:
@@ -48,7 +53,7 @@ def actor_liveness(
         beat = services.get(name) if worker is None else worker
         if beat is None:
             yield Liveness(name=name, state=missing)
-        elif not is_running(ProcessId(beat.pid, beat.start_ticks)):
+        elif not _may_run(spec, beat):
             yield Liveness(name=name, state="restarting", silent_seconds=_age(beat, now))
         else:
             yield Liveness(
@@ -56,7 +61,8 @@ def actor_liveness(
                 state=_state(spec, beat, now),
                 pid=beat.pid,
                 silent_seconds=_age(beat, now),
-                rank_pids=() if worker is None else _running_ranks(worker),
+                rank_pids=() if worker is None else _running_ranks(spec, worker),
+                host=beat.host if isinstance(beat, Heartbeat) and spec.cluster else "",
             )
 
 
@@ -74,12 +80,20 @@ def _state(spec: SessionSpec, beat: Heartbeat | ServiceHeartbeat, now: float) ->
     if isinstance(beat, Heartbeat):
         if not beat.rank_pids:
             return "starting"
-        if len(_running_ranks(beat)) < len(beat.rank_pids):
+        if len(_running_ranks(spec, beat)) < len(beat.rank_pids):
             return "restarting"
     return "up"
 
 
-def _running_ranks(beat: Heartbeat) -> tuple[int, ...]:
+def _may_run(spec: SessionSpec, beat: Heartbeat | ServiceHeartbeat) -> bool:
+    """Return False if an actor has ended; of other hosts only its heartbeats tell."""
+    is_elsewhere = spec.cluster is not None and isinstance(beat, Heartbeat)
+    return is_elsewhere or is_running(ProcessId(beat.pid, beat.start_ticks))
+
+
+def _running_ranks(spec: SessionSpec, beat: Heartbeat) -> tuple[int, ...]:
+    if spec.cluster is not None:
+        return beat.rank_pids
     return tuple(pid for pid in beat.rank_pids if is_child(pid, beat.pid))
 
 

@@ -52,6 +52,11 @@ def is_child(pid: int, parent: int) -> bool:
     return fields is not None and int(fields[_PARENT]) == parent
 
 
+def children(parent: int) -> list[int]:
+    """Return the processes that this one has started."""
+    return [pid for pid in _pids() if is_child(pid, parent)]
+
+
 def processes_of(folder: Path) -> dict[int, bytes]:
     """Return the command lines of a session's processes, by process id."""
     found: dict[int, bytes] = {}

@@ -68,9 +68,11 @@ class Live:
     def job(self, name: str) -> dict[str, Any]:
         return next(job for job in self.json("jobs") if job["job"] == name)
 
-    def await_end(self, name: str) -> dict[str, Any]:
+    def await_end(self, name: str, seconds: float = 100.0) -> dict[str, Any]:
         wait_until(
-            lambda: self.job(name)["status"] in ("done", "failed", "cancelled"), f"{name} to end"
+            lambda: self.job(name)["status"] in ("done", "failed", "cancelled"),
+            f"{name} to end",
+            seconds,
         )
         return self.job(name)
 

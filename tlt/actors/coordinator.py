@@ -15,6 +15,7 @@ import redis.exceptions
 import structlog
 
 from tlt.actors import startup_event_backlog as backlog
+from tlt.actors.blob_transfer import BlobTransfer
 from tlt.actors.deciders import Deciders
 from tlt.actors.effects import Effects
 from tlt.actors.event_batch_committer import BATCH, BatchCommitter
@@ -38,11 +39,13 @@ _log = structlog.get_logger("coordinator")
 
 
 class Coordinator:
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, blobs: BlobTransfer | None = None) -> None:
         self.spec = spec
         self.effects = Effects(connect(spec.redis_url), Keys(spec.name))
         self.deciders = Deciders(spec, self.effects)
-        self.committer = BatchCommitter(spec, self.effects, self.deciders)
+        self.committer = BatchCommitter(
+            spec, self.effects, self.deciders, blobs or BlobTransfer(spec, None)
+        )
         # held until the process ends
         self.lock: BinaryIO | None = None
 

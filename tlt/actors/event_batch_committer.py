@@ -4,6 +4,7 @@ The transaction holds every effect, the commands, the position that each journal
 the acknowledgement of the events.
 """
 
+import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from tlt.actors.blob_transfer import BlobTransfer, referenced_blobs
 from tlt.actors.deciders import SESSION, Deciders
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
@@ -29,7 +31,12 @@ from tlt.protocol.commands import (
     RecordStatus,
     ReleaseBlobs,
 )
-from tlt.protocol.events import AnyEvent, DrafterCommitFailed, RolloutFinished
+from tlt.protocol.events import (
+    AnyEvent,
+    DrafterCommitFailed,
+    PolicyPublished,
+    RolloutFinished,
+)
 from tlt.protocol.refs import AnswerRef
 from tlt.store.journal import Position
 from tlt.store.redis_connection import retry_until_connected
@@ -51,7 +58,9 @@ class _Written(NamedTuple):
 
 
 class BatchCommitter:
-    def __init__(self, spec: SessionSpec, effects: Effects, deciders: Deciders) -> None:
+    def __init__(
+        self, spec: SessionSpec, effects: Effects, deciders: Deciders, transfer: BlobTransfer
+    ) -> None:
         self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
         self.preparations = JobPreparations(effects, spec.ranks_per_worker)
         self.summaries = SummaryProcesses()
@@ -59,6 +68,8 @@ class BatchCommitter:
         self._spec = spec
         self._effects = effects
         self._deciders = deciders
+        self._transfer = transfer
+        self._fetching: set[asyncio.Task[None]] = set()
 
     async def consume(self, entries: Sequence[Entry[AnyEvent]]) -> None:
         """Decide and commit entries in batches."""
@@ -66,12 +77,19 @@ class BatchCommitter:
             batch = entries[start : start + BATCH]
             caused = await self.decide([entry.message for entry in batch])
             await self.commit(caused, [entry.id for entry in batch])
+            for entry in batch:
+                if isinstance(entry.message, PolicyPublished):
+                    # a copy on this host outlasts the host that wrote it
+                    task = asyncio.create_task(self._fetch(entry.message))
+                    self._fetching.add(task)
+                    task.add_done_callback(self._fetching.discard)
 
     async def decide(self, events: Sequence[AnyEvent]) -> list[Caused]:
         return [caused for event in events for caused in await self._deciders.decide(event)]
 
     async def commit(self, caused: list[Caused], entries: Sequence[EntryId]) -> None:
         """Commit decisions and acknowledge the entries that led to them."""
+        await self._fetch_blobs(caused)
         written = self._write_files(caused)
 
         async def execute() -> None:
@@ -101,6 +119,16 @@ class BatchCommitter:
         if int(newest) != self.epoch:
             raise Superseded(f"epoch {self.epoch} is over: another coordinator runs")
 
+    async def _fetch_blobs(self, caused: Sequence[Caused]) -> None:
+        """Fetch what is to be committed to the run's folder."""
+        for command, _, _ in caused:
+            if isinstance(command, CommitBestPolicy | CommitDrafter):
+                await self._fetch(command)
+
+    async def _fetch(self, message: CommitBestPolicy | CommitDrafter | PolicyPublished) -> None:
+        folder = self._deciders.run_folder(message.job)
+        await self._transfer.fetch(message.job, folder, referenced_blobs(message))
+
     def _write_files(self, caused: list[Caused]) -> _Written:
         """Write committed blobs and the lines of the journals."""
         failures: list[DrafterCommitFailed] = []
@@ -124,9 +152,11 @@ class BatchCommitter:
                 case PrepareJob():
                     self.preparations.begin(command, self._deciders.run_folder(command.job))
                 case ReleaseBlobs():
-                    for blob in command.blobs:
-                        self._deciders.blobs(command.job).release(blob)
+                    folder = self._deciders.run_folder(command.job)
+                    self._transfer.release(command.job, folder, command.blobs)
                 case DiscardBlobs():
+                    folder = self._deciders.run_folder(command.job)
+                    self._transfer.release(command.job, folder, command.blobs)
                     for blob in command.blobs:
                         self._deciders.blobs(command.job).discard(blob)
                 case FinishRun():

@@ -17,6 +17,7 @@ import msgspec
 
 from tlt.child_process import die_with_parent
 from tlt.errors import RankError
+from tlt.network_interfaces import interface_of
 from tlt.protocol.rank_messages import FromRank, RankReady, RankSetup, ToRank
 from tlt.ranks.worker_channel import Progress, pack, read_from_rank
 
@@ -132,7 +133,9 @@ class RankProcess:
 
 def _environment(host: str) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if host == "127.0.0.1":
-        # By default Gloo finds its interface by the host's name, which may not resolve.
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    # By default Gloo finds its interface by the host's name, which may not resolve.
+    if (interface := interface_of(host)) is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if host != "127.0.0.1":
+            environment.setdefault("NCCL_SOCKET_IFNAME", interface)
     return environment

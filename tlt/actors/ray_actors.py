@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +16,14 @@ import msgspec
 import ray
 import structlog
 
+from tlt.actors.blob_transfer import BlobTransfer, blob_file, read_part
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.reward_scorer import RewardScorer
 from tlt.actors.worker_context import WorkerSetup
+from tlt.actors.worker_host import WorkerHost
 from tlt.actors.worker_restart_loop import Worker
 from tlt.config import SessionSpec
-from tlt.id_types import WorkerId
+from tlt.id_types import Digest, JobId, WorkerId
 from tlt.json_logs import write_logs_to
 
 _RAYLET_SECONDS = 0.5
@@ -66,7 +68,7 @@ def _decode(session: bytes) -> SessionSpec:
 class CoordinatorActor:
     def __init__(self, session: bytes) -> None:
         spec = _decode(session)
-        _serve(spec, "coordinator", lambda: Coordinator(spec))
+        _serve(spec, "coordinator", lambda: Coordinator(spec, BlobTransfer(spec, None)))
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -78,8 +80,16 @@ class RewardActor:
 
 @ray.remote(max_restarts=-1)
 class WorkerActor:
-    def __init__(self, session: bytes, name: str, host: str, cores: list[list[int]]) -> None:
+    def __init__(
+        self, session: bytes, name: str, host: str = "", cores: list[list[int]] | None = None
+    ) -> None:
+        """Take `host` and `cores`, or find them out: in a cluster it isn't known in advance."""
         spec = _decode(session)
+        self._spec = spec
+        self._host = None if spec.cluster is None else WorkerHost(spec, spec.cluster)
+        if self._host is not None:
+            host, cores = self._host.address, self._host.cores
+        assert cores is not None
         devices = [f"cuda:{i}" if spec.device == "cuda" else "cpu" for i in range(len(cores))]
         setup = WorkerSetup(
             session=spec,
@@ -87,5 +97,29 @@ class WorkerActor:
             host=host,
             devices=devices,
             cores=[frozenset(rank) for rank in cores],
+            blobs=BlobTransfer(spec, WorkerId(name)),
         )
         _serve(spec, name, lambda: Worker(setup))
+
+    def has_blob(self, job: str, digest: str) -> bool:
+        """Return True if this host has a blob of the job in flight."""
+        return blob_file(self._spec, JobId(job), Digest(digest)).exists()
+
+    def read_blob(self, job: str, digest: str, offset: int, size: int) -> bytes:
+        """Return a part of a blob; it travels through Ray's object store."""
+        return read_part(blob_file(self._spec, JobId(job), Digest(digest)), offset, size)
+
+    def release_blobs(self, job: str, digests: Sequence[str]) -> None:
+        """Delete blobs in flight on this host."""
+        for digest in digests:
+            blob_file(self._spec, JobId(job), Digest(digest)).unlink(missing_ok=True)
+
+    def end_ranks(self) -> None:
+        """Kill the ranks, because the session ends."""
+        if self._host is not None:
+            self._host.end_ranks()
+
+    def remove_files(self) -> None:
+        """Remove the session's files of this host, because the session ends."""
+        if self._host is not None:
+            self._host.remove_files()

@@ -31,13 +31,16 @@ _DRIVER = "Ray's driver"
 # they end by themselves once the coordinator has ended, after they have sent what they hold
 _LOGGERS = (b"tlt.loggers.main",)
 _LOGGERS_SECONDS = 12.0
+_LEAVE_SECONDS = 20.0
 
 
 class RayHead:
     """Ray's driver and daemons, and below them the actors and ranks of a session."""
 
-    def __init__(self, session: Path, short: Path) -> None:
+    def __init__(self, session: Path, short: Path, *, in_cluster: bool = False) -> None:
+        """In a cluster, only the driver belongs to the session; actors may be on other hosts."""
         self._session = session
+        self._in_cluster = in_cluster
         self._temporary = short / "ray"
         # removed with the session's other files, whatever is killed before it can tidy up
         self._scratch = short / "tmp"
@@ -93,13 +96,19 @@ class RayHead:
 
     def stop(self) -> None:
         """End it for good: wait for loggers too, and then kill them."""
+        if self._in_cluster and self._driver is not None:
+            # it removes the files of other hosts
+            self._driver.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._driver.wait(_LEAVE_SECONDS)
         self.end()
         await_end(self._session, _LOGGERS_SECONDS)
         end_processes(self._session)
 
     def _find_daemons(self, driver: int) -> None:
         found = {_DRIVER: identify(driver)}
-        for pid, command in processes_of(self._session).items():
+        daemons = {} if self._in_cluster else processes_of(self._session)
+        for pid, command in daemons.items():
             name = _DAEMONS.get(os.path.basename(command.split(b"\0")[0]))
             if name is not None and is_child(pid, driver):
                 found[name] = identify(pid)
@@ -114,6 +123,9 @@ class RayHead:
                 shutil.copytree(logs, kept, symlinks=True)
 
     def _environment(self) -> dict[str, str]:
+        """Return what the driver and all that it starts on this host add to the environment."""
+        if self._in_cluster:
+            return mark(self._session)
         token = self._session / "ray-token"
         if not token.exists():
             token.touch(mode=0o600)

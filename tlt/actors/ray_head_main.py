@@ -1,24 +1,33 @@
-"""Start Ray and the session's actors, and stay: Ray's daemons end with this process.
+"""Start Ray, or join a cluster, and start the session's actors; they end with this process.
 
 Run as `python -m tlt.actors.ray_head_main FOLDER TEMPORARY`, by `tlt.actors.ray_head`.
 """
 
 import logging
-import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from tlt.actors.ray_actors import CoordinatorActor, RewardActor, WorkerActor
-from tlt.config import SessionSpec
+from tlt.actors.ray_cluster import join
+from tlt.actors.worker_host import pinned_cores
+from tlt.config import RayCluster, SessionSpec
 from tlt.session_files import load_session
 
-# A session runs on one host, and its parts find each other at this address.
+# Without a cluster, a session runs on one host, and its parts find each other at this address.
 _HOST = "127.0.0.1"
+_LEAVE_SECONDS = 8.0
+_READERS = 8
 
 
 def start_ray(spec: SessionSpec, temporary: Path) -> None:
@@ -35,39 +44,85 @@ def start_ray(spec: SessionSpec, temporary: Path) -> None:
 
 
 def start_actors(spec: SessionSpec) -> list[Any]:
-    """Return the handles, without which Ray would end the actors."""
+    """Start the actors on this host; return the handles, without which Ray would end them."""
     coordinator: Any = CoordinatorActor
     reward: Any = RewardActor
     worker: Any = WorkerActor
     session = msgspec.msgpack.encode(spec)
     actors = [coordinator.remote(session), reward.remote(session)]
     per_worker = spec.ranks_per_worker
-    on_gpu = spec.device == "cuda"
     for index, cores in enumerate(pinned_cores(spec.workers, per_worker)):
-        options = {"num_cpus": per_worker, "num_gpus": per_worker if on_gpu else 0}
+        options = {"num_cpus": per_worker, "num_gpus": _gpus(spec)}
         actors.append(worker.options(**options).remote(session, f"w{index}", _HOST, cores))
     return actors
 
 
-def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
-    """Return the cores of each worker's ranks, or no cores if there are fewer than ranks."""
-    available = sorted(os.sched_getaffinity(0))
-    each = len(available) // (workers * ranks)
-    return [
-        [
-            available[(worker * ranks + rank) * each : (worker * ranks + rank + 1) * each]
-            for rank in range(ranks)
-        ]
-        for worker in range(workers)
-    ]
+def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> list[Any]:
+    """Start workers on all hosts of the plan, and the other actors on this host.
+
+    Each host has a placement group of its own: where a host is lost, the other groups stay, and
+    this one waits for a host that has room for it.
+    """
+    coordinator: Any = CoordinatorActor
+    reward: Any = RewardActor
+    worker: Any = WorkerActor
+    session = msgspec.msgpack.encode(spec)
+    own_host = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = {"scheduling_strategy": own_host}
+    actors = [coordinator.options(**here).remote(session), reward.options(**here).remote(session)]
+    bundle: dict[str, float] = {"CPU": cluster.cpus_per_worker}
+    if gpus := _gpus(spec):
+        bundle["GPU"] = gpus
+    for host in range(cluster.hosts):
+        group = placement_group([bundle] * cluster.workers_per_host, strategy="STRICT_PACK")
+        for slot in range(cluster.workers_per_host):
+            place = PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=slot
+            )
+            name = f"w{host * cluster.workers_per_host + slot}"
+            options = {
+                "name": name,
+                "num_cpus": cluster.cpus_per_worker,
+                # other hosts read this one's blobs, several at once
+                "max_concurrency": _READERS,
+                "num_gpus": _gpus(spec),
+                "scheduling_strategy": place,
+            }
+            actors.append(worker.options(**options).remote(session, name))
+    return actors
+
+
+def leave_cluster(actors: Sequence[Any]) -> None:
+    """End the workers, and remove what they have on their hosts; some may not be reached."""
+    workers = actors[2:]
+    for step in ("end_ranks", "remove_files"):
+        calls = [getattr(worker, step).remote() for worker in workers]
+        ray.wait(calls, num_returns=len(calls), timeout=_LEAVE_SECONDS / 2)
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _gpus(spec: SessionSpec) -> int:
+    return spec.ranks_per_worker if spec.device == "cuda" else 0
 
 
 def main() -> None:
-    spec = load_session(Path(sys.argv[1]))
-    start_ray(spec, Path(sys.argv[2]))
-    actors = start_actors(spec)
-    while actors:
-        signal.pause()
+    folder = Path(sys.argv[1])
+    spec = load_session(folder)
+    if spec.cluster is None:
+        start_ray(spec, Path(sys.argv[2]))
+        actors = start_actors(spec)
+        while actors:
+            signal.pause()
+    else:
+        join(spec.cluster.address, spec.cluster.runtime_env, folder, namespace=str(folder))
+        actors = start_actors_in_cluster(spec, spec.cluster)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        try:
+            while True:
+                signal.pause()
+        finally:
+            leave_cluster(actors)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tlt.config import SessionSpec
 from tlt.errors import TltError
 from tlt.session_faults import Fault, FaultLog
 from tlt.session_liveness import actor_names
-from tlt.store.heartbeats import forget_heartbeats, read_heartbeats, read_services
+from tlt.store.heartbeats import SERVICES, forget_heartbeats, read_heartbeats, read_services
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import Keys
 
@@ -41,7 +41,7 @@ class RayHealer:
         if self._fault is None:
             return
         if self._due is None:
-            if missing_actors(self._spec) == []:
+            if is_at_work(self._spec):
                 self._faults.healed(self._fault, time.time())
                 self._fault = None
         elif now >= self._due and forget_actors(self._spec):
@@ -90,6 +90,14 @@ def missing_actors(spec: SessionSpec) -> list[str]:
         return asyncio.run(read())
     except _REDIS_ERRORS:
         return actor_names(spec)
+
+
+def is_at_work(spec: SessionSpec) -> bool:
+    """Return True if all actors are up, or, in a cluster that may have lost hosts, a worker."""
+    missing = missing_actors(spec)
+    if spec.cluster is None:
+        return not missing
+    return not set(missing) & set(SERVICES) and len(missing) < spec.workers
 
 
 def describe_missing(names: Sequence[str]) -> str:

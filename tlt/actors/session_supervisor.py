@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 import structlog
 
+from tlt.actors.deciders import SESSION
+from tlt.actors.effects import Effects
 from tlt.actors.ray_head import RayHead
 from tlt.actors.ray_healer import START_SECONDS, RayHealer, describe_missing, missing_actors
 from tlt.errors import TltError
@@ -27,8 +29,8 @@ from tlt.session_leftovers import claim, remove_leftovers
 from tlt.session_processes import identify
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.heartbeats import forget_heartbeats
-from tlt.store.journal import check_schema
-from tlt.store.redis_connection import check, connect
+from tlt.store.journal import check_schema, holds
+from tlt.store.redis_connection import check, connect, hide_password
 from tlt.store.redis_keys import Keys
 
 _LOCK_SECONDS = 1.0
@@ -42,7 +44,7 @@ class SessionSupervisor:
         self.spec = load_session(folder)
         self.short = short_folder(folder)
         self.redis: EmbeddedRedis | None = None
-        self.head = RayHead(folder, self.short)
+        self.head = RayHead(folder, self.short, in_cluster=self.spec.cluster is not None)
         self._faults = FaultLog(folder)
         # files whose locks end with this process
         self._locked: list[BinaryIO] = []
@@ -104,6 +106,12 @@ class SessionSupervisor:
         connection = connect(self.spec.redis_url)
         try:
             await check(connection, self.spec.redis_url)
+            committed = await Effects(connection, Keys(self.spec.name)).committed(SESSION)
+            if not holds(self.folder / "session", committed):
+                raise TltError(
+                    f"the Redis at {hide_password(self.spec.redis_url)} holds another session "
+                    f"'{self.spec.name}', whose journal isn't in {self.folder}; choose another name"
+                )
             # those of an earlier session would count as actors of this one
             await forget_heartbeats(connection, Keys(self.spec.name))
         finally:

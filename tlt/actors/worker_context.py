@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tlt.actors.blob_transfer import BlobTransfer
 from tlt.actors.rank_process import RankProcess
 from tlt.config import RolloutSpec, SessionSpec
 from tlt.id_types import Incarnation, WorkerId
@@ -21,6 +22,7 @@ class WorkerSetup:
     # by rank
     devices: list[str]
     cores: list[frozenset[int]]
+    blobs: BlobTransfer
 
     def rank(self, index: int, incarnation: Incarnation) -> RankSetup:
         """Return the setup of one rank."""

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 import structlog
 
+from tlt.actors.blob_transfer import referenced_blobs
 from tlt.actors.drafter_training import DrafterTraining
 from tlt.actors.event_outbox import Outbox
 from tlt.actors.incarnation_shutdown import IncarnationEnded
@@ -102,7 +103,12 @@ class MessageRouter:
         pages = read_pages(setup.connection, key, after="0", count=10, block_ms=_COMMAND_BLOCK_MS)
         async for page in pages:
             for id_, fields in page:
-                await self._obey(_commands.decode(fields))
+                command = _commands.decode(fields)
+                if self.job is not None:
+                    await self._worker.blobs.fetch(
+                        self.job.job, Path(self.job.folder), referenced_blobs(command)
+                    )
+                await self._obey(command)
                 with contextlib.suppress(*CONNECTION_ERRORS):
                     await setup.connection.xdel(key, id_)
 

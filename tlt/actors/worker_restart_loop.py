@@ -91,6 +91,7 @@ class Worker:
             resident_bytes=sum(map(_resident_bytes, (os.getpid(), *ranks))),
             start_ticks=0 if self._process is None else self._process.start_ticks,
             sent=time.time(),
+            host=self._setup.host,
         )
 
 

@@ -124,8 +124,7 @@ def _more_hosts(case: Case, devices: DevicePlan) -> _Changed | None:
         spread = spread_over(more, more.total, case.spread.tensor_parallel)
         changed = Case(job=case.job, spread=spread)
         if changed.bytes <= devices.budget:
-            change = f"the learner sharded over {more.total} devices ({more.name})"
-            return f"{change}, which TLT lacks yet", changed
+            return f"the learner sharded over {more.total} devices ({more.name})", changed
     return None
 
 

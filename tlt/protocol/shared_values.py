@@ -106,8 +106,10 @@ class Heartbeat(Value, frozen=True, kw_only=True):
     resident_bytes: int = 0
     # the start of the worker's process, in clock ticks since the machine started
     start_ticks: int = 0
-    # by the clock of the session's host
+    # by the clock of the worker's host
     sent: float = 0.0
+    # address of that host
+    host: str = ""
 
 
 class ServiceHeartbeat(Value, frozen=True, kw_only=True):

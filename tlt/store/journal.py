@@ -136,6 +136,12 @@ def check_schema(folder: Path) -> None:
         next(follow(path), None)
 
 
+def holds(folder: Path, committed: Position) -> bool:
+    """Return False if the journal in a folder lacks committed entries: it is another one."""
+    path = folder / FILE_NAME
+    return (path.stat().st_size if path.exists() else 0) >= committed.bytes
+
+
 def _decode(path: Path, line: bytes, position: Position) -> JournalEntry:
     try:
         entry = _decoder.decode(line)

@@ -1,0 +1,191 @@
+"""A session on two hosts of a Ray cluster: network namespaces of one machine."""
+
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.live import (
+    TLT,
+    Live,
+    Result,
+    count_dropped,
+    counted_rollouts,
+    wait_until,
+    write_spec,
+)
+from tests.hosts.network import Host, complaint, two_hosts
+from tlt.id_types import WorkerId
+from tlt.protocol.events import DrafterDeltaReady, RolloutFinished, WorkerJoined, WorkerLost
+from tlt.run_folder_reader import open_ledger
+from tlt.store.embedded_redis import find_binary
+
+_LACKING = complaint()
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(_LACKING is not None, reason=f"no network namespaces: {_LACKING}"),
+]
+RAY_PORT, REDIS_PORT = 6379, 7000
+ROLLOUTS = 2 * 4 * 8
+
+
+class Cluster(Live):
+    """A session whose commands are given on the first of two hosts."""
+
+    def __init__(self, home: Path, first: Host, second: Host) -> None:
+        super().__init__(home)
+        self.first, self.second = first, second
+        token = home / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        for host in (first, second):
+            host.environment |= {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN_PATH": str(token),
+                "TLT_HOME": str(home / "tlt"),
+            }
+
+    def tlt(self, *arguments: str, code: int = 0, seconds: float = 240.0) -> Result:
+        result = subprocess.run(
+            self.first.enter([*TLT, *arguments]),
+            env=self.first.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert result.returncode == code, f"{arguments}: {result.stdout}\n{result.stderr}"
+        return result
+
+    def start_ray(self, host: Host, *place: str) -> None:
+        log = self.home / f"ray-{host.address}.log"
+        log.unlink(missing_ok=True)
+        options = ["--num-cpus", "1", "--object-store-memory", str(80 << 20)]
+        address = ["--node-ip-address", host.address]
+        daemon = host.start("ray", "start", "--block", *address, *options, *place, log=log)
+        wait_until(lambda: b"Ray runtime started" in log.read_bytes(), f"Ray: {log.read_text()}")
+        assert daemon.poll() is None, log.read_text()
+
+    def start_head(self) -> None:
+        folder = str(self.home / "ray")
+        place = ["--head", "--port", str(RAY_PORT), "--temp-dir", folder]
+        self.start_ray(self.first, *place, "--include-dashboard", "false")
+
+    def start_node(self) -> None:
+        self.start_ray(self.second, "--address", f"{self.first.address}:{RAY_PORT}")
+
+    def start_redis(self) -> str:
+        """Start a server with a password, and return its URL."""
+        password = secrets.token_hex(8)
+        place = ["--bind", self.first.address, "--port", str(REDIS_PORT)]
+        server = [str(find_binary()), *place, "--requirepass", password, "--save", ""]
+        self.first.start(*server, log=self.home / "redis.log")
+        return f"redis://:{password}@{self.first.address}:{REDIS_PORT}"
+
+    def up(self) -> None:
+        ray = f"{self.first.address}:{RAY_PORT}"
+        options = ["--runs", str(self.runs), "--lease-seconds", "4", "--no-dashboard"]
+        self.tlt("up", "--ray", ray, "--redis-url", self.start_redis(), *options)
+
+    def worker_on(self, host: Host) -> WorkerId:
+        """Return the worker that beat last from a host."""
+        return next(
+            WorkerId(name) for name, beat in self.workers().items() if beat.host == host.address
+        )
+
+    def logs(self) -> list[Path]:
+        """Return the logs of the workers."""
+        return list((self.home / "tlt" / "sessions" / "default" / "logs").glob("w?.jsonl"))
+
+    def states(self) -> dict[str, str]:
+        return {process["name"]: process["state"] for process in self.json("status")["processes"]}
+
+
+@pytest.fixture
+def cluster(short_folder: Path) -> Iterator[Cluster]:
+    with two_hosts(short_folder) as hosts:
+        session = Cluster(short_folder, *hosts)
+        session.start_head()
+        session.start_node()
+        session.up()
+        yield session
+
+
+@pytest.fixture
+def learning_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
+    """Return a job with answers of seconds, whose workers train the drafter."""
+    learning = {
+        **raw_spec,
+        "name": "learning",
+        "rollout": {"max_new_tokens": 480, "slots": 4},
+        "speculation": {"mode": "adaptive"},
+        "drafter": {"train": "always"},
+        "algorithm": {**raw_spec["algorithm"], "eval_every": 0},
+    }
+    return write_spec(home, learning, "learning.yaml")
+
+
+def rewards(session: Live, job: str) -> list[float]:
+    """Return the reward of each step of a job that has lost and doubled nothing."""
+    assert session.await_end(job, 300.0)["status"] == "done", session.job(job)["error"]
+    journal = session.journal(job)
+    counted = counted_rollouts(journal, open_ledger(session.runs / job))
+    assert len(counted) == len(set(counted)) == ROLLOUTS
+    assert count_dropped(journal) == 0
+    return [step.reward for step in session.fold(job).steps]
+
+
+def events(session: Live, job: str, kind: type[Any]) -> list[Any]:
+    return [entry.event for entry in session.journal(job) if isinstance(entry.event, kind)]
+
+
+def rewards_on_one_host(folder: Path, spec: Path) -> list[float]:
+    session = Live(folder)
+    session.tlt("up", "--workers", "2", "--runs", str(session.runs), "--no-dashboard")
+    try:
+        return rewards(session, session.submit(spec))
+    finally:
+        session.tlt("down")
+
+
+def test_a_session_uses_two_hosts_and_survives_their_separation(
+    cluster: Cluster, learning_spec: Path, tmp_path: Path
+) -> None:
+    far = cluster.worker_on(cluster.second)
+    near = cluster.worker_on(cluster.first)
+
+    # cut off for longer than a lease, in a rollout
+    job = cluster.submit(learning_spec)
+    cluster.await_phase(job, "rolling")
+    wait_until(lambda: cluster.workers()[far].running > 0, f"{far} to decode")
+    cluster.second.cut_off()
+    wait_until(lambda: bool(events(cluster, job, WorkerLost)), f"{far} to lose its lease")
+    assert cluster.states()[far] == "lost"
+    assert cluster.states()[near] == "up"
+    cluster.second.connect()
+    assert rewards(cluster, job) == pytest.approx(rewards_on_one_host(tmp_path, learning_spec))
+    assert {event.worker for event in events(cluster, job, RolloutFinished)} == {near, far}
+    # a drafter that one host trained was adopted on the other, too
+    assert events(cluster, job, DrafterDeltaReady)
+    assert any("blob fetched" in log.read_text() for log in cluster.logs())
+
+    # lost with all that ran on it, and started again
+    cluster.await_workers(2)
+    job = cluster.submit(learning_spec)
+    cluster.await_phase(job, "rolling")
+    cluster.second.end_processes()
+    wait_until(lambda: bool(events(cluster, job, WorkerLost)), f"{far} to lose its lease")
+    cluster.start_node()
+    wait_until(
+        lambda: any(e.info.worker == far for e in events(cluster, job, WorkerJoined)),
+        f"{far} to join again",
+    )
+    rewards(cluster, job)
+
+    cluster.tlt("down")
+    for host in (cluster.first, cluster.second):
+        assert [name for name in host.files("/dev/shm") if name.startswith("tlt-")] == []
+        assert [name for name in host.files(host.folder) if name.startswith("tlt-")] == []

@@ -1,0 +1,124 @@
+"""Join a Ray cluster that somebody else runs, and look at its hosts before a session uses them.
+
+`tlt.cluster_plan` runs `python -m tlt.actors.ray_cluster`, and writes a request to its standard
+input.
+"""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tlt.cluster_plan import ClusterAnswer, ClusterRequest, RayNode, plan_workers
+from tlt.errors import ConfigError, TltError
+from tlt.protocol.refs import SCHEMA_VERSION
+from tlt.session_processes import mark
+from tlt.store.redis_connection import check, connect
+
+_CHECK_SECONDS = 120.0
+_REDIS_SECONDS = 10.0
+_RAY_ERRORS = (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError)
+
+
+def join(address: str, runtime_env: str, folder: Path, namespace: str | None = None) -> None:
+    """Connect this process to a cluster; all that it starts there carries the session's mark."""
+    environment = msgspec.json.decode(runtime_env, type=dict[str, Any])
+    variables = environment.get("env_vars", {})
+    # Ray's processes would write their titles over their environment, and so over the mark.
+    ours = {**mark(folder), "SPT_NOENV": "1"}
+    ray.init(
+        address=address,
+        namespace=namespace,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={**environment, "env_vars": {**variables, **ours}},
+    )
+
+
+@ray.remote(num_cpus=0)
+def complain_of_host(request: bytes, schema: int, python: str) -> str | None:
+    """Say what the host lacks on which this runs."""
+    asked = msgspec.json.decode(request, type=ClusterRequest)
+    if schema != SCHEMA_VERSION:
+        return f"its TLT writes messages of schema {SCHEMA_VERSION}, this one of {schema}"
+    if python != _python():
+        return f"it has Python {_python()}, and this host {python}"
+    if not Path(asked.probe).exists():
+        return f"it doesn't see {Path(asked.probe).parent}, as all hosts must (--runs)"
+    try:
+        Path(asked.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{asked.folder}: {error.strerror}"
+    try:
+        asyncio.run(_check_redis(asked.redis_url))
+    except TltError as error:
+        return str(error)
+    return None
+
+
+async def _check_redis(url: str) -> None:
+    connection = connect(url, _REDIS_SECONDS)
+    try:
+        await check(connection, url)
+    finally:
+        await connection.aclose()
+
+
+def _answer(request: ClusterRequest) -> ClusterAnswer:
+    join(request.address, request.runtime_env, Path(request.folder))
+    nodes = {
+        str(node["NodeID"]): RayNode(
+            address=str(node["NodeManagerAddress"]),
+            cpus=int(node["Resources"].get("CPU", 0)),
+            gpus=int(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    cluster = plan_workers(list(nodes.values()), request)
+    check: Any = complain_of_host
+    asked = msgspec.json.encode(request)
+    answers = {
+        node.address: check.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+        ).remote(asked, SCHEMA_VERSION, _python())
+        for node_id, node in nodes.items()
+    }
+    for address, answer in answers.items():
+        try:
+            complaint: Any = ray.get(answer, timeout=_CHECK_SECONDS)
+        except _RAY_ERRORS as error:
+            complaint = _last_line(error)
+        if complaint is not None:
+            raise ConfigError(f"host {address}: {complaint}")
+    return ClusterAnswer(cluster=cluster)
+
+
+def _last_line(error: Exception) -> str:
+    """Shorten an error of Ray, which holds a traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _python() -> str:
+    return ".".join(map(str, sys.version_info[:2]))
+
+
+def main() -> None:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ClusterRequest)
+    try:
+        answer = _answer(request)
+    except TltError as error:
+        answer = ClusterAnswer(complaint=str(error))
+    except _RAY_ERRORS as error:
+        answer = ClusterAnswer(complaint=_last_line(error))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

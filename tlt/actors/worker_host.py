@@ -1,0 +1,88 @@
+"""The host that a worker runs on: its address, the cores of the worker, and its files there.
+
+In a cluster the workers of a host hold a lock on the session's folders of that host, so that
+another session of the same user doesn't remove them as those of a dead one.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import BinaryIO
+
+import ray
+
+from tlt.config import RayCluster, SessionSpec
+from tlt.session_files import short_folder
+from tlt.session_leftovers import OWNER_FILE, remove_leftovers
+from tlt.session_processes import children
+
+
+def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
+    """Return the cores of each worker's ranks, or no cores if there are fewer than ranks."""
+    available = sorted(os.sched_getaffinity(0))
+    each = len(available) // (workers * ranks)
+    return [
+        [
+            available[(worker * ranks + rank) * each : (worker * ranks + rank + 1) * each]
+            for rank in range(ranks)
+        ]
+        for worker in range(workers)
+    ]
+
+
+class WorkerHost:
+    """What a worker of a cluster has on its host."""
+
+    def __init__(self, spec: SessionSpec, cluster: RayCluster) -> None:
+        self.address: str = ray.util.get_node_ip_address()
+        self._spec = spec
+        self._places = [Path(spec.flight), short_folder(Path(spec.folder))]
+        # held until the process ends
+        self._locks: list[BinaryIO] = []
+        remove_leftovers(except_of=Path(spec.folder))
+        for place in self._places:
+            self._hold(place)
+        scratch = self._places[1] / "tmp"
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = str(scratch)
+        slot = self._take_slot(cluster.workers_per_host)
+        self.cores = pinned_cores(cluster.workers_per_host, spec.ranks_per_worker)[slot]
+
+    def end_ranks(self) -> None:
+        """Kill all processes that this one has started."""
+        for pid in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove_files(self) -> None:
+        """Remove the session's folders of this host."""
+        for place in self._places:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _hold(self, place: Path) -> None:
+        """Share a lock; where the session's supervisor runs, that holds it already."""
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = open(place / OWNER_FILE, "ab")  # noqa: SIM115
+        self._locks.append(owner)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            owner.truncate(0)
+            owner.write(os.fsencode(self._spec.folder))
+            owner.flush()
+
+    def _take_slot(self, slots: int) -> int:
+        """Return a number that no other worker of this host has, whichever is named first."""
+        for slot in range(slots):
+            file = open(self._places[1] / f"slot-{slot}", "ab")  # noqa: SIM115
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+            else:
+                self._locks.append(file)
+                return slot
+        # the one that this worker replaces has not quite ended
+        return 0
