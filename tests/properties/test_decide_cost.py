@@ -1,5 +1,8 @@
 """The work of an event may grow with groups and workers, but not with rollouts.
 
+What workers send rarely may grow by a few instructions for each other worker, an answer's events by
+no more than a comparison.
+
 The tests count the instructions that the interpreter executes in `tlt` and the entries that are
 copied when a dictionary of the state is rebuilt, because counts are exact and times are not.
 """
@@ -16,17 +19,46 @@ from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB, answer, reward
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step
-from tlt.policies.coordinator import decide
+from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.coordinator import decide, new_run
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.job.run_state import Duty, Phase, RunState
+from tlt.policies.job.sample_sharding import Sample, share_samples
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
-from tlt.protocol.events import RolloutFinished, RolloutScored, RunEvent, WorkerIdled
-from tlt.protocol.shared_values import DrafterEvaluation
+from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
+from tlt.protocol.shared_values import DrafterEvaluation, WorkerInfo
 
 
 def _started(prompts: int, group: int) -> RunState:
     return started_run(small_spec(steps=1, prompts=prompts, group=group))[0]
+
+
+def _start_with(workers: int) -> JobStarted:
+    """Start a job whose idle workers always train."""
+    infos = tuple(
+        WorkerInfo(
+            worker=WorkerId(f"w{n}"),
+            incarnation=Incarnation(n + 1),
+            ranks=1,
+            host="host",
+            rendezvous="host:1",
+        )
+        for n in range(workers)
+    )
+    return JobStarted(
+        folder="/runs",
+        job=JOB,
+        epoch=Epoch(1),
+        spec=small_spec(steps=9, prompts=4, group=8, train="always"),
+        train_prompts=4,
+        eval_prompts=0,
+        workers=infos,
+    )
+
+
+def _with_workers(workers: int) -> RunState:
+    start = _start_with(workers)
+    return decide(new_run(JOB, start.spec), start, 0.0)[0]
 
 
 def _finished(prompt: int, member: int) -> RolloutFinished:
@@ -141,6 +173,51 @@ def test_a_large_rollout_batch_takes_few_instructions() -> None:
     assert spent < 2500 * len(events)
     last, _ = decide(run(), events[-1], 0.0)
     assert last.phase is Phase.POLICY_UPDATE
+
+
+def _scored_first(state: RunState) -> RolloutScored:
+    return _scored(state, _finished(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("event", "most"),
+    [
+        # it looks for idle workers, which may train on the answer
+        (lambda _: _finished(0, 0), 8),
+        (_scored_first, 0),
+        # it counts those that train
+        (lambda _: _idled(), 30),
+    ],
+    ids=["finished", "scored", "idled"],
+)
+def test_another_worker_adds_few_instructions_to_an_event(
+    event: Callable[[RunState], RunEvent], most: int
+) -> None:
+    few, many = _with_workers(16), _with_workers(1024)
+    before = _instructions(lambda: decide(few, event(few), 0.0))
+    after = _instructions(lambda: decide(many, event(many), 0.0))
+    assert 0 < after <= before + most * (1024 - 16)
+
+
+def test_another_worker_adds_the_same_instructions_to_a_start() -> None:
+    """All workers join, and each is assigned to the first rollout batch."""
+    counts: list[int] = []
+    for workers in (16, 256):
+        start = _start_with(workers)
+        run = new_run(JOB, start.spec)
+        counts.append(_instructions(lambda run=run, start=start: decide(run, start, 0.0)))
+    assert counts[1] <= 16 * counts[0]
+
+
+def test_an_update_for_many_workers_takes_few_instructions() -> None:
+    """Sharing samples goes through them once, and not once for each worker."""
+    samples = [
+        Sample(prompt=PromptIndex(n), member=Member(0), advantage=1.0, length=100 + n % 7)
+        for n in range(512)
+    ]
+    few = _instructions(lambda: share_samples(samples, [], [1] * 16, 1))
+    many = _instructions(lambda: share_samples(samples, [], [1] * 256, 1))
+    assert many <= few + 200 * (256 - 16)
 
 
 def test_an_event_copies_one_group_and_the_table_of_groups() -> None:

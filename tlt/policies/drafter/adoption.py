@@ -1,6 +1,6 @@
 """The drafter that engines propose with, and the earlier ones that may replace it again."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -74,18 +74,23 @@ def retry_loading(adoption: Adoption, incarnation: Incarnation) -> Adoption:
     return msgspec.structs.replace(adoption, refused_by={**refused, used.version: others})
 
 
-def is_refused_by_all(adoption: Adoption, incarnations: Collection[Incarnation]) -> bool:
-    refused = adoption.refused_by.get(adoption.version_in_use, ())
+def refusers(adoption: Adoption) -> tuple[Incarnation, ...]:
+    """Return the incarnations that couldn't load the drafter in use."""
+    return adoption.refused_by.get(adoption.version_in_use, ())
+
+
+def is_refused_by_all(adoption: Adoption, incarnations: Iterable[Incarnation]) -> bool:
+    refused = refusers(adoption)
     return all(incarnation in refused for incarnation in incarnations)
 
 
 def lacks_drafter(
-    adoption: Adoption, incarnation: Incarnation, incarnations: Collection[Incarnation]
+    adoption: Adoption, incarnation: Incarnation, incarnations: Iterable[Incarnation]
 ) -> bool:
     """Return True if others propose with a drafter that this incarnation couldn't load.
 
     If no worker can load the drafter that the spec names, all decode alike and none lacks it.
     """
-    if incarnation not in adoption.refused_by.get(adoption.version_in_use, ()):
+    if incarnation not in refusers(adoption):
         return False
     return adoption.used is not None or not is_refused_by_all(adoption, incarnations)

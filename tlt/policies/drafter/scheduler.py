@@ -90,14 +90,13 @@ def start_idle_workers(turn: Turn) -> None:
         return
     if not _keeps_answers(state):
         return
-    idle = [
-        worker
-        for worker, known in state.workers.items()
-        if known.duty is Duty.IDLE and training_sessions.is_eligible(state, known)
-    ]
+    idling = Duty.IDLE
+    # all workers for each answer: nothing but the comparison
+    idle = [known for known in state.workers.values() if known.duty is idling]
+    idle = [known for known in idle if training_sessions.is_eligible(state, known)]
     if idle and judge_idle_training(turn).worth:
-        for worker in idle:
-            _start(turn, worker)
+        for known in idle:
+            _start(turn, known.info.worker)
 
 
 def judge_idle_training(turn: Turn) -> gate.Verdict:

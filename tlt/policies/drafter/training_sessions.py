@@ -7,7 +7,7 @@ DrafterTrainingStopped or when its ranks die, so no worker trains and decodes at
 import msgspec
 
 from tlt.id_types import WorkerId
-from tlt.policies.drafter.adoption import lacks_drafter
+from tlt.policies.drafter.adoption import lacks_drafter, refusers
 from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, count_engines
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
@@ -27,7 +27,7 @@ def is_eligible(state: RunState, worker: WorkerState) -> bool:
 
     It would train from other weights than the others, and evaluate against less.
     """
-    incarnations = [known.info.incarnation for known in state.workers.values()]
+    incarnations = (known.info.incarnation for known in state.workers.values())
     return not lacks_drafter(state.drafter.adoption, worker.info.incarnation, incarnations)
 
 
@@ -101,6 +101,8 @@ def stop_all(turn: Turn) -> None:
 
 
 def stop_ineligible(turn: Turn) -> None:
+    if not refusers(turn.state.drafter.adoption):
+        return
     for worker, known in turn.state.workers.items():
         if not is_eligible(turn.state, known):
             stop(turn, worker)

@@ -5,6 +5,8 @@ update's plan until a checkpoint holds a later version. Where the trainers hold 
 all go back to the checkpoint as soon as one of them is new or gone.
 """
 
+from itertools import accumulate
+
 from tlt.id_types import Attempt, Incarnation, PolicyVersion
 from tlt.policies.job import blob_retention
 from tlt.policies.job.run_state import (
@@ -88,7 +90,7 @@ def _update_commands(
         state.spec.seed,
         plan.step,
     )
-    first_ranks = [sum(sizes[:i]) for i in range(len(sizes))]
+    first_ranks = list(accumulate(sizes[:-1], initial=0))
     holders = [
         first
         for first, worker in zip(first_ranks, workers, strict=True)

@@ -59,12 +59,21 @@ def _open_batch(
 
 
 def assign_all(turn: Turn) -> None:
+    ranks = _count_ranks(turn.state)
     for worker in turn.state.workers:
-        assign(turn, worker)
+        _assign(turn, worker, ranks)
 
 
 def assign(turn: Turn, worker: WorkerId) -> None:
     """Assign a worker to the batch at hand; one that trains the drafter has to stop first."""
+    _assign(turn, worker, _count_ranks(turn.state))
+
+
+def _count_ranks(state: RunState) -> int:
+    return sum([worker.info.ranks for worker in state.workers.values()])
+
+
+def _assign(turn: Turn, worker: WorkerId, ranks: int) -> None:
     state, current = turn.state, turn.state.workers[worker]
     if state.batch is None:
         return
@@ -85,17 +94,17 @@ def assign(turn: Turn, worker: WorkerId) -> None:
             policy=state.policy.current,
             drafter=adoption.used,
             requeues=state.batch.refills,
-            share=_share(state, state.batch, current.info),
+            share=_share(state, state.batch, current.info, ranks),
             keep_answers=state.batch.keep_answers,
             speculate=state.speculation_allowed,
         )
     )
 
 
-def _share(state: RunState, batch: RolloutBatch, info: WorkerInfo) -> int:
+def _share(state: RunState, batch: RolloutBatch, info: WorkerInfo, ranks: int) -> int:
+    """Return a worker's part of the answers; `ranks` are those of all workers."""
     if not state.spec.rollout.spread:
         return batch.unsettled
-    ranks = sum(worker.info.ranks for worker in state.workers.values())
     return -(-batch.unsettled * info.ranks // ranks)
 
 

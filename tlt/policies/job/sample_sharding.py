@@ -1,5 +1,6 @@
 """Share samples among ranks: each sample goes to one rank, and ranks get about equal tokens."""
 
+import heapq
 from collections.abc import Sequence
 
 import msgspec
@@ -45,6 +46,7 @@ def share_samples(
         if batch and not heard:
             continue
         ranks = _balanced(heard, world)
+        tokens = sum(s.length for s in batch)
         first = 0
         for worker, size in enumerate(workers):
             per_worker[worker].append(
@@ -56,7 +58,7 @@ def share_samples(
                         )
                         for rank in ranks[first : first + size]
                     ),
-                    total_tokens=sum(s.length for s in batch),
+                    total_tokens=tokens,
                     total_sequences=len(batch),
                 )
             )
@@ -67,9 +69,10 @@ def share_samples(
 def _balanced(batch: Sequence[Sample], world: int) -> list[list[Sample]]:
     """Give samples, longest first, to the rank with the fewest tokens so far."""
     ranks: list[list[Sample]] = [[] for _ in range(world)]
-    loads = [0] * world
+    # load and index of each rank, the lightest first
+    loads = [(0, rank) for rank in range(world)]
     for sample in sorted(batch, key=lambda s: (-s.computed, s.prompt, s.member)):
-        lightest = loads.index(min(loads))
+        load, lightest = loads[0]
         ranks[lightest].append(sample)
-        loads[lightest] += sample.computed
+        heapq.heapreplace(loads, (load + sample.computed, lightest))
     return ranks
