@@ -94,7 +94,8 @@ def _spec(answers: int) -> JobSpec:
     )
 
 
-def _coordinate(spec: SessionSpec) -> None:
+def coordinate(spec: SessionSpec) -> None:
+    """Run a coordinator that expects prompts which are tokenised already."""
     coordinator = Coordinator(spec)
     # the prompts are written already
     coordinator.committer.preparations.begin = lambda command, folder: None
@@ -230,7 +231,7 @@ async def _await_updates(connection: Connection, keys: Keys, workers: Sequence[_
 
     for worker in workers:
         key = keys.commands(worker.info.worker, worker.info.incarnation)
-        await _until(lambda key=key: is_sent(key))
+        await until(lambda key=key: is_sent(key))
 
 
 async def _run(spec: SessionSpec, run: Path, answers: int, tokens: int, seconds: float) -> int:
@@ -250,7 +251,7 @@ async def _run(spec: SessionSpec, run: Path, answers: int, tokens: int, seconds:
             for event in begin:
                 events.add(transaction, event)
             await transaction.execute()
-        await _until(lambda: connection.exists(keys.prompts(_JOB)))
+        await until(lambda: connection.exists(keys.prompts(_JOB)))
         await asyncio.gather(*(worker.decode(answers // _WORKERS) for worker in workers))
         await _await_updates(connection, keys, workers)
         for follower in followers:
@@ -286,12 +287,12 @@ def main() -> None:
             redis_url=redis.url,
         )
         coordinator = multiprocessing.get_context("spawn").Process(
-            target=_coordinate, args=(spec,), daemon=True
+            target=coordinate, args=(spec,), daemon=True
         )
         coordinator.start()
         assert coordinator.pid is not None
         assert redis.pid is not None
-        asyncio.run(_wait_for(spec))
+        asyncio.run(wait_for_coordinator(spec))
         pids = coordinator.pid, redis.pid
         before, started = [_used(pid) for pid in pids], time.monotonic()
         tokens = asyncio.run(
@@ -329,16 +330,16 @@ def main() -> None:
     write_result("data_plane", claims, details, time.monotonic() - began, arguments.out)
 
 
-async def _wait_for(spec: SessionSpec) -> None:
+async def wait_for_coordinator(spec: SessionSpec) -> None:
     """Wait until the coordinator has begun an epoch and read the backlog."""
     connection, keys = connect(spec.redis_url), Keys(spec.name)
     async with connection:
-        await _until(lambda: connection.hexists(keys.committed, "session"))
+        await until(lambda: connection.hexists(keys.committed, "session"))
 
 
-async def _until(true: Callable[[], Awaitable[Any]]) -> None:
+async def until(true: Callable[[], Awaitable[Any]], every_seconds: float = 0.05) -> None:
     while not await true():  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(every_seconds)
 
 
 def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:

@@ -1,0 +1,311 @@
+"""Measure the coordinator and Redis with 16, 256 and 1,024 workers, which are simulated.
+
+`python -m benchmarks.scaling --out F.json [--workers 16 256 1024] [--repeats 3]`
+
+Every number of workers gets the same job: 2,048 answers a step, whatever their number is, so a
+step has the same events but for the few that each worker sends once. The coordinator has one core;
+Redis, the workers and the scorer share another one. First the workers decode at a moderate pace,
+which gives latencies. Then the coordinator is stopped while they send a whole step's events, and
+continued: how fast it then decides and commits them is its throughput, and its CPU time over their
+number its cost.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.data_plane import coordinate, until, wait_for_coordinator
+from benchmarks.result import Claim, write_result
+from benchmarks.scaling_world import TOKENS, World
+from tlt.answer_files import AnswerFiles
+from tlt.config import (
+    AlgorithmSpec,
+    DataSpec,
+    DrafterSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+    SessionSpec,
+    SpeculationSpec,
+)
+from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.id_types import JobId
+from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted
+from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.message_codec import Codec
+from tlt.store.redis_keys import COORDINATOR
+from tlt.store.redis_stream import Stream
+
+_JOB = JobId("scaling-1")
+_ANSWERS, _GROUP = 2048, 8
+# answers a second while latencies are measured: about 800 events
+_PACE = 350.0
+_DRAINS = 5
+_events = Codec[AnyEvent](AnyEvent)
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run has measured, with times in milliseconds."""
+
+    workers: int
+    # while workers decode at a moderate pace
+    events_per_second: float
+    to_one_p50: float
+    to_one_p99: float
+    to_one_samples: int
+    to_all_p50: float
+    to_all_p99: float
+    to_all_samples: int
+    # shares of a core
+    coordinator_core: float
+    redis_core: float
+    # while the coordinator decides a step's events that wait for it
+    drained_per_second: float
+    microseconds_per_event: float
+
+
+def _spec(workers: int) -> JobSpec:
+    return JobSpec(
+        name="scaling",
+        policy=PolicySpec(path="policy"),
+        data=DataSpec(train="train.jsonl"),
+        reward=RewardSpec(kind="final_answer"),
+        algorithm=AlgorithmSpec(
+            steps=1000,
+            prompts_per_step=_ANSWERS // _GROUP,
+            group_size=_GROUP,
+            checkpoint_every=1,
+        ),
+        rollout=RolloutSpec(max_new_tokens=TOKENS, slots=_ANSWERS // workers),
+        speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(train="always"),
+    )
+
+
+def _cpu_seconds(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values) or [float("nan")]
+    return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Run:
+    """One number of workers, in front of a coordinator of its own."""
+
+    def __init__(self, workers: int, session: SessionSpec, run: Path, pids: dict[str, int]) -> None:
+        self.workers = workers
+        self.session = session
+        self.run = run
+        self.pids = pids
+        self.world = World(session.redis_url, session.name, AnswerFiles(run))
+        self.counts = self.world.latencies.counts
+
+    async def measure(self, seconds: float) -> Figures:
+        world = self.world
+        try:
+            world.start(world.score())
+            world.pace = self.workers / _PACE
+            await self._begin()
+            moderate = await self._decode_at_pace(seconds)
+            drained = await self._drain()
+        finally:
+            await world.end()
+        return msgspec.convert({"workers": self.workers, **moderate, **drained}, Figures)
+
+    async def _begin(self) -> None:
+        world = self.world
+        await world.join(self.workers)
+        events = Stream(world.connection, world.keys.events, _events)
+        async with world.connection.pipeline(transaction=True) as transaction:
+            submitted = JobSubmitted(job=_JOB, spec=_spec(self.workers), folder=str(self.run))
+            events.add(transaction, submitted)
+            prompts = _ANSWERS // _GROUP
+            events.add(transaction, JobPrepared(job=_JOB, train_prompts=prompts, eval_prompts=0))
+            await transaction.execute()
+        await self._until(lambda: self.counts["RolloutFinished"] > 0)
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        async def is_true() -> bool:
+            self.world.check()
+            return true()
+
+        await until(is_true)
+
+    async def _decode_at_pace(self, seconds: float) -> dict[str, Any]:
+        latencies = self.world.latencies
+        latencies.to_one.clear()
+        latencies.to_all.clear()
+        sent, began = self.counts.total(), time.monotonic()
+        before = {name: _cpu_seconds(pid) for name, pid in self.pids.items()}
+        await self._until(lambda: time.monotonic() - began >= seconds)
+        elapsed = time.monotonic() - began
+        used = {
+            name: (_cpu_seconds(pid) - before[name]) / elapsed for name, pid in self.pids.items()
+        }
+        return {
+            "events_per_second": (self.counts.total() - sent) / elapsed,
+            "to_one_p50": _percentile(latencies.to_one, 0.5),
+            "to_one_p99": _percentile(latencies.to_one, 0.99),
+            "to_one_samples": len(latencies.to_one),
+            "to_all_p50": _percentile(latencies.to_all, 0.5),
+            "to_all_p99": _percentile(latencies.to_all, 0.99),
+            "to_all_samples": len(latencies.to_all),
+            "coordinator_core": used["coordinator"],
+            "redis_core": used["redis"],
+        }
+
+    async def _drain(self) -> dict[str, float]:
+        self.world.pace = 0.0
+        # the first is the rest of a step that had begun
+        drains = [await self._drain_step() for _ in range(_DRAINS)][1:]
+        return {
+            "drained_per_second": statistics.median(rate for rate, _ in drains),
+            "microseconds_per_event": statistics.median(cost for _, cost in drains),
+        }
+
+    async def _drain_step(self) -> tuple[float, float]:
+        """Return the events a second, and the microseconds of CPU time of each."""
+        world, pid = self.world, self.pids["coordinator"]
+        world.decoding.clear()
+        await self._until(self._all_hold)
+        sent, finished = self.counts.total(), self.counts["RolloutFinished"] + world.held
+        os.kill(pid, signal.SIGSTOP)
+        world.decoding.set()
+        await self._until(lambda: self.counts["RolloutScored"] == finished)
+        world.decoding.clear()
+        newest = await self._newest()
+        waiting = self.counts.total() - sent
+        began, cpu = time.perf_counter(), _cpu_seconds(pid)
+        os.kill(pid, signal.SIGCONT)
+
+        async def is_decided() -> bool:
+            return await self._decided() >= newest
+
+        await until(is_decided, every_seconds=0.002)
+        return (
+            waiting / (time.perf_counter() - began),
+            1e6 * (_cpu_seconds(pid) - cpu) / waiting,
+        )
+
+    def _all_hold(self) -> bool:
+        held = self.world.held
+        return held > 0 and (self.counts["RolloutFinished"] + held) % _ANSWERS == 0
+
+    async def _newest(self) -> tuple[int, int]:
+        """Return the id of the newest event."""
+        ((id_, _),) = await self.world.connection.xrevrange(self.world.keys.events, count=1)
+        return _position(id_)
+
+    async def _decided(self) -> tuple[int, int]:
+        """Return the id up to which all events are acknowledged."""
+        key = self.world.keys.events
+        pending = await self.world.connection.xpending(key, COORDINATOR)
+        if pending["pending"]:
+            return 0, 0
+        groups = await self.world.connection.xinfo_groups(key)
+        (group,) = [each for each in groups if each["name"] == COORDINATOR.encode()]
+        return _position(group["last-delivered-id"])
+
+
+def _position(raw: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = raw.decode().partition("-")
+    return int(milliseconds), int(sequence)
+
+
+def run(workers: int, seconds: float) -> Figures:
+    """Measure in a fresh session, whose coordinator has a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="tlt-scaling-") as name:
+        folder = Path(name)
+        prompts = [Prompt(tokens=tuple(range(64)), answer="7", row={})] * (_ANSWERS // _GROUP)
+        Prompts.write(prompts_file(folder / "run", "train"), prompts)
+        redis = EmbeddedRedis(folder / "redis", folder / "socket")
+        redis.start()
+        session = SessionSpec(
+            name="scaling",
+            folder=str(folder / "session"),
+            runs=str(folder / "runs"),
+            flight=str(folder / "flight"),
+            redis_url=redis.url,
+        )
+        coordinator = multiprocessing.get_context("spawn").Process(
+            target=coordinate, args=(session,), daemon=True
+        )
+        coordinator.start()
+        assert coordinator.pid is not None
+        assert redis.pid is not None
+        pids = {"coordinator": coordinator.pid, "redis": redis.pid}
+        os.sched_setaffinity(pids["coordinator"], cores[:1])
+        os.sched_setaffinity(pids["redis"], cores[-1:])
+        os.sched_setaffinity(0, cores[-1:])
+        try:
+            asyncio.run(wait_for_coordinator(session))
+            measured = Run(workers, session, folder / "run", pids)
+            return asyncio.run(measured.measure(seconds))
+        finally:
+            os.sched_setaffinity(0, cores)
+            coordinator.kill()
+            coordinator.join()
+            redis.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--workers", type=int, nargs="+", default=[16, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="at the moderate pace")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    found: dict[int, list[Figures]] = defaultdict(list)
+    for _ in range(arguments.repeats):
+        for workers in arguments.workers:
+            found[workers].append(run(workers, arguments.seconds))
+            print(found[workers][-1])
+    medians = {workers: _medians(runs) for workers, runs in found.items()}
+    few, many = medians[min(medians)], medians[max(medians)]
+    middle = medians[sorted(medians)[len(medians) // 2]]
+    ratio = many["microseconds_per_event"] / few["microseconds_per_event"]
+    claims = [
+        _at_most(
+            f"event to command, {middle['workers']} workers, p99", middle["to_one_p99"], "ms", 20
+        ),
+        Claim(
+            name=f"scaling.events, {middle['workers']} workers",
+            value=round(middle["drained_per_second"]),
+            unit="/s",
+            bar=5000,
+        ),
+        _at_most(f"cost of an event, {many['workers']} workers / {few['workers']}", ratio, "", 1.3),
+    ]
+    details = {"runs": arguments.repeats, "medians": list(medians.values())}
+    write_result("scaling", claims, details, time.monotonic() - began, arguments.out)
+
+
+def _medians(runs: Sequence[Figures]) -> dict[str, float]:
+    return {
+        name: round(statistics.median(getattr(each, name) for each in runs), 3)
+        for name in Figures.__struct_fields__
+    }
+
+
+def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:
+    return Claim(name=name, value=round(value, 3), unit=unit, bar=bar, less_is_better=True)
+
+
+if __name__ == "__main__":
+    main()
