@@ -26,18 +26,11 @@ from tlt.protocol.commands import (
     CommitDrafter,
     DiscardBlobs,
     FinishRun,
-    KeepRollout,
     PrepareJob,
     RecordStatus,
     ReleaseBlobs,
 )
-from tlt.protocol.events import (
-    AnyEvent,
-    DrafterCommitFailed,
-    PolicyPublished,
-    RolloutFinished,
-)
-from tlt.protocol.refs import AnswerRef
+from tlt.protocol.events import AnyEvent, DrafterCommitFailed, PolicyPublished
 from tlt.store.journal import Position
 from tlt.store.redis_connection import retry_until_connected
 from tlt.store.redis_keys import COORDINATOR
@@ -138,7 +131,6 @@ class BatchCommitter:
             job = run.state.job
             try:
                 failures = commit_blobs(self._deciders.blobs(job), caused)
-                self._deciders.answers(job).sync(kept_answers(caused))
                 positions[job] = run.write()
             except (JournalError, BlobError) as error:
                 caused = self._deciders.fail_run(run, caused, str(error))
@@ -193,12 +185,3 @@ def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFa
             case _:
                 pass
     return failures
-
-
-def kept_answers(caused: Sequence[Caused]) -> list[AnswerRef]:
-    """Return the places of the answers that will be trained on."""
-    return [
-        event.answer
-        for command, event, _ in caused
-        if isinstance(command, KeepRollout) and isinstance(event, RolloutFinished)
-    ]

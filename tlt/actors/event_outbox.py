@@ -1,16 +1,21 @@
 """Send a worker's events, and acknowledge the prompts that they are about.
 
 All waiting events are sent in order in one transaction, which fails as a whole if the worker's
-lease has ended.
+lease has ended. The answers that they name are on the disk before.
 """
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
+from tlt.answer_files import AnswerFiles
+from tlt.errors import BlobLost
 from tlt.id_types import EntryId
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import AnyEvent
+from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import retry_until_connected
@@ -35,6 +40,11 @@ class Outbox:
         self._setup = setup
         self._waiting: list[tuple[AnyEvent, TakenPrompt | None]] = []
         self._wake = asyncio.Event()
+        self._answers: AnswerFiles | None = None
+
+    def open(self, run: Path) -> None:
+        """Send events about answers in this run's folder."""
+        self._answers = AnswerFiles(run)
 
     def post(self, event: AnyEvent, answered: TakenPrompt | None = None) -> None:
         """Send an event soon, and acknowledge the prompt that it answers."""
@@ -53,6 +63,7 @@ class Outbox:
         batch = list(self._waiting)
         if not batch:
             return
+        await self._sync_answers([event for event, _ in batch])
         async with worker_fence.transaction(self._setup.fence) as transaction:
             for event, answered in batch:
                 self.events.add(transaction, event)
@@ -62,3 +73,19 @@ class Outbox:
         for _, answered in batch:
             if answered is not None:
                 answered.queue.forget([answered.entry])
+
+    async def _sync_answers(self, events: Sequence[AnyEvent]) -> None:
+        """Sync here and not in the coordinator, where the answers of all workers would wait.
+
+        An answer that is lost is not reported, and so its prompt goes back to the queue.
+        """
+        refs = [event.answer for event in events if isinstance(event, RolloutFinished)]
+        if not refs or self._answers is None:
+            return
+        try:
+            await asyncio.to_thread(self._answers.sync, refs)
+        except BlobLost as error:
+            self._waiting = [
+                each for each in self._waiting if not isinstance(each[0], RolloutFinished)
+            ]
+            raise IncarnationEnded(str(error)) from error

@@ -1,0 +1,73 @@
+"""An answer is on the disk before anybody hears of it."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.samples import answer, written_answer
+from tests.waiting import wait_until
+from tlt.actors.event_outbox import Outbox
+from tlt.actors.incarnation_shutdown import IncarnationEnded
+from tlt.actors.worker_context import IncarnationSetup
+from tlt.answer_files import AnswerFiles
+from tlt.id_types import Incarnation, WorkerId
+from tlt.protocol.events import RolloutFinished, WorkerLost
+from tlt.store import worker_fence
+from tlt.store.redis_connection import Connection
+from tlt.store.redis_keys import Keys
+
+_LOST = WorkerLost(worker=WorkerId("w0"), incarnation=Incarnation(1), reason="test", returning=True)
+
+
+async def _outbox(connection: Connection, keys: Keys, run: Path) -> Outbox:
+    setup = IncarnationSetup(
+        connection=connection, keys=keys, worker=WorkerId("w0"), incarnation=Incarnation(1)
+    )
+    await worker_fence.admit(setup.fence)
+    outbox = Outbox(setup)
+    outbox.open(run)
+    return outbox
+
+
+def _written(run: Path) -> RolloutFinished:
+    ref = AnswerFiles(run).writer("1.0").append(written_answer([7]))
+    return msgspec.structs.replace(answer(0), answer=ref)
+
+
+async def test_sends_an_answer_once_it_is_on_the_disk(
+    connection: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = await _outbox(connection, keys, tmp_path)
+    syncing, synced = threading.Event(), threading.Event()
+
+    def fsync(_: int) -> None:
+        syncing.set()
+        assert synced.wait(20)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    outbox.post(_written(tmp_path))
+    sending = asyncio.create_task(outbox.flush())
+    await wait_until(syncing.is_set)
+    assert await connection.xlen(keys.events) == 0
+    synced.set()
+    await sending
+    assert await connection.xlen(keys.events) == 1
+
+
+async def test_does_not_report_an_answer_that_is_lost(
+    connection: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    """The worker still reports its end, which returns the prompt to the queue."""
+    outbox = await _outbox(connection, keys, tmp_path)
+    outbox.post(_written(tmp_path))
+    (tmp_path / "answers" / "1.0").unlink()
+    with pytest.raises(IncarnationEnded, match=r"1\.0: cannot be read"):
+        await outbox.flush()
+    outbox.post(_LOST)
+    await outbox.flush()
+    ((_, fields),) = await connection.xrange(keys.events)
+    assert outbox.events.codec.decode(fields) == _LOST
