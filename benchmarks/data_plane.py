@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,7 @@ from benchmarks.result import Claim, write_result
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.peer_answers import follow_peers
 from tlt.answer_files import Answer, AnswerFiles
+from tlt.child_process import die_with_parent
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
@@ -96,6 +98,7 @@ def _spec(answers: int) -> JobSpec:
 
 def coordinate(spec: SessionSpec) -> None:
     """Run a coordinator that expects prompts which are tokenised already."""
+    die_with_parent(signal.SIGKILL)()
     coordinator = Coordinator(spec)
     # the prompts are written already
     coordinator.committer.preparations.begin = lambda command, folder: None
