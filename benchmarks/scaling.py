@@ -57,7 +57,7 @@ _events = Codec[AnyEvent](AnyEvent)
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run has measured, with times in milliseconds."""
+    """The measurements of one run, with times in milliseconds."""
 
     workers: int
     # while workers decode at a moderate pace

@@ -8,14 +8,14 @@ scores at once, live in one process.
 import asyncio
 import random
 import time
-from collections import Counter, deque
-from collections.abc import Coroutine, Iterable
+from collections import deque
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tlt.actors.event_outbox import Outbox, TakenPrompt
+from benchmarks.command_latencies import Latencies, TimedOutbox
 from tlt.actors.incarnation_shutdown import cancel_all
 from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.ungrouped_stream_reader import read_pages
@@ -40,7 +40,6 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RolloutFinished,
     RolloutScored,
-    WorkerIdled,
     WorkerJoined,
 )
 from tlt.protocol.rank_messages import DecodePrompts, ToRank
@@ -67,60 +66,6 @@ _ANSWERS_A_REPORT = 4
 _pack = msgspec.msgpack.Encoder().encode
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
-
-
-class Latencies:
-    """Seconds from the event that causes a command until a worker has read the command.
-
-    An event begins when a worker gives it to its outbox, so the transaction that sends it counts.
-    """
-
-    def __init__(self) -> None:
-        # of one worker's event, and of the last event of all workers
-        self.to_one: list[float] = []
-        self.to_all: list[float] = []
-        self.counts: Counter[str] = Counter()
-        self._own: dict[WorkerId, float] = {}
-        self._last: dict[type[AnyEvent], float] = {}
-
-    def note(self, event: AnyEvent) -> None:
-        now = time.perf_counter()
-        self.counts[type(event).__name__] += 1
-        self._last[type(event)] = now
-        if isinstance(event, WorkerIdled):
-            self._own[event.worker] = now
-
-    def read(self, command: WorkerCommand) -> None:
-        now = time.perf_counter()
-        match command:
-            case TrainDrafter():
-                if (since := self._own.pop(command.worker, None)) is not None:
-                    self.to_one.append(now - since)
-            case StopDrafterTraining():
-                self._note_all(now, (RolloutScored,))
-            case UpdatePolicy():
-                self._own.pop(command.worker, None)
-                self._note_all(now, (DrafterTrainingStopped, RolloutScored))
-            case StartRollout():
-                self._note_all(now, (PolicyUpdateFinished, PolicyPublished))
-            case _:
-                pass
-
-    def _note_all(self, now: float, causes: Iterable[type[AnyEvent]]) -> None:
-        if found := [self._last[cause] for cause in causes if cause in self._last]:
-            self.to_all.append(now - max(found))
-
-
-class _TimedOutbox(Outbox):
-    """Notes when each event is posted."""
-
-    def __init__(self, setup: IncarnationSetup, latencies: Latencies) -> None:
-        super().__init__(setup)
-        self._latencies = latencies
-
-    def post(self, event: AnyEvent, answered: TakenPrompt | None = None) -> None:
-        self._latencies.note(event)
-        super().post(event, answered)
 
 
 class _Rank:
@@ -216,7 +161,7 @@ class SimulatedWorker:
         )
         self._rank = _Rank()
         self._setup.ranks.append(self._rank)  # pyright: ignore[reportArgumentType]
-        self._outbox = _TimedOutbox(self._setup, world.latencies)
+        self._outbox = TimedOutbox(self._setup, world.latencies)
         self._intake = PromptIntake(self._setup, self._outbox)
         self._answers = world.answers.writer(f"{number + 1}.0")
         self._dice = random.Random(number)
