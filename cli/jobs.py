@@ -15,6 +15,7 @@ from cli.run_report import report_run
 from cli.spec_loading import load_job
 from tlt.errors import ConfigError
 from tlt.job_checkpoints import has_checkpoint
+from tlt.job_pauses import describe_pause
 from tlt.job_submission import Place, submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.run_folder_reader import (
@@ -106,7 +107,7 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     """Show a job's progress until it ends, and return its last record."""
     folder, job = Path(record.folder), record.job
     with RunProgress(job) as progress:
-        while (record := fetch_record(session, job)).status in ("queued", "preparing"):
+        while not _has_begun(record := fetch_record(session, job)):
             progress.show_status(record.status)
             time.sleep(_POLL_SECONDS)
         if not (folder / FILE_NAME).exists():
@@ -125,6 +126,12 @@ def watch(session: str, record: JobRecord) -> JobRecord:
     return record
 
 
+def _has_begun(record: JobRecord) -> bool:
+    """Return True if its journal exists, or never will."""
+    waits = record.status in ("queued", "preparing", "paused")
+    return not waits or (Path(record.folder) / FILE_NAME).exists()
+
+
 def await_end(session: str, record: JobRecord) -> JobRecord:
     """Wait until a job ends, and return its last record."""
     while record.status not in ENDED_STATUSES:
@@ -141,7 +148,7 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
     """List all jobs of a session, oldest first."""
     records = with_client(session, lambda client: client.jobs.all())
     if json:
-        fields = ("job", "status", "priority", "error", "submitted", "folder")
+        fields = ("job", "status", "priority", "error", "pause", "submitted", "folder")
         print_json(
             [
                 {field: getattr(record, field) for field in fields} | {"from": _start_name(record)}
@@ -150,7 +157,7 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
         )
         return
     print_table(
-        ("job", "status", "priority", "submitted", "from", "folder", "error"),
+        ("job", "status", "priority", "submitted", "from", "folder", "why"),
         [
             (
                 record.job,
@@ -159,7 +166,7 @@ def list_jobs(session: SessionName = "default", json: Json = False) -> None:
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted)),
                 _start_name(record) or "",
                 record.folder,
-                record.error or "",
+                record.error or describe_pause(record, time.time()) or "",
             )
             for record in records
         ],
@@ -176,13 +183,14 @@ def logs(
 ) -> None:
     """Print what happened in a job."""
     record = fetch_record(session, job)
-    while follow and record.status in ("queued", "preparing"):
+    while follow and not _has_begun(record):
         time.sleep(_POLL_SECONDS)
         record = fetch_record(session, job)
     folder = Path(record.folder)
     if not (folder / FILE_NAME).exists():
         if not json:
-            say(f"{job} is {record.status}" + (f": {record.error}" if record.error else ""))
+            why = record.error or describe_pause(record, time.time())
+            say(f"{job} is {record.status}" + (f": {why}" if why else ""))
         return
     ledger = open_ledger(folder)
     for entry in follow_journal(folder) if follow else journal_entries(folder):

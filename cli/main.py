@@ -15,6 +15,7 @@ from cli import (
     job_spec_commands,
     jobs,
     ledger,
+    pauses,
     reward,
     samples,
     session_commands,
@@ -62,6 +63,8 @@ app.command("logs")(jobs.logs)
 app.command("ledger")(ledger.ledger)
 app.command("samples")(samples.samples)
 app.command("trace")(trace.trace)
+app.command("pause")(pauses.pause)
+app.command("resume")(pauses.resume)
 app.command("cancel")(jobs.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)

@@ -16,6 +16,7 @@ from tlt.cluster_plan import ClusterOptions
 from tlt.errors import ConfigError, StoreError
 from tlt.human_format import seconds
 from tlt.id_types import WorkerId
+from tlt.job_pauses import describe_pause
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session_client import Client, with_client
 from tlt.session_control import (
@@ -27,6 +28,7 @@ from tlt.session_control import (
 )
 from tlt.session_faults import describe_fault, read_supervised
 from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.redis_connection import hide_password
 
 _Services = dict[str, ServiceHeartbeat]
@@ -145,7 +147,8 @@ def status(
         raise
     processes = own + list(actor_liveness(spec, services, workers, supervised, time.time()))
     if json:
-        jobs = [{"job": r.job, "status": r.status, "error": r.error} for r in records]
+        fields = ("job", "status", "error", "pause")
+        jobs = [{field: getattr(record, field) for field in fields} for record in records]
         print_json(
             {
                 "session": msgspec.structs.replace(spec, redis_url=redis),
@@ -157,7 +160,10 @@ def status(
         )
         return
     _print_processes(processes, workers)
-    waiting = [record for record in records if record.status in ("queued", "preparing", "running")]
+    for record in records:
+        if (why := describe_pause(record, time.time())) is not None:
+            say(f"{record.job} is {why}")
+    waiting = [record for record in records if record.status not in ENDED_STATUSES]
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")
 
 

@@ -14,6 +14,8 @@
 Foreign errors are translated into these once, at the edge where they appear.
 """
 
+import errno
+
 
 class TltError(Exception):
     """An error that one line explains to a user."""
@@ -57,3 +59,12 @@ class IsolationError(TltError):
 
 class RankError(TltError):
     """A compute process died, hung or reported a failure."""
+
+
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Return True if a full disk, or a full quota, caused an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False

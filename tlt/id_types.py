@@ -21,4 +21,4 @@ Digest = NewType("Digest", str)
 
 Purpose = Literal["train", "eval"]
 StopReason = Literal["stop", "length", "cancelled"]
-JobStatus = Literal["queued", "preparing", "running", "done", "failed", "cancelled"]
+JobStatus = Literal["queued", "preparing", "running", "paused", "done", "failed", "cancelled"]

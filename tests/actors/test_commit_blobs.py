@@ -12,10 +12,10 @@ from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
-from tlt.id_types import Digest, DrafterVersion, PolicyVersion
+from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
 from tlt.json_logs import serve_run
 from tlt.protocol.commands import CommitBestPolicy, CommitDrafter
-from tlt.protocol.events import DrafterCommitFailed, JobCancelRequested
+from tlt.protocol.events import DrafterCommitFailed, JobCancelRequested, SessionResumed
 from tlt.protocol.refs import BlobRef, DrafterRef, PolicyRef
 from tlt.store.job_records import new_record
 
@@ -34,9 +34,7 @@ def _commit_drafter(weights: BlobRef, version: int = 1) -> Caused:
         updates=1,
         micro_batches=1,
     )
-    return Caused(
-        CommitDrafter(job=JOB, drafter=drafter), JobCancelRequested(job=JOB), by_session=False
-    )
+    return Caused(CommitDrafter(job=JOB, drafter=drafter), JobCancelRequested(job=JOB), run=JOB)
 
 
 def test_commits_drafters_after_one_that_was_lost(blobs: Blobs) -> None:
@@ -73,12 +71,14 @@ async def test_posts_an_event_for_a_drafter_that_was_not_committed(
         for part in ("train", "eval"):
             Prompts.write(prompts_file(tmp_path / "run", part), [])
         run = await coordinator.deciders.open_run(JOB, SPEC)
+        run.decide(SessionResumed(epoch=Epoch(0), blobs_kept=True), 0.0)
         await coordinator.committer.commit([_commit_drafter(lost, version=7)], [])
         events = [entry.message for entry in await coordinator.committer.consumer.read(10, 100)]
     serve_run(None)
     assert coordinator.lock is not None
     coordinator.lock.close()
-    for opened in (coordinator.deciders.session, run, *coordinator.effects.prompts.values()):
+    coordinator.effects.close_run(JOB)
+    for opened in (coordinator.deciders.session, run):
         opened.close()
     assert [e.version for e in events if isinstance(e, DrafterCommitFailed)] == [7]
 
@@ -93,6 +93,6 @@ def test_fails_if_the_policy_cannot_be_written_but_not_for_a_drafter(
     best = CommitBestPolicy(
         job=JOB, policy=PolicyRef(version=PolicyVersion(1), weights=weights), mean=1.0
     )
-    caused = Caused(best, JobCancelRequested(job=JOB), by_session=False)
+    caused = Caused(best, JobCancelRequested(job=JOB), run=JOB)
     with pytest.raises(BlobError, match="cannot be written"):
         commit_blobs(blobs, [caused])

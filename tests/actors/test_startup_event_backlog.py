@@ -130,10 +130,11 @@ async def consume(coordinator: Coordinator) -> None:
 
 async def end(coordinator: Coordinator) -> None:
     await coordinator.effects.connection.aclose()
-    deciders, prompts = coordinator.deciders, coordinator.effects.prompts.values()
-    for opened in (deciders.session, deciders.job, *prompts):
-        if opened is not None:
-            opened.close()
+    deciders = coordinator.deciders
+    for opened in (deciders.session, *deciders.runs.values()):
+        opened.close()
+    for job in deciders.runs:
+        coordinator.effects.close_run(job)
     assert coordinator.lock is not None
     coordinator.lock.close()
     serve_run(None)

@@ -1,6 +1,7 @@
-"""Jobs run one at a time, in the order of submission, and each of them ends exactly once."""
+"""Jobs run one at a time, by priority and submission, and each of them ends exactly once."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,12 +10,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.simulation.specs import small_spec
 from tlt.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
 from tlt.policies.job.job_queue import STATUSES, SessionState, decide
-from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
+from tlt.protocol.commands import (
+    CancelJob,
+    PauseJob,
+    PrepareJob,
+    RecordStatus,
+    ResumeJob,
+    SessionCommand,
+    StartJob,
+)
 from tlt.protocol.events import (
     JobCancelRequested,
     JobEnded,
+    JobPaused,
+    JobPauseRequested,
     JobPrepared,
     JobRefused,
+    JobResumeRequested,
     JobSubmitted,
     SessionEvent,
     SessionResumed,
@@ -35,12 +47,13 @@ class Session(RuleBasedStateMachine):
         self.submitted: list[JobId] = []
         self.priorities: dict[JobId, int] = {}
         self.statuses: dict[JobId, JobStatus] = {}
-        self.prepared: list[JobId] = []
         self.started: list[JobId] = []
         # jobs that the coordinator actor prepares and runs
         self.preparing: deque[JobId] = deque()
         self.running: JobId | None = None
-        self.cancelling: set[JobId] = set()
+        # jobs whose run has begun, and the one that is giving back its workers
+        self.begun: set[JobId] = set()
+        self.pausing: JobId | None = None
         self.delivered: list[SessionEvent] = []
         self.workers: dict[WorkerId, Incarnation] = {}
         self.number = 0
@@ -63,10 +76,44 @@ class Session(RuleBasedStateMachine):
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
         self._deliver(JobCancelRequested(job=job))
-        if before in ("queued", "preparing"):
+        if before in _ENDS:
+            assert self.statuses[job] == before
+        else:
             assert self.statuses[job] == "cancelled"
+
+    @precondition(lambda self: self.submitted)
+    @rule(pick=picks, shortage=st.sampled_from([None, "no room"]))
+    def pause(self, pick: int, shortage: str | None) -> None:
+        """A running job stays so until its workers are free."""
+        job = self.submitted[pick % len(self.submitted)]
+        before = self.statuses[job]
+        self._deliver(JobPauseRequested(job=job, shortage=shortage))
+        if before in ("queued", "preparing"):
+            assert self.statuses[job] == "paused"
         else:
             assert self.statuses[job] == before
+
+    @precondition(lambda self: self.submitted)
+    @rule(pick=picks, by_session=st.booleans())
+    def go_on(self, pick: int, by_session: bool) -> None:
+        """Only a user ends the pause that a user asked for."""
+        job = self.submitted[pick % len(self.submitted)]
+        before, known = self.statuses[job], self.state.jobs.get(job)
+        self._deliver(JobResumeRequested(job=job, by_session=by_session))
+        if before != "paused":
+            assert self.statuses[job] == before
+            return
+        assert known is not None
+        assert known.pause is not None
+        stays = by_session and known.pause.shortage is None
+        assert (self.statuses[job] == "paused") == stays
+
+    @precondition(lambda self: self.pausing is not None)
+    @rule()
+    def give_back_workers(self) -> None:
+        job, self.pausing, self.running = self.pausing, None, None
+        assert job is not None
+        self._deliver(JobPaused(job=job))
 
     @precondition(lambda self: self.preparing)
     @rule(refused=st.booleans())
@@ -81,7 +128,7 @@ class Session(RuleBasedStateMachine):
     @rule(status=st.sampled_from(_ENDS))
     def end(self, status: JobStatus) -> None:
         assert self.running is not None
-        job, self.running = self.running, None
+        job, self.running, self.pausing = self.running, None, None
         self._deliver(JobEnded(job=job, status=status, error=None))
         assert self.statuses[job] == status
 
@@ -117,7 +164,7 @@ class Session(RuleBasedStateMachine):
     def redeliver(self, pick: int) -> None:
         """Deliver an old event again, which changes nothing; skip starts of coordinators."""
         event = self.delivered[pick % len(self.delivered)]
-        if isinstance(event, SessionResumed):
+        if isinstance(event, SessionResumed | JobPauseRequested | JobResumeRequested | JobPaused):
             return
         state, commands = decide(self.state, event, 0.0)
         assert state == self.state
@@ -131,38 +178,57 @@ class Session(RuleBasedStateMachine):
             worker=worker, incarnation=incarnation, ranks=1, host="host", rendezvous="host:1"
         )
 
-    def _next(self) -> JobId:
-        """Return the waiting job of the highest priority, of equals the first one."""
-        waiting = [job for job in self.submitted if self.statuses[job] == "queued"]
-        highest = max(self.priorities[job] for job in waiting)
-        return next(job for job in waiting if self.priorities[job] == highest)
+    def _check_order(self, chosen: JobId) -> None:
+        """Assert that no waiting job comes first: by priority, then by submission."""
+        place = {job: (-self.priorities[job], i) for i, job in enumerate(self.submitted)}
+        waiting = [job for job, entry in self.state.jobs.items() if entry.status == "queued"]
+        assert all(place[job] > place[chosen] for job in waiting)
 
     def _deliver(self, event: SessionEvent) -> None:
         self.delivered.append(event)
         self.state, commands = decide(self.state, event, 0.0)
-        # what is to be prepared is compared with what waited before
-        for command in sorted(commands, key=lambda each: isinstance(each, RecordStatus)):
-            self._execute(command)
+        for command in commands:
+            self._execute(command, event)
 
-    def _execute(self, command: SessionCommand) -> None:
+    def _execute(self, command: SessionCommand, event: SessionEvent) -> None:
         match command:
             case RecordStatus():
                 assert command.status in STATUSES[self.statuses[command.job]]
                 self.statuses[command.job] = command.status
             case PrepareJob():
-                if command.job not in self.prepared:
-                    assert command.job == self._next()
-                    self.prepared.append(command.job)
                 self.preparing.append(command.job)
+                if not isinstance(event, SessionResumed):
+                    self._check_order(command.job)
             case StartJob():
                 assert self.running is None
                 assert command.job not in self.started
                 self.started.append(command.job)
                 self.running = command.job
-                infos = {info.worker: info.incarnation for info in command.workers}
-                assert infos == self.workers
-            case CancelJob():
+                self.begun.add(command.job)
+                self._check_workers(command.workers)
+            case ResumeJob():
+                assert self.running is None
+                assert command.job in self.begun
+                self._check_order(command.job)
+                self.running = command.job
+                self._check_workers(command.workers)
+                assert self.workers.items() <= command.newest_incarnations.items()
+            case PauseJob():
                 assert self.running == command.job
+                assert self.pausing is None
+                self.pausing = command.job
+            case CancelJob():
+                self._cancel_run(command.job)
+
+    def _check_workers(self, workers: Sequence[WorkerInfo]) -> None:
+        assert {info.worker: info.incarnation for info in workers} == self.workers
+
+    def _cancel_run(self, job: JobId) -> None:
+        """End a run, which may be paused, at once."""
+        assert job in self.begun
+        if self.running == job:
+            self.running, self.pausing = None, None
+        self._deliver(JobEnded(job=job, status="cancelled", error=None))
 
     # --- invariants
 
@@ -171,10 +237,6 @@ class Session(RuleBasedStateMachine):
         busy = [job for job, s in self.statuses.items() if s in ("preparing", "running")]
         assert len(busy) <= 1
         assert busy == ([] if self.state.current is None else [self.state.current])
-
-    @invariant()
-    def started_in_the_order_of_preparation(self) -> None:
-        assert [job for job in self.prepared if job in self.started] == self.started
 
     @invariant()
     def queued_jobs_wait_for_a_current_one(self) -> None:
@@ -188,8 +250,12 @@ class Session(RuleBasedStateMachine):
         assert {w: i.incarnation for w, i in self.state.workers.items()} == self.workers
 
     def teardown(self) -> None:
-        """Prepare and run the remaining jobs, and assert that all jobs end."""
+        """Let paused jobs go on, prepare and run all, and assert that they end."""
         self.resume()
+        if self.pausing is not None:
+            self.give_back_workers()
+        for job in self.submitted:
+            self._deliver(JobResumeRequested(job=job))
         for _ in range(2 * len(self.submitted) + 1):
             if self.preparing:
                 self.finish_preparing(refused=False)

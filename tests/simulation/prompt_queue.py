@@ -44,8 +44,10 @@ class PromptQueue:
 
     def requeue(self, command: RequeuePrompts) -> None:
         for held in self.pending.pop(command.incarnation, {}).values():
-            again = msgspec.structs.replace(held, attempt=Attempt(held.attempt + 1))
-            if again.attempt < self.world.spec.rollout.max_tries:
+            again = msgspec.structs.replace(
+                held, attempt=Attempt(held.attempt + 1), excused=held.excused + command.excused
+            )
+            if again.attempt - again.excused < self.world.spec.rollout.max_tries:
                 self._enqueue(again)
                 continue
             dropped = RolloutDropped(

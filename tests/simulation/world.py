@@ -16,6 +16,7 @@ from tests.simulation.drafter_blobs import DrafterBlobs
 from tests.simulation.drafter_training import DrafterTraining
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.moves import Move
+from tests.simulation.pauses import Pauses
 from tests.simulation.policy_updates import PolicyUpdates
 from tests.simulation.prompt_queue import PromptQueue
 from tests.simulation.worker_events import JOB, reward
@@ -36,12 +37,15 @@ from tlt.protocol.commands import (
     ReleaseBlobs,
     RequeuePrompts,
     RunCommand,
+    SuspendRun,
     ToWorker,
     UpdatePolicy,
     WorkerCommand,
 )
 from tlt.protocol.events import (
     AnyEvent,
+    JobPauseRequested,
+    JobResumed,
     JobStarted,
     RolloutFinished,
     RolloutScored,
@@ -97,6 +101,7 @@ class World:
         self.prompts = PromptQueue(self)
         self.workers = Workers(self)
         self.updates = PolicyUpdates(self)
+        self.pauses = Pauses(self)
         self.checks = Checks(self)
         self.journal: list[bytes] = []
         self.log: list[Posted] = []
@@ -156,7 +161,7 @@ class World:
         found += [
             Move("update", (g,)) for g in self.updates.groups() if self.updates.is_complete(g)
         ]
-        return found
+        return found + self.pauses.moves()
 
     def faults(self) -> list[Move]:
         """Return the faults that may come next."""
@@ -177,10 +182,11 @@ class World:
         found += [Move("fail_to_start", (worker,)) for worker in sorted(self.starting)]
         if self.log:
             found.append(Move("repeat"))
-        return found
+        return found + self.pauses.faults()
 
     def do(self, move: Move) -> None:
-        parts = (self.drafter_blobs, self.drafter_training, self.workers, self.updates, self)
+        work = (self.drafter_blobs, self.drafter_training, self.workers, self.updates)
+        parts = (*work, self.pauses, self)
         doer = next(part for part in parts if hasattr(part, move.kind))
         getattr(doer, move.kind)(*move.args)
 
@@ -212,8 +218,14 @@ class World:
         )
         return first.source == second.source and ends
 
+    def deliver_at_once(self, event: RunEvent) -> None:
+        self.log.insert(0, Posted("session", event))
+        self.deliver()
+
     def deliver(self, index: int = 0) -> None:
         event = self.log.pop(index).event
+        if not self.pauses.note(event):
+            return
         before = self.state
         if before.phase is not Phase.ENDED:
             self.drafter_blobs.announce(event)
@@ -228,7 +240,9 @@ class World:
             commands=digest(commands),
         )
         self.journal.append(_writer.encode(entry))
-        self.delivered.append(event)
+        # the session decides these, and passes them on once
+        if not isinstance(event, JobPauseRequested | JobResumed):
+            self.delivered.append(event)
         if isinstance(event, SessionResumed):
             self.blobs_were_lost = any(
                 isinstance(p.event, SessionResumed) and not p.event.blobs_kept for p in self.log
@@ -273,6 +287,9 @@ class World:
                 self.committed |= {blob.digest for blob in command.policy.blobs}
             case CommitDrafter():
                 self.drafter_blobs.commit(command.drafter)
+            case SuspendRun():
+                assert not self.state.workers
+                self.pauses.suspended = True
             case FinishRun():
                 self.status = command.status
                 self.prompts.queue.clear()
@@ -331,6 +348,7 @@ class World:
         The session comes up again with the first of its workers only.
         """
         self.incarnations.clear()
+        self.pauses.joined.clear()
         self.gone.clear()
         self.starting = set(sorted(self.ranks)[:workers])
         answers = [p for p in self.log if isinstance(p.event, RolloutFinished)]

@@ -1,7 +1,12 @@
-"""Send each event to the deciders that it concerns: the session's and the running job's."""
+"""Send each event to the deciders that it concerns: the session's and those of the jobs' runs.
+
+A run is open from its job's start to its end, while it is paused too, because answers may be scored
+and events read late. Only the run of the current job hears of workers.
+"""
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +24,26 @@ from tlt.policies import coordinator
 from tlt.policies.job import job_queue
 from tlt.policies.job.job_queue import SessionState
 from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.commands import CancelJob, CloseJob, Command, FinishRun, StartJob
+from tlt.protocol.commands import (
+    CancelJob,
+    CloseJob,
+    Command,
+    FinishRun,
+    PauseJob,
+    ResumeJob,
+    StartJob,
+    SuspendRun,
+)
 from tlt.protocol.events import (
     AnyEvent,
     JobCancelRequested,
     JobEnded,
+    JobPaused,
+    JobPauseRequested,
     JobPrepared,
     JobRefused,
+    JobResumed,
+    JobResumeRequested,
     JobStarted,
     JobSubmitted,
     SessionResumed,
@@ -42,16 +60,24 @@ _log = structlog.get_logger("coordinator")
 class Deciders:
     def __init__(self, spec: SessionSpec, effects: Effects) -> None:
         self.session: DeciderState[SessionState]
-        self.job: DeciderState[RunState] | None = None
+        self.runs: dict[JobId, DeciderState[RunState]] = {}
+        # the job to whose logs this process writes, too
+        self._logged: JobId | None = None
         self._spec = spec
         self._effects = effects
         self._epoch = Epoch(0)
         self._loggers = LoggerProcesses()
 
-    async def open(self, epoch: Epoch) -> list[AnyEvent]:
-        """Rebuild the state of the session and of the job that was running.
+    @property
+    def job(self) -> DeciderState[RunState] | None:
+        """Return the run of the current job, if it has begun."""
+        current = self.session.state.current
+        return None if current is None else self.runs.get(current)
 
-        Return the end of that job if its state cannot be rebuilt.
+    async def open(self, epoch: Epoch) -> list[AnyEvent]:
+        """Rebuild the state of the session and of the runs that have not ended.
+
+        Return the ends of those whose state cannot be rebuilt.
         """
         self._epoch = epoch
         self.session = DeciderState(
@@ -60,26 +86,26 @@ class Deciders:
             SessionState(),
             job_queue.decide,
         )
-        job = self.session.state.current
-        if job is None or self.session.state.jobs[job].status != "running":
-            return []
-        try:
-            await self.open_run(job, self.session.state.jobs[job].spec)
-        except (JournalError, OSError) as error:
-            self.job = None
-            return [JobEnded(job=job, status="failed", error=str(error))]
-        return []
+        ends: list[AnyEvent] = []
+        for job, entry in self.session.state.jobs.items():
+            if not job_queue.has_run(entry):
+                continue
+            try:
+                await self.open_run(job, entry.spec)
+            except (JournalError, OSError) as error:
+                self.runs.pop(job, None)
+                ends.append(JobEnded(job=job, status="failed", error=str(error)))
+        self._choose_log()
+        return ends
 
     async def open_run(self, job: JobId, spec: JobSpec) -> DeciderState[RunState]:
         folder = self.run_folder(job)
-        serve_run(folder)
         committed = await self._effects.committed(job)
-        self.job = DeciderState(
-            folder, committed, coordinator.new_run(job, spec), coordinator.decide
-        )
+        run = DeciderState(folder, committed, coordinator.new_run(job, spec), coordinator.decide)
+        self.runs[job] = run
         await self._effects.open_run(job, spec, folder)
         self._loggers.start(folder, spec)
-        return self.job
+        return run
 
     def run_folder(self, job: JobId) -> Path:
         return Path(self._effects.records[job].folder)
@@ -91,30 +117,54 @@ class Deciders:
         return AnswerFiles(self.run_folder(job))
 
     async def decide(self, event: AnyEvent) -> list[Caused]:
-        """Decide an event, and the events for the other decider that its commands lead to."""
+        """Decide an event, and the events for other deciders that its commands lead to."""
+        return await self._decide((decider, event) for decider in self._addressees(event))
+
+    async def _decide(self, events: Iterable[tuple[DeciderState[Any], AnyEvent]]) -> list[Caused]:
         caused: list[Caused] = []
-        undecided: deque[tuple[DeciderState[Any], AnyEvent]] = deque(
-            (decider, event) for decider in self._addressees(event)
-        )
+        undecided = deque(events)
         while undecided:
             decider, event = undecided.popleft()
+            run = None if decider is self.session else decider.state.job
             for command in decider.decide(event, time.time()):
-                caused.append(Caused(command, event, by_session=decider is self.session))
+                caused.append(Caused(command, event, run))
                 match command:
                     case StartJob():
                         undecided.append(await self._start_job(command))
-                    case CancelJob() if self.job is not None:
-                        undecided.append((self.job, JobCancelRequested(job=command.job)))
+                    case CancelJob() | PauseJob() | ResumeJob():
+                        undecided.append(self._event_for_run(command))
+                    case SuspendRun():
+                        undecided.append((self.session, JobPaused(job=command.job)))
                     case FinishRun():
                         undecided.append((self.session, _job_ended(command)))
                     case _:
                         pass
         return caused
 
+    def _event_for_run(
+        self, command: CancelJob | PauseJob | ResumeJob
+    ) -> tuple[DeciderState[Any], AnyEvent]:
+        job = command.job
+        if job not in self.runs:  # its end is on the way
+            return self.session, JobEnded(job=job, status="failed", error="its run is not open")
+        match command:
+            case CancelJob():
+                return self.runs[job], JobCancelRequested(job=job)
+            case PauseJob():
+                return self.runs[job], JobPauseRequested(job=job)
+            case ResumeJob():
+                return self.runs[job], JobResumed(
+                    job=job,
+                    workers=command.workers,
+                    newest_incarnations=command.newest_incarnations,
+                )
+
     def _addressees(self, event: AnyEvent) -> list[DeciderState[Any]]:
-        running = self.job
-        if running is not None and running.state.phase is Phase.ENDED:
-            running = None
+        current = self.session.state.current
+        open_runs = {
+            job: run for job, run in self.runs.items() if run.state.phase is not Phase.ENDED
+        }
+        running = None if current is None else open_runs.get(current)
         match event:
             case JobSubmitted():
                 if event.job not in self._effects.records:
@@ -123,14 +173,21 @@ class Deciders:
                     )
                     self._effects.records[event.job] = record
                 return [self.session]
-            case JobPrepared() | JobRefused() | JobEnded() | JobCancelRequested():
+            case (
+                JobPrepared()
+                | JobRefused()
+                | JobEnded()
+                | JobCancelRequested()
+                | JobPauseRequested()
+                | JobResumeRequested()
+            ):
                 return [self.session]
-            case SessionResumed() | WorkerJoined() | WorkerLost():
+            case SessionResumed():
+                return [self.session, *open_runs.values()]
+            case WorkerJoined() | WorkerLost():
                 return [self.session] if running is None else [self.session, running]
             case _:
-                if running is not None and running.state.job == event.job:
-                    return [running]
-                return []
+                return [open_runs[event.job]] if event.job in open_runs else []
 
     async def _start_job(self, command: StartJob) -> tuple[DeciderState[Any], AnyEvent]:
         try:
@@ -151,7 +208,7 @@ class Deciders:
             train_sources=command.train_sources,
         )
 
-    def fail_run(
+    async def fail_run(
         self, run: DeciderState[RunState], caused: list[Caused], error: str
     ) -> list[Caused]:
         """End a job whose folder cannot be written; the decisions of its batch did not happen."""
@@ -164,28 +221,34 @@ class Deciders:
             for w in run.state.workers.values()
         ]
         run.journal.close()
-        self._forget_run()
+        self._forget_run(job)
         return [
-            *(one for one in caused if one.by_session),
-            *(Caused(command, ended, by_session=False) for command in (*closing, finished)),
-            *(
-                Caused(command, ended, by_session=True)
-                for command in self.session.decide(ended, time.time())
-            ),
+            *(one for one in caused if one.run != job),
+            *(Caused(command, ended, job) for command in (*closing, finished)),
+            *await self._decide([(self.session, ended)]),
         ]
 
     def after_commit(self) -> None:
-        """Take snapshots that are due and close a run that has ended."""
+        """Take snapshots that are due and close runs that have ended."""
         self.session.snapshot_if_due()
-        if self.job is not None:
-            self.job.snapshot_if_due()
-            if self.job.state.phase is Phase.ENDED:
-                self.job.close()
-                self._forget_run()
+        for job, run in list(self.runs.items()):
+            run.snapshot_if_due()
+            if run.state.phase is Phase.ENDED:
+                run.close()
+                self._forget_run(job)
+        self._choose_log()
 
-    def _forget_run(self) -> None:
-        self.job = None
-        serve_run(None)
+    def _forget_run(self, job: JobId) -> None:
+        del self.runs[job]
+        self._effects.close_run(job)
+
+    def _choose_log(self) -> None:
+        """Also write to the logs of the job that runs now."""
+        run = self.job
+        job = None if run is None else run.state.job
+        if job != self._logged:
+            self._logged = job
+            serve_run(None if job is None else self.run_folder(job))
 
 
 def _job_ended(command: FinishRun) -> JobEnded:

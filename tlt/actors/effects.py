@@ -39,7 +39,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Caused(NamedTuple):
     command: Command
     event: AnyEvent
-    by_session: bool
+    # the job whose run decided; None: the session
+    run: JobId | None
 
 
 class Effects:
@@ -48,8 +49,9 @@ class Effects:
         self.keys = keys
         self.events = Stream(connection, keys.events, _events)
         self.records: dict[JobId, JobRecord] = {}
-        self.prompts: dict[Purpose, Prompts] = {}
-        self._max_tries = 1
+        # of the runs that are open
+        self.prompts: dict[JobId, dict[Purpose, Prompts]] = {}
+        self._max_tries: dict[JobId, int] = {}
 
     async def load_records(self) -> None:
         records = await self.connection.hgetall(self.keys.jobs)
@@ -65,11 +67,15 @@ class Effects:
 
     async def open_run(self, job: JobId, spec: JobSpec, folder: Path) -> None:
         """Open the prompts of a job that starts or resumes, and its stream."""
-        self._max_tries = spec.rollout.max_tries
-        self.prompts = {"train": Prompts(prompts_file(folder, "train"))}
+        self._max_tries[job] = spec.rollout.max_tries
+        prompts = self.prompts[job] = {"train": Prompts(prompts_file(folder, "train"))}
         if spec.data.eval is not None:
-            self.prompts["eval"] = Prompts(prompts_file(folder, "eval"))
+            prompts["eval"] = Prompts(prompts_file(folder, "eval"))
         await self.prompt_stream(job).ensure_group(ROLLOUT)
+
+    def close_run(self, job: JobId) -> None:
+        for prompts in self.prompts.pop(job, {}).values():
+            prompts.close()
 
     async def post(self, event: AnyEvent) -> None:
         """Append an event of the coordinator's own to the stream."""
@@ -93,7 +99,8 @@ class Effects:
                 case IssuePrompts():
                     self._issue(transaction, command)
                 case RequeuePrompts():
-                    excused = isinstance(event, WorkerLost) and event.with_session
+                    lost_with_session = isinstance(event, WorkerLost) and event.with_session
+                    excused = command.excused or lost_with_session
                     await self._requeue(transaction, command, excused)
                 case KeepRollout() if isinstance(event, RolloutFinished):
                     transaction.hset(
@@ -115,7 +122,7 @@ class Effects:
         """Add prompts ordered by group, so that siblings mostly share a rank and a prefill."""
         stream = self.prompt_stream(command.job)
         for index, count in zip(command.prompts, command.counts, strict=True):
-            prompt = self.prompts[command.purpose][index]
+            prompt = self.prompts[command.job][command.purpose][index]
             for member in range(count):
                 stream.add(
                     transaction,
@@ -135,21 +142,24 @@ class Effects:
     async def _requeue(
         self, transaction: Transaction, command: RequeuePrompts, excused: bool
     ) -> None:
+        max_tries = self._max_tries[command.job]
         given_up = await requeue(
             self.prompt_stream(command.job),
             transaction,
             consumer=str(command.incarnation),
-            max_tries=self._max_tries,
+            max_tries=max_tries,
             dead_letters=self.keys.dead_letters,
             excused=excused,
         )
         for prompt in given_up:
-            dropped = drop(prompt, f"its worker was lost {self._max_tries} times")
+            dropped = drop(prompt, f"its worker was lost {max_tries} times")
             self.events.add(transaction, dropped)
 
     def _record(self, transaction: Transaction, command: RecordStatus) -> None:
         before = self.records[command.job]
-        after = msgspec.structs.replace(before, status=command.status, error=command.error)
+        after = msgspec.structs.replace(
+            before, status=command.status, error=command.error, pause=command.pause
+        )
         self.records[command.job] = after
         transaction.hset(self.keys.jobs, command.job, msgspec.json.encode(after))
 

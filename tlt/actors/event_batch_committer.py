@@ -7,6 +7,7 @@ the acknowledgement of the events.
 import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import structlog
 
 from tlt.actors.blob_transfer import BlobTransfer, referenced_blobs
 from tlt.actors.deciders import SESSION, Deciders
+from tlt.actors.disk_waits import DiskWaits
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
 from tlt.actors.summary_process import SummaryProcesses
@@ -21,6 +23,7 @@ from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
 from tlt.id_types import EntryId, Epoch
+from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import (
     CommitBestPolicy,
     CommitDrafter,
@@ -32,6 +35,7 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, PolicyPublished
 from tlt.store.journal import Position
+from tlt.store.journal_replayed_state import DeciderState
 from tlt.store.redis_connection import retry_until_connected
 from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Consumer, Entry
@@ -57,6 +61,7 @@ class BatchCommitter:
         self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
         self.preparations = JobPreparations(effects, spec.ranks_per_worker)
         self.summaries = SummaryProcesses()
+        self.disk_waits = DiskWaits()
         self.epoch = Epoch(0)
         self._spec = spec
         self._effects = effects
@@ -83,7 +88,7 @@ class BatchCommitter:
     async def commit(self, caused: list[Caused], entries: Sequence[EntryId]) -> None:
         """Commit decisions and acknowledge the entries that led to them."""
         await self._fetch_blobs(caused)
-        written = self._write_files(caused)
+        written = await self._write_files(caused)
 
         async def execute() -> None:
             async with self._effects.connection.pipeline(transaction=True) as transaction:
@@ -122,20 +127,29 @@ class BatchCommitter:
         folder = self._deciders.run_folder(message.job)
         await self._transfer.fetch(message.job, folder, referenced_blobs(message))
 
-    def _write_files(self, caused: list[Caused]) -> _Written:
-        """Write committed blobs and the lines of the journals."""
+    async def _write_files(self, caused: list[Caused]) -> _Written:
+        """Write committed blobs and the lines of the journals; wait while a disk is full."""
+        deciders = self._deciders
         failures: list[DrafterCommitFailed] = []
         positions: dict[str, Position] = {}
-        run = self._deciders.job
-        if run is not None:
-            job = run.state.job
+        # the end of a run that can't be written may let another one go on
+        while run := next((run for run in deciders.runs.values() if run.has_unwritten), None):
             try:
-                failures = commit_blobs(self._deciders.blobs(job), caused)
-                positions[job] = run.write()
+                failures += await self.disk_waits.retry(partial(self._write_run, run, caused))
+                positions[run.state.job] = run.journal.position
             except (JournalError, BlobError) as error:
-                caused = self._deciders.fail_run(run, caused, str(error))
-        positions[SESSION] = self._deciders.session.write()
+                caused = await deciders.fail_run(run, caused, str(error))
+        positions[SESSION] = await self.disk_waits.retry(deciders.session.write)
         return _Written(caused, positions, failures)
+
+    def _write_run(
+        self, run: DeciderState[RunState], caused: Sequence[Caused]
+    ) -> list[DrafterCommitFailed]:
+        job = run.state.job
+        own = [each for each in caused if each.run == job]
+        failures = commit_blobs(self._deciders.blobs(job), own)
+        run.write()
+        return failures
 
     def _act(self, caused: Sequence[Caused]) -> None:
         """Carry out the parts of commands that lie outside the transaction."""
@@ -155,7 +169,7 @@ class BatchCommitter:
                     shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
                     self.summaries.start(self._deciders.run_folder(command.job))
                 case RecordStatus():
-                    if command.status == "cancelled":
+                    if command.status in ("cancelled", "paused"):
                         self.preparations.cancel(command.job)
                     _log.info("job", job=command.job, status=command.status, error=command.error)
                 case _:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -20,6 +21,7 @@ from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.weighted_rewards import Verdict, WeightedRewards
 from tlt.store.heartbeats import send_service_heartbeats
+from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys
@@ -100,15 +102,21 @@ class JobScorer:
             prompts.close()
 
 
+class _Scoring(NamedTuple):
+    job: JobId
+    task: "asyncio.Task[RolloutScored]"
+
+
 class RewardScorer:
     def __init__(self, session: SessionSpec) -> None:
         self.keys = Keys(session.name)
         self.connection: Connection = connect(session.redis_url)
         self.events = Stream(self.connection, self.keys.events, _events)
         self._session = session
-        self._scorer: JobScorer | None = None
+        # of the running job, and of paused ones while answers of theirs are being scored
+        self._scorers: dict[JobId, JobScorer] = {}
         # answers being scored, by the entry that asked for it
-        self._scoring: dict[EntryId, asyncio.Task[RolloutScored]] = {}
+        self._scoring: dict[EntryId, _Scoring] = {}
         self._scored = asyncio.Event()
 
     async def run(self) -> None:
@@ -161,15 +169,14 @@ class RewardScorer:
             else:
                 task = asyncio.create_task(scorer.score(entry.message))
                 task.add_done_callback(lambda _: self._scored.set())
-                self._scoring[entry.id] = task
+                self._scoring[entry.id] = _Scoring(scorer.job, task)
         await self._commit(consumer, passed, [])
-        if not entries and not self._scoring and self._scorer is not None:
-            # free its processes when its job has ended
-            await self._scorer_for(self._scorer.job)
+        if not entries:
+            await self._close_scorers()
 
     async def _commit_scored(self, consumer: Consumer[AnyEvent]) -> None:
         """Report what has been scored, in the order of the answers."""
-        done = {id_: task for id_, task in self._scoring.items() if task.done()}
+        done = {id_: each.task for id_, each in self._scoring.items() if each.task.done()}
         for id_ in done:
             del self._scoring[id_]
         # scores of a job that has ended were given up
@@ -196,27 +203,40 @@ class RewardScorer:
         consumer.forget(ids)
 
     async def _scorer_for(self, job: JobId) -> JobScorer | None:
-        """Return the scorer of a running job; scores of an ended one are not needed."""
-        raw = await retry_until_connected(lambda: self.connection.hget(self.keys.jobs, job))
-        record = None if raw is None else msgspec.json.decode(raw, type=JobRecord)
-        running = record is not None and record.status == "running"
-        # one job runs at a time: another one has ended, or this one
-        if self._scorer is not None and (self._scorer.job == job) is not running:
-            await self._give_up(self._scorer)
-            self._scorer = None
-        if record is None or not running:
+        """Return the scorer of a job that has not ended; scores of others are not needed."""
+        record = await self._record(job)
+        if record is None or record.status in ENDED_STATUSES:
+            await self._give_up(job)
             return None
-        if self._scorer is None:
+        if job not in self._scorers:
             serve_run(Path(record.folder))
             _log.info("scoring", job=job)
-            self._scorer = JobScorer(record, self._session.reward_workers, self._session.device)
-        return self._scorer
+            scorer = JobScorer(record, self._session.reward_workers, self._session.device)
+            self._scorers[job] = scorer
+        return self._scorers[job]
 
-    async def _give_up(self, scorer: JobScorer) -> None:
+    async def _record(self, job: JobId) -> JobRecord | None:
+        raw = await retry_until_connected(lambda: self.connection.hget(self.keys.jobs, job))
+        return None if raw is None else msgspec.json.decode(raw, type=JobRecord)
+
+    async def _close_scorers(self) -> None:
+        """Free the processes of jobs that don't run, once nothing of theirs is being scored."""
+        for job in list(self._scorers):
+            record = await self._record(job)
+            if record is None or record.status in ENDED_STATUSES:
+                await self._give_up(job)
+            elif record.status != "running" and not self._tasks(job):
+                await self._scorers.pop(job).close()
+
+    def _tasks(self, job: JobId) -> list["asyncio.Task[RolloutScored]"]:
+        return [each.task for each in self._scoring.values() if each.job == job]
+
+    async def _give_up(self, job: JobId) -> None:
         """End the scoring of a job that has ended."""
-        for task in self._scoring.values():
+        for task in self._tasks(job):
             task.cancel()
-        await scorer.close()
+        if (scorer := self._scorers.pop(job, None)) is not None:
+            await scorer.close()
 
 
 async def _read(consumer: Consumer[AnyEvent]) -> list[Entry[AnyEvent]]:

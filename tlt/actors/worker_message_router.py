@@ -41,6 +41,7 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterRefused,
     DrafterTrainingStopped,
+    JobPauseRequested,
     PolicyPublished,
     PolicyUpdateFinished,
     RankEvent,
@@ -205,6 +206,7 @@ class MessageRouter:
                 | DrafterDiverged()
                 | DrafterMerged()
                 | DrafterRefused()
+                | JobPauseRequested()
                 | WorkerFailed()
             ):
                 self._outbox.post(event)

@@ -89,6 +89,14 @@ class Run:
         """Ask the session to end the job."""
         with_client(self._session, lambda client: client.jobs.cancel(self._record().job))
 
+    def pause(self) -> None:
+        """Ask the session to pause the job, so that its workers take the next one."""
+        with_client(self._session, lambda client: client.jobs.pause(self._record().job))
+
+    def resume(self) -> None:
+        """Ask the session to let the paused job go on, by its priority."""
+        with_client(self._session, lambda client: client.jobs.resume(self._record().job))
+
     def export(self, folder: str | Path, *, best: bool = False) -> Path:
         """Write the policy as a folder that Transformers and SGLang load."""
         from tlt.export.policy_export import export_policy
@@ -107,7 +115,7 @@ class Run:
     def _snapshots(self) -> Iterator[Snapshot]:
         """Yield the figures whenever the journal has grown, and at last those of the end."""
         record = self._record()
-        while record.status in ("queued", "preparing"):
+        while record.status in ("queued", "preparing", "paused") and not has_journal(self.folder):
             time.sleep(_POLL_SECONDS)
             record = self._record()
         if not has_journal(self.folder):

@@ -26,6 +26,7 @@ from tlt.dashboard.sse import events
 from tlt.errors import ConfigError, TltError
 from tlt.id_types import JobId, PromptIndex, Purpose, Step
 from tlt.loggers.installed_check import refuse_missing
+from tlt.protocol.shared_values import JobRecord
 from tlt.spec_files import read_job_spec, to_yaml
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.redis_connection import CONNECTION_ERRORS
@@ -61,6 +62,8 @@ class Dashboard:
                 Route("/api/events", self._events),
                 Route("/api/jobs", self._submit, methods=["POST"]),
                 Route("/api/jobs/{job}/cancel", self._cancel, methods=["POST"]),
+                Route("/api/jobs/{job}/pause", self._pause, methods=["POST"]),
+                Route("/api/jobs/{job}/resume", self._resume, methods=["POST"]),
                 Route("/api/jobs/{job}/spec", self._spec),
                 Route("/api/jobs/{job}/samples", self._samples),
                 Route("/api/jobs/{job}/samples/{step}/{purpose}/{prompt}", self._sample),
@@ -192,19 +195,29 @@ class Dashboard:
 
     async def _cancel(self, request: Request) -> Response:
         session = self._session()
-        job = JobId(request.path_params["job"])
-        record = await session.jobs.get(job)
-        if record is None:
-            raise _Refused(404, f"there is no job '{job}'")
-        if record.status not in ENDED_STATUSES:
-            await session.jobs.cancel(job)
-        return _json({"job": job, "status": record.status})
+        record = await session.jobs.get(JobId(request.path_params["job"]))
+        if record is not None and record.status not in ENDED_STATUSES:
+            await session.jobs.cancel(record.job)
+        return _known(request, record)
+
+    async def _pause(self, request: Request) -> Response:
+        return _known(request, await self._session().jobs.pause(request.path_params["job"]))
+
+    async def _resume(self, request: Request) -> Response:
+        return _known(request, await self._session().jobs.resume(request.path_params["job"]))
 
     async def _log_in(self, request: Request) -> Response:
         body = await _body(request)
         if not self._guard.accepts(str(body.get("token", ""))):
             raise _Refused(401, "this is not the token")
         return self._guard.set_cookie(_json({}))
+
+
+def _known(request: Request, record: JobRecord | None) -> Response:
+    """Return the status that a job had."""
+    if record is None:
+        raise _Refused(404, f"there is no job '{request.path_params['job']}'")
+    return _json({"job": record.job, "status": record.status})
 
 
 def _parse_number(text: str) -> int:

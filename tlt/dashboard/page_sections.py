@@ -123,7 +123,7 @@ def head(run: Run, followed: bool) -> Head:
     live = is_live(run, followed)
     return Head(
         job=run.folder.name,
-        status=run.status if live or run.ended or run.began is None else NO_END,
+        status=NO_END if run.status == "running" and not live else run.status,
         followed=followed,
         error=run.error,
         starts_from=run.ledger.starts_from,
@@ -148,7 +148,7 @@ def head(run: Run, followed: bool) -> Head:
 
 def quiet_seconds(run: Run) -> float:
     """Return the seconds since the last entry of a run that has not ended."""
-    if run.began is None or run.ended:
+    if run.began is None or run.ended or run.status == "paused":
         return 0.0
     return max(0.0, time.time() - run.last_entry)
 
@@ -157,6 +157,8 @@ def is_live(run: Run, followed: bool) -> bool:
     """Return True if the run goes on; a long silence counts only without a session that runs it."""
     if run.began is None or run.ended:
         return False
+    if run.status == "paused":
+        return followed
     return followed or quiet_seconds(run) <= QUIET_SECONDS
 
 

@@ -46,7 +46,7 @@ def _session(view: SessionView) -> Iterator[_Sample]:
     silent = "workers without a heartbeat for half a lease"
     yield "tlt_workers_silent", silent, {}, float(health.silent)
     yield "tlt_rows_running", "running answers", {}, float(health.running)
-    for status in ("queued", "preparing", "running", "done", "failed", "cancelled"):
+    for status in ("queued", "preparing", "running", "paused", "done", "failed", "cancelled"):
         count = sum(job.status == status for job in view.jobs)
         yield "tlt_jobs", "newest jobs by state", {"status": status}, float(count)
     for stream in health.streams:

@@ -15,11 +15,12 @@ from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
 from tlt.id_types import JobId, JobStatus
 from tlt.loggers import delivery_state
-from tlt.protocol.commands import Command, FinishRun, RecordRolloutBatch
+from tlt.protocol.commands import Command, FinishRun, RecordRolloutBatch, SuspendRun
 from tlt.protocol.events import (
     AnyEvent,
     DecodingReported,
     DrafterDeltaReady,
+    JobResumed,
     JobStarted,
     RolloutFinished,
 )
@@ -139,7 +140,9 @@ class Run:
     def _add(self, entry: JournalEntry) -> None:
         event = entry.event
         if isinstance(event, JobStarted):
-            self.began, self.status = entry.at, "running"
+            self.began = entry.at
+        if isinstance(event, JobStarted | JobResumed):
+            self.status = "running"
         self.last_entry = max(self.last_entry, entry.at)
         at = 0.0 if self.began is None else round(entry.at - self.began, 3)
         transition = self.ledger.add(event, entry.at)
@@ -156,6 +159,8 @@ class Run:
 
     def _add_command(self, command: Command) -> None:
         match command:
+            case SuspendRun():
+                self.status = "paused"
             case FinishRun():
                 self.status, self.error = command.status, command.error
             case RecordRolloutBatch(purpose="eval"):

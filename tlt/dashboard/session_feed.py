@@ -17,6 +17,7 @@ from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_health import Health, HealthReader
 from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
 from tlt.id_types import JobId, JobStatus
+from tlt.job_pauses import describe_pause
 from tlt.protocol.shared_values import JobRecord
 from tlt.session_faults import read_supervised
 from tlt.session_files import is_up
@@ -36,6 +37,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     status: JobStatus
     error: str | None
+    # why it is paused, and since when
+    pause: str | None
     submitted: float
     folder: str
     steps: int
@@ -146,6 +149,7 @@ class SessionFeed(Feed):
             job=record.job,
             status=record.status,
             error=record.error,
+            pause=describe_pause(record, time.time()),
             submitted=record.submitted,
             folder=record.folder,
             steps=record.spec.algorithm.steps,

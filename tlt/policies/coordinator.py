@@ -11,6 +11,7 @@ from tlt.id_types import Epoch, JobId
 from tlt.policies.drafter import drafter_event_handling, merges
 from tlt.policies.job import (
     finished_answer_handling,
+    pausing,
     phase_transitions,
     policy_updates,
     run_start_and_resume,
@@ -30,6 +31,8 @@ from tlt.protocol.events import (
     DrafterRefused,
     DrafterTrainingStopped,
     JobCancelRequested,
+    JobPauseRequested,
+    JobResumed,
     JobStarted,
     PolicyPublished,
     PolicyUpdateFinished,
@@ -58,6 +61,10 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             run_start_and_resume.start(turn, event)
         case JobCancelRequested():
             phase_transitions.end_job(turn, "cancelled", None)
+        case JobPauseRequested():
+            pausing.pause(turn)
+        case JobResumed():
+            pausing.resume(turn, event)
         case SessionResumed():
             run_start_and_resume.resume(turn, event)
         case WorkerJoined():

@@ -33,7 +33,7 @@ from tlt.protocol.refs import (
     PolicyRef,
     StartingCheckpoint,
 )
-from tlt.protocol.shared_values import PromptSet, SetAnswers, WorkerInfo
+from tlt.protocol.shared_values import Pause, PromptSet, SetAnswers, WorkerInfo
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -195,10 +195,13 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
         return self.members_by_prompt or (self.members,) * len(self.prompts)
 
 
-class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
+# a default that is written would change the digests in the journals of earlier versions
+class RequeuePrompts(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     """Return the prompts that this incarnation held to the queue."""
 
     incarnation: Incarnation
+    # True if the job was paused, which is no failed try
+    excused: bool = False
 
 
 class KeepRollout(JobCommand, frozen=True, kw_only=True):
@@ -290,6 +293,10 @@ class ResumeSpeculation(JobCommand, frozen=True, kw_only=True):
     """Report that speculation is tried again."""
 
 
+class SuspendRun(JobCommand, frozen=True, kw_only=True):
+    """Report that the paused run has given back all of its workers."""
+
+
 class FinishRun(JobCommand, frozen=True, kw_only=True):
     """Close the run's records."""
 
@@ -326,11 +333,23 @@ class CancelJob(JobCommand, frozen=True, kw_only=True):
     """Cancel the running job."""
 
 
-class RecordStatus(JobCommand, frozen=True, kw_only=True):
+class PauseJob(JobCommand, frozen=True, kw_only=True):
+    """Pause the running job."""
+
+
+class ResumeJob(JobCommand, frozen=True, kw_only=True):
+    """Let a paused job go on, on these workers."""
+
+    workers: tuple[WorkerInfo, ...]
+    newest_incarnations: dict[WorkerId, Incarnation]
+
+
+class RecordStatus(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     """Record the status that `tlt jobs` shows."""
 
     status: JobStatus
     error: str | None
+    pause: Pause | None = None
 
 
 # commands that a worker passes on to its ranks
@@ -361,7 +380,8 @@ RunCommand: TypeAlias = (
     | CommitBestPolicy
     | GiveUpSpeculation
     | ResumeSpeculation
+    | SuspendRun
     | FinishRun
 )
 
-SessionCommand: TypeAlias = PrepareJob | StartJob | CancelJob | RecordStatus
+SessionCommand: TypeAlias = PrepareJob | StartJob | CancelJob | PauseJob | ResumeJob | RecordStatus

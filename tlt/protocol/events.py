@@ -91,6 +91,32 @@ class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
     """A user asked for a job to be cancelled."""
 
 
+class JobPauseRequested(JobEvent, frozen=True, kw_only=True):
+    """A user, or the session itself, asked for a job to be paused."""
+
+    # what is short and what to do about it, if the session asks; it then resumes the job itself
+    shortage: str | None = None
+
+
+class JobResumeRequested(JobEvent, frozen=True, kw_only=True):
+    """A user, or the session itself, asked for a paused job to go on."""
+
+    # True if nothing is short any more; that doesn't end the pause that a user asked for
+    by_session: bool = False
+
+
+class JobPaused(JobEvent, frozen=True, kw_only=True):
+    """A job's run has given back all of its workers."""
+
+
+class JobResumed(JobEvent, frozen=True, kw_only=True):
+    """A paused run goes on, on these workers."""
+
+    workers: tuple[WorkerInfo, ...]
+    # of all workers, those included that were lost meanwhile
+    newest_incarnations: dict[WorkerId, Incarnation]
+
+
 class JobPrepared(JobEvent, frozen=True, kw_only=True):
     """The data is read and tokenised, and the model folder is one that TLT runs."""
 
@@ -330,6 +356,9 @@ class CheckpointCommitted(StepEvent, frozen=True, kw_only=True):
 SessionEvent: TypeAlias = (
     JobSubmitted
     | JobCancelRequested
+    | JobPauseRequested
+    | JobResumeRequested
+    | JobPaused
     | JobPrepared
     | JobRefused
     | JobEnded
@@ -341,6 +370,7 @@ SessionEvent: TypeAlias = (
 # events that a rank reports to its worker
 RankEvent: TypeAlias = (
     WorkerFailed
+    | JobPauseRequested
     | RolloutFinished
     | DecodingReported
     | DrafterRefused
@@ -356,6 +386,7 @@ RankEvent: TypeAlias = (
 RunEvent: TypeAlias = (
     JobStarted
     | JobCancelRequested
+    | JobResumed
     | SessionResumed
     | WorkerJoined
     | WorkerLost

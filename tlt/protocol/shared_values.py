@@ -150,6 +150,14 @@ class SetAnswers(Value, frozen=True, kw_only=True):
     skipped: int = 0
 
 
+class Pause(Value, frozen=True, kw_only=True):
+    """Why a job is paused, and since when."""
+
+    since: float
+    # what is short and what to do about it, if the session paused it; None if a user did
+    shortage: str | None = None
+
+
 class JobRecord(Value, frozen=True, kw_only=True):
     """A job as `tlt jobs` shows it."""
 
@@ -161,6 +169,8 @@ class JobRecord(Value, frozen=True, kw_only=True):
     spec: JobSpec
     starts_from: StartingCheckpoint | None = None
     priority: int = 0
+    # None unless its status is `paused`
+    pause: Pause | None = None
 
 
 class UpdateMetrics(Value, frozen=True, kw_only=True):

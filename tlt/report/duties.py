@@ -31,6 +31,7 @@ PHASE_NAMES = {
     Phase.ROLLOUT.value: "rollout",
     Phase.RESERVED_TRAINING.value: "reserved drafter training",
     Phase.POLICY_UPDATE.value: "policy update",
+    Phase.PAUSED.value: "paused",
     Phase.ENDED.value: "ended",
 }
 

@@ -15,6 +15,7 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     CheckpointCommitted,
+    JobResumed,
     PolicyPublished,
     SessionResumed,
     WorkerFailed,
@@ -58,6 +59,8 @@ class Happenings:
                 yield Happening("checkpoint", f"checkpoint {event.checkpoint.version}")
             case SessionResumed():
                 yield Happening("resumed", f"the coordinator took over (epoch {event.epoch})")
+            case JobResumed():
+                yield Happening("resumed", "goes on after a pause")
             case _:
                 pass
 

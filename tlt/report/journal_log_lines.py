@@ -9,12 +9,15 @@ from tlt.protocol.commands import (
     IssuePrompts,
     RecordRolloutBatch,
     ResumeSpeculation,
+    SuspendRun,
 )
 from tlt.protocol.events import (
     AnyEvent,
     CheckpointCommitted,
     DrafterDiverged,
     DrafterRefused,
+    JobPauseRequested,
+    JobResumed,
     JobStarted,
     PolicyPublished,
     RolloutDropped,
@@ -74,6 +77,10 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return f"{event.worker} discards its drafter training: {event.error}"
         case WorkerFailed():
             return f"{event.worker} cannot run the job: {event.error}"
+        case JobPauseRequested():
+            return "pausing: the workers are given back"
+        case JobResumed():
+            return f"goes on after a pause, on {len(event.workers)} workers"
         case SessionResumed():
             return f"the coordinator took over (epoch {event.epoch})"
         case RolloutDropped():
@@ -132,6 +139,8 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
             return "speculation is tried again"
         case ExplainDrafterDecision():
             return describe_decision(command)
+        case SuspendRun():
+            return "paused"
         case FinishRun():
             return f"{command.status}" + (f": {command.error}" if command.error else "")
         case _:

@@ -1,4 +1,4 @@
-"""Submit, list and cancel jobs; an acknowledged request is durable."""
+"""Submit, list, pause, resume and cancel jobs; an acknowledged request is durable."""
 
 import os
 import shutil
@@ -12,7 +12,13 @@ from tlt.blobs import Blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import ConfigError
 from tlt.id_types import JobId
-from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.events import (
+    AnyEvent,
+    JobCancelRequested,
+    JobPauseRequested,
+    JobResumeRequested,
+    JobSubmitted,
+)
 from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import JobRecord
 from tlt.store.message_codec import Codec
@@ -145,8 +151,33 @@ class Jobs:
         return sorted(records, key=lambda record: record.submitted), complaint
 
     async def cancel(self, job: JobId) -> None:
+        await self._request(JobCancelRequested(job=job))
+
+    async def pause(self, job: JobId) -> JobRecord | None:
+        """Ask for a job to be paused; return its record, or raise ConfigError if it has ended."""
+        record = await self.get(job)
+        if record is not None:
+            if record.status in ENDED_STATUSES:
+                raise ConfigError(f"{job} is {record.status}; a job that has ended can't be paused")
+            await self._request(JobPauseRequested(job=job))
+        return record
+
+    async def resume(self, job: JobId) -> JobRecord | None:
+        """Ask for a job that a user has paused to go on; raise ConfigError if it isn't."""
+        record = await self.get(job)
+        if record is not None:
+            if record.status != "paused":
+                raise ConfigError(f"{job} is {record.status}, not paused")
+            if record.pause is not None and record.pause.shortage is not None:
+                raise ConfigError(
+                    f"{job} goes on by itself once there is room: {record.pause.shortage}"
+                )
+            await self._request(JobResumeRequested(job=job))
+        return record
+
+    async def _request(self, event: AnyEvent) -> None:
         async with self._connection.pipeline(transaction=True) as transaction:
-            self._events.add(transaction, JobCancelRequested(job=job))
+            self._events.add(transaction, event)
             await transaction.execute()
 
 

@@ -55,6 +55,10 @@ class DeciderState(Generic[_State]):
         self._pending.append((now, event, commands))
         return commands
 
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._pending)
+
     def write(self) -> Position:
         """Append the pending decisions to the file and return the end of the last one."""
         self.journal.append(self._pending)

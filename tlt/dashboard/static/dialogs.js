@@ -1,4 +1,4 @@
-// Modal dialogs: a confirmation, and cancelling a job with one.
+// Modal dialogs: a confirmation, and cancelling a job with one; pausing needs none.
 
 import { post } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -36,9 +36,18 @@ function confirm(title, text, yes) {
 export async function cancelJob(job, error) {
   const text = "It ends now. What it has committed stays in its folder: checkpoints, the best policy, the drafter.";
   if (!(await confirm(`Cancel ${job}?`, text, "Cancel the job"))) return;
+  await request(job, "cancel", error);
+}
+
+// Pauses the job, or lets a paused one go on.
+export async function pauseJob(job, isPaused, error) {
+  await request(job, isPaused ? "resume" : "pause", error);
+}
+
+async function request(job, what, error) {
   setText(error, "");
   try {
-    await post(`/api/jobs/${encodeURIComponent(job)}/cancel`);
+    await post(`/api/jobs/${encodeURIComponent(job)}/${what}`);
   } catch (refused) {
     setText(error, refused.message);
   }

@@ -3,7 +3,7 @@
 import { AdviceCard, adviceItems } from "./advice.js";
 import { SampleCard } from "./answer_samples.js";
 import { AttemptsCard } from "./attempts.js";
-import { cancelJob } from "./dialogs.js";
+import { cancelJob, pauseJob } from "./dialogs.js";
 import { card, h, replace, replaceChanged, setText, show } from "./dom.js";
 import { DrafterCard } from "./drafter.js";
 import { JobFigures, phaseName } from "./job_figures.js";
@@ -71,13 +71,14 @@ export class JobPage {
     const cancelButton = () => h("button", { type: "button", class: "danger", onclick: (event) => this.cancel(event.target) }, "Cancel the job");
     this.cancelButton = cancelButton();
     this.cancelQueuedButton = cancelButton();
+    this.pauseButton = h("button", { type: "button", onclick: (event) => this.pause(event.target) }, "Pause");
     this.specButton = h("button", { type: "button", onclick: () => this.showSpec() }, "Spec");
     this.status = h("span", { class: "chip" });
     this.figures = new JobFigures();
     this.error = h("p", { class: "error", role: "alert" });
     // the only part that screen readers announce when it changes
     this.announced = h("p", { class: "visually-hidden", role: "status" });
-    const note = [this.status, h("span", { class: "space" }), this.specButton, this.cancelButton];
+    const note = [this.status, h("span", { class: "space" }), this.specButton, this.pauseButton, this.cancelButton];
     return card("Job", { id: "job", wide: true, note }, this.figures.element, this.error, this.announced);
   }
 
@@ -123,11 +124,15 @@ export class JobPage {
     setText(this.status, status);
     this.status.dataset.status = status;
     setText(this.announced, `${status}: ${phaseName(run.head.phase)}, step ${run.head.step} of ${run.head.steps}`);
-    show(this.cancelButton, this.app.about.may_change && !ENDED.includes(status));
+    const mayChange = this.app.about.may_change && !ENDED.includes(status);
+    show(this.cancelButton, mayChange);
+    show(this.pauseButton, mayChange);
+    this.isPaused = status === "paused";
+    setText(this.pauseButton, this.isPaused ? "Resume" : "Pause");
   }
 
   updateLoading(run, record) {
-    const isQueued = record && ["queued", "preparing"].includes(record.status);
+    const isQueued = record && ["queued", "preparing", "paused"].includes(record.status);
     if (this.app.isMissing) {
       const elsewhere = this.app.about.session ? "The session's jobs" : `The run '${this.app.about.run}'`;
       replaceChanged(this.loading, h("p", {}, h("strong", {}, `There is no job '${this.job}'. `), h("a", { href: "#/" }, elsewhere)));
@@ -137,6 +142,7 @@ export class JobPage {
       const why = {
         queued: "It waits for the job before it; nothing has to be done.",
         preparing: "Model, data and reward are being checked.",
+        paused: record?.pause,
       }[this.app.sessionIsUp && record?.status];
       replaceChanged(
         this.loading,
@@ -161,7 +167,14 @@ export class JobPage {
     if (record?.error && run.head.status !== "failed") {
       all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Fix the cause and submit it again." });
     }
+    if (record?.pause) all.unshift({ urgency: 1, what: `The job is ${record.pause}`, do: "Nothing is lost: it goes on where it was." });
     this.advice.update(all);
+  }
+
+  async pause(button) {
+    button.disabled = true;
+    await pauseJob(this.job, this.isPaused, this.error);
+    button.disabled = false;
   }
 
   async cancel(button) {

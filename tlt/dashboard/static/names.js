@@ -17,6 +17,7 @@ export const PHASE_NAMES = {
   rolling: "rollout",
   drafting: "reserved drafter training",
   learning: "policy update",
+  paused: "paused",
   ended: "ended",
 };
 

@@ -1,7 +1,7 @@
 // The page of a session: its jobs, its workers, and the health of its streams.
 
 import { AdviceCard } from "./advice.js";
-import { cancelJob } from "./dialogs.js";
+import { cancelJob, pauseJob } from "./dialogs.js";
 import { Table, card, h, left, setText, show } from "./dom.js";
 import { ago, count } from "./format.js";
 import { ENDED } from "./run_model.js";
@@ -11,7 +11,7 @@ export class SessionPage {
   constructor(app) {
     this.app = app;
     this.streams = new StreamsCard();
-    this.jobs = new Table([left("job"), left("state"), left("error"), "steps", "attempts", "workers lost", "submitted", ""], {
+    this.jobs = new Table([left("job"), left("state"), left("why"), "steps", "attempts", "workers lost", "submitted", ""], {
       empty: "No job yet. `tlt submit configs/tiny-reasoner.yaml` queues one, or the button above.",
     });
     this.summary = h("p", { class: "hint" });
@@ -20,7 +20,7 @@ export class SessionPage {
     this.submit = h("button", { type: "button", class: "primary", onclick: () => this.openSubmit() }, "Submit a job");
     const readOnly = app.about.may_change
       ? null
-      : h("p", { class: "hint" }, "This page is read-only: to submit and cancel, open the address with the token that tlt printed.");
+      : h("p", { class: "hint" }, "This page is read-only: to submit, pause and cancel, open the address with the token that tlt printed.");
     show(this.submit, app.about.may_change);
     this.grid = h(
       "div",
@@ -58,15 +58,19 @@ export class SessionPage {
   row(each) {
     const cancel = () =>
       h("button", { type: "button", class: "danger", data: { key: `cancel ${each.job}` }, onclick: () => cancelJob(each.job, this.error) }, "Cancel");
+    const isPaused = each.status === "paused";
+    const pause = () =>
+      h("button", { type: "button", data: { key: `pause ${each.job}` }, onclick: () => pauseJob(each.job, isPaused, this.error) }, isPaused ? "Resume" : "Pause");
+    const mayChange = this.app.about.may_change && !ENDED.includes(each.status);
     return [
       h("a", { href: `#/job/${encodeURIComponent(each.job)}`, data: { key: each.job } }, each.job),
       h("span", { class: "chip", data: { status: each.status } }, each.status),
-      each.error ?? "",
+      each.error ?? each.pause ?? "",
       count(each.steps),
       each.attempts ? count(each.attempts) : "–",
       each.attempts ? count(each.losses) : "–",
       ago(each.submitted),
-      this.app.about.may_change && !ENDED.includes(each.status) ? cancel() : "",
+      mayChange ? h("span", { class: "buttons" }, pause(), cancel()) : "",
     ];
   }
 

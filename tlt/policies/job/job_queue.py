@@ -1,4 +1,8 @@
-"""Jobs and workers of a session: one job runs at a time, by priority, then by submission."""
+"""Jobs and workers of a session: one job runs at a time, by priority, then by submission.
+
+A job that is paused keeps its run, and queues again when it is resumed. A running one stays
+`running` until its run has given back all workers.
+"""
 
 from typing import assert_never
 
@@ -6,12 +10,23 @@ import msgspec
 
 from tlt.config import JobSpec
 from tlt.id_types import Incarnation, JobId, JobStatus, WorkerId
-from tlt.protocol.commands import CancelJob, PrepareJob, RecordStatus, SessionCommand, StartJob
+from tlt.protocol.commands import (
+    CancelJob,
+    PauseJob,
+    PrepareJob,
+    RecordStatus,
+    ResumeJob,
+    SessionCommand,
+    StartJob,
+)
 from tlt.protocol.events import (
     JobCancelRequested,
     JobEnded,
+    JobPaused,
+    JobPauseRequested,
     JobPrepared,
     JobRefused,
+    JobResumeRequested,
     JobSubmitted,
     SessionEvent,
     SessionResumed,
@@ -19,12 +34,14 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.refs import StartingCheckpoint
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import Pause, WorkerInfo
 
 STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
-    "queued": frozenset({"preparing", "cancelled"}),
-    "preparing": frozenset({"running", "failed", "cancelled"}),
-    "running": frozenset({"done", "failed", "cancelled"}),
+    "queued": frozenset({"preparing", "running", "paused", "failed", "cancelled"}),
+    "preparing": frozenset({"running", "paused", "failed", "cancelled"}),
+    "running": frozenset({"queued", "paused", "done", "failed", "cancelled"}),
+    # while its reason changes it stays paused
+    "paused": frozenset({"queued", "paused", "failed", "cancelled"}),
     "done": frozenset(),
     "failed": frozenset(),
     "cancelled": frozenset(),
@@ -37,6 +54,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     status: JobStatus = "queued"
     starts_from: StartingCheckpoint | None = None
     priority: int = 0
+    # its run has begun, and may go on without another preparation
+    started: bool = False
+    # it is paused, or will be once its workers are free
+    pause: Pause | None = None
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +71,8 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def current(self) -> JobId | None:
         """Return the job that is being prepared or runs."""
-        return next((j for j, job in self.jobs.items() if job.status != "queued"), None)
+        in_hand = ("preparing", "running")
+        return next((j for j, job in self.jobs.items() if job.status in in_hand), None)
 
 
 Decision = tuple[SessionState, list[SessionCommand]]
@@ -62,6 +84,12 @@ def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
             return _submit(state, event)
         case JobCancelRequested():
             return _cancel(state, event.job)
+        case JobPauseRequested():
+            return _pause(state, event, now)
+        case JobResumeRequested():
+            return _resume(state, event)
+        case JobPaused():
+            return _suspend(state, event.job)
         case JobPrepared():
             return _start(state, event)
         case JobRefused():
@@ -69,7 +97,7 @@ def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
                 return state, []
             return _finish(state, event.job, "failed", event.error)
         case JobEnded():
-            if _status(state, event.job) != "running":
+            if event.job not in state.jobs or not has_run(state.jobs[event.job]):
                 return state, []
             return _finish(state, event.job, event.status, event.error)
         case SessionResumed():
@@ -114,6 +142,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
     if _status(state, event.job) != "preparing":
         return state, []
     state, recorded = _record(state, event.job, "running", None)
+    state = _change(state, event.job, started=True)
     entry = state.jobs[event.job]
     start = StartJob(
         job=event.job,
@@ -131,12 +160,56 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
 
 
 def _cancel(state: SessionState, job: JobId) -> Decision:
-    status = _status(state, job)
-    if status is None:
+    entry = state.jobs.get(job)
+    if entry is None:
         return state, []
-    if status == "running":
+    if has_run(entry):
         return state, [CancelJob(job=job)]
     return _finish(state, job, "cancelled", None)
+
+
+def has_run(job: Job) -> bool:
+    """Return True if its run can end it; states of earlier versions don't say that it started."""
+    return job.started or job.status == "running"
+
+
+def _pause(state: SessionState, event: JobPauseRequested, now: float) -> Decision:
+    """Pause a job; the pause that a user asked for replaces the session's, but not vice versa."""
+    entry = state.jobs.get(event.job)
+    if entry is None:
+        return state, []
+    if entry.pause is not None and (event.shortage is not None or entry.pause.shortage is None):
+        return state, []
+    since = now if entry.pause is None else entry.pause.since
+    begins = entry.pause is None
+    state = _change(state, event.job, pause=Pause(since=since, shortage=event.shortage))
+    if entry.status == "running":
+        return state, [PauseJob(job=event.job)] if begins else []
+    state, recorded = _record(state, event.job, "paused", None)
+    return _next(state, [recorded])
+
+
+def _resume(state: SessionState, event: JobResumeRequested) -> Decision:
+    """Queue a paused job; one that is giving back its workers queues once they are free."""
+    entry = state.jobs.get(event.job)
+    if entry is None or entry.pause is None:
+        return state, []
+    if event.by_session and entry.pause.shortage is None:
+        return state, []
+    state = _change(state, event.job, pause=None)
+    if entry.status != "paused":
+        return state, []
+    state, recorded = _record(state, event.job, "queued", None)
+    return _next(state, [recorded])
+
+
+def _suspend(state: SessionState, job: JobId) -> Decision:
+    entry = state.jobs.get(job)
+    if entry is None or entry.status != "running":
+        return state, []
+    status = "queued" if entry.pause is None else "paused"
+    state, recorded = _record(state, job, status, None)
+    return _next(state, [recorded])
 
 
 def _finish(state: SessionState, job: JobId, status: JobStatus, error: str | None) -> Decision:
@@ -146,10 +219,19 @@ def _finish(state: SessionState, job: JobId, status: JobStatus, error: str | Non
 
 
 def _next(state: SessionState, commands: list[SessionCommand]) -> Decision:
-    if state.current is not None or not state.jobs:
+    waiting = [(job, entry) for job, entry in state.jobs.items() if entry.status == "queued"]
+    if state.current is not None or not waiting:
         return state, commands
     # of equals, `max` returns the one that was submitted first
-    job, entry = max(state.jobs.items(), key=lambda item: item[1].priority)
+    job, entry = max(waiting, key=lambda item: item[1].priority)
+    if entry.started:
+        state, recorded = _record(state, job, "running", None)
+        resume = ResumeJob(
+            job=job,
+            workers=tuple(state.workers.values()),
+            newest_incarnations=state.newest_incarnations,
+        )
+        return state, [*commands, recorded, resume]
     state, recorded = _record(state, job, "preparing", None)
     return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
 
@@ -160,11 +242,16 @@ def _record(
     entry = state.jobs[job]
     if status not in STATUSES[entry.status]:
         raise AssertionError(f"{job} cannot go from {entry.status} to {status}")
-    jobs = {**state.jobs, job: msgspec.structs.replace(entry, status=status)}
+    pause = entry.pause if status == "paused" else None
     return (
-        msgspec.structs.replace(state, jobs=jobs),
-        RecordStatus(job=job, status=status, error=error),
+        _change(state, job, status=status),
+        RecordStatus(job=job, status=status, error=error, pause=pause),
     )
+
+
+def _change(state: SessionState, job: JobId, **changes: object) -> SessionState:
+    jobs = {**state.jobs, job: msgspec.structs.replace(state.jobs[job], **changes)}
+    return msgspec.structs.replace(state, jobs=jobs)
 
 
 def _join(state: SessionState, info: WorkerInfo) -> SessionState:

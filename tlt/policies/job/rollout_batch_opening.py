@@ -115,7 +115,9 @@ def requeue(turn: Turn, incarnation: Incarnation) -> None:
     may have taken more prompts.
     """
     state = turn.state
-    turn.emit(RequeuePrompts(job=state.job, incarnation=incarnation))
+    turn.emit(
+        RequeuePrompts(job=state.job, incarnation=incarnation, excused=state.phase is Phase.PAUSED)
+    )
     if state.batch is None:
         return
     again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)

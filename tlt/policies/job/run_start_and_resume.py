@@ -35,7 +35,7 @@ def start(turn: Turn, event: JobStarted) -> None:
             cursor=prompt_mixture.begin(event.spec, state.cursor, state.step, event.train_sources)
         )
     for info in event.workers:
-        worker_membership.join(turn, info)
+        worker_membership.add(turn, info)
     if event.spec.algorithm.eval_every > 0:
         rollout_batch_opening.open_evaluation(turn)
     else:
@@ -66,11 +66,11 @@ def resume(turn: Turn, event: SessionResumed) -> None:
     policy_updates.return_to_checkpoint(turn)
     if policy_updates.is_published(turn.state):
         return
-    if turn.state.phase is not Phase.POLICY_UPDATE:
+    if turn.state.phase not in (Phase.POLICY_UPDATE, Phase.PAUSED):
         turn.enter(Phase.POLICY_UPDATE)
         training_sessions.stop_all(turn)
     policy_updates.abandon_update(turn, "the published weights were lost")
-    phase_transitions.advance_update(turn)
+    phase_transitions.advance(turn)
 
 
 def _only_set(event: JobStarted) -> tuple[PromptSet, ...]:

@@ -28,6 +28,8 @@ class Phase(StrEnum):
     # all workers train the drafter in reserved time
     RESERVED_TRAINING = "drafting"
     POLICY_UPDATE = "learning"
+    # without workers, except for those that are about to leave
+    PAUSED = "paused"
     ENDED = "ended"
 
 
@@ -44,13 +46,16 @@ class Duty(StrEnum):
     LEAVING = "leaving"
 
 
+_FROM_ANY = frozenset({Phase.PAUSED, Phase.ENDED})
 PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
-    Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE, Phase.ENDED}),
-    Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE, Phase.ENDED}),
-    Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE, Phase.ENDED}),
-    # returns to the open batch if the update only restored a policy that a lost session published
-    Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
+    Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE}) | _FROM_ANY,
+    Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE}) | _FROM_ANY,
+    Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE}) | _FROM_ANY,
+    # returns to the open batch if the update only restored a policy that a lost session published,
+    # or if there was nothing to update after a pause
+    Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT}) | _FROM_ANY,
+    Phase.PAUSED: frozenset({Phase.POLICY_UPDATE, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 

@@ -1,9 +1,12 @@
 """Let workers join and leave a run; a newer incarnation always ends the one before it."""
 
+from collections.abc import Mapping
+
+from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.drafter import merges, training_sessions
 from tlt.policies.job import phase_transitions, policy_updates, rollout_batch_opening
 from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
-from tlt.protocol.commands import OpenJob
+from tlt.protocol.commands import OpenJob, SuspendRun
 from tlt.protocol.events import WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
 
@@ -12,6 +15,17 @@ _REMEMBERED_STEPS = 10
 
 
 def join(turn: Turn, info: WorkerInfo) -> None:
+    """Let a worker join; if the run is paused, only note that its last incarnation is over."""
+    if turn.state.phase is not Phase.PAUSED:
+        add(turn, info)
+        return
+    known = turn.state.workers.get(info.worker)
+    if known is not None and known.info.incarnation < info.incarnation:
+        _drop(turn, known)
+        suspend_if_free(turn)
+
+
+def add(turn: Turn, info: WorkerInfo) -> None:
     state = turn.state
     if info.incarnation <= state.newest_incarnations.get(info.worker, -1):
         return
@@ -66,6 +80,24 @@ def lose(turn: Turn, event: WorkerLost) -> None:
     if not event.with_session:
         _count_loss(turn, known, event.reason)
     phase_transitions.advance(turn)
+    suspend_if_free(turn)
+
+
+def note_incarnations(turn: Turn, newest: Mapping[WorkerId, Incarnation]) -> None:
+    """Note incarnations that ended while the run was paused, so that they don't join it late."""
+    known = turn.state.newest_incarnations
+    for worker, incarnation in newest.items():
+        if incarnation > known.get(worker, -1):
+            if worker in known:
+                rollout_batch_opening.requeue(turn, known[worker])
+            known = {**known, worker: incarnation}
+    turn.set(newest_incarnations=known)
+
+
+def suspend_if_free(turn: Turn) -> None:
+    """Report that a paused run has no workers any more."""
+    if turn.state.phase is Phase.PAUSED and not turn.state.workers:
+        turn.emit(SuspendRun(job=turn.state.job))
 
 
 def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
