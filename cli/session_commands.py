@@ -30,6 +30,7 @@ from tlt.session_faults import describe_fault, read_supervised
 from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
 from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.redis_connection import hide_password
+from tlt.store.redis_memory import RedisMemory
 
 _Services = dict[str, ServiceHeartbeat]
 _Workers = Mapping[WorkerId, Heartbeat]
@@ -135,12 +136,17 @@ def status(
         for fault in supervised.recent(time.time()):
             say(describe_fault(fault, time.time()))
 
-    async def fetch(client: Client) -> tuple[_Services, _Workers, list[JobRecord]]:
-        return await client.services(), await client.workers(), await client.jobs.all()
+    async def fetch(client: Client) -> tuple[_Services, _Workers, list[JobRecord], RedisMemory]:
+        return (
+            await client.services(),
+            await client.workers(),
+            await client.jobs.all(),
+            await client.memory(),
+        )
 
     own = list(supervised_liveness(supervised))
     try:
-        services, workers, records = with_client(session, fetch)
+        services, workers, records, memory = with_client(session, fetch)
     except StoreError:
         if not json:
             _print_processes(own, {})
@@ -160,6 +166,11 @@ def status(
         )
         return
     _print_processes(processes, workers)
+    if (complaint := memory.complaint()) is not None:
+        say(complaint)
+    for name, service in services.items():
+        if service.waiting is not None:
+            say(f"the {name} waits: {service.waiting}")
     for record in records:
         if (why := describe_pause(record, time.time())) is not None:
             say(f"{record.job} is {why}")

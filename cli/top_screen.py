@@ -60,7 +60,9 @@ class Screen:
 
     def render(self, shown: Shown) -> Group:
         above = [self._title(shown.head, shown.now), *self._legend()]
-        advice = [*shown.sections.advice, *(shown.session.advice if shown.session else ())]
+        advice = [*shown.sections.advice]
+        if shown.session is not None:
+            advice += [*shown.session.advice, *_on_pause(shown.session, shown.head)]
         below = [
             *self._tail(shown.tail),
             *self._speculation(shown.sections),
@@ -227,3 +229,14 @@ class Screen:
         return [
             Text(f"{seconds(line.at):>12}  {line.text}", style="bright_black") for line in lines
         ]
+
+
+def _on_pause(session: SessionView, head: Head) -> list[Advice]:
+    """Say why the job is paused, if it is."""
+    return [
+        Advice(
+            Urgency.SOON, f"The job is {row.pause}.", "Nothing is lost: it goes on where it was."
+        )
+        for row in session.jobs
+        if row.job == head.job and row.pause is not None
+    ]

@@ -175,6 +175,9 @@ class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
     eval_sets: tuple[PromptSet, ...] = ()
     # rows of both that were left out, because their prompts are too long
     skipped_prompts: int = 0
+    # of the policy, all and those that the optimiser changes; 0 if its files don't say
+    policy_weights: int = 0
+    trained_weights: int = 0
     error: str | None = None
 
 

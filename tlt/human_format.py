@@ -18,6 +18,14 @@ def seconds(value: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def size(count: int) -> str:
+    """Return bytes with a unit, to two digits or more."""
+    for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 0.1 * bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} bytes"
+
+
 def name_strategy(strategy: Strategy) -> str:
     match strategy:
         case Off():

@@ -9,6 +9,7 @@ fork undoes whatever users' code did to the interpreter.
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import default_captured_layers
+from tlt.models.safetensors_header import read_folder_shapes
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.shared_values import PromptSet
 from tlt.rewards.weighted_rewards import WeightedRewards
@@ -64,13 +66,26 @@ def prepare(folder: Path) -> PreparedJob:
     train_sources = tuple(_write_train(spec, reader, prompts_file(folder, "train")))
     sets: list[PromptSet] = []
     eval_prompts = Prompts.write(prompts_file(folder, "eval"), _eval_prompts(spec, reader, sets))
+    weights, trained = _count_weights(spec)
     return PreparedJob(
+        policy_weights=weights,
+        trained_weights=trained,
         train_prompts=sum(train_sources),
         train_sources=train_sources if spec.data.mixed else (),
         eval_prompts=eval_prompts,
         eval_sets=tuple(sets),
         skipped_prompts=reader.skipped,
     )
+
+
+def _count_weights(spec: JobSpec) -> tuple[int, int]:
+    """Return the policy's weights, and those that are trained: with LoRA two thin matrices each."""
+    shapes = read_folder_shapes(Path(spec.policy.path))
+    weights, lora = sum(map(math.prod, shapes.values())), spec.policy.lora
+    if lora is None:
+        return weights, weights
+    adapted = (shape for name, shape in shapes.items() if name.endswith("_proj.weight"))
+    return weights, sum(lora.rank * sum(shape) for shape in adapted)
 
 
 def _write_train(spec: JobSpec, reader: "_PromptReader", file: Path) -> list[int]:

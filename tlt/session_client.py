@@ -17,8 +17,15 @@ from tlt.session_control import find_session
 from tlt.store.heartbeats import read_heartbeats, read_services
 from tlt.store.job_records import Jobs
 from tlt.store.journal import FILE_NAME
-from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, hide_password
+from tlt.store.redis_connection import (
+    CONNECTION_ERRORS,
+    Connection,
+    WritesRefused,
+    connect,
+    hide_password,
+)
 from tlt.store.redis_keys import Keys
+from tlt.store.redis_memory import RedisMemory, read_memory
 
 _PATIENCE_SECONDS, _RESTART_SECONDS = 5.0, 30.0
 _POLL_SECONDS = 0.2
@@ -41,6 +48,9 @@ class Client:
 
     async def services(self) -> dict[str, ServiceHeartbeat]:
         return await read_services(self._connection, self._keys)
+
+    async def memory(self) -> RedisMemory:
+        return await read_memory(self._connection)
 
     async def workers(self) -> dict[WorkerId, Heartbeat]:
         return await read_heartbeats(self._connection, self._keys)
@@ -68,6 +78,10 @@ def with_client(session: str, use: Callable[[Client], Awaitable[_Result]]) -> _R
         try:
             await _await_answer(connection)
             return await use(Client(spec, connection))
+        except WritesRefused as error:
+            raise StoreError(
+                f"the Redis at {hide_password(spec.redis_url)} refuses writes: {error}"
+            ) from error
         except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
             raise StoreError(
                 f"no Redis answers at {hide_password(spec.redis_url)}: {error}"

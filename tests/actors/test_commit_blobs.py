@@ -70,7 +70,7 @@ async def test_posts_an_event_for_a_drafter_that_was_not_committed(
         coordinator.effects.records[JOB] = new_record(JOB, SPEC, str(tmp_path / "run"))
         for part in ("train", "eval"):
             Prompts.write(prompts_file(tmp_path / "run", part), [])
-        run = await coordinator.deciders.open_run(JOB, SPEC)
+        run = await coordinator.deciders.runs.open(JOB, SPEC)
         run.decide(SessionResumed(epoch=Epoch(0), blobs_kept=True), 0.0)
         await coordinator.committer.commit([_commit_drafter(lost, version=7)], [])
         events = [entry.message for entry in await coordinator.committer.consumer.read(10, 100)]

@@ -57,7 +57,7 @@ def _beat(incarnation: int) -> Heartbeat:
     )
 
 
-def _evaluated(
+def evaluated(
     prompt: int, worker: WorkerId, incarnation: int, written: AnswerRef
 ) -> RolloutFinished:
     return msgspec.structs.replace(
@@ -131,16 +131,16 @@ async def consume(coordinator: Coordinator) -> None:
 async def end(coordinator: Coordinator) -> None:
     await coordinator.effects.connection.aclose()
     deciders = coordinator.deciders
-    for opened in (deciders.session, *deciders.runs.values()):
+    for opened in (deciders.session, *deciders.runs.states.values()):
         opened.close()
-    for job in deciders.runs:
+    for job in deciders.runs.states:
         coordinator.effects.close_run(job)
     assert coordinator.lock is not None
     coordinator.lock.close()
     serve_run(None)
 
 
-def _unfinished(state: RunState) -> set[int]:
+def unfinished(state: RunState) -> set[int]:
     assert state.batch is not None
     return {p for p, group in state.batch.groups.items() if group.members[0].finished is None}
 
@@ -155,10 +155,10 @@ async def test_counts_unread_answers_of_lost_workers(
     await first.recover()
     await post(first, session.begin())
     await consume(first)
-    counted, *unread = (_evaluated(prompt, W0, 1, session.answer) for prompt in range(4))
+    counted, *unread = (evaluated(prompt, W0, 1, session.answer) for prompt in range(4))
     await post(first, [counted])
     await consume(first)
-    last = _evaluated(4, W1, 2, session.answer)
+    last = evaluated(4, W1, 2, session.answer)
     # joined and was lost between two coordinators
     later = WorkerJoined(info=_info(W1, 3))
     await post(first, [*unread, last, _idled(last), later])
@@ -173,7 +173,7 @@ async def test_counts_unread_answers_of_lost_workers(
     left = await second.committer.consumer.read(100, None)
     assert await second.effects.events.pending("coordinator", "coordinator") == []
     await end(second)
-    assert _unfinished(state) == {5, 6, 7}
+    assert unfinished(state) == {5, 6, 7}
     assert (state.workers, state.returning_workers, state.losses, left) == ({}, frozenset(), 0, [])
 
 

@@ -39,13 +39,18 @@ class Pauses:
 
     def pause_job(self) -> None:
         self.count += 1
-        self.world.deliver_at_once(JobPauseRequested(job=JOB))
+        self._deliver_at_once(JobPauseRequested(job=JOB))
 
     def resume_job(self) -> None:
         self.suspended = False
         workers, newest = tuple(self.joined.values()), dict(self.newest)
         resumed = JobResumed(job=JOB, workers=workers, newest_incarnations=newest)
-        self.world.deliver_at_once(resumed)
+        self._deliver_at_once(resumed)
+
+    def _deliver_at_once(self, event: RunEvent) -> None:
+        """The session passes it on itself, and only once."""
+        self.world.post("session", event)
+        self.world.deliver(len(self.world.log) - 1)
 
     def note(self, event: RunEvent) -> bool:
         """Keep the session's workers; return False if the run doesn't get the event."""

@@ -93,7 +93,6 @@ class World:
         self.spec = spec
         self.reward = reward
         self.decide = decide
-        # of decoding with speculation over plain decoding
         self.speedup = speedup
         self.state: RunState = coordinator.new_run(JOB, spec)
         self.drafter_blobs = DrafterBlobs(self)
@@ -111,7 +110,6 @@ class World:
         self.flight: set[str] = set()
         blobs = () if starts_from is None else starts_from.blobs
         self.committed: set[str] = {blob.digest for blob in blobs}
-        # True until the coordinator knows
         self.blobs_were_lost = False
         self.fence: dict[WorkerId, int] = {}
         self.ranks = {WorkerId(f"w{i}"): count for i, count in enumerate(ranks)}
@@ -185,8 +183,8 @@ class World:
         return found + self.pauses.faults()
 
     def do(self, move: Move) -> None:
-        work = (self.drafter_blobs, self.drafter_training, self.workers, self.updates)
-        parts = (*work, self.pauses, self)
+        training = (self.drafter_blobs, self.drafter_training, self.updates)
+        parts = (*training, self.workers, self.pauses, self)
         doer = next(part for part in parts if hasattr(part, move.kind))
         getattr(doer, move.kind)(*move.args)
 
@@ -218,10 +216,6 @@ class World:
         )
         return first.source == second.source and ends
 
-    def deliver_at_once(self, event: RunEvent) -> None:
-        self.log.insert(0, Posted("session", event))
-        self.deliver()
-
     def deliver(self, index: int = 0) -> None:
         event = self.log.pop(index).event
         if not self.pauses.note(event):
@@ -240,7 +234,6 @@ class World:
             commands=digest(commands),
         )
         self.journal.append(_writer.encode(entry))
-        # the session decides these, and passes them on once
         if not isinstance(event, JobPauseRequested | JobResumed):
             self.delivered.append(event)
         if isinstance(event, SessionResumed):

@@ -1,6 +1,7 @@
 """A wrong model, data set or reward is refused in one line."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file, que
 from tlt.id_types import JobId, PromptIndex
 from tlt.job_preparation import prepare_or_refuse
 from tlt.learning_spec import EvaluationSet, SourceSpec
+from tlt.models.safetensors_header import read_folder_shapes
 from tlt.protocol.events import JobPrepared, JobRefused
 from tlt.protocol.shared_values import PromptSet
 
 MODEL = Path(task.__file__).parent / "model"
 JOB = JobId("job-1")
 # of the two held-out prompts
+WEIGHTS = sum(map(math.prod, read_folder_shapes(MODEL).values()))
+SIZE = {"policy_weights": WEIGHTS, "trained_weights": WEIGHTS}
 ONE_SET = (PromptSet(name="eval", prompts=2),)
 
 
@@ -57,7 +61,7 @@ def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
 
 def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     assert prepared_in(tmp_path, spec) == PreparedJob(
-        train_prompts=3, eval_prompts=2, eval_sets=ONE_SET
+        train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE
     )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
@@ -105,7 +109,7 @@ def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> 
 
 def test_leaves_out_prompts_that_are_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [2, 9, 3, 9], max_prompt_tokens=12)
-    assert prepared_in(tmp_path, mixed) == PreparedJob(train_prompts=2, skipped_prompts=2)
+    assert prepared_in(tmp_path, mixed) == PreparedJob(train_prompts=2, skipped_prompts=2, **SIZE)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert [prompts[PromptIndex(i)].row["prompt"] for i in range(2)] == ["12+12=", "12+12+12="]
     prompts.close()
@@ -282,7 +286,7 @@ async def test_prepares_jobs_in_isolation(
         f"import os, time\nfile = open({str(started)!r}, 'w')\n"
         "file.write(os.readlink('/proc/self/ns/pid'))\nfile.close()\ntime.sleep(1e6)"
     )
-    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET)
+    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE)
     await preparer.warm_up()
     process = preparer.process
     assert process is not None
@@ -322,7 +326,7 @@ def test_prepares_a_mixture_source_by_source(spec: JobSpec, tmp_path: Path) -> N
         spec, data=msgspec.structs.replace(spec.data, train=sources, eval=None, eval_limit=None)
     )
     prepared = prepared_in(tmp_path, mixed)
-    assert prepared == PreparedJob(train_prompts=3, train_sources=(1, 2))
+    assert prepared == PreparedJob(train_prompts=3, train_sources=(1, 2), **SIZE)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     found = [prompts[PromptIndex(i)] for i in range(3)]
     prompts.close()

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +28,12 @@ from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.heartbeats import read_heartbeats, send_service_heartbeats
 from tlt.store.job_records import ENDED_STATUSES
-from tlt.store.redis_connection import CONNECTION_ERRORS, connect
+from tlt.store.redis_connection import (
+    CONNECTION_ERRORS,
+    connect,
+    refused_writes,
+    retry_until_connected,
+)
 from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
 from tlt.store.redis_stream import Entry
 
@@ -35,6 +41,8 @@ _BLOCK_MS = 500
 _TRIM_SECONDS = 5.0
 _LOCK_FILE = "coordinator-lock"
 _POLL_SECONDS = 0.05
+# the coordinator's own heartbeats show that writes are refused
+_REFUSED_BEATS = 4
 _log = structlog.get_logger("coordinator")
 
 
@@ -57,6 +65,7 @@ class Coordinator:
             self._trim_streams(),
             self._send_heartbeats(),
             self._watch_epoch(),
+            self.committer.room.run(),
         ]
         if self.deciders.session.state.current is None:
             works.append(self.committer.preparations.warm_up())
@@ -68,10 +77,11 @@ class Coordinator:
         `startup_event_backlog` explains the order.
         """
         connection, keys = self.effects.connection, self.effects.keys
-        epoch = self.committer.epoch = Epoch(int(await connection.incr(keys.epoch)))
+        begun = await retry_until_connected(lambda: connection.incr(keys.epoch))
+        epoch = self.committer.epoch = Epoch(int(begun))
         await self._await_predecessor()
         for group in (COORDINATOR, REWARD):
-            await self.effects.events.ensure_group(group)
+            await retry_until_connected(partial(self.effects.events.ensure_group, group))
         await self.effects.load_records()
         for record in self.effects.records.values():
             if record.status in ENDED_STATUSES:
@@ -107,7 +117,7 @@ class Coordinator:
         answer = entry.message
         if answer.job not in self.effects.records:
             return Entry(entry.id, answer)
-        return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.answers(answer.job)))
+        return Entry(entry.id, backlog.drop_if_lost(answer, self.deciders.runs.answers(answer.job)))
 
     async def _fence_off(self, losses: Sequence[WorkerLost]) -> None:
         """Fence workers off before their loss is decided, so that they can write no more."""
@@ -135,7 +145,10 @@ class Coordinator:
     async def _send_heartbeats(self) -> None:
         connection, keys = self.effects.connection, self.effects.keys
         every_seconds = self.spec.heartbeat_seconds
-        await send_service_heartbeats(connection, keys, COORDINATOR, every_seconds)
+        disk = self.committer.disk_waits
+        await send_service_heartbeats(
+            connection, keys, COORDINATOR, every_seconds, waiting=lambda: disk.waiting
+        )
 
     async def _watch_epoch(self) -> None:
         """Raise Superseded soon after another coordinator has begun an epoch."""
@@ -147,6 +160,10 @@ class Coordinator:
     async def _watch_leases(self) -> None:
         leases = Leases(self.spec.lease_seconds)
         while True:
+            if refused_writes(
+                self.effects.connection, _REFUSED_BEATS * self.spec.heartbeat_seconds
+            ):
+                leases = Leases(self.spec.lease_seconds)  # nobody's heartbeats are accepted
             with contextlib.suppress(*CONNECTION_ERRORS):
                 heartbeats = await read_heartbeats(self.effects.connection, self.effects.keys)
                 for lost in leases.observe(heartbeats, time.monotonic()):

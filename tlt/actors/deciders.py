@@ -13,17 +13,13 @@ from typing import Any
 import structlog
 
 from tlt.actors.effects import Caused, Effects
-from tlt.actors.logger_process import LoggerProcesses
-from tlt.answer_files import AnswerFiles
-from tlt.blobs import Blobs
-from tlt.config import JobSpec, SessionSpec
+from tlt.actors.open_runs import OpenRuns
+from tlt.config import SessionSpec
 from tlt.errors import JournalError
-from tlt.id_types import Epoch, JobId
-from tlt.json_logs import serve_run
-from tlt.policies import coordinator
+from tlt.id_types import Epoch
 from tlt.policies.job import job_queue
 from tlt.policies.job.job_queue import SessionState
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import (
     CancelJob,
     CloseJob,
@@ -60,19 +56,16 @@ _log = structlog.get_logger("coordinator")
 class Deciders:
     def __init__(self, spec: SessionSpec, effects: Effects) -> None:
         self.session: DeciderState[SessionState]
-        self.runs: dict[JobId, DeciderState[RunState]] = {}
-        # the job to whose logs this process writes, too
-        self._logged: JobId | None = None
+        self.runs = OpenRuns(spec, effects)
         self._spec = spec
         self._effects = effects
         self._epoch = Epoch(0)
-        self._loggers = LoggerProcesses()
 
     @property
     def job(self) -> DeciderState[RunState] | None:
         """Return the run of the current job, if it has begun."""
         current = self.session.state.current
-        return None if current is None else self.runs.get(current)
+        return None if current is None else self.runs.states.get(current)
 
     async def open(self, epoch: Epoch) -> list[AnyEvent]:
         """Rebuild the state of the session and of the runs that have not ended.
@@ -91,30 +84,12 @@ class Deciders:
             if not job_queue.has_run(entry):
                 continue
             try:
-                await self.open_run(job, entry.spec)
+                await self.runs.open(job, entry.spec)
             except (JournalError, OSError) as error:
-                self.runs.pop(job, None)
+                self.runs.forget(job)
                 ends.append(JobEnded(job=job, status="failed", error=str(error)))
         self._choose_log()
         return ends
-
-    async def open_run(self, job: JobId, spec: JobSpec) -> DeciderState[RunState]:
-        folder = self.run_folder(job)
-        committed = await self._effects.committed(job)
-        run = DeciderState(folder, committed, coordinator.new_run(job, spec), coordinator.decide)
-        self.runs[job] = run
-        await self._effects.open_run(job, spec, folder)
-        self._loggers.start(folder, spec)
-        return run
-
-    def run_folder(self, job: JobId) -> Path:
-        return Path(self._effects.records[job].folder)
-
-    def blobs(self, job: JobId) -> Blobs:
-        return Blobs(self._spec.job_flight(job), self.run_folder(job) / "blobs")
-
-    def answers(self, job: JobId) -> AnswerFiles:
-        return AnswerFiles(self.run_folder(job))
 
     async def decide(self, event: AnyEvent) -> list[Caused]:
         """Decide an event, and the events for other deciders that its commands lead to."""
@@ -145,15 +120,15 @@ class Deciders:
         self, command: CancelJob | PauseJob | ResumeJob
     ) -> tuple[DeciderState[Any], AnyEvent]:
         job = command.job
-        if job not in self.runs:  # its end is on the way
+        if job not in self.runs.states:  # its end is on the way
             return self.session, JobEnded(job=job, status="failed", error="its run is not open")
         match command:
             case CancelJob():
-                return self.runs[job], JobCancelRequested(job=job)
+                return self.runs.states[job], JobCancelRequested(job=job)
             case PauseJob():
-                return self.runs[job], JobPauseRequested(job=job)
+                return self.runs.states[job], JobPauseRequested(job=job)
             case ResumeJob():
-                return self.runs[job], JobResumed(
+                return self.runs.states[job], JobResumed(
                     job=job,
                     workers=command.workers,
                     newest_incarnations=command.newest_incarnations,
@@ -161,9 +136,7 @@ class Deciders:
 
     def _addressees(self, event: AnyEvent) -> list[DeciderState[Any]]:
         current = self.session.state.current
-        open_runs = {
-            job: run for job, run in self.runs.items() if run.state.phase is not Phase.ENDED
-        }
+        open_runs = self.runs.unended()
         running = None if current is None else open_runs.get(current)
         match event:
             case JobSubmitted():
@@ -191,7 +164,7 @@ class Deciders:
 
     async def _start_job(self, command: StartJob) -> tuple[DeciderState[Any], AnyEvent]:
         try:
-            run = await self.open_run(command.job, command.spec)
+            run = await self.runs.open(command.job, command.spec)
         except (JournalError, OSError) as error:
             return self.session, JobEnded(job=command.job, status="failed", error=str(error))
         return run, JobStarted(
@@ -221,7 +194,7 @@ class Deciders:
             for w in run.state.workers.values()
         ]
         run.journal.close()
-        self._forget_run(job)
+        self.runs.forget(job)
         return [
             *(one for one in caused if one.run != job),
             *(Caused(command, ended, job) for command in (*closing, finished)),
@@ -231,24 +204,12 @@ class Deciders:
     def after_commit(self) -> None:
         """Take snapshots that are due and close runs that have ended."""
         self.session.snapshot_if_due()
-        for job, run in list(self.runs.items()):
-            run.snapshot_if_due()
-            if run.state.phase is Phase.ENDED:
-                run.close()
-                self._forget_run(job)
+        self.runs.take_snapshots()
         self._choose_log()
 
-    def _forget_run(self, job: JobId) -> None:
-        del self.runs[job]
-        self._effects.close_run(job)
-
     def _choose_log(self) -> None:
-        """Also write to the logs of the job that runs now."""
         run = self.job
-        job = None if run is None else run.state.job
-        if job != self._logged:
-            self._logged = job
-            serve_run(None if job is None else self.run_folder(job))
+        self.runs.log(None if run is None else run.state.job)
 
 
 def _job_ended(command: FinishRun) -> JobEnded:

@@ -17,7 +17,7 @@ _log = structlog.get_logger("coordinator")
 
 
 class DiskWaits:
-    """What the process waits for now; `waiting` is part of its heartbeat."""
+    """Repeat writes to full disks; `waiting` says what a write waits for now."""
 
     def __init__(self) -> None:
         self.waiting: str | None = None

@@ -71,7 +71,7 @@ class Effects:
         prompts = self.prompts[job] = {"train": Prompts(prompts_file(folder, "train"))}
         if spec.data.eval is not None:
             prompts["eval"] = Prompts(prompts_file(folder, "eval"))
-        await self.prompt_stream(job).ensure_group(ROLLOUT)
+        await retry_until_connected(lambda: self.prompt_stream(job).ensure_group(ROLLOUT))
 
     def close_run(self, job: JobId) -> None:
         for prompts in self.prompts.pop(job, {}).values():

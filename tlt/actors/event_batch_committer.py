@@ -18,6 +18,7 @@ from tlt.actors.deciders import SESSION, Deciders
 from tlt.actors.disk_waits import DiskWaits
 from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
+from tlt.actors.room_watch import RoomWatch
 from tlt.actors.summary_process import SummaryProcesses
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
@@ -59,7 +60,8 @@ class BatchCommitter:
         self, spec: SessionSpec, effects: Effects, deciders: Deciders, transfer: BlobTransfer
     ) -> None:
         self.consumer = Consumer(effects.events, COORDINATOR, "coordinator")
-        self.preparations = JobPreparations(effects, spec.ranks_per_worker)
+        self.room = RoomWatch(spec, effects, deciders)
+        self.preparations = JobPreparations(effects, spec.ranks_per_worker, self.room)
         self.summaries = SummaryProcesses()
         self.disk_waits = DiskWaits()
         self.epoch = Epoch(0)
@@ -124,7 +126,7 @@ class BatchCommitter:
                 await self._fetch(command)
 
     async def _fetch(self, message: CommitBestPolicy | CommitDrafter | PolicyPublished) -> None:
-        folder = self._deciders.run_folder(message.job)
+        folder = self._deciders.runs.folder(message.job)
         await self._transfer.fetch(message.job, folder, referenced_blobs(message))
 
     async def _write_files(self, caused: list[Caused]) -> _Written:
@@ -133,7 +135,7 @@ class BatchCommitter:
         failures: list[DrafterCommitFailed] = []
         positions: dict[str, Position] = {}
         # the end of a run that can't be written may let another one go on
-        while run := next((run for run in deciders.runs.values() if run.has_unwritten), None):
+        while (run := deciders.runs.next_unwritten()) is not None:
             try:
                 failures += await self.disk_waits.retry(partial(self._write_run, run, caused))
                 positions[run.state.job] = run.journal.position
@@ -147,7 +149,7 @@ class BatchCommitter:
     ) -> list[DrafterCommitFailed]:
         job = run.state.job
         own = [each for each in caused if each.run == job]
-        failures = commit_blobs(self._deciders.blobs(job), own)
+        failures = commit_blobs(self._deciders.runs.blobs(job), own)
         run.write()
         return failures
 
@@ -156,18 +158,18 @@ class BatchCommitter:
         for command, _, _ in caused:
             match command:
                 case PrepareJob():
-                    self.preparations.begin(command, self._deciders.run_folder(command.job))
+                    self.preparations.begin(command, self._deciders.runs.folder(command.job))
                 case ReleaseBlobs():
-                    folder = self._deciders.run_folder(command.job)
+                    folder = self._deciders.runs.folder(command.job)
                     self._transfer.release(command.job, folder, command.blobs)
                 case DiscardBlobs():
-                    folder = self._deciders.run_folder(command.job)
+                    folder = self._deciders.runs.folder(command.job)
                     self._transfer.release(command.job, folder, command.blobs)
                     for blob in command.blobs:
-                        self._deciders.blobs(command.job).discard(blob)
+                        self._deciders.runs.blobs(command.job).discard(blob)
                 case FinishRun():
                     shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
-                    self.summaries.start(self._deciders.run_folder(command.job))
+                    self.summaries.start(self._deciders.runs.folder(command.job))
                 case RecordStatus():
                     if command.status in ("cancelled", "paused"):
                         self.preparations.cancel(command.job)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tlt.actors.effects import Effects
+from tlt.actors.room_watch import RoomWatch
 from tlt.child_process import die_with_parent, last_line
 from tlt.config import JobSpec
 from tlt.dataset import PreparationExit
@@ -60,6 +61,8 @@ class Preparer:
             eval_prompts=ended.prepared.eval_prompts,
             eval_sets=ended.prepared.eval_sets,
             skipped_prompts=ended.prepared.skipped_prompts,
+            policy_weights=ended.prepared.policy_weights,
+            trained_weights=ended.prepared.trained_weights,
         )
 
     async def _request(self, folder: Path) -> PreparationExit:
@@ -105,9 +108,10 @@ class Preparer:
 class JobPreparations:
     """Prepare jobs in the background; each outcome becomes an event."""
 
-    def __init__(self, effects: Effects, ranks: int) -> None:
-        """Refuse jobs that workers of so many ranks can't decode."""
+    def __init__(self, effects: Effects, ranks: int, room: RoomWatch) -> None:
+        """Refuse jobs that workers of so many ranks can't decode, and pause those without room."""
         self._effects = effects
+        self._room = room
         self._preparer = Preparer(ranks)
         self._tasks: dict[JobId, asyncio.Task[None]] = {}
 
@@ -117,7 +121,10 @@ class JobPreparations:
     def begin(self, command: PrepareJob, folder: Path) -> None:
         async def prepare() -> None:
             outcome = await self._preparer.prepare(command.job, command.spec, folder)
-            await self._effects.post(outcome)
+            pause = None
+            if isinstance(outcome, JobPrepared):
+                pause = await self._room.look_before_start(outcome, command.spec)
+            await self._effects.post(pause or outcome)
 
         task = asyncio.create_task(prepare())
         self._tasks[command.job] = task

@@ -1,1 +1,1 @@
-"""The live web page: it reads journals and Redis, and writes only submissions and cancellations."""
+"""The live web page: it reads journals and Redis, and writes only what users ask of jobs."""

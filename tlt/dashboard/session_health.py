@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,10 +13,11 @@ from tlt.dashboard.rollout_tail import RunningAnswer, RunningAnswers
 from tlt.errors import StoreError
 from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.shared_values import Heartbeat
+from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_memory import from_info
 
 # running answers that are read with prompt and worker, and those of which only the age is read
 _LONGEST = 32
@@ -76,6 +77,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     # newest first
     newest_dead_letters: tuple[DeadLetter, ...] = ()
     redis_bytes: int = 0
+    # what Redis or the coordinator can't write, and what to do about it
+    waits: tuple[str, ...] = ()
     memory_used: int = 0
     memory_total: int = 0
     load: float = 0.0
@@ -108,11 +111,13 @@ class HealthReader:
         named = {"events": keys.events}
         if job is not None:
             named |= {"prompts": keys.prompts(job), "partial answers": keys.partial_answers(job)}
-        heartbeats, dead_letters, memory, *replies = await self._query(
+        heartbeats, services, dead_letters, memory, persistence, *replies = await self._query(
             lambda pipe: [
                 pipe.hgetall(keys.heartbeats),
+                pipe.hgetall(keys.services),
                 pipe.xlen(keys.dead_letters),
                 pipe.info("memory"),
+                pipe.info("persistence"),
                 *(
                     query
                     for key in named.values()
@@ -134,6 +139,10 @@ class HealthReader:
         listed = self._listed_workers()
         streams += await self._commands(listed)
         used, total = _machine_memory()
+        memory = self._checked(memory, "INFO", dict[str, Any]())
+        persistence = self._checked(persistence, "INFO", dict[str, Any]())
+        complaint = from_info(memory, persistence).complaint()
+        services = self._checked(services, "heartbeats", dict[bytes, bytes]())
         health = Health(
             unreadable=self._unreadable,
             lease_seconds=self._session.lease_seconds,
@@ -148,7 +157,8 @@ class HealthReader:
             running=sum(heartbeat.running for heartbeat in self._heartbeats.values()),
             dead_letters=self._checked(dead_letters, "dead letters", 0),
             newest_dead_letters=await self._dead_letters() if dead_letters else (),
-            redis_bytes=self._checked(memory, "INFO", {"used_memory": 0})["used_memory"],
+            redis_bytes=memory.get("used_memory", 0),
+            waits=(*(() if complaint is None else (complaint,)), *self._waits(services)),
             memory_used=used,
             memory_total=total,
             load=round(os.getloadavg()[0], 2),
@@ -185,6 +195,16 @@ class HealthReader:
             newest = heartbeat.incarnation, heartbeat.counter
             if worker not in self._changed or self._changed[worker][0] != newest:
                 self._changed[worker] = newest, now
+
+    def _waits(self, services: dict[bytes, bytes]) -> Iterator[str]:
+        for name, raw in services.items():
+            try:
+                beat = msgspec.msgpack.decode(raw, type=ServiceHeartbeat)
+            except ValueError as error:
+                self._unreadable = f"the heartbeat of {name!r}: {error}"
+            else:
+                if beat.waiting is not None:
+                    yield f"The {name.decode()} waits: {beat.waiting}"
 
     async def _streams(
         self, name: str, key: str, depth: int, groups: list[dict[str, Any]]

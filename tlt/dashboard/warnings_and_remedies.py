@@ -197,6 +197,8 @@ def advice_on_session(
             "No job is lost.",
         )
         return
+    for wait in health.waits:
+        yield Advice(Urgency.NOW, f"{wait}.", "Nothing is lost: all goes on once there is room.")
     yield from _on_workers(health)
     if health.dead_letters:
         newest = health.newest_dead_letters[:1]

@@ -92,16 +92,14 @@ class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
 
 
 class JobPauseRequested(JobEvent, frozen=True, kw_only=True):
-    """A user, or the session itself, asked for a job to be paused."""
+    """A user asked for a job to be paused, or the session, which says what the job lacks."""
 
-    # what is short and what to do about it, if the session asks; it then resumes the job itself
     shortage: str | None = None
 
 
 class JobResumeRequested(JobEvent, frozen=True, kw_only=True):
-    """A user, or the session itself, asked for a paused job to go on."""
+    """A user asked for a paused job to go on, or the session, for one that it has paused."""
 
-    # True if nothing is short any more; that doesn't end the pause that a user asked for
     by_session: bool = False
 
 
@@ -113,7 +111,6 @@ class JobResumed(JobEvent, frozen=True, kw_only=True):
     """A paused run goes on, on these workers."""
 
     workers: tuple[WorkerInfo, ...]
-    # of all workers, those included that were lost meanwhile
     newest_incarnations: dict[WorkerId, Incarnation]
 
 
@@ -126,6 +123,9 @@ class JobPrepared(JobEvent, frozen=True, kw_only=True):
     eval_sets: tuple[PromptSet, ...] = ()
     # of a mixture: the prompts of each source, in the order of the spec
     train_sources: tuple[int, ...] = ()
+    # of the policy, all and those that are trained; 0 in journals of earlier versions
+    policy_weights: int = 0
+    trained_weights: int = 0
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):

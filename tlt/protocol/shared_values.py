@@ -118,6 +118,8 @@ class ServiceHeartbeat(Value, frozen=True, kw_only=True):
     pid: int
     start_ticks: int
     sent: float
+    # why it can't write a file, which it tries again
+    waiting: str | None = None
 
 
 class PromptSet(Value, frozen=True, kw_only=True):
@@ -151,7 +153,7 @@ class SetAnswers(Value, frozen=True, kw_only=True):
 
 
 class Pause(Value, frozen=True, kw_only=True):
-    """Why a job is paused, and since when."""
+    """The reason for which a job is paused, and since when."""
 
     since: float
     # what is short and what to do about it, if the session paused it; None if a user did

@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 import torch
 
-from tlt.errors import ConfigError
+from tlt.errors import ConfigError, is_out_of_space
 from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
 from tlt.interrupt_check import Interrupted
 from tlt.models.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from tlt.protocol.commands import (
     TrainDrafter,
     UpdatePolicy,
 )
-from tlt.protocol.events import DrafterRefused, WorkerFailed
+from tlt.protocol.events import DrafterRefused, JobPauseRequested, WorkerFailed
 from tlt.protocol.rank_messages import (
     DecodePrompts,
     FromRank,
@@ -67,6 +67,7 @@ DecodingMessage = (
 )
 # time until a rank without answers to learn from tries again
 _RETRY_SECONDS = 0.05
+_FREE_SPACE = "Free space there, and the job goes on by itself"
 
 
 class Decoding:
@@ -288,11 +289,16 @@ def main() -> None:
     # The store has to exist as long as this process, because other ranks meet there.
     store, port = groups.serve_rendezvous(setup.host)
     channel.send(RankReady(rendezvous=f"{setup.host}:{port}"))
+    rank: Rank | None = None
     try:
-        Rank(setup, channel, progress).run()
+        rank = Rank(setup, channel, progress)
+        rank.run()
     except EOFError:
         return
-    except Exception:
+    except Exception as error:
+        if rank is not None and rank.duties is not None and is_out_of_space(error):
+            job, shortage = rank.duties.job.id, f"{error}. {_FREE_SPACE}"
+            channel.send(JobPauseRequested(job=job, shortage=shortage))
         # The worker reports the last line of this output, so nothing may follow it.
         traceback.print_exc()
         sys.stderr.flush()

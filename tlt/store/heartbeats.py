@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -33,13 +34,20 @@ async def read_services(connection: Connection, keys: Keys) -> dict[str, Service
 
 
 async def send_service_heartbeats(
-    connection: Connection, keys: Keys, service: str, every_seconds: float
+    connection: Connection,
+    keys: Keys,
+    service: str,
+    every_seconds: float,
+    waiting: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Beat until this is cancelled, in the service's own loop: one that is stuck doesn't beat."""
     own = identify(os.getpid())
     while True:
         beat = ServiceHeartbeat(
-            pid=os.getpid(), start_ticks=own.start_ticks if own else 0, sent=time.time()
+            pid=os.getpid(),
+            start_ticks=own.start_ticks if own else 0,
+            sent=time.time(),
+            waiting=waiting(),
         )
         with contextlib.suppress(*CONNECTION_ERRORS):
             await connection.hset(keys.services, service, msgspec.msgpack.encode(beat))

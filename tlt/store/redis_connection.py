@@ -1,12 +1,15 @@
 """The connection to Redis: its errors, time-outs and retries are handled here only."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis.exceptions
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
@@ -15,7 +18,15 @@ from tlt.errors import StoreError
 # redis-py annotates every reply as a union over options that the checker cannot see.
 Connection = Any
 Transaction = Any
+
+
+class WritesRefused(redis.exceptions.ResponseError):
+    """Redis has no memory left for a write (maxmemory), or can't write its file."""
+
+
+# what a retry outlasts
 CONNECTION_ERRORS = (
+    WritesRefused,
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     # redis-py raises it when a connection that watches a key is lost
@@ -26,18 +37,64 @@ CONNECTION_ERRORS = (
 _Result = TypeVar("_Result")
 
 
+class _Refusals:
+    """Turn refused writes into WritesRefused, and remember the last one."""
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.exceptions.ResponseError as error:
+            full = isinstance(error, redis.exceptions.OutOfMemoryError)
+            if not full and "MISCONF" not in str(error):
+                raise
+            self.last = time.monotonic()
+            raise WritesRefused(str(error)) from error
+
+
+class _Pipeline(Pipeline):
+    refusals: _Refusals
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with self.refusals.noted():
+            return await super().execute(raise_on_error)
+
+
+class _Client(Redis):
+    refusals: _Refusals
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with self.refusals.noted():
+            return await super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _Pipeline:
+        made = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made.refusals = self.refusals
+        return made
+
+
+def refused_writes(connection: Connection, seconds: float) -> bool:
+    """Return True if Redis has refused a write of this connection in the last so many seconds."""
+    last: float | None = connection.refusals.last
+    return last is not None and time.monotonic() - last < seconds
+
+
 def connect(url: str, seconds: float = 30.0) -> Connection:
     """Return a client whose calls fail at once; `retry_until_connected` outlasts a restart.
 
     redis-py's default socket time-out of five seconds breaks longer blocking reads.
     """
     try:
-        client = Redis.from_url(
+        client = _Client.from_url(
             url,
             socket_timeout=seconds,
             socket_connect_timeout=5,
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
         )
+        client.refusals = _Refusals()
         client.connection_pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         raise StoreError(f"{hide_password(url)}: not a Redis URL: {error}") from error

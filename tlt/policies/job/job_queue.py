@@ -56,6 +56,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     # its run has begun, and may go on without another preparation
     started: bool = False
+    # of the policy, all and those that are trained; 0 if unknown
+    policy_weights: int = 0
+    trained_weights: int = 0
     # it is paused, or will be once its workers are free
     pause: Pause | None = None
 
@@ -142,7 +145,13 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
     if _status(state, event.job) != "preparing":
         return state, []
     state, recorded = _record(state, event.job, "running", None)
-    state = _change(state, event.job, started=True)
+    state = _change(
+        state,
+        event.job,
+        started=True,
+        policy_weights=event.policy_weights,
+        trained_weights=event.trained_weights,
+    )
     entry = state.jobs[event.job]
     start = StartJob(
         job=event.job,

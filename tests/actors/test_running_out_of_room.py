@@ -1,0 +1,150 @@
+"""A full disk, a full shared memory or a full Redis stops jobs for a while, and loses nothing."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.actors.test_startup_event_backlog import (
+    W0,
+    W1,
+    Session,
+    consume,
+    end,
+    evaluated,
+    post,
+    unfinished,
+)
+from tests.samples import JOB, SPEC
+from tests.waiting import wait_until
+from tlt.actors.room_watch import RoomWatch
+from tlt.id_types import Incarnation, WorkerId
+from tlt.policies.job.run_state import Phase
+from tlt.policies.room import PolicySize, disk_bytes
+from tlt.protocol.events import JobPrepared, WorkerLost
+from tlt.store.embedded_redis import EmbeddedRedis
+from tlt.store.redis_connection import refused_writes
+from tlt.store.redis_memory import read_memory
+
+WEIGHTS = 1_000_000
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of a megabyte where the session's runs are."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(["mount", *options], check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(b"\0" * 4096)
+            except OSError:
+                return filler
+
+
+async def test_waits_until_the_journal_can_be_written(
+    redis_url: str, tmp_path: Path, small_disk: Path
+) -> None:
+    session = Session(tmp_path, redis_url)
+    first = session.coordinator()
+    await first.recover()
+    await post(first, session.begin())
+    await consume(first)
+    filler = fill(small_disk)
+    answers = [evaluated(prompt, W0, 1, session.answer) for prompt in range(4)]
+    await post(first, [*answers, *answers * 9])  # more than the journal's last page has room for
+    consuming = asyncio.create_task(consume(first))
+    waits = first.committer.disk_waits
+    await wait_until(lambda: waits.waiting is not None)
+    assert "No space left on device" in str(waits.waiting)
+    filler.unlink()
+    await consuming
+    assert waits.waiting is None
+    await end(first)
+
+    second = session.coordinator()
+    await second.recover()  # replays the journal
+    assert second.deciders.job is not None
+    state = second.deciders.job.state
+    await end(second)
+    assert unfinished(state) == {4, 5, 6, 7}
+
+
+async def test_waits_until_redis_takes_writes(tmp_path: Path, short_folder: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis", short_folder / "redis.sock")
+    server.start()
+    session = Session(tmp_path, server.url)
+    first = session.coordinator()
+    await first.recover()
+    await post(first, session.begin())
+    connection = first.effects.connection
+    await connection.config_set("maxmemory", 1)
+    consuming = asyncio.create_task(consume(first))
+    await wait_until(lambda: refused_writes(connection, 60.0))
+    complaint = (await read_memory(connection)).complaint()
+    assert complaint is not None
+    assert "maxmemory" in complaint
+    await connection.config_set("maxmemory", 0)
+    await consuming
+    assert (await read_memory(connection)).complaint() is None
+    assert first.deciders.job is not None
+    state = first.deciders.job.state
+    await end(first)
+    server.stop()
+    assert unfinished(state) == set(range(8))
+
+
+def _lost(worker: WorkerId, incarnation: int) -> WorkerLost:
+    return WorkerLost(
+        worker=worker, incarnation=Incarnation(incarnation), reason="test", returning=True
+    )
+
+
+async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
+    redis_url: str, tmp_path: Path
+) -> None:
+    needed = disk_bytes(SPEC, PolicySize(weights=WEIGHTS, trained=WEIGHTS, width=4), None)
+    free = {"bytes": needed // 2}
+    session = Session(tmp_path, redis_url)
+    first = session.coordinator()
+    await first.recover()
+    watch = RoomWatch(session.spec, first.effects, first.deciders, lambda _: free["bytes"])
+    prepared = JobPrepared(
+        job=JOB, train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+    )
+    await post(first, [*session.begin()[:-1], prepared])
+    await consume(first)
+    refused = await watch.look_before_start(prepared, SPEC)
+    assert refused is not None
+    assert str(refused.shortage).startswith(f"6.1 MB free in {tmp_path / 'run'}; a checkpoint")
+    await watch.look(time.time())
+    await post(first, [_lost(W0, 1), _lost(W1, 2)])
+    await consume(first)
+    record = first.effects.records[JOB]
+    assert record.status == "paused"
+    assert record.pause is not None
+    assert record.pause.shortage == refused.shortage
+    run = first.deciders.runs.states[JOB]
+    assert run.state.phase is Phase.PAUSED
+
+    for seconds, spare in ((11, 1.2), (5, 4.0), (11, 4.0)):
+        assert first.effects.records[JOB].status == "paused"
+        free["bytes"] = int(spare * needed)
+        await watch.look(time.time() + seconds)
+        await consume(first)
+    assert first.effects.records[JOB].status == "running"
+    assert run.state.phase is Phase.POLICY_UPDATE
+    await end(first)

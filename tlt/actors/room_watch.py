@@ -1,0 +1,133 @@
+"""Pause jobs that run out of room, and let them go on when there is room again.
+
+It looks before a job starts and every few seconds while it runs, and posts the same events as
+`tlt pause` and `tlt resume`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tlt.actors.deciders import Deciders
+from tlt.actors.effects import Effects
+from tlt.blobs import free_bytes
+from tlt.config import JobSpec, SessionSpec
+from tlt.id_types import JobId
+from tlt.policies.job.job_queue import Job
+from tlt.policies.room import (
+    SPARE,
+    Need,
+    PolicySize,
+    disk_bytes,
+    find_shortage,
+    redis_bytes,
+    shared_memory_bytes,
+)
+from tlt.protocol.events import JobPauseRequested, JobPrepared, JobResumeRequested
+from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.store.redis_memory import read_memory
+
+_LOOK_SECONDS = 3.0
+# a quota may refuse what the disk has free, so a job isn't resumed at once
+_LEAST_PAUSE_SECONDS = 10.0
+
+
+class RoomWatch:
+    def __init__(
+        self,
+        spec: SessionSpec,
+        effects: Effects,
+        deciders: Deciders,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        self._spec = spec
+        self._effects = effects
+        self._deciders = deciders
+        self._free = free
+        # of jobs that were paused before they started
+        self._prepared: dict[JobId, PolicySize] = {}
+
+    async def run(self) -> None:
+        while True:
+            with contextlib.suppress(*CONNECTION_ERRORS):
+                await self.look(time.time())
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look_before_start(
+        self, prepared: JobPrepared, spec: JobSpec
+    ) -> JobPauseRequested | None:
+        """Return the pause of a job that has no room to start."""
+        job = prepared.job
+        policy = self._size(spec, prepared.policy_weights, prepared.trained_weights)
+        self._prepared[job] = policy
+        try:
+            shortage = find_shortage(await self._needs(job, spec, policy))
+        except CONNECTION_ERRORS:
+            return None
+        return None if shortage is None else JobPauseRequested(job=job, shortage=shortage)
+
+    async def look(self, now: float) -> None:
+        for job, entry in list(self._deciders.session.state.jobs.items()):
+            runs = entry.status == "running" and entry.pause is None
+            if not runs and not _may_resume(entry, now):
+                continue
+            shortage = find_shortage(await self._needs_of(job, entry), 1.0 if runs else SPARE)
+            if runs and shortage is not None:
+                await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
+            elif not runs and shortage is None:
+                await self._effects.post(JobResumeRequested(job=job, by_session=True))
+
+    async def _needs_of(self, job: JobId, entry: Job) -> list[Need]:
+        policy = self._size(entry.spec, entry.policy_weights, entry.trained_weights)
+        if not entry.started:
+            policy = self._prepared.get(job, policy)
+        return await self._needs(job, entry.spec, policy)
+
+    async def _needs(self, job: JobId, spec: JobSpec, policy: PolicySize) -> list[Need]:
+        run = self._deciders.runs.states.get(job)
+        last = None if run is None else run.state.policy.checkpoint
+        folder, flight = self._deciders.runs.folder(job), Path(self._spec.flight)
+        memory = await read_memory(self._effects.connection)
+        return [
+            Need(
+                place=str(folder),
+                free=self._free_bytes(folder),
+                bytes=disk_bytes(spec, policy, last),
+                what="a checkpoint and the answers of a step need",
+                remedy="Free space there",
+            ),
+            Need(
+                place=str(flight),
+                free=self._free_bytes(flight),
+                bytes=shared_memory_bytes(spec, policy, started=run is not None),
+                what="the next policies need",
+                remedy="Free or enlarge this shared memory",
+            ),
+            Need(
+                place="Redis",
+                free=memory.free,
+                bytes=redis_bytes(spec),
+                what="the prompts and answers of a step need",
+                remedy="Raise its maxmemory or free memory there",
+            ),
+        ]
+
+    def _size(self, spec: JobSpec, weights: int, trained: int) -> PolicySize:
+        half = spec.policy.dtype == "bfloat16"
+        half |= spec.policy.dtype == "auto" and self._spec.device == "cuda"
+        return PolicySize(weights=weights, trained=trained, width=2 if half else 4)
+
+    def _free_bytes(self, folder: Path) -> int:
+        """Return the free space of the folder, or of the nearest one above it that exists."""
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        return self._free(folder)
+
+
+def _may_resume(entry: Job, now: float) -> bool:
+    pause = entry.pause
+    if entry.status != "paused" or pause is None or pause.shortage is None:
+        return False
+    return now - pause.since >= _LEAST_PAUSE_SECONDS

@@ -1,0 +1,79 @@
+"""Find out whether a job has room to go on: on its disk, in shared memory and in Redis.
+
+What a job needs is computed from its spec and the policy's size, or is the size of what it has
+already written. A paused job goes on only when there is some room to spare.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tlt.config import JobSpec
+from tlt.human_format import size
+from tlt.protocol.refs import Checkpoint
+
+# room that a paused job waits for, over what it needs
+SPARE = 1.25
+# numbers in checkpoints are float32: a weight, and for each that is trained two moments
+_FULL = 4
+# an answer's token: its number, its log-probability, where it came from, and some text
+_TOKEN_BYTES = 13
+# policies that are published at once: the new, the present and the previous one
+_POLICIES = 3
+# in Redis: a prompt's token in msgpack, and the other fields of an entry; an answer is two entries
+_PROMPT_TOKEN_BYTES, _ENTRY_BYTES, _ENTRIES = 5, 600, 2
+
+
+class PolicySize(msgspec.Struct, frozen=True, kw_only=True):
+    weights: int
+    trained: int
+    # bytes of a number in the engine
+    width: int
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that are needed and those that are free, and what to do if they are too few."""
+
+    place: str
+    free: int
+    bytes: int
+    # what needs them, with its verb
+    what: str
+    remedy: str
+
+
+def find_shortage(needs: Sequence[Need], spare: float = 1.0) -> str | None:
+    for need in needs:
+        if need.free < spare * need.bytes:
+            return (
+                f"{size(need.free)} free in {need.place}; {need.what} {size(need.bytes)}. "
+                f"{need.remedy}, and the job goes on by itself"
+            )
+    return None
+
+
+def disk_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None) -> int:
+    """Return the size of the next checkpoint, which is written beside the last one, and answers."""
+    checkpoint = 0
+    if last is not None:
+        checkpoint = sum(blob.bytes for blob in last.blobs)
+    elif spec.algorithm.steps > 0:
+        checkpoint = _FULL * (policy.weights + 2 * policy.trained)
+    return checkpoint + _answers(spec) * spec.rollout.max_new_tokens * _TOKEN_BYTES
+
+
+def shared_memory_bytes(spec: JobSpec, policy: PolicySize, *, started: bool) -> int:
+    """Return the size of the policies that are still to be published side by side."""
+    if spec.algorithm.steps == 0:
+        return 0
+    return policy.width * policy.weights * (1 if started else _POLICIES)
+
+
+def redis_bytes(spec: JobSpec) -> int:
+    """Return what the prompts and answers of one step take in Redis."""
+    tokens = spec.data.max_prompt_tokens or spec.policy.max_context or 0
+    return _answers(spec) * _ENTRIES * (tokens * _PROMPT_TOKEN_BYTES + _ENTRY_BYTES)
+
+
+def _answers(spec: JobSpec) -> int:
+    return spec.algorithm.prompts_per_step * spec.algorithm.group_size
