@@ -127,7 +127,7 @@ async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
     )
     await post(first, [*session.begin()[:-1], prepared])
     await consume(first)
-    refused = await watch.look_before_start(prepared, SPEC)
+    refused = await watch.look_before_start(JOB, SPEC, prepared)
     assert refused is not None
     assert str(refused.shortage).startswith(f"6.1 MB free in {tmp_path / 'run'}; a checkpoint")
     await watch.look(time.time())

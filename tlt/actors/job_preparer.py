@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -120,11 +121,13 @@ class JobPreparations:
 
     def begin(self, command: PrepareJob, folder: Path) -> None:
         async def prepare() -> None:
-            outcome = await self._preparer.prepare(command.job, command.spec, folder)
-            pause = None
+            look = partial(self._room.look_before_start, command.job, command.spec)
+            outcome = await look(None)
+            if outcome is None:
+                outcome = await self._preparer.prepare(command.job, command.spec, folder)
             if isinstance(outcome, JobPrepared):
-                pause = await self._room.look_before_start(outcome, command.spec)
-            await self._effects.post(pause or outcome)
+                outcome = await look(outcome) or outcome
+            await self._effects.post(outcome)
 
         task = asyncio.create_task(prepare())
         self._tasks[command.job] = task

@@ -16,6 +16,7 @@ from tlt.blobs import free_bytes
 from tlt.config import JobSpec, SessionSpec
 from tlt.id_types import JobId
 from tlt.policies.job.job_queue import Job
+from tlt.policies.job.run_state import Phase
 from tlt.policies.room import (
     SPARE,
     Need,
@@ -56,12 +57,11 @@ class RoomWatch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look_before_start(
-        self, prepared: JobPrepared, spec: JobSpec
+        self, job: JobId, spec: JobSpec, prepared: JobPrepared | None
     ) -> JobPauseRequested | None:
-        """Return the pause of a job that has no room to start."""
-        job = prepared.job
-        policy = self._size(spec, prepared.policy_weights, prepared.trained_weights)
-        self._prepared[job] = policy
+        """Return the pause of a job that has no room to start, or even to be prepared."""
+        sizes = (0, 0) if prepared is None else (prepared.policy_weights, prepared.trained_weights)
+        policy = self._prepared[job] = self._size(spec, *sizes)
         try:
             shortage = find_shortage(await self._needs(job, spec, policy))
         except CONNECTION_ERRORS:
@@ -71,13 +71,18 @@ class RoomWatch:
     async def look(self, now: float) -> None:
         for job, entry in list(self._deciders.session.state.jobs.items()):
             runs = entry.status == "running" and entry.pause is None
-            if not runs and not _may_resume(entry, now):
+            if not (runs and self._is_decoding(job)) and not _may_resume(entry, now):
                 continue
             shortage = find_shortage(await self._needs_of(job, entry), 1.0 if runs else SPARE)
             if runs and shortage is not None:
                 await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
             elif not runs and shortage is None:
                 await self._effects.post(JobResumeRequested(job=job, by_session=True))
+
+    def _is_decoding(self, job: JobId) -> bool:
+        """Return False while a policy is written, which takes the room that it needs."""
+        run = self._deciders.runs.states.get(job)
+        return run is not None and run.state.phase is not Phase.POLICY_UPDATE
 
     async def _needs_of(self, job: JobId, entry: Job) -> list[Need]:
         policy = self._size(entry.spec, entry.policy_weights, entry.trained_weights)
