@@ -143,6 +143,28 @@ def test_a_new_coordinator_continues_the_job(
         assert world.flight <= world.committed, "weights that will never be used again"
 
 
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.EVALUATING, Phase.POLICY_UPDATE])
+@given(seed=seeds, checkpoint_every=st.integers(1, 4), further=st.integers(0, 12))
+@settings(max_examples=max(5, _EXAMPLES // 20))
+def test_a_pause_loses_nothing(
+    phase: Phase, seed: int, checkpoint_every: int, further: int
+) -> None:
+    """All answers are counted once, and no prompt is given up, however few tries it has."""
+    chooser = Random(seed)
+    spec = small_spec(
+        steps=3, eval_every=1, checkpoint_every=checkpoint_every, max_tries=1, seed=seed % 7
+    )
+    world = World(spec, [1, 2])
+    if _until(world, phase, chooser):
+        for _ in range(further):
+            step(world, chooser, faults=0.0, overtaking=0.0)
+    for move in world.pauses.faults():
+        world.do(move)
+    finish(world)
+    assert world.state.losses == 0
+    assert not world.checks.dropped
+
+
 @pytest.mark.parametrize("dynamic_sampling", [False, True])
 @given(seed=seeds)
 @settings(max_examples=max(5, _EXAMPLES // 5))

@@ -183,8 +183,8 @@ class World:
         return found + self.pauses.faults()
 
     def do(self, move: Move) -> None:
-        training = (self.drafter_blobs, self.drafter_training, self.updates)
-        parts = (*training, self.workers, self.pauses, self)
+        training = (self.drafter_blobs, self.drafter_training)
+        parts = (*training, self.workers, self.updates, self.pauses, self)
         doer = next(part for part in parts if hasattr(part, move.kind))
         getattr(doer, move.kind)(*move.args)
 

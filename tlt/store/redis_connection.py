@@ -64,7 +64,10 @@ class _Pipeline(Pipeline):
 
 
 class _Client(Redis):
-    refusals: _Refusals
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Redis makes further clients of this class itself."""
+        super().__init__(*args, **options)
+        self.refusals = _Refusals()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         with self.refusals.noted():
@@ -94,7 +97,6 @@ def connect(url: str, seconds: float = 30.0) -> Connection:
             socket_connect_timeout=5,
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
         )
-        client.refusals = _Refusals()
         client.connection_pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         raise StoreError(f"{hide_password(url)}: not a Redis URL: {error}") from error
