@@ -160,12 +160,14 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
             return st.dictionaries(_strategy(key), _strategy(value), max_size=3)
         case msgspec.inspect.LiteralType(values=values):
             return st.sampled_from(values)
-        case msgspec.inspect.IntType():
-            return st.integers(-(2**63), 2**63 - 1)
-        case msgspec.inspect.FloatType():
-            return st.floats(allow_nan=False, allow_infinity=False)
-        case msgspec.inspect.StrType():
+        case msgspec.inspect.IntType(ge=least, le=most):
+            return st.integers(-(2**63) if least is None else least, most or 2**63 - 1)
+        case msgspec.inspect.FloatType(ge=least, le=most):
+            return st.floats(least, most, allow_nan=False, allow_infinity=False)
+        case msgspec.inspect.StrType(pattern=None):
             return st.text(max_size=8)
+        case msgspec.inspect.StrType(pattern=str(pattern)):
+            return st.from_regex(pattern).filter(lambda text: len(text) < 9)
         case msgspec.inspect.BytesType():
             return st.binary(max_size=8)
         case msgspec.inspect.BoolType():

@@ -120,12 +120,16 @@ class AnswerFiles:
         path = self.folder / ref.file
         try:
             with open(path, "rb", buffering=0) as file:
-                data = os.pread(file.fileno(), ref.bytes, ref.offset)
+                size = os.fstat(file.fileno()).st_size
+                data = os.pread(file.fileno(), min(ref.bytes, size), ref.offset)
         except OSError as error:
             raise BlobLost(f"{path}: cannot be read: {error.strerror}") from error
         if len(data) != ref.bytes or _digest(data) != ref.digest:
             raise BlobLost(f"{path}: the {ref.bytes} bytes at {ref.offset} are not the answer")
-        return _decoder.decode(data)
+        try:
+            return _decoder.decode(data)
+        except ValueError as error:  # msgspec's own, or text that is not UTF-8
+            raise BlobLost(f"{path}: the bytes at {ref.offset} cannot be read: {error}") from error
 
     def sync(self, refs: Iterable[AnswerRef]) -> None:
         """Wait until the answers would survive a crash of the machine."""

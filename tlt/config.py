@@ -12,7 +12,7 @@ import msgspec
 from tlt.id_types import JobId
 from tlt.learning_spec import AlgorithmSpec, DataSpec
 from tlt.reward_spec import RewardSpec, require_distinct
-from tlt.spec_section import Section, require
+from tlt.spec_section import Section, require, unwritable_numbers
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
@@ -235,6 +235,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for place in unwritable_numbers(self):
+            require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
         for logger in self.loggers:
             require(

@@ -1,6 +1,12 @@
-"""Types of the numbers and strings in messages, so that none is mistaken for another."""
+"""Types of the numbers and strings in messages, so that none is mistaken for another.
 
-from typing import Literal, NewType
+Bounds and patterns hold for what is read from a stream, a socket or a journal: no name leads out of
+its folder, no sum overflows, and no number lacks a form in JSON.
+"""
+
+from typing import Annotated, Literal, NewType
+
+import msgspec
 
 JobId = NewType("JobId", str)
 WorkerId = NewType("WorkerId", str)
@@ -22,3 +28,14 @@ Digest = NewType("Digest", str)
 Purpose = Literal["train", "eval"]
 StopReason = Literal["stop", "length", "cancelled"]
 JobStatus = Literal["queued", "preparing", "running", "paused", "done", "failed", "cancelled"]
+
+# a job's name is a part of paths and of patterns of Redis keys
+JobName = Annotated[JobId, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[\w.-]+\Z")]
+# printable ASCII without slashes
+FILE_NAME = msgspec.Meta(pattern=r"^(?!\.\.?\Z)[ -.0-~]{1,255}\Z")
+FileName = Annotated[str, FILE_NAME]
+PathName = Annotated[str, msgspec.Meta(pattern=r"^[^\0]+\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+# what is still finite when it is squared; NaN isn't within
+LARGEST = 1e100
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]

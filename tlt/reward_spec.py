@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from tlt.id_types import LARGEST
 from tlt.spec_section import Section, require
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -88,8 +89,8 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         require(self.tolerance >= 0, "tolerance must be 0 or more")
         require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")
         require(
-            self.on_error is None or math.isfinite(self.on_error),
-            "on_error must be a finite number",
+            self.on_error is None or abs(self.on_error) <= LARGEST,
+            "on_error must lie within ±1e100",
         )
         require(self.workers is None or self.workers > 0, "workers must be above 0")
         require(self.batch_size > 0, "batch_size must be above 0")

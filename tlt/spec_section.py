@@ -1,6 +1,7 @@
 """The base of a spec's sections."""
 
 import typing
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,20 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def require(holds: bool, complaint: str) -> None:
     if not holds:
         raise ValueError(complaint)
+
+
+def unwritable_numbers(value: object, at: str = "") -> Iterator[str]:
+    """Yield where a section holds numbers that JSON or MessagePack can't: infinite or too large."""
+    if isinstance(value, float | int) and not abs(value) < 2**63:
+        yield at
+    elif isinstance(value, msgspec.Struct):
+        yield from unwritable_numbers(msgspec.structs.asdict(value), at)
+    elif isinstance(value, Mapping):
+        for key, each in typing.cast("Mapping[object, object]", value).items():
+            yield from unwritable_numbers(each, f"{at}.{key}" if at else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, each in enumerate(typing.cast("Sequence[object]", value)):
+            yield from unwritable_numbers(each, f"{at}[{index}]")
 
 
 def section_of(kind: Any) -> type[Section] | None:

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from tlt.actors.incarnation_shutdown import cancel_all
 from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.worker_context import IncarnationSetup
-from tlt.id_types import Epoch, Incarnation, Member, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobId, Member, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
@@ -123,6 +123,22 @@ async def test_only_ranks_with_an_engine_answer_prompts(connection: Connection, 
         await wait_until(lambda: len(worker.given) >= 4)
         assert [len(rank.members) for rank in worker.ranks] == [2, 0, 2, 0]
         assert worker.intake.busy_ranks == {0, 2}
+
+
+async def test_takes_the_prompts_behind_unreadable_ones(connection: Connection, keys: Keys) -> None:
+    foreign = msgspec.structs.replace(prompt(_PROMPT), job=JobId("other"))
+    for _ in range(5):
+        await connection.xadd(keys.prompts(JOB), {b"v": b"4", b"m": b"none"})
+        await connection.xadd(keys.prompts(JOB), Codec[PromptIssued](PromptIssued).encode(foreign))
+    async with _worker(connection, keys, prompts=3, share_seconds=3600.0) as worker:
+        worker.intake.start(rolls(share=3))
+        await wait_until(lambda: len(worker.given) == 3)
+        assert worker.idled == []
+        for member in range(3):
+            assert worker.intake.finish(answer(member)) is not None
+        await wait_until(lambda: worker.idled)
+        assert await connection.xlen(keys.dead_letters) == 5
+    await connection.delete(keys.dead_letters)
 
 
 async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Keys) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.errors import JournalError
-from tlt.id_types import JobId
 from tlt.protocol.commands import Command, PrepareJob
-from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.events import AnyEvent, JobCancelRequested, JobRefused, JobSubmitted
 from tlt.store.journal import (
     FILE_NAME,
     START,
@@ -25,7 +24,7 @@ from tlt.store.journal import (
 EVENTS: list[AnyEvent] = [
     JobSubmitted(job=JOB, spec=SPEC, folder="/runs"),
     JobCancelRequested(job=JOB),
-    JobCancelRequested(job=JobId("a job\nof two lines: ü")),
+    JobRefused(job=JOB, error="an error\nof two lines: ü"),
 ]
 COMMANDS: list[Command] = [PrepareJob(job=JOB, spec=SPEC, folder="/runs")]
 

@@ -113,7 +113,7 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("reward__kind", "function", "kind function needs function: package.module:name"),
     ("reward__marker", "", "marker must not be empty"),
     ("reward__tolerance", -1, "tolerance must be 0 or more"),
-    ("reward__on_error", float("nan"), "on_error must be a finite number"),
+    ("reward__on_error", float("nan"), "on_error must lie within"),
     ("algorithm__steps", -1, "steps must be 0 (only evaluate) or more"),
     ("algorithm__keep_best_confidence", 1.0, "keep_best_confidence must lie in [0.5, 1)"),
     ("algorithm__prompts_per_step", 0, "prompts_per_step must be at least 1"),

@@ -108,8 +108,9 @@ class PartialAnswerExchange:
             async with contextlib.aclosing(pages):
                 async for page in pages:
                     for _, fields in page:
-                        for answer in _decoder.decode(fields[_FIELD.encode()]).answers:
-                            self._setup.send(answer)
+                        with contextlib.suppress(KeyError, ValueError, RecursionError):
+                            for answer in _decoder.decode(fields[_FIELD.encode()]).answers:
+                                self._setup.send(answer)
                     current = self._training.session
                     if current is None or current.job != session.job:
                         break

@@ -10,6 +10,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+import structlog
+
 from tlt.actors.event_outbox import Outbox, TakenPrompt
 from tlt.actors.rank_process import RankProcess
 from tlt.actors.worker_context import IncarnationSetup
@@ -28,6 +30,7 @@ _BLOCK_MS = 100
 # time in which a worker that still trains the drafter can stop and take its share
 _SHARE_SECONDS = 1.0
 
+_log = structlog.get_logger("worker")
 _PromptKey = tuple[Step, str, PromptIndex, Member]
 _prompts = Codec[PromptIssued](PromptIssued)
 
@@ -111,6 +114,9 @@ class PromptIntake:
             drained = self._served and not self._taken
             try:
                 await self._blocking.identify()
+                # what the last read has found
+                for each in await queue.move_to_dead_letters(self._setup.keys.dead_letters):
+                    _log.error("dead letter", entry=each.id, error=each.error)
                 entries = await queue.read(free, None if drained else _BLOCK_MS)
             except CONNECTION_ERRORS:
                 self._blocking.reset()
@@ -118,8 +124,12 @@ class PromptIntake:
                 continue
             if queue is not self._queue:
                 continue
-            if entries:
-                self._hand_out(queue, entries)
+            # ranks would leave those of another job, and so the worker would never idle
+            own = [entry for entry in entries if entry.message.job == assignment.job]
+            if own:
+                self._hand_out(queue, own)
+            elif entries or queue.unreadable:
+                continue
             elif not self._taken and self._assignment is assignment:
                 self._assignment = None
                 self._outbox.post(_idled(assignment))

@@ -12,9 +12,9 @@ import structlog
 from tlt.actors.incarnation_shutdown import run_until_one_fails
 from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
-from tlt.dataset import Prompts, conversation, prompt_column, prompts_file
+from tlt.dataset import Prompt, Prompts, conversation, prompt_column, prompts_file
 from tlt.errors import BlobLost
-from tlt.id_types import EntryId, JobId, Purpose
+from tlt.id_types import LARGEST, EntryId, JobId, Purpose
 from tlt.json_logs import serve_run
 from tlt.policies.job.overlong_penalty import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
@@ -53,12 +53,10 @@ class JobScorer:
         self._most_tokens = record.spec.rollout.max_new_tokens
 
     async def score(self, rollout: RolloutFinished) -> RolloutScored:
-        if rollout.purpose not in self._prompts:
-            self._prompts[rollout.purpose] = Prompts(prompts_file(self._folder, rollout.purpose))
-        prompt = self._prompts[rollout.purpose][rollout.prompt]
         try:
+            prompt = self._prompt(rollout)
             answer = self._answers.read(rollout.answer)
-        except BlobLost as error:
+        except (BlobLost, LookupError, OSError) as error:
             verdict = Verdict(error=str(error))
         else:
             known = {
@@ -79,6 +77,8 @@ class JobScorer:
         reward = verdict.reward
         if reward is not None and rollout.purpose == "train":
             reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
+        if reward is not None and abs(reward) > LARGEST:
+            reward, verdict = None, Verdict(error=f"the reward is {reward}")
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
         return RolloutScored(
@@ -95,6 +95,15 @@ class JobScorer:
             parts=verdict.parts,
             final=verdict.final,
         )
+
+    def _prompt(self, rollout: RolloutFinished) -> Prompt:
+        """Raise OSError or LookupError where the job has no such prompt."""
+        purpose, index = rollout.purpose, rollout.prompt
+        if purpose not in self._prompts:
+            self._prompts[purpose] = Prompts(prompts_file(self._folder, purpose))
+        if index not in range(len(self._prompts[purpose])):
+            raise LookupError(f"the job has no prompt {index} of its {purpose} data")
+        return self._prompts[purpose][index]
 
     async def close(self) -> None:
         await self._rewards.stop()

@@ -1,6 +1,7 @@
 """Route a worker's messages: commands and peers' answers to its ranks, their events to the outbox.
 
-Commands reach the ranks as they are. Messages about another job than the open one are dropped.
+Commands reach the ranks as they are. Messages about another job than the open one are dropped, and
+so are commands to another incarnation.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from tlt.actors.policy_update import PolicyUpdate
 from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.ungrouped_stream_reader import read_pages
 from tlt.actors.worker_context import IncarnationSetup, WorkerSetup
+from tlt.errors import StoreError
 from tlt.json_logs import serve_run
 from tlt.protocol.commands import (
     AdoptDrafter,
@@ -49,8 +51,9 @@ from tlt.protocol.events import (
     WorkerFailed,
 )
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
-from tlt.store.message_codec import Codec
+from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.store.redis_stream import add_dead_letter
 from tlt.strategies import Ngram
 
 _COMMAND_BLOCK_MS = 1000
@@ -104,12 +107,13 @@ class MessageRouter:
         pages = read_pages(setup.connection, key, after="0", count=10, block_ms=_COMMAND_BLOCK_MS)
         async for page in pages:
             for id_, fields in page:
-                command = _commands.decode(fields)
-                if self.job is not None:
-                    await self._worker.blobs.fetch(
-                        self.job.job, Path(self.job.folder), referenced_blobs(command)
-                    )
-                await self._obey(command)
+                command = await _read(setup, key, fields)
+                if command is not None and _concerns(command, setup, self.job):
+                    if self.job is not None:
+                        await self._worker.blobs.fetch(
+                            self.job.job, Path(self.job.folder), referenced_blobs(command)
+                        )
+                    await self._obey(command)
                 with contextlib.suppress(*CONNECTION_ERRORS):
                     await setup.connection.xdel(key, id_)
 
@@ -157,8 +161,6 @@ class MessageRouter:
         self._partial_answers.open(command)
 
     def _close(self, command: CloseJob) -> None:
-        if self.job is None or self.job.job != command.job:
-            return
         if self._update.running:
             raise IncarnationEnded("the job ended during an update")
         _log.info("job closed", job=command.job)
@@ -241,3 +243,26 @@ class MessageRouter:
         for index, rank in self._setup.engines(spec.rollout).items():
             if index != written_by:
                 rank.send(answer)
+
+
+def _concerns(command: WorkerCommand, setup: IncarnationSetup, open_job: OpenJob | None) -> bool:
+    """Return False for a command to another incarnation, or about a job that isn't open."""
+    if (command.worker, command.incarnation) != (setup.worker, setup.incarnation):
+        return False
+    if isinstance(command, OpenJob | ReplaceRanks):
+        return True
+    return open_job is not None and open_job.job == command.job
+
+
+async def _read(setup: IncarnationSetup, key: str, fields: Fields) -> WorkerCommand | None:
+    """Return None for what can't be read, and put it to the dead letters."""
+    try:
+        return _commands.decode(fields)
+    except StoreError as error:
+        _log.error("dead letter", key=key, error=str(error))
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            async with setup.connection.pipeline(transaction=True) as transaction:
+                letters = setup.keys.dead_letters
+                add_dead_letter(transaction, letters, key, fields, str(error))
+                await transaction.execute()
+        return None

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tlt.errors import ConfigError, UnsupportedModel
+from tlt.id_types import FileName
 from tlt.models.config_json import read_config, read_json, unsupported
 from tlt.models.decoder_spec import (
     EMBEDDING,
@@ -23,7 +24,7 @@ _DERIVED_BUFFER = "rotary_emb.inv_freq"
 
 
 class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+    weight_map: dict[str, FileName]
 
 
 def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -11,12 +11,14 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import (
     Attempt,
+    Count,
     DrafterVersion,
     Epoch,
     Incarnation,
-    JobId,
+    JobName,
     JobStatus,
     Member,
+    PathName,
     PolicyVersion,
     PromptIndex,
     Purpose,
@@ -39,18 +41,18 @@ from tlt.protocol.shared_values import Pause, PromptSet, SetAnswers, WorkerInfo
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An answer that some worker is to write: an entry of the job's prompts stream."""
 
-    job: JobId
+    job: JobName
     epoch: Epoch
     step: Step
     attempt: Attempt
     purpose: Purpose
     prompt: PromptIndex
     member: Member
-    tokens: tuple[int, ...]
+    tokens: tuple[Count, ...]
     # the evaluation set of a held-out prompt, which may say how it is answered
     set: str | None = None
     # attempts that ended with the whole session, and don't count as tries
-    excused: int = 0
+    excused: Count = 0
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -60,7 +62,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class JobCommand(Command, frozen=True, kw_only=True):
     """A command about one job."""
 
-    job: JobId
+    job: JobName
 
 
 class ToWorker(Command, frozen=True, kw_only=True):
@@ -73,7 +75,7 @@ class ToWorker(Command, frozen=True, kw_only=True):
 class ToWorkerOfJob(ToWorker, frozen=True, kw_only=True):
     """A command to one incarnation of a worker about one job."""
 
-    job: JobId
+    job: JobName
 
 
 # --- to workers
@@ -84,7 +86,7 @@ class OpenJob(ToWorkerOfJob, frozen=True, kw_only=True):
 
     epoch: Epoch
     spec: JobSpec
-    folder: str
+    folder: PathName
 
 
 class CloseJob(ToWorkerOfJob, frozen=True, kw_only=True):
@@ -100,9 +102,9 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
     policy: PolicyRef
     # None: the drafter that the spec names, if it names one
     drafter: DrafterRef | None
-    requeues: int
+    requeues: Count
     # answers of the rollout batch that the worker may take before it leaves some to the others
-    share: int
+    share: Count
     # False while drafter training doesn't pay, so that nobody will read the answers
     keep_answers: bool
     # False while speculation is given up
@@ -113,10 +115,10 @@ class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
     """Train the drafter from this base; within one training session a later base replaces it."""
 
     step: Step
-    training_session: int
+    training_session: Count
     base: DrafterBase
     # ranks that train at the same time, whose work is averaged
-    members: int = 1
+    members: Count = 1
     # prompts of this step and the one before whose answers evaluate drafters
     held_out: dict[Step, tuple[PromptIndex, ...]] = {}
 
@@ -124,14 +126,14 @@ class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
 class StopDrafterTraining(ToWorkerOfJob, frozen=True, kw_only=True):
     """End the training session: drop the micro-batch in progress and publish its work."""
 
-    training_session: int
+    training_session: Count
 
 
 class MergeDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
     """Merge deltas into the next base, and evaluate the drafter in it."""
 
     step: Step
-    training_session: int
+    training_session: Count
     version: DrafterVersion
     base: DrafterBase
     deltas: tuple[DrafterDelta, ...]
@@ -153,14 +155,14 @@ class UpdatePolicy(ToWorkerOfJob, frozen=True, kw_only=True):
     version: PolicyVersion
     rendezvous: str
     group: str
-    world: int
-    first_rank: int
+    world: Count
+    first_rank: Count
     # the checkpoint that every rank loads first; None: each rank keeps the weights it holds
     restore: Checkpoint | None
     # where ranks split one copy: split it anew, from `restore` or from the policy's folder
     reload: bool = False
     # global rank whose state is broadcast first because another rank holds an older one
-    sync_from: int | None
+    sync_from: Count | None
     minibatches: tuple[MinibatchShare, ...]
     # the first rank commits policy and optimiser to the run's folder afterwards
     checkpoint: bool
@@ -311,7 +313,7 @@ class PrepareJob(JobCommand, frozen=True, kw_only=True):
     """Read and tokenise the data, and check the model folder."""
 
     spec: JobSpec
-    folder: str
+    folder: PathName
 
 
 # a default that is written would change the digests in the journals of earlier versions
@@ -319,7 +321,7 @@ class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     """Run a job on these workers."""
 
     spec: JobSpec
-    folder: str
+    folder: PathName
     train_prompts: int
     eval_prompts: int
     skipped_prompts: int

@@ -7,12 +7,15 @@ import msgspec
 from tlt.config import JobSpec
 from tlt.id_types import (
     Attempt,
+    Count,
     DrafterVersion,
     Epoch,
+    Finite,
     Incarnation,
-    JobId,
+    JobName,
     JobStatus,
     Member,
+    PathName,
     PolicyVersion,
     PromptIndex,
     Purpose,
@@ -48,7 +51,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class JobEvent(Event, frozen=True, kw_only=True):
     """An event of one job."""
 
-    job: JobId
+    job: JobName
 
 
 class WorkerEvent(JobEvent, frozen=True, kw_only=True):
@@ -81,7 +84,7 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
 
     spec: JobSpec
     # a folder of this job alone, kept when a later session resumes the job
-    folder: str
+    folder: PathName
     starts_from: StartingCheckpoint | None = None
     # of the waiting jobs, one of the highest priority runs next
     priority: int = 0
@@ -117,15 +120,15 @@ class JobResumed(JobEvent, frozen=True, kw_only=True):
 class JobPrepared(JobEvent, frozen=True, kw_only=True):
     """The data is read and tokenised, and the model folder is one that TLT runs."""
 
-    train_prompts: int
-    eval_prompts: int
-    skipped_prompts: int = 0
+    train_prompts: Count
+    eval_prompts: Count
+    skipped_prompts: Count = 0
     eval_sets: tuple[PromptSet, ...] = ()
     # of a mixture: the prompts of each source, in the order of the spec
-    train_sources: tuple[int, ...] = ()
+    train_sources: tuple[Count, ...] = ()
     # of the policy, all and those that are trained; 0 in journals of earlier versions
-    policy_weights: int = 0
-    trained_weights: int = 0
+    policy_weights: Count = 0
+    trained_weights: Count = 0
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):
@@ -139,12 +142,12 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
 
     epoch: Epoch
     spec: JobSpec
-    folder: str
-    train_prompts: int
-    eval_prompts: int
-    skipped_prompts: int = 0
+    folder: PathName
+    train_prompts: Count
+    eval_prompts: Count
+    skipped_prompts: Count = 0
     # of a mixture: the prompts of each source, in the order of the spec
-    train_sources: tuple[int, ...] = ()
+    train_sources: tuple[Count, ...] = ()
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
     # the sets that the held-out prompts belong to; none in journals of earlier versions
@@ -195,7 +198,7 @@ class WorkerIdled(WorkerStepEvent, frozen=True, kw_only=True):
     """The queue is drained and all slots are empty; `requeues` echoes the last StartRollout."""
 
     purpose: Purpose
-    requeues: int
+    requeues: Count
 
 
 # --- rollouts
@@ -209,14 +212,14 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     member: Member
     answer: AnswerRef
     # tokens
-    length: int
+    length: Count
     accepted: tuple[AcceptedCounts, ...]
     # running requests when its last token was decoded
-    batch: int
-    decode_seconds: float
+    batch: Count
+    decode_seconds: Finite
     stop: StopReason
     # tokens of the prompt; 0 in journals that don't have it
-    prompt_length: int = 0
+    prompt_length: Count = 0
 
 
 class RolloutDropped(StepEvent, frozen=True, kw_only=True):
@@ -234,12 +237,12 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
     purpose: Purpose
     prompt: PromptIndex
     member: Member
-    length: int
-    reward: float | None
+    length: Count
+    reward: Finite | None
     # why scoring failed: the function raised, returned NaN or took too long
     error: str | None = None
     # of several rewards: what each gave, in the order of the spec
-    parts: tuple[float | None, ...] = ()
+    parts: tuple[Finite | None, ...] = ()
     # of a held-out answer: what it says in the end, if a built-in verifier extracts that
     final: str | None = None
 
@@ -247,9 +250,9 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):
     """A rank reports its decoding since its last report, at most once a second."""
 
-    rank: int
+    rank: Count
     # counts this rank's reports on the job
-    serial: int
+    serial: Count
     step: Step
     purpose: Purpose
     tallies: tuple[StrategyTally, ...]
@@ -268,21 +271,21 @@ class DrafterRefused(WorkerEvent, frozen=True, kw_only=True):
 class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
     """A member published the work of its last micro-batches."""
 
-    training_session: int
+    training_session: Count
     policy: PolicyVersion
     delta: DrafterDelta
     # the counts and seconds that follow are those since the member's last delta
-    updates: int
+    updates: Count
     tokens: TokensByOrigin
     # seconds of the micro-batches that were kept
-    seconds: float
+    seconds: Finite
     # seconds of prefills of answers whose hidden states weren't on the host
-    reading_seconds: float
-    publishing_seconds: float
+    reading_seconds: Finite
+    publishing_seconds: Finite
     # duration of one micro-batch: the median and the longest
-    typical_seconds: float
-    longest_seconds: float
-    loss: float
+    typical_seconds: Finite
+    longest_seconds: Finite
+    loss: Finite
 
 
 class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
@@ -291,13 +294,13 @@ class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
     A rank reports this to its worker, which reports it once for all of its ranks.
     """
 
-    training_session: int
+    training_session: Count
     # from the command until the last rank had stopped, as the worker measures it
-    seconds: float = 0.0
+    seconds: Finite = 0.0
     # seconds of the micro-batches that were dropped
-    dropped_seconds: float
+    dropped_seconds: Finite
     # median duration of a micro-batch
-    typical_seconds: float
+    typical_seconds: Finite
 
 
 class DrafterMerged(WorkerEvent, frozen=True, kw_only=True):
@@ -306,13 +309,13 @@ class DrafterMerged(WorkerEvent, frozen=True, kw_only=True):
     base: DrafterBase
     drafter: DrafterRef
     evaluation: DrafterEvaluation
-    seconds: float
+    seconds: Finite
 
 
 class DrafterDiverged(WorkerEvent, frozen=True, kw_only=True):
     """A drafter diverged or can't be read, so the training since the last good one is void."""
 
-    training_session: int
+    training_session: Count
     # the base that the member was commanded to train
     base: DrafterVersion
     error: str
@@ -335,7 +338,7 @@ class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
     """
 
     version: PolicyVersion
-    seconds: float
+    seconds: Finite
     # energy since the worker opened the job, as the worker measures it
     joules: Joules | None = None
 

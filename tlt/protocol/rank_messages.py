@@ -7,7 +7,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from tlt.id_types import Incarnation, JobId, Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.id_types import (
+    Count,
+    Incarnation,
+    JobName,
+    Member,
+    PromptIndex,
+    Purpose,
+    Step,
+    WorkerId,
+)
 from tlt.protocol.commands import PromptIssued, RankCommand
 from tlt.protocol.events import RankEvent, RolloutFinished
 from tlt.protocol.refs import AnswerRef, Value
@@ -19,13 +28,13 @@ class RankSetup(Value, frozen=True, kw_only=True):
     worker: WorkerId
     incarnation: Incarnation
     # index among the ranks of its worker
-    rank: int
+    rank: Count
     device: str
     host: str
     # the session's folder in shared memory, in which each job has a folder of its own
     flight: str
     # by rank of its worker: the cores that it may use
-    cores: tuple[tuple[int, ...], ...] = ()
+    cores: tuple[tuple[Count, ...], ...] = ()
 
 
 class RankMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,14 +50,14 @@ class RankReady(RankMessage, frozen=True, kw_only=True):
 class DecodePrompts(RankMessage, frozen=True, kw_only=True):
     """Prompts for this rank to answer."""
 
-    job: JobId
+    job: JobName
     prompts: tuple[PromptIssued, ...]
 
 
 class PeerAnswer(RankMessage, frozen=True, kw_only=True):
     """Another rank's answer to a prompt."""
 
-    job: JobId
+    job: JobName
     step: Step
     purpose: Purpose
     prompt: PromptIndex
@@ -59,33 +68,37 @@ class PeerAnswer(RankMessage, frozen=True, kw_only=True):
 class PartialAnswer(RankMessage, frozen=True, kw_only=True):
     """The tokens so far of an answer that a rank is writing."""
 
-    job: JobId
+    job: JobName
     step: Step
     purpose: Purpose
     prompt: PromptIndex
     member: Member
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: tuple[Count, ...]
     # packed; nobody would delete a file of unfinished answers
     token_bytes: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.token_bytes) % 4:
+            raise ValueError("token_bytes must hold whole numbers of four bytes")
 
 
 class SharePartialAnswers(RankMessage, frozen=True, kw_only=True):
     """A request for the answers that this rank is writing: idle ranks learn from them."""
 
-    job: JobId
+    job: JobName
 
 
 class PartialAnswers(RankMessage, frozen=True, kw_only=True):
     """Answers that a rank is writing."""
 
-    job: JobId
+    job: JobName
     answers: tuple[PartialAnswer, ...]
 
 
 class UpdateSamples(RankMessage, frozen=True, kw_only=True):
     """Samples for this rank in the UpdatePolicy that follows: a tuple for each minibatch."""
 
-    job: JobId
+    job: JobName
     minibatches: tuple[tuple[RolloutFinished, ...], ...]
 
 

@@ -1,13 +1,20 @@
 """References to weights and answers in files, and spans that say where tokens came from."""
 
+from typing import Annotated
+
 import msgspec
 
 from tlt.id_types import (
+    FILE_NAME,
+    Count,
     Digest,
     DrafterVersion,
+    FileName,
+    Finite,
     Incarnation,
-    JobId,
+    JobName,
     Member,
+    PathName,
     PolicyVersion,
     PromptIndex,
     WorkerId,
@@ -23,16 +30,16 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 class BlobRef(Value, frozen=True, kw_only=True):
     """A content-addressed file: its digest is its name."""
 
-    digest: Digest
-    bytes: int
+    digest: Annotated[Digest, FILE_NAME]
+    bytes: Count
 
 
 class AnswerRef(Value, frozen=True, kw_only=True, array_like=True):
     """The place of an answer in a file of the run's folder."""
 
-    file: str
-    offset: int
-    bytes: int
+    file: FileName
+    offset: Count
+    bytes: Count
     digest: Digest
 
 
@@ -40,21 +47,21 @@ class PolicySpan(Value, frozen=True, kw_only=True, array_like=True):
     """`tokens` consecutive tokens were drawn from this policy version."""
 
     version: PolicyVersion
-    tokens: int
+    tokens: Count
 
 
 class DrafterSpan(Value, frozen=True, kw_only=True, array_like=True):
     """`tokens` consecutive tokens were decoded while this drafter version was proposing."""
 
     version: DrafterVersion | None
-    tokens: int
+    tokens: Count
 
 
 class OriginSpan(Value, frozen=True, kw_only=True, array_like=True):
     """`tokens` consecutive tokens are of one origin: 'plain', 'accepted' or 'corrected'."""
 
     origin: str
-    tokens: int
+    tokens: Count
 
 
 class AcceptedCounts(Value, frozen=True, kw_only=True, array_like=True):
@@ -62,14 +69,14 @@ class AcceptedCounts(Value, frozen=True, kw_only=True, array_like=True):
 
     # None: n-grams
     drafter: DrafterVersion | None
-    steps: tuple[int, ...]
+    steps: tuple[Count, ...]
 
 
 class BatchSpan(Value, frozen=True, kw_only=True, array_like=True):
     """`tokens` consecutive tokens were decoded in a running batch of `size`."""
 
-    size: int
-    tokens: int
+    size: Count
+    tokens: Count
 
 
 class PolicyRef(Value, frozen=True, kw_only=True):
@@ -93,7 +100,7 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     # None where ranks split one copy: each has written a file of its own
     optimiser: BlobRef | None
     # the files of torch.distributed.checkpoint by name
-    optimiser_shards: dict[str, BlobRef] = {}
+    optimiser_shards: dict[FileName, BlobRef] = {}
     adapter: BlobRef | None = None
 
     @property
@@ -118,29 +125,29 @@ class DrafterRef(Value, frozen=True, kw_only=True):
     architecture: Digest
     # updates and micro-batches of the base that holds it; a lineage that restarts from it begins
     # with these counts
-    updates: int
-    micro_batches: int
+    updates: Count
+    micro_batches: Count
 
 
 class SourceCursor(Value, frozen=True, kw_only=True):
     """The next prompt of one source of a mixture."""
 
     # how many the source has
-    prompts: int
-    epoch: int = 0
-    position: int = 0
+    prompts: Count
+    epoch: Count = 0
+    position: Count = 0
     # those that it has given so far; the others that are behind its position were skipped
-    drawn: int = 0
+    drawn: Count = 0
 
 
 class PromptCursor(Value, frozen=True, kw_only=True):
     """The next prompt of a job; a job that starts from another one's checkpoint begins with it."""
 
-    epoch: int = 0
+    epoch: Count = 0
     # prompts of the epoch that are used or skipped
-    position: int = 0
+    position: Count = 0
     # by prompt that was solved: the last epoch in which it is skipped
-    skipped: dict[PromptIndex, int] = {}
+    skipped: dict[PromptIndex, Count] = {}
     # of a mixture: the place in each source, instead of `epoch` and `position`
     sources: tuple[SourceCursor, ...] = ()
 
@@ -148,16 +155,16 @@ class PromptCursor(Value, frozen=True, kw_only=True):
 class StartingCheckpoint(Value, frozen=True, kw_only=True):
     """A checkpoint of another job that a job starts from; its blobs are in both jobs' folders."""
 
-    job: JobId
+    job: JobName
     # of the other job
-    folder: str
+    folder: PathName
     checkpoint: Checkpoint
     # behind the prompts of the last step; None where the data or their order are others
     cursor: PromptCursor | None = None
     # None: the drafter that the spec names, or a new one
     drafter: DrafterRef | None = None
     # of that drafter, when the other job last evaluated it
-    accept_length: float | None = None
+    accept_length: Finite | None = None
 
     @property
     def name(self) -> str:
@@ -180,12 +187,12 @@ class DrafterBase(Value, frozen=True, kw_only=True):
     # raw weights and their running mean; None: the drafter that the spec names, or random weights
     weights: BlobRef | None
     # updates made one after the other; the learning-rate schedule counts them
-    updates: int
+    updates: Count
     # micro-batches of all members, including those trained at the same time
-    micro_batches: int
+    micro_batches: Count
     # by member: the number of its newest delta in this base, and the micro-batches of the first
     # base that contains that delta
-    merged: dict[str, tuple[int, int]] = {}
+    merged: dict[str, tuple[Count, Count]] = {}
 
 
 class DrafterDelta(Value, frozen=True, kw_only=True):
@@ -193,14 +200,14 @@ class DrafterDelta(Value, frozen=True, kw_only=True):
 
     worker: WorkerId
     incarnation: Incarnation
-    rank: int
+    rank: Count
     # serial number among the rank's deltas
-    number: int
+    number: Count
     base: DrafterVersion
     blob: BlobRef
-    micro_batches: int
+    micro_batches: Count
     # micro-batches of the first base that contains the member's previous delta
-    known: int
+    known: Count
 
     @property
     def member(self) -> str:
@@ -213,12 +220,12 @@ class SampleRef(Value, frozen=True, kw_only=True, array_like=True):
 
     prompt: PromptIndex
     member: Member
-    advantage: float
+    advantage: Finite
 
 
 class MinibatchShare(Value, frozen=True, kw_only=True):
     """The samples of one worker's ranks in one optimiser step, and totals over all workers."""
 
     ranks: tuple[tuple[SampleRef, ...], ...]
-    total_tokens: int
-    total_sequences: int
+    total_tokens: Count
+    total_sequences: Count

@@ -1,7 +1,20 @@
 """Values that events, commands and Redis records share."""
 
+from typing import Annotated
+
+import msgspec
+
 from tlt.config import JobSpec
-from tlt.id_types import DrafterVersion, Incarnation, JobId, JobStatus, WorkerId
+from tlt.id_types import (
+    Count,
+    DrafterVersion,
+    Finite,
+    Incarnation,
+    JobName,
+    JobStatus,
+    PathName,
+    WorkerId,
+)
 from tlt.protocol.refs import StartingCheckpoint, Value
 from tlt.strategies import Strategy
 
@@ -12,10 +25,10 @@ class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
     The seconds are those of work without the overhead.
     """
 
-    count: int
-    steps_squared: float
-    seconds_squared: float
-    product: float
+    count: Count
+    steps_squared: Finite
+    seconds_squared: Finite
+    product: Finite
 
 
 class StrategyTally(Value, frozen=True, kw_only=True):
@@ -23,24 +36,24 @@ class StrategyTally(Value, frozen=True, kw_only=True):
 
     strategy: Strategy
     # the largest batch size of the bucket
-    bucket: int
+    bucket: Count
     # the drafter version that proposed; None if the strategy uses no drafter
     drafter: DrafterVersion | None
     # the control runs that have ended; None for steps outside of control runs
     control: ControlRuns | None
-    steps: int
+    steps: Count
     # steps that explored the strategy although another one was predicted best
-    explored: int
+    explored: Count
     # running rows, summed over the steps
-    rows: int
-    tokens: int
-    seconds: float
+    rows: Count
+    tokens: Count
+    seconds: Finite
     # the same by a clock that stops while other programs run: CPU time, on CPUs
-    work: float
+    work: Finite
     # of this work: what being able to speculate costs, whether or not a step speculates
-    overhead: float
+    overhead: Finite
     # tokens predicted for these seconds
-    expected: float
+    expected: Finite
 
 
 class WorkerInfo(Value, frozen=True, kw_only=True):
@@ -48,7 +61,7 @@ class WorkerInfo(Value, frozen=True, kw_only=True):
 
     worker: WorkerId
     incarnation: Incarnation
-    ranks: int
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     host: str
     # host:port where this worker's first rank serves a torch.distributed store
     rendezvous: str
@@ -58,12 +71,12 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
     """Tokens that a drafter was trained on, by the answers that they belong to."""
 
     # whole answers of this step, by the training rank and by other ranks
-    own: int = 0
-    others: int = 0
+    own: Count = 0
+    others: Count = 0
     # answers that are still being written
-    running: int = 0
+    running: Count = 0
     # answers of earlier steps
-    previous: int = 0
+    previous: Count = 0
 
     @property
     def total(self) -> int:
@@ -75,39 +88,39 @@ class DrafterEvaluation(Value, frozen=True, kw_only=True):
     """Accept lengths of two drafters on answers of the current policy, held out where possible."""
 
     # accept length of the drafter in use; None if no drafter is
-    used: float | None
+    used: Finite | None
     # accept length of the drafter that was trained
-    trained: float
-    answers: int
+    trained: Finite
+    answers: Count
 
 
 class Joules(Value, frozen=True, kw_only=True):
     """Energy spent; None where the machine has no counter."""
 
     # all processors of the host, other programs included
-    host: float | None = None
+    host: Finite | None = None
     # the worker's own GPUs
-    devices: float | None = None
+    devices: Finite | None = None
 
 
 class Heartbeat(Value, frozen=True, kw_only=True):
     """A worker's heartbeat; observers compare its counter, never clocks."""
 
     incarnation: Incarnation
-    counter: int
+    counter: Count
     # pieces of work done by the rank that has done the least; stays the same while it is stuck
-    progress: int
+    progress: Count
     # requests being decoded
-    running: int
-    pid: int
-    rank_pids: tuple[int, ...]
-    job: JobId | None
+    running: Count
+    pid: Count
+    rank_pids: tuple[Count, ...]
+    job: JobName | None
     # memory of the worker and its ranks together
-    resident_bytes: int = 0
+    resident_bytes: Count = 0
     # the start of the worker's process, in clock ticks since the machine started
-    start_ticks: int = 0
+    start_ticks: Count = 0
     # by the clock of the worker's host
-    sent: float = 0.0
+    sent: Finite = 0.0
     # address of that host
     host: str = ""
 
@@ -115,9 +128,9 @@ class Heartbeat(Value, frozen=True, kw_only=True):
 class ServiceHeartbeat(Value, frozen=True, kw_only=True):
     """The heartbeat of the coordinator or the reward scorer."""
 
-    pid: int
-    start_ticks: int
-    sent: float
+    pid: Count
+    start_ticks: Count
+    sent: Finite
     # why it can't write a file, which it tries again
     waiting: str | None = None
 
@@ -127,17 +140,17 @@ class PromptSet(Value, frozen=True, kw_only=True):
 
     # empty in the journals of versions that knew a single set
     name: str
-    prompts: int
+    prompts: Count
     # rows that were left out, because their prompts are too long
-    skipped: int = 0
+    skipped: Count = 0
 
 
 class EvaluationAnswer(Value, frozen=True, kw_only=True, array_like=True):
     """A held-out answer; one that was dropped has neither reward nor length."""
 
     # None if it is left out
-    reward: float | None
-    length: int
+    reward: Finite | None
+    length: Count
     # it was cut off by a limit
     truncated: bool
     # what it says in the end, as far as the reward's verifier looks for that
@@ -149,7 +162,7 @@ class SetAnswers(Value, frozen=True, kw_only=True):
 
     name: str
     prompts: tuple[tuple[EvaluationAnswer, ...], ...]
-    skipped: int = 0
+    skipped: Count = 0
 
 
 class Pause(Value, frozen=True, kw_only=True):
@@ -163,11 +176,11 @@ class Pause(Value, frozen=True, kw_only=True):
 class JobRecord(Value, frozen=True, kw_only=True):
     """A job as `tlt jobs` shows it."""
 
-    job: JobId
+    job: JobName
     status: JobStatus
     error: str | None
-    submitted: float
-    folder: str
+    submitted: Finite
+    folder: PathName
     spec: JobSpec
     starts_from: StartingCheckpoint | None = None
     priority: int = 0
@@ -175,22 +188,26 @@ class JobRecord(Value, frozen=True, kw_only=True):
     pause: Pause | None = None
 
 
+# a run that diverged reports 1e300
+Metric = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+
+
 class UpdateMetrics(Value, frozen=True, kw_only=True):
     """Means over the samples of one update."""
 
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    entropy: float
-    clipped_low: float
-    clipped_high: float
+    loss: Metric
+    gradient_norm: Metric
+    learning_rate: Metric
+    entropy: Metric
+    clipped_low: Metric
+    clipped_high: Metric
     # k3 estimate of the divergence between the policy and the one that sampled the answers
-    sampling_kl: float
-    reference_kl: float | None
-    importance_truncated: float
-    tokens: int
-    samples: int
+    sampling_kl: Metric
+    reference_kl: Metric | None
+    importance_truncated: Metric
+    tokens: Count
+    samples: Count
     # runs of earlier versions have neither
-    optimiser_steps: int = 0
+    optimiser_steps: Count = 0
     # steps that were left out, because their gradient wasn't finite
-    skipped_steps: int = 0
+    skipped_steps: Count = 0

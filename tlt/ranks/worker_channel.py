@@ -11,6 +11,7 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +25,10 @@ _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
+# samples of an update have some hundred bytes each, and tensors are in files
+_MOST_BYTES = 1 << 30
 _PULSE_SECONDS = 0.5
+_Message = TypeVar("_Message")
 
 
 def pack(message: ToRank | FromRank) -> bytes:
@@ -37,9 +41,25 @@ async def read_from_rank(reader: asyncio.StreamReader) -> FromRank:
     """Return the rank's next message; raise RankError if its socket is closed."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return _from_rank.decode(await reader.readexactly(length))
+        body = await reader.readexactly(_checked(length))
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise RankError("the rank closed its socket") from error
+    return _decode(_from_rank, body)
+
+
+def _checked(length: int) -> int:
+    if length > _MOST_BYTES:
+        raise RankError(
+            f"a message of {length} bytes was announced; they have {_MOST_BYTES} at most"
+        )
+    return length
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], body: bytes | bytearray) -> _Message:
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8
+        raise RankError(f"a message cannot be read: {error}") from error
 
 
 class RankChannel:
@@ -98,10 +118,10 @@ class RankChannel:
         messages: list[ToRank] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            end = _LENGTH.size + length
+            end = _LENGTH.size + _checked(length)
             if len(self._buffer) < end:
                 break
-            messages.append(_to_rank.decode(self._buffer[_LENGTH.size : end]))
+            messages.append(_decode(_to_rank, self._buffer[_LENGTH.size : end]))
             del self._buffer[:end]
         return messages
 

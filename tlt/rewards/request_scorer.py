@@ -1,7 +1,6 @@
 """Score lists of requests with a spec's reward; what user code raises is a result."""
 
 import errno
-import math
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tlt.errors import ConfigError
+from tlt.id_types import LARGEST
 from tlt.reward_spec import RewardSpec
 from tlt.rewards.reward_functions import RewardFunction, load_function
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
@@ -129,7 +129,7 @@ def _guarded(compute: Callable[[], Any]) -> ScoreResult:
         reward = float(value)
     except Exception as error:  # raised by the user's code
         return ScoreResult(error=_describe(error))
-    if not math.isfinite(reward):
+    if not abs(reward) <= LARGEST:  # NaN isn't either
         return ScoreResult(error=f"the reward is {reward}")
     return ScoreResult(reward=reward)
 

@@ -30,5 +30,6 @@ class Codec(Generic[_Message]):
             )
         try:
             return self._decoder.decode(fields[b"m"])
-        except (KeyError, ValueError) as error:  # msgspec's own, or text that is not UTF-8
+        # msgspec's own, text that is not UTF-8, or nested too deeply
+        except (KeyError, ValueError, RecursionError) as error:
             raise StoreError(f"the entry cannot be read: {error}") from error

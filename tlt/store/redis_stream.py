@@ -157,7 +157,7 @@ class Consumer(Generic[_Message]):
 
     async def move_to_dead_letters(self, dead_letters: str) -> list[UnreadableEntry]:
         """Move unreadable entries to the dead letters, each with its error."""
-        moved, self.unreadable = self.unreadable, []
+        moved = self.unreadable
         if not moved:
             return []
         async with self.stream.connection.pipeline(transaction=True) as transaction:
@@ -167,6 +167,7 @@ class Consumer(Generic[_Message]):
                 )
             self.acknowledge(transaction, [entry.id for entry in moved])
             await transaction.execute()
+        self.unreadable = []
         self.forget(entry.id for entry in moved)
         return moved
 
