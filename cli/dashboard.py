@@ -41,6 +41,9 @@ def dashboard(
         str | None,
         typer.Option(envvar="TLT_DASHBOARD_TOKEN", help="Access token; by default the session's."),
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Don't print the address, which holds the token.")
+    ] = False,
     public_url: Annotated[
         str | None,
         typer.Option(help="URL of a proxy in front; every visitor then needs the token."),
@@ -56,6 +59,8 @@ def dashboard(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def ready(address: str) -> None:
+        if quiet:
+            return
         say(f"dashboard  {address}")
         sys.stdout.flush()
 
@@ -101,7 +106,9 @@ def start_dashboard(session: str, *, ends_with_us: bool = False) -> str | None:
         return running.address
     output = session_folder(session) / "logs" / "dashboard.out"
     child = start_in_background(
-        ("cli.main", "dashboard", "--session", session), output, ends_with_us=ends_with_us
+        ("cli.main", "dashboard", "--quiet", "--session", session),
+        output,
+        ends_with_us=ends_with_us,
     )
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:

@@ -44,7 +44,8 @@ def up(
     redis_url: Annotated[
         str | None,
         typer.Option(
-            help="redis://, rediss:// or unix:// URL; by default the session starts its own."
+            envvar="TLT_REDIS_URL",
+            help="redis://, rediss:// or unix:// URL; by default the session starts its own.",
         ),
     ] = None,
     runs: Runs = Path("runs"),

@@ -25,6 +25,7 @@ from tlt.session_files import (
     write_session,
 )
 from tlt.session_leftovers import remove_dead_session
+from tlt.store.redis_connection import hide_password
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -49,13 +50,12 @@ def new_session(
     lease_seconds: float,
     reward_workers: int = 8,
 ) -> SessionSpec:
-    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
-        raise ConfigError(f"--session {name}: letters, digits, '-', '_' and '.' only")
+    folder = session_folder(name)
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"--device {device}: cpu or cuda")
     if redis_url is not None and not redis_url.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(f"--redis-url {redis_url}: write redis://, rediss:// or unix://")
-    folder = session_folder(name)
+        shown = hide_password(redis_url)
+        raise ConfigError(f"--redis-url {shown}: write redis://, rediss:// or unix://")
     runs = runs.expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

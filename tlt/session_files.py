@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tlt.config import SessionSpec
-from tlt.errors import NoSession
+from tlt.errors import ConfigError, NoSession
 
 SESSION_FILE = "session.json"
 READY_FILE = "ready.json"
@@ -25,6 +25,8 @@ def home() -> Path:
 
 
 def session_folder(name: str) -> Path:
+    if not name or not all(c.isalnum() or c in "-_." for c in name) or name.startswith("."):
+        raise ConfigError(f"--session {name}: letters, digits, '-', '_' and '.' only")
     return home() / "sessions" / name
 
 
@@ -51,6 +53,7 @@ def blobs_in_flight(short: Path) -> Path:
 def write_session(spec: SessionSpec) -> None:
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
     replace_file(folder / SESSION_FILE, msgspec.json.format(msgspec.json.encode(spec)))
 
 
@@ -85,6 +88,9 @@ def is_up(folder: Path) -> bool:
 
 
 def replace_file(file: Path, content: bytes) -> None:
+    """Replace a file as a whole; only its user may read it, as a URL may hold a password."""
     unfinished = file.with_name(f".{file.name}")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(mode=0o600)
     unfinished.write_bytes(content)
     os.replace(unfinished, file)

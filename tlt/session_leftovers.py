@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ def claim(place: Path, session: Path) -> BinaryIO:
     deadline = time.monotonic() + _CLAIM_SECONDS
     while True:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(place)
         owner = open(place / OWNER_FILE, "ab")  # noqa: SIM115
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,6 +82,14 @@ def _remove_if_dead(place: Path, except_of: Path) -> bool:
             return True
     except (OSError, TltError):  # it is in use, or not of this release, or does not end
         return False
+
+
+def _require_own(place: Path) -> None:
+    """Refuse a folder that somebody else made under the name, which is easy to guess."""
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise TltError(f"{place}: it must be a folder of your own; another TMPDIR avoids it")
+    place.chmod(0o700)
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

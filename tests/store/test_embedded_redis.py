@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from tests.nobody import opened_by_nobody
 from tests.waiting import wait_until
 from tlt.errors import StoreError
 from tlt.store import embedded_redis
@@ -33,6 +34,10 @@ def test_lets_only_its_user_open_the_socket(own_redis: EmbeddedRedis) -> None:
         assert stat.S_IMODE(own_redis.socket_path.stat().st_mode) == 0o700
         for folder in (own_redis.socket_path.parent, own_redis.data):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        own_redis.socket_path.parent.parent.chmod(0o755)
+        if os.getuid() == 0:
+            enter = own_redis.socket_path.parent.parent
+            assert opened_by_nobody(own_redis.socket_path, enter=enter) == []
         with Redis.from_url(own_redis.url) as client:
             assert client.config_get("port") == {"port": "0"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}

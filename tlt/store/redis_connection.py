@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis.exceptions
 from redis.asyncio import Redis
@@ -99,7 +99,10 @@ def connect(url: str, seconds: float = 30.0) -> Connection:
         )
         client.connection_pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        raise StoreError(f"{hide_password(url)}: not a Redis URL: {error}") from error
+        why = str(error)
+        if isinstance(error, ValueError) and "@" in url:  # it may name a part of the password
+            why = "write the characters /?#@ of its password as %2F %3F %23 %40"
+        raise StoreError(f"{hide_password(url)}: not a Redis URL: {why}") from error
     return client
 
 
@@ -108,6 +111,8 @@ async def check(connection: Connection, url: str) -> None:
     try:
         await connection.ping()
         info: dict[str, Any] = await connection.info("server")
+    except redis.exceptions.AuthenticationError as error:
+        raise StoreError(f"the Redis at {hide_password(url)} refuses the password") from error
     except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
         raise StoreError(f"no Redis answers at {hide_password(url)}: {error}") from error
     version = str(info["redis_version"])
@@ -127,9 +132,11 @@ async def retry_until_connected(call: Callable[[], Awaitable[_Result]]) -> _Resu
 
 
 def hide_password(url: str) -> str:
-    """Return the URL without its password, for errors that end up in logs."""
-    try:
-        password = urlsplit(url).password
-    except ValueError:
-        return url
-    return url.replace(f":{password}@", ":***@") if password else url
+    """Return the URL without its passwords, malformed or not, for errors that end up in logs."""
+    scheme, mark, place = url.partition("://")
+    if not mark:
+        scheme, place = "", url
+    credentials, at, host = place.rpartition("@")
+    if ":" in credentials:
+        place = f"{credentials.partition(':')[0]}:***{at}{host}"
+    return re.sub(r"(password=)[^&]*", r"\1***", f"{scheme}{mark}{place}")
