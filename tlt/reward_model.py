@@ -66,9 +66,14 @@ class RewardModel:
         if dtype == "auto":
             dtype = "bfloat16" if self._device.type == "cuda" else "float32"
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, truncation_side="left", trust_remote_code=False
+            )
             model, found = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=_DTYPES[dtype], output_loading_info=True
+                folder,
+                dtype=_DTYPES[dtype],
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         except Exception as error:  # whatever a folder may lack
             raise ConfigError(f"reward.path: {folder}: cannot be loaded: {_line(error)}") from error

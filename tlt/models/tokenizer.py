@@ -16,7 +16,9 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError, KeyError) as error:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(f"{folder}: no tokenizer can be loaded: {first_line}") from error

@@ -12,18 +12,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.trainer.policy.packed_attention import FLASH
 
+# with None, Transformers would ask on a terminal
+_TRUST: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
 
 def load_model(
     model_dir: str, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """Load without dropout, so that two passes give the same log-probs."""
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, **_TRUST)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=config,
             dtype=dtype,
-            local_files_only=True,
+            use_safetensors=True,
+            **_TRUST,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         first, *_ = str(error).splitlines() or [""]
@@ -38,7 +42,7 @@ def load_model(
 def outline_model(model_dir: str, dtype: torch.dtype) -> PreTrainedModel:
     """Build a model without weights, to be filled by whoever knows which part of them it needs."""
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(model_dir, **_TRUST)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
