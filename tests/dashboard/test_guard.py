@@ -165,6 +165,24 @@ def test_does_not_listen_on_other_addresses_without_a_token() -> None:
         serve_page(make_source, host="0.0.0.0", port=0, token=None, ready=print)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/api/jobs/..%2f..%2fetc%2fpasswd/spec",
+        "/api/jobs/../samples",
+    ],
+)
+async def test_serves_no_file_outside_of_its_folder(
+    folder_client: httpx.AsyncClient, path: str
+) -> None:
+    url = folder_client.base_url.copy_with(raw_path=path.encode())
+    assert (await folder_client.get(url)).status_code == 404
+
+
 def test_recognizes_loopback_addresses() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))

@@ -106,6 +106,20 @@ async def test_a_program_without_end_fails_and_the_next_one_passes(
         await pool.stop()
 
 
+async def test_a_program_sees_no_variable_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    pool = RewardPool(RewardSpec(kind="code", workers=1), tmp_path / "log")
+    program = "import os\nnames = set(os.environ)"
+    try:
+        result = await pool.score(fenced(program), "assert 'PATH' in names", {})
+        hidden = await pool.score(fenced(program), "assert 'WANDB_API_KEY' not in names", {})
+    finally:
+        await pool.stop()
+    assert result == hidden == ScoreResult(reward=1.0)
+
+
 async def test_partial_is_the_share_of_the_tests_that_pass(tmp_path: Path) -> None:
     pool = RewardPool(RewardSpec(kind="code", partial=True), tmp_path / "log")
     tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add(2, 2) == 4"]

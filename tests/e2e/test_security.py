@@ -1,0 +1,317 @@
+"""SECURITY.md is true of a session whose Redis has TLS and a password.
+
+Crafted messages are written to its streams while a job runs.
+"""
+
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from tests.conftest import free_port
+from tests.crafted import changed_bytes, changed_values
+from tests.e2e.live import Live, wait_until, write_spec
+from tests.nobody import opened_by_nobody
+from tests.samples import answer, prompt
+from tlt.errors import StoreError
+from tlt.id_types import Incarnation, JobId, Step, WorkerId
+from tlt.protocol.commands import PromptIssued, StopDrafterTraining, WorkerCommand
+from tlt.protocol.events import AnyEvent
+from tlt.protocol.refs import SCHEMA_VERSION
+from tlt.session_files import blobs_in_flight, load_session, short_folder
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import check, connect
+from tlt.store.redis_keys import Keys
+
+pytestmark = pytest.mark.timeout(360)
+PASSWORD, LOGGER_KEY = secrets.token_hex(16), secrets.token_hex(16)
+SEED = 4
+
+
+class Server:
+    """A redis-server with TLS and a password."""
+
+    def __init__(self, folder: Path) -> None:
+        binary = shutil.which("redis-server")
+        assert binary is not None
+        self.certificate, key, self.port = folder / "tls.crt", folder / "tls.key", free_port()
+        certify(self.certificate, key)
+        (folder / "redis.conf").write_text(
+            f"port 0\ntls-port {self.port}\nbind 127.0.0.1\nrequirepass {PASSWORD}\n"
+            f"tls-cert-file {self.certificate}\ntls-key-file {key}\n"
+            f'tls-ca-cert-file {self.certificate}\ntls-auth-clients no\nsave ""\n'
+        )
+        (folder / "redis.conf").chmod(0o600)
+        self.process = subprocess.Popen(
+            [binary, str(folder / "redis.conf")], stdout=subprocess.DEVNULL, cwd=folder
+        )
+
+    def url(self, password: str = PASSWORD, scheme: str = "rediss", **options: object) -> str:
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"{scheme}://:{password}@127.0.0.1:{self.port}/0?{query}"
+
+    @property
+    def trusted_url(self) -> str:
+        return self.url(ssl_ca_certs=self.certificate)
+
+
+def certify(certificate: Path, key: Path) -> None:
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    subprocess.run(
+        [
+            *command.split(),
+            *("-subj", "/CN=tlt", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """Return a folder that other users may enter, unlike pytest's."""
+    folder = Path(tempfile.mkdtemp(prefix="tlt-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[Server]:
+    missing = [name for name in ("redis-server", "openssl") if shutil.which(name) is None]
+    if missing and "TLT_REQUIRE_TOOLS" not in os.environ:
+        pytest.skip(f"{' and '.join(missing)} are missing")
+    (place / "server").mkdir()
+    server = Server(place / "server")
+    yield server
+    server.process.terminate()
+    server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def guarded(place: Path, server: Server) -> Iterator[Live]:
+    """Start a session of one worker, with keys of a logger in its environment."""
+    session = Live(place)
+    session.environment |= {"TLT_REDIS_URL": server.trusted_url, "WANDB_API_KEY": LOGGER_KEY}
+    session.tlt(
+        "up", "--workers", "1", "--runs", str(session.runs), "--lease-seconds", "8", seconds=220
+    )
+    yield session
+    session.tlt("down")
+
+
+def session_of(live: Live) -> Path:
+    return live.home / "tlt" / "sessions" / "default"
+
+
+# --- crafted messages
+
+
+class Crafted:
+    """Writes 300 messages to the streams of a running job."""
+
+    def __init__(self, connection: Any, keys: Keys, job: str) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._job = JobId(job)
+        self._chooser = Random(SEED)
+        self.unreadable = 0
+
+    def write(self) -> None:
+        worker, incarnation = WorkerId("w0"), Incarnation(int(self._incarnation()))
+        lost = msgspec.structs.replace(answer(0), job=self._job, worker=worker)
+        far = msgspec.structs.replace(lost, step=Step(10**6), prompt=10**9, length=2**50)
+        late = msgspec.structs.replace(lost, incarnation=Incarnation(0))
+        stop = StopDrafterTraining(
+            worker=worker, incarnation=incarnation, job=JobId("other"), training_session=3
+        )
+        stale = msgspec.structs.replace(stop, job=self._job, incarnation=Incarnation(10**6))
+        self._add(self._keys.events, AnyEvent, [lost, far, late], 200)
+        self._add(self._keys.commands(worker, incarnation), WorkerCommand, [stop, stale], 60)
+        self._add(self._keys.prompts(self._job), PromptIssued, [prompt(1), prompt(2)], 40)
+
+    def _incarnation(self) -> bytes:
+        return self._connection.hget(self._keys.fence, "w0")
+
+    def _add(self, key: str, kind: Any, samples: list[Any], count: int) -> None:
+        codec = Codec[Any](kind)
+        for _ in range(count):
+            change = self._chooser.choice((changed_bytes, changed_values, lambda raw, _: raw))
+            raw = change(msgspec.msgpack.encode(self._chooser.choice(samples)), self._chooser)
+            fields = {b"v": b"%d" % SCHEMA_VERSION, b"m": raw}
+            try:
+                codec.decode(fields)
+            except StoreError:
+                self.unreadable += 1
+            self._connection.xadd(key, fields)
+
+
+class Finished(msgspec.Struct):
+    job: str
+    unreadable: int
+    dead_letters: Counter[bytes]
+    processes: list[Any]
+
+
+@pytest.fixture(scope="module")
+def finished(guarded: Live, raw_spec: dict[str, Any]) -> Finished:
+    """Run a job, and write crafted messages while it decodes."""
+    spec = load_session(session_of(guarded))
+    keys = Keys(spec.name)
+    before = processes(guarded)
+    job = guarded.submit(write_spec(guarded.home, raw_spec))
+    guarded.await_phase(job, "rolling")
+    with redis.Redis.from_url(spec.redis_url) as connection:
+        crafted = Crafted(connection, keys, job)
+        crafted.write()
+        guarded.await_end(job)
+
+        def dead() -> Any:
+            return connection.xrange(keys.dead_letters)
+
+        wait_until(lambda: len(dead()) >= crafted.unreadable, "all dead letters")
+        letters = Counter(fields[b"source"] for _, fields in dead())
+    return Finished(job, crafted.unreadable, letters, [before, processes(guarded)])
+
+
+def processes(live: Live) -> Any:
+    return [(each["name"], each["pid"]) for each in live.json("status")["processes"]]
+
+
+def test_a_job_runs_over_tls_to_its_end_whatever_is_in_the_streams(
+    guarded: Live, finished: Finished
+) -> None:
+    assert guarded.job(finished.job)["status"] == "done"
+    snapshot = guarded.fold(finished.job)
+    assert snapshot.version == 2
+    assert [step.rollouts for step in snapshot.steps] == [32, 32]
+    assert finished.processes[0] == finished.processes[1]
+
+
+def test_unreadable_messages_of_every_stream_become_dead_letters(finished: Finished) -> None:
+    assert finished.dead_letters.total() == finished.unreadable > 100
+    assert len(finished.dead_letters) == 3
+
+
+# --- secrets
+
+
+def test_no_log_journal_or_output_holds_a_secret(guarded: Live, finished: Finished) -> None:
+    folders = [guarded.home / "tlt", guarded.runs, short_folder(session_of(guarded))]
+    found = {
+        file: file.stat().st_mode & 0o777
+        for folder in folders
+        for file in folder.rglob("*")
+        if file.is_file() and holds(file, PASSWORD)
+    }
+    assert found == {session_of(guarded) / "session.json": 0o600}
+    token = (session_of(guarded) / "dashboard-token").read_text()
+    for secret in (LOGGER_KEY, token):
+        holders = [f for folder in folders for f in folder.rglob("*") if holds(f, secret)]
+        assert {file.name for file in holders} <= {"dashboard-token", "dashboard.json"}
+    job = guarded.home / "job.yaml"
+    for command in (("status",), ("status", "--json"), ("jobs", "--json"), ("config", "show")):
+        argument = [str(job)] if command[0] == "config" else []
+        shown = guarded.tlt(*command, *argument)
+        assert PASSWORD not in shown.stdout + shown.stderr
+        assert LOGGER_KEY not in shown.stdout + shown.stderr
+
+
+def holds(file: Path, secret: str) -> bool:
+    return file.is_file() and secret.encode() in file.read_bytes()
+
+
+# --- wrong keys
+
+
+async def test_redis_refuses_without_its_password_or_certificate(
+    server: Server, place: Path, guarded: Live
+) -> None:
+    certify(place / "other.crt", place / "other.key")
+    for url, complaint in (
+        (server.url("wrong", ssl_ca_certs=server.certificate), "refuses the password"),
+        (server.url("", ssl_ca_certs=server.certificate), "refuses the password"),
+        (server.url(ssl_ca_certs=place / "other.crt"), "certificate verify failed"),
+        (server.url(), "certificate verify failed"),
+        (server.url(scheme="redis"), "no Redis answers"),
+    ):
+        connection = connect(url)
+        with pytest.raises(StoreError, match=complaint) as refused:
+            await check(connection, url)
+        assert PASSWORD not in str(refused.value)
+        await connection.aclose()
+
+
+_READ = """
+import sys
+from ray._raylet import GcsClient
+try:
+    print("nodes", len(GcsClient(address=sys.argv[1]).get_all_node_info()))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_ray_refuses_a_wrong_and_a_missing_token(guarded: Live) -> None:
+    token = session_of(guarded) / "ray-token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    mode = {"RAY_AUTH_MODE": "token"}
+    tries = (
+        ("nodes 1", {**mode, "RAY_AUTH_TOKEN_PATH": str(token)}),
+        ("AuthenticationError", {**mode, "RAY_AUTH_TOKEN": "0" * 64}),
+        ("AuthenticationError", {}),
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _READ, ray_address(guarded)],
+            env=plain | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _, variables in tries
+    ]
+    said = [child.communicate(timeout=100)[0].strip() for child in children]
+    assert said == [expected for expected, _ in tries]
+
+
+def ray_address(live: Live) -> str:
+    """Return an address of Ray's GCS, from the command line of its raylet."""
+    pid = next(pid for name, pid in processes(live) if name == "Ray's raylet")
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    address = next(a.partition("=")[2] for a in arguments if a.startswith("--gcs-address="))
+    return f"127.0.0.1:{address.rpartition(':')[2]}"
+
+
+# --- another user of the machine
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_opens_nothing_of_a_session(guarded: Live, place: Path) -> None:
+    folder = session_of(guarded)
+    short = short_folder(folder)
+    kept = [folder, short, blobs_in_flight(short)]
+    assert [stat.S_IMODE(each.stat().st_mode) for each in kept] == [0o700] * 3
+    inside = [folder / name for name in ("session.json", "ray-token", "logs", "session")]
+    sockets = list(short.rglob("*.sock"))
+    (blobs_in_flight(short) / "blob").write_bytes(b"weights")
+    assert (
+        opened_by_nobody(*kept, *inside, *sockets, blobs_in_flight(short) / "blob", enter=place)
+        == []
+    )
+    (place / "open").write_text("")
+    assert opened_by_nobody(place / "open", enter=place) == [str(place / "open")]
