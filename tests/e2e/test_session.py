@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.live import Live, wait_until
 from tests.tensorboard_files import points
 from tlt.id_types import JobId
+from tlt.log_rotation import MOST_BYTES
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase
 from tlt.run_folder_reader import open_ledger
+from tlt.session_faults import read_supervised
 from tlt.store.journal import FILE_NAME
 from tlt.store.journal_replayed_state import replay
 
@@ -157,3 +159,20 @@ def test_shows_workers_and_their_ranks(live: Live) -> None:
 
     wait_until(lambda: ranks() == [2, 2], "four ranks")
     assert "w0" in live.tlt("status").stdout
+
+
+def test_keeps_its_logs_small(live: Live) -> None:
+    folder = live.home / "tlt" / "sessions" / "default"
+    large = [folder / part / "large.log" for part in ("logs", "redis")]
+    for log in large:
+        with open(log, "wb") as file:
+            file.truncate(MOST_BYTES + 1)
+    wait_until(lambda: all(log.stat().st_size == 0 for log in large), "logs to be bounded")
+    for log in large:
+        older = log.with_name("large.log.1")
+        assert older.stat().st_size == MOST_BYTES + 1
+        older.unlink()
+        log.unlink()
+    daemon = read_supervised(folder).processes["Ray's GCS"]
+    environment = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
+    assert f"RAY_ROTATION_MAX_BYTES={MOST_BYTES}".encode() in environment

@@ -17,7 +17,7 @@ from tlt.store.message_codec import Codec
 from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
-from tlt.store.redis_stream import Consumer, Stream
+from tlt.store.redis_stream import MOST_DEAD_LETTERS, Consumer, Stream, add_dead_letter
 
 EVENTS = Codec[AnyEvent](AnyEvent)
 
@@ -158,6 +158,16 @@ async def test_moves_unreadable_entries_to_the_dead_letters(
     assert await pending(stream) == 2
     consumer.reread_pending()
     assert await consumer.read(10, 1) == []
+
+
+async def test_keeps_only_the_last_dead_letters(stream: Stream[PromptIssued], keys: Keys) -> None:
+    async with stream.connection.pipeline(transaction=True) as transaction:
+        for number in range(MOST_DEAD_LETTERS + 3):
+            fields = {b"m": b"%d" % number}
+            add_dead_letter(transaction, keys.dead_letters, stream.key, fields, "why")
+        await transaction.execute()
+    letters = await _dead_letters(stream, keys)
+    assert [int(letter[b"m"]) for letter in letters] == list(range(3, MOST_DEAD_LETTERS + 3))
 
 
 async def test_moves_unreadable_entries_of_a_dead_worker_to_the_dead_letters(

@@ -41,6 +41,11 @@ def test_lets_only_its_user_open_the_socket(own_redis: EmbeddedRedis) -> None:
         with Redis.from_url(own_redis.url) as client:
             assert client.config_get("port") == {"port": "0"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            # its file is rewritten when it is twice as long as what it holds
+            assert client.config_get("auto-aof-rewrite-*") == {
+                "auto-aof-rewrite-percentage": "100",
+                "auto-aof-rewrite-min-size": f"{16 << 20}",
+            }
     finally:
         own_redis.stop()
     assert not own_redis.socket_path.exists()

@@ -1,6 +1,6 @@
 """The coordinator reads events, lets `policies` decide them, and commits the effects.
 
-Beside that loop it ends the leases of silent workers and trims the streams.
+Beside that loop it ends the leases of silent workers, and cleans up.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-import redis.exceptions
 import structlog
 
 from tlt.actors import startup_event_backlog as backlog
@@ -22,6 +21,7 @@ from tlt.actors.effects import Effects
 from tlt.actors.event_batch_committer import BATCH, BatchCommitter
 from tlt.actors.incarnation_shutdown import run_until_one_fails
 from tlt.actors.leases import Leases
+from tlt.actors.periodic_cleanup import PeriodicCleanup
 from tlt.config import SessionSpec
 from tlt.id_types import Epoch
 from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
@@ -38,7 +38,7 @@ from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
 from tlt.store.redis_stream import Entry
 
 _BLOCK_MS = 500
-_TRIM_SECONDS = 5.0
+_CLEANUP_SECONDS = 5.0
 _LOCK_FILE = "coordinator-lock"
 _POLL_SECONDS = 0.05
 # the coordinator's own heartbeats show that writes are refused
@@ -62,7 +62,7 @@ class Coordinator:
         works = [
             self._consume_events(),
             self._watch_leases(),
-            self._trim_streams(),
+            self._clean_up(),
             self._send_heartbeats(),
             self._watch_epoch(),
             self.committer.room.run(),
@@ -171,14 +171,12 @@ class Coordinator:
                     await self.effects.post(lost)
             await asyncio.sleep(self.spec.heartbeat_seconds)
 
-    async def _trim_streams(self) -> None:
+    async def _clean_up(self) -> None:
+        cleanup = PeriodicCleanup(self.spec, self.effects)
         while True:
-            await asyncio.sleep(_TRIM_SECONDS)
+            await asyncio.sleep(_CLEANUP_SECONDS)
             # An earlier coordinator that ends late may have received entries under this name.
             self.committer.consumer.reread_pending()
+            job = None if self.deciders.job is None else self.deciders.job.state.job
             with contextlib.suppress(*CONNECTION_ERRORS):
-                await self.effects.events.trim()
-                if self.deciders.job is not None:
-                    prompts = self.effects.prompt_stream(self.deciders.job.state.job)
-                    with contextlib.suppress(redis.exceptions.ResponseError):
-                        await prompts.trim()
+                await cleanup.run(job)

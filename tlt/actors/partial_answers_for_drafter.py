@@ -21,6 +21,7 @@ from tlt.store.redis_connection import CONNECTION_ERRORS
 _SHARE_SECONDS = 0.5
 _KEPT = 32
 _BLOCK_MS = 500
+_EXPIRES_SECONDS = 600
 _FIELD = "partial_answers"
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(PartialAnswers)
@@ -84,15 +85,19 @@ class PartialAnswerExchange:
     async def publish(self, message: PartialAnswers) -> None:
         """Put a rank's partial answers into the job's stream."""
         if self._job is None or message.job != self._job.job:
-            return  # a stream written after its job's end would never be deleted
+            return
         if message.answers:
             with contextlib.suppress(*CONNECTION_ERRORS):
-                await self._setup.connection.xadd(
-                    self._setup.keys.partial_answers(message.job),
-                    {_FIELD: _encode(message)},
-                    maxlen=_KEPT,
-                    approximate=False,
-                )
+                await self._add(message)
+
+    async def _add(self, message: PartialAnswers) -> None:
+        """Let the stream expire: it may be written after its job's end, which deleted it."""
+        key = self._setup.keys.partial_answers(message.job)
+        async with self._setup.connection.pipeline(transaction=True) as transaction:
+            fields = {_FIELD: _encode(message)}
+            transaction.xadd(key, fields, maxlen=_KEPT, approximate=False)  # pyright: ignore[reportArgumentType]
+            transaction.expire(key, _EXPIRES_SECONDS)
+            await transaction.execute()
 
     async def fetch(self) -> None:
         """Give other workers' partial answers to the ranks while they train."""

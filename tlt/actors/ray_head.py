@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tlt.child_process import die_with_parent, last_line
+from tlt.log_rotation import KEPT, MOST_BYTES
 from tlt.session_processes import (
     ProcessId,
     await_end,
@@ -81,7 +82,8 @@ class RayHead:
     def complaint(self) -> str:
         """Return the last line that the driver has written."""
         with open(self._log, "rb") as log:
-            log.seek(self._began)
+            # the log may have been emptied meanwhile
+            log.seek(self._began if self._began <= log.seek(0, os.SEEK_END) else 0)
             return last_line(log.read())
 
     def end(self) -> None:
@@ -141,6 +143,9 @@ class RayHead:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # by default each log of Ray's grows to 512 MB, six times
+            "RAY_ROTATION_MAX_BYTES": str(MOST_BYTES),
+            "RAY_ROTATION_BACKUP_COUNT": str(KEPT - 1),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # By default Ray runs its workers, and so the ranks, at a lower priority.
             "RAY_worker_niceness": "0",

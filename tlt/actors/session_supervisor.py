@@ -23,6 +23,7 @@ from tlt.actors.ray_head import RayHead
 from tlt.actors.ray_healer import START_SECONDS, RayHealer, describe_missing, missing_actors
 from tlt.errors import TltError
 from tlt.json_logs import write_logs_to
+from tlt.log_rotation import bound_logs
 from tlt.session_faults import FaultLog
 from tlt.session_files import Ready, load_session, short_folder, write_ready
 from tlt.session_leftovers import claim, remove_leftovers
@@ -35,6 +36,7 @@ from tlt.store.redis_keys import Keys
 
 _LOCK_SECONDS = 1.0
 _POLL_SECONDS = 0.2
+_LOGS_SECONDS = 5.0
 _log = structlog.get_logger("supervisor")
 
 
@@ -69,10 +71,15 @@ class SessionSupervisor:
     def supervise(self, stop: threading.Event) -> None:
         """Restart the embedded Redis and Ray's head when they end; Ray restarts its actors."""
         healer = RayHealer(self.head, self.spec, self._faults)
+        logs_due = 0.0
         while not stop.wait(_POLL_SECONDS):
             self._heal_redis()
             healer.check(time.monotonic())
             self._publish_processes()
+            if time.monotonic() > logs_due:
+                logs_due = time.monotonic() + _LOGS_SECONDS
+                for folder in ("logs", "redis"):
+                    bound_logs(self.folder / folder)
 
     def stop(self) -> None:
         try:

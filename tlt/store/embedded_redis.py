@@ -16,6 +16,7 @@ from tlt.errors import StoreError
 
 # a Unix socket's path has to fit into 108 bytes
 _LONGEST_SOCKET_PATH = 107
+_REWRITTEN_FROM = "16mb"
 
 
 def find_binary() -> Path:
@@ -72,6 +73,9 @@ class EmbeddedRedis:
                 *("--unixsocket", str(self.socket_path), "--unixsocketperm", "700"),
                 *("--dir", str(self.data), "--logfile", str(log)),
                 *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+                # rewrite the file when it is twice as long as what it holds, and above this
+                *("--auto-aof-rewrite-percentage", "100"),
+                *("--auto-aof-rewrite-min-size", _REWRITTEN_FROM),
                 *("--maxmemory-policy", "noeviction"),
             ],
             # not SIGTERM: a Redis that can no longer write its file ignores it

@@ -1,5 +1,7 @@
 """All keys of a session have one prefix, so that several sessions can share a Redis."""
 
+from typing import Literal
+
 from tlt.id_types import Incarnation, JobId, Step, WorkerId
 
 COORDINATOR = "coordinator"
@@ -29,7 +31,7 @@ class Keys:
     def _key(self, *parts: object) -> str:
         return ":".join(("tlt", self.session, *map(str, parts)))
 
-    def commands(self, worker: WorkerId, incarnation: Incarnation) -> str:
+    def commands(self, worker: WorkerId, incarnation: Incarnation | Literal["*"]) -> str:
         return self._key("commands", worker, incarnation)
 
     def prompts(self, job: JobId) -> str:

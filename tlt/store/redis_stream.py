@@ -17,6 +17,7 @@ from tlt.store.redis_connection import Connection, Transaction
 
 _Message = TypeVar("_Message")
 _PAGE = 500
+MOST_DEAD_LETTERS = 1000
 
 
 class Entry(NamedTuple, Generic[_Message]):
@@ -175,9 +176,12 @@ class Consumer(Generic[_Message]):
 def add_dead_letter(
     transaction: Transaction, dead_letters: str, source: str, fields: Fields, error: str
 ) -> None:
+    """Keep the last ones: nothing but people reads them."""
     transaction.xadd(
         dead_letters,
         {**fields, b"source": source.encode(), b"error": error.encode()},
+        maxlen=MOST_DEAD_LETTERS,
+        approximate=False,
     )
 
 

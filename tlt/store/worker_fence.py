@@ -1,6 +1,6 @@
 """A worker whose lease has ended can't write: its transactions fail from then on."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -47,6 +47,22 @@ async def fence_off(place: FencePlace) -> None:
 async def check(place: FencePlace) -> None:
     """Raise Fenced if this incarnation is over."""
     _refuse(await place.connection.hget(place.keys.fence, place.worker), place)
+
+
+async def read_fences(connection: Connection, keys: Keys) -> dict[bytes, bytes]:
+    """Return the lowest incarnation that may write, by worker."""
+    return await connection.hgetall(keys.fence)
+
+
+async def delete_commands_of_ended(
+    connection: Connection, keys: Keys, fences: Mapping[bytes, bytes]
+) -> None:
+    """Delete the commands to incarnations that are over; a killed worker leaves its own."""
+    for worker, least in fences.items():
+        pattern = keys.commands(WorkerId(worker.decode()), "*")
+        async for key in connection.scan_iter(match=pattern, count=1000):
+            if int(key.rpartition(b":")[2]) < int(least):
+                await connection.delete(key)
 
 
 @asynccontextmanager
