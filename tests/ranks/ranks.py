@@ -14,10 +14,10 @@ from tests.session import write_policy
 from tlt.config import JobSpec, PolicySpec
 from tlt.id_types import Epoch, Incarnation, WorkerId
 from tlt.protocol.commands import OpenJob
-from tlt.protocol.rank_messages import FromRank, RankSetup
+from tlt.protocol.rank_messages import FromRank, RankSetup, ToRank
 from tlt.ranks.main import Rank
 from tlt.ranks.rank_job_context import RankJob
-from tlt.ranks.worker_channel import Progress, RankChannel
+from tlt.ranks.worker_channel import Progress, RankChannel, pack
 
 WORKER, INCARNATION = WorkerId("worker-1"), Incarnation(1)
 _LENGTH = struct.Struct("<Q")
@@ -74,6 +74,14 @@ class LocalRank:
         self.rank = rank
         self._worker_end = worker_end
         self._decoder = msgspec.msgpack.Decoder(FromRank)
+
+    def send(self, message: ToRank) -> None:
+        """Send a message that the rank's loop will receive."""
+        self._worker_end.sendall(pack(message))
+
+    def end(self) -> None:
+        """Let the rank's loop end after the messages so far."""
+        self._worker_end.shutdown(socket.SHUT_WR)
 
     def sent(self) -> list[FromRank]:
         """Return what the rank has sent since the last call."""

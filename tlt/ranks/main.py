@@ -43,7 +43,7 @@ from tlt.protocol.rank_messages import (
     UpdateSamples,
 )
 from tlt.protocol.refs import DrafterRef
-from tlt.ranks.device_memory import return_free_memory
+from tlt.ranks.device_memory import return_free_memory, return_memory_of_closed_job
 from tlt.ranks.drafter_member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
 from tlt.ranks.engine_requirements import select_device
@@ -176,6 +176,8 @@ class Rank:
         self._channel = channel
         self._progress = progress
         self.duties: JobDuties | None = None
+        # True until the memory of a closed job is returned
+        self._has_closed = False
         select_device(torch.device(setup.device))
 
     def run(self) -> None:
@@ -184,6 +186,9 @@ class Rank:
             wait = None if self.duties is None else self.duties.wait_seconds
             for message in self._channel.receive(wait=wait):
                 self.handle(message)
+            # here, because the callers of `_close` hold what is to be freed
+            if self._has_closed:
+                self._free()
             self.compute()
 
     def handle(self, message: ToRank) -> None:
@@ -238,8 +243,8 @@ class Rank:
     def _open(self, command: OpenJob) -> None:
         if self.duties is not None:
             self._close(self.duties)
-        # of the job before, which the callers of `_close` held
-        return_free_memory(torch.device(self._setup.device))
+        if self._has_closed:
+            self._free()
         with self._progress.report_meanwhile():
             self.duties = JobDuties(RankJob(self._setup, command), self._progress)
         decoding = self.duties.decoding
@@ -247,9 +252,13 @@ class Rank:
             self._send(decoding.refuse_drafter(NAMED, decoding.complaint))
 
     def _close(self, duties: JobDuties) -> None:
-        self.duties = None
+        self.duties, self._has_closed = None, True
         if duties.decoding is not None:
             duties.decoding.engine.close()
+
+    def _free(self) -> None:
+        self._has_closed = False
+        return_memory_of_closed_job(torch.device(self._setup.device))
 
     def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
         assert duties.samples is not None
