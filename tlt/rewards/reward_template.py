@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ import msgspec
 from tlt.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
 from tlt.reward_spec import RewardSpec
-from tlt.rewards.isolation import remove_folder
 from tlt.rewards.reward_messages import (
     LENGTH,
     BatchScores,
@@ -28,6 +26,7 @@ from tlt.rewards.reward_messages import (
     Started,
     framed,
 )
+from tlt.rewards.scratch_folder import ScratchFolder
 
 _START_SECONDS = 60.0
 _scores = msgspec.json.Decoder(BatchScores)
@@ -74,7 +73,7 @@ class RewardTemplate:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._folder: str | None = None
+        self._folder: ScratchFolder | None = None
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -105,7 +104,7 @@ class RewardTemplate:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=5)
         if self._folder is not None:
-            remove_folder(self._folder)
+            self._folder.remove()
         self._process = self._control = self._folder = None
 
     async def _start(self) -> socket.socket:
@@ -114,7 +113,7 @@ class RewardTemplate:
         self.stop()
         control, theirs = socket.socketpair()
         control.setblocking(False)
-        self._control, self._folder = control, tempfile.mkdtemp(prefix="tlt-reward-")
+        self._control, self._folder = control, ScratchFolder()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, open(self._log, "ab") as output:
             self._process = subprocess.Popen(
@@ -128,7 +127,7 @@ class RewardTemplate:
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await _send(control, framed(Start(reward=self._spec, folder=self._folder)))
+                await _send(control, framed(Start(reward=self._spec, folder=self._folder.path)))
                 (length,) = LENGTH.unpack(await _receive(control, LENGTH.size))
                 self.started = _started.decode(await _receive(control, length))
         except TimeoutError as error:
