@@ -127,6 +127,16 @@ BENCHMARKS = {
         " (after the death of the supervisor: by `tlt up`), the slower of some times, and answers"
         " that were lost or counted twice."
     ),
+    "soak": (
+        "Jobs of many shapes come and go for half an hour, and once a minute a process is killed:"
+        " what processes and the session keep after each job, and how fast it grows. A process's"
+        " memory is its anonymous memory; slopes leave out the first eight jobs, and the first two"
+        " of a process that was started again."
+    ),
+    "long_run": (
+        "Eight simulated workers write a journal of 160,000 entries, 64 answers a step: what grows"
+        " with the length of a run, and what an ended job leaves in its session."
+    ),
     "beside": (
         "Jobs whose idle workers always train, against jobs that never do: what the rollouts lose"
         " while others train beside them on the same machine."

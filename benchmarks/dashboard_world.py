@@ -114,7 +114,7 @@ class World:
             )
             for number in range(workers)
         )
-        self._state: RunState = coordinator.new_run(job, self.spec)
+        self.state: RunState = coordinator.new_run(job, self.spec)
         self._serials = dict.fromkeys((info.worker for info in self._infos), 0)
         self._events = self._run_events()
         self._commands: deque[Command] = deque()
@@ -125,7 +125,7 @@ class World:
         for _ in range(count):
             event = next(self._events)
             now = time.time()
-            self._state, commands = coordinator.decide(self._state, event, now)
+            self.state, commands = coordinator.decide(self.state, event, now)
             self._commands.extend(commands)
             written.append((now, cast("AnyEvent", event), commands))
         self.journal.append(written)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
@@ -67,9 +67,13 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def session(workers: int = 2, device: str = "cpu") -> Generator[None]:
-    """Start a session in a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="tlt-bench-") as folder:
+def session(workers: int = 2, device: str = "cpu", folder: Path | None = None) -> Generator[None]:
+    """Start a session in a home of its own, in a temporary folder unless one is given."""
+    with ExitStack() as stack:
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="tlt-bench-")
+            folder = Path(stack.enter_context(temporary))
+        folder.mkdir(parents=True, exist_ok=True)
         os.environ["TLT_HOME"] = f"{folder}/home"
         tlt("up", "--workers", str(workers), "--device", device, "--runs", f"{folder}/runs")
         try:

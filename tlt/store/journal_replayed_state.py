@@ -19,7 +19,7 @@ from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follo
 
 _State = TypeVar("_State")
 SNAPSHOT_FILE = "snapshot.msgpack"
-_SNAPSHOT_ENTRIES = 2000
+SNAPSHOT_ENTRIES = 2000
 
 Decide = Callable[[_State, Any, float], tuple[_State, Sequence[Command]]]
 
@@ -37,7 +37,7 @@ class DeciderState(Generic[_State]):
         committed: Position,
         initial: _State,
         decide: Decide[_State],
-        snapshot_entries: int = _SNAPSHOT_ENTRIES,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
     ) -> None:
         self.folder = folder
         self.journal = Journal(folder, committed)

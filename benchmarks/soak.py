@@ -1,0 +1,240 @@
+"""Let jobs come and go for half an hour, kill a process a minute, and measure what grows.
+
+`python -m benchmarks.soak --minutes 30 --seed 1 --out F.json --plot F.png`
+
+Two workers of one rank. Memory, open files, shared memory, Redis and logs are sampled; slopes
+begin after the first jobs, and in a process that was started again after the first jobs of its
+life.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from benchmarks.result import Claim, write_result
+from benchmarks.soak_jobs import SPEC, Jobs, failures
+from benchmarks.soak_plot import draw
+from benchmarks.soak_samples import Sample, sample_ranks, take_sample
+from benchmarks.soak_slopes import Point, Slope, fit_slope
+from benchmarks.stacks import session
+from tlt.errors import StoreError
+from tlt.session_client import Client, with_client
+from tlt.session_control import find_session
+from tlt.session_faults import read_supervised
+from tlt.session_processes import ProcessId
+
+_SAMPLE_SECONDS, _POLL_SECONDS, _KILL_SECONDS = 5.0, 1.0, 60.0
+_LAST_SECONDS = 60.0
+# those at the beginning of the soak, and of a later life, that slopes leave out
+_FIRST_JOBS, _WARM_UP_JOBS = 8, 2
+# in each quarter of an hour; slopes within a rank's life need lives of some jobs
+_KILLED = (
+    *("coordinator",) * 4,
+    *("reward",) * 4,
+    *("Redis",) * 4,
+    *("a worker", "a rank", "Ray's raylet"),
+)
+# even on a machine that others load
+_JOBS_A_MINUTE = 0.6
+_MEGABYTES_A_MINUTE = 1.0
+_FILES_A_MINUTE = 0.5
+_BOUNDED = (
+    *("shared memory, MB", "Redis's memory, MB", "Redis's file, MB", "logs, MB"),
+    *("session's journal, MB", "Ray's files, MB", "scratch files, MB"),
+)
+
+
+class Kill(NamedTuple):
+    at: float
+    what: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keep the session's files and samples there")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    random = Random(arguments.seed)
+    with session(folder=arguments.folder):
+        jobs = Jobs(random)
+        samples, kills = _soak(jobs, random, arguments.minutes, arguments.folder)
+        jobs.cancel_all()
+    slopes = _slopes(samples, arguments.seed)
+    if arguments.plot is not None:
+        draw(samples, kills, arguments.plot)
+    statuses = Counter(record.status for record in jobs.records.values())
+    details: dict[str, Any] = {
+        "seed": arguments.seed,
+        "minutes": arguments.minutes,
+        "jobs": dict(statuses),
+        "kills": dict(Counter(kill.what for kill in kills)),
+        "failures": failures(jobs),
+        "slopes": {
+            kind: {name: _rounded(slope) for name, slope in sorted(found.items())}
+            for kind, found in slopes.items()
+        },
+        "spec": SPEC.name,
+        "load": os.getloadavg()[2],
+    }
+    claims = _claims(slopes, jobs, kills, arguments.minutes)
+    write_result("soak", claims, details, time.monotonic() - began, arguments.out)
+
+
+# --- half an hour
+
+
+def _soak(
+    jobs: Jobs, random: Random, minutes: float, folder: Path | None
+) -> tuple[list[Sample], list[Kill]]:
+    spec = find_session("default")
+    began = time.monotonic()
+    end = began + 60 * minutes
+    samples: list[Sample] = []
+    whole: Sample | None = None
+    kills: list[Kill] = []
+    deck: list[str] = []
+    due, kill_due = began, began + _KILL_SECONDS
+    while (now := time.monotonic()) < end:
+        jobs.tend(submit=True)
+        if now >= due:
+            due += _SAMPLE_SECONDS
+            samples.append(whole := take_sample(spec, now - began, jobs.ended))
+            _append(folder, "samples.jsonl", samples[-1])
+        elif whole is not None:
+            samples.append(sample_ranks(whole, now - began, jobs.ended))
+            _append(folder, "samples.jsonl", samples[-1])
+        if kill_due <= now < end - _LAST_SECONDS:
+            kill_due += _KILL_SECONDS
+            deck = deck or random.sample(_KILLED, len(_KILLED))
+            kills.append(Kill(round(now - began, 1), _kill(deck.pop(), random)))
+            _append(folder, "kills.jsonl", kills[-1])
+            print(f"{now - began:.0f} s: {jobs.ended} jobs, {kills[-1].what} killed", flush=True)
+        time.sleep(max(0.0, _POLL_SECONDS - (time.monotonic() - now)))
+    return samples, kills
+
+
+def _kill(what: str, random: Random) -> str:
+    """Kill a process; where one isn't known at the moment, kill the one that is next to it."""
+    supervised = read_supervised(Path(find_session("default").folder)).processes
+    pids = {name: process.pid for name, process in supervised.items()}
+
+    async def actors(client: Client) -> Mapping[str, int]:
+        services, workers = await client.services(), await client.workers()
+        _, beat = random.choice(sorted(workers.items()))
+        ranks = {"a rank": random.choice(beat.rank_pids)} if beat.rank_pids else {}
+        return {**{name: beat.pid for name, beat in services.items()}, "a worker": beat.pid} | ranks
+
+    with contextlib.suppress(StoreError):
+        pids |= with_client("default", actors)
+    killed = what if what in pids else "Redis"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pids[killed], signal.SIGKILL)
+    return killed
+
+
+def _append(folder: Path | None, name: str, what: object) -> None:
+    if folder is not None:
+        with open(folder / name, "ab") as file:
+            file.write(msgspec.json.encode(what) + b"\n")
+
+
+# --- what has grown
+
+
+def _slopes(samples: Sequence[Sample], seed: int) -> dict[str, dict[str, Slope]]:
+    """Fit what processes and the session keep: the lowest value of each job.
+
+    What a job itself takes comes and goes, and depends on its shape.
+    """
+    kept: dict[tuple[str, str], dict[tuple[int, int], Point]] = defaultdict(dict)
+    lives: dict[ProcessId, int] = {}
+    first_jobs: dict[int, int] = {}
+    for sample in samples:
+        for each in sample.processes:
+            life = lives.setdefault(each.process, len(lives) + 1)
+            first = first_jobs.setdefault(life, sample.jobs)
+            since = max(_FIRST_JOBS, first + _WARM_UP_JOBS) if first else _FIRST_JOBS
+            for kind, value in (("memory", each.anonymous_mb), ("open files", each.files)):
+                if sample.jobs >= since:
+                    point = Point(life, sample.jobs, sample.at / 60, value)
+                    _keep_lowest(kept[kind, each.role], point)
+        totals = dict(sample.totals)
+        if totals:
+            totals["memory of all processes, MB"] = math.fsum(
+                each.anonymous_mb for each in sample.processes
+            )
+        for name, value in totals.items():
+            if sample.jobs >= _FIRST_JOBS:
+                point = Point(0, sample.jobs, sample.at / 60, value)
+                _keep_lowest(kept["session", name], point)
+    slopes: dict[str, dict[str, Slope]] = defaultdict(dict)
+    for (kind, name), points in kept.items():
+        if (slope := fit_slope(list(points.values()), seed)) is not None:
+            slopes[kind][name] = slope
+    return slopes
+
+
+def _keep_lowest(points: dict[tuple[int, int], Point], point: Point) -> None:
+    place = point.life, point.job
+    if place not in points or point.value < points[place].value:
+        points[place] = point
+
+
+def _claims(
+    slopes: Mapping[str, Mapping[str, Slope]], jobs: Jobs, kills: Sequence[Kill], minutes: float
+) -> list[Claim]:
+    bounded = {f"memory.{role}": slope for role, slope in slopes.get("memory", {}).items()}
+    bounded |= {
+        name.removesuffix(", MB"): slope
+        for name, slope in slopes.get("session", {}).items()
+        if name in _BOUNDED
+    }
+    found = [
+        Claim(
+            name=f"soak.{name}",
+            value=slope.value,
+            unit="MB a minute",
+            bar=_MEGABYTES_A_MINUTE,
+            less_is_better=True,
+        )
+        for name, slope in sorted(bounded.items())
+    ]
+    found += [
+        Claim(
+            name=f"soak.open_files.{role}",
+            value=slope.value,
+            unit="files a minute",
+            bar=_FILES_A_MINUTE,
+            less_is_better=True,
+        )
+        for role, slope in sorted(slopes.get("open files", {}).items())
+    ]
+    failed = len(jobs.with_status("failed"))
+    return [
+        Claim(name="soak.jobs", value=jobs.ended, unit="jobs", bar=_JOBS_A_MINUTE * minutes),
+        Claim(name="soak.kills", value=len(kills), unit="kills", bar=minutes - 2),
+        Claim(name="soak.failed", value=failed, unit="jobs", bar=0, less_is_better=True),
+        *found,
+    ]
+
+
+def _rounded(slope: Slope) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in slope._asdict().items()}
+
+
+if __name__ == "__main__":
+    main()
