@@ -5,12 +5,13 @@ discarded. A file appears under its name only when it is complete. The checksum 
 takes a while, so it calls `check` often.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -102,6 +103,16 @@ class Blobs:
     def discard(self, ref: BlobRef) -> None:
         self.release(ref)
         (self.committed / ref.digest).unlink(missing_ok=True)
+
+    def discard_all_but(self, refs: Collection[BlobRef]) -> None:
+        """Delete all other committed blobs, and what writers that were killed had begun."""
+        kept = {ref.digest for ref in refs}
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.committed):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name not in kept:
+                    Path(entry.path).unlink(missing_ok=True)
 
 
 def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors.test_startup_event_backlog import Session, consume, end, post
 from tests.samples import JOB, SPEC
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.effects import Caused
@@ -96,3 +97,22 @@ def test_fails_if_the_policy_cannot_be_written_but_not_for_a_drafter(
     caused = Caused(best, JobCancelRequested(job=JOB), run=JOB)
     with pytest.raises(BlobError, match="cannot be written"):
         commit_blobs(blobs, [caused])
+
+
+async def test_a_job_that_ends_removes_what_killed_writers_left(
+    redis_url: str, tmp_path: Path
+) -> None:
+    session = Session(tmp_path, redis_url)
+    coordinator = session.coordinator()
+    coordinator.committer.summaries.start = lambda folder: None
+    await coordinator.recover()
+    await post(coordinator, session.begin())
+    await consume(coordinator)
+    left = coordinator.deciders.blobs(JOB).committed / ".unfinished-x1"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    await post(coordinator, [JobCancelRequested(job=JOB)])
+    await consume(coordinator)
+    assert coordinator.effects.records[JOB].status == "cancelled"
+    assert not left.exists()
+    await end(coordinator)

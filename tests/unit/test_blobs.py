@@ -205,6 +205,23 @@ def test_refuses_blobs_that_need_reserved_bytes(
     blobs.put(b"policy", commit=False)
 
 
+def test_discards_all_but_the_named_and_what_killed_writers_left(blobs: Blobs) -> None:
+    kept, abandoned = (blobs.put(content, commit=True) for content in (b"kept", b"abandoned"))
+    flying = blobs.put(b"flying", commit=False)
+    (blobs.committed / ".unfinished-x1").write_bytes(b"half")
+    (blobs.committed / ".checkpoint-7" / "shard").mkdir(parents=True)
+    blobs.discard_all_but({kept})
+    assert [path.name for path in blobs.committed.iterdir()] == [kept.digest]
+    assert blobs.get(flying) == b"flying"
+    with pytest.raises(BlobLost):
+        blobs.get(abandoned)
+
+
+def test_discards_nothing_where_no_folder_is(tmp_path: Path) -> None:
+    Blobs(tmp_path / "flight", tmp_path / "blobs").discard_all_but(set())
+    assert not list(tmp_path.iterdir())
+
+
 def test_discard_deletes_both_copies(blobs: Blobs) -> None:
     flying, committed, kept = (
         blobs.put(content, commit=commit)

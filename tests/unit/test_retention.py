@@ -84,3 +84,14 @@ def test_keep_all_keeps_all_blobs() -> None:
     blob_retention.discard(turn, _blob("old"))
     blob_retention.discard_drafters(turn, _drafter("older"))
     assert turn.commands == []
+
+
+def test_an_ended_job_keeps_what_its_state_names() -> None:
+    kept = blob_retention.blobs_of_ended(_turn().state)
+    assert kept == {_blob(name) for name in NAMED}
+
+
+@pytest.mark.parametrize("section", ["algorithm", "drafter"])
+def test_an_ended_job_keeps_everything_if_its_spec_says_so(section: str) -> None:
+    changed = msgspec.structs.replace(getattr(SPEC, section), keep_all=True)
+    assert blob_retention.blobs_of_ended(_turn(**{section: changed}).state) is None

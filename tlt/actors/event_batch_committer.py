@@ -23,7 +23,8 @@ from tlt.actors.summary_process import SummaryProcesses
 from tlt.blobs import Blobs
 from tlt.config import SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
-from tlt.id_types import EntryId, Epoch
+from tlt.id_types import EntryId, Epoch, JobId
+from tlt.policies.job.blob_retention import blobs_of_ended
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import (
     CommitBestPolicy,
@@ -169,6 +170,7 @@ class BatchCommitter:
                         self._deciders.runs.blobs(command.job).discard(blob)
                 case FinishRun():
                     shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
+                    self._discard_unnamed_blobs(command.job)
                     self.summaries.start(self._deciders.runs.folder(command.job))
                 case RecordStatus():
                     if command.status in ("cancelled", "paused"):
@@ -176,6 +178,12 @@ class BatchCommitter:
                     _log.info("job", job=command.job, status=command.status, error=command.error)
                 case _:
                     pass
+
+    def _discard_unnamed_blobs(self, job: JobId) -> None:
+        """Discard what abandoned attempts of a job that ends have left in its run's folder."""
+        run = self._deciders.runs.states.get(job)
+        if run is not None and (kept := blobs_of_ended(run.state)) is not None:
+            self._deciders.runs.blobs(job).discard_all_but(kept)
 
 
 def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:

@@ -23,6 +23,12 @@ def needed_blobs(state: RunState) -> set[BlobRef]:
     return {blob for blob in found if blob is not None}
 
 
+def blobs_of_ended(state: RunState) -> set[BlobRef] | None:
+    """Return the blobs that an ended job keeps, or None if it keeps all that it ever wrote."""
+    keeps_all = state.spec.algorithm.keep_all or state.spec.drafter.keep_all
+    return None if keeps_all else needed_blobs(state)
+
+
 def discard(turn: Turn, *blobs: BlobRef | None) -> None:
     """Discard blobs of an older checkpoint or of a policy that is no longer the best."""
     if not turn.state.spec.algorithm.keep_all:
