@@ -130,8 +130,8 @@ BENCHMARKS = {
     "soak": (
         "Jobs of many shapes come and go for half an hour, and once a minute a process is killed:"
         " what processes and the session keep after each job, and how fast it grows. A process's"
-        " memory is its anonymous memory; slopes leave out the first eight jobs, and the first two"
-        " of a process that was started again."
+        " memory is its anonymous memory; slopes leave out the first eight jobs, and the first"
+        " three of a process that was started again."
     ),
     "long_run": (
         "Eight simulated workers write a journal of 160,000 entries, 64 answers a step: what grows"
