@@ -1,5 +1,6 @@
 """Invariant: the journal holds whole entries in order, up to the committed position."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_names_a_damaged_line(line: bytes | None, complaint: str, tmp_path: Path
     path.write_bytes(whole + (line or whole.partition(b"\n")[0] + b"\n"))
     with pytest.raises(JournalError, match=complaint):
         list(read(path))
+
+
+def test_refuses_an_entry_in_which_a_bit_has_changed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, START)
+    journal.append([(7.5, EVENTS[1], [])])
+    journal.close()
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole[:-1]):
+        damaged = bytes([byte ^ (1 << place % 8)])
+        path.write_bytes(whole[:place] + damaged + whole[place + 1 :])
+        with pytest.raises(JournalError, match=str(path)):
+            list(read(path))
+
+
+def test_reads_lines_that_have_no_checksum(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_bytes(re.sub(rb',"crc":\d+}', b"}", path.read_bytes()))
+    assert [entry.event for entry in read(path)] == EVENTS
 
 
 @pytest.mark.parametrize("version", [b"", b'"schema":1,', b'"schema":5,'])

@@ -1,12 +1,14 @@
 """The journal: one writer appends every event in the order in which `decide` consumed it.
 
-A line holds the schema's version, the event, the time that `decide` was given, and a digest of
-the commands that came out. A torn last line is no entry. Lines after the position that the store
-names as committed don't count: the next writer cuts them off, and their events are decided again.
+A line holds the schema's version, the event, the time that `decide` was given, a digest of the
+commands that came out, and a checksum. A torn last line is no entry. Lines after the position that
+the store names as committed don't count: the next writer cuts them off, and their events are
+decided again.
 """
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,12 +24,16 @@ from tlt.protocol.refs import SCHEMA_VERSION
 FILE_NAME = "journal.jsonl"
 
 
-class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+class JournalEntry(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     seq: int
     schema: int
     at: float
     event: AnyEvent
     commands: Digest
+    # of the line before it; lines of earlier versions have none
+    crc: int | None = None
 
 
 class _Header(msgspec.Struct):
@@ -44,6 +50,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 START = Position()
+_CRC = b',"crc":'
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(JournalEntry)
@@ -80,7 +87,8 @@ class Journal:
                 event=event,
                 commands=digest(commands),
             )
-            lines += _encoder.encode(entry) + b"\n"
+            line = _encoder.encode(entry)[:-1]
+            lines += b"%b%b%d}\n" % (line, _CRC, zlib.crc32(line))
         try:
             view = memoryview(lines)
             while view:
@@ -149,6 +157,8 @@ def _decode(path: Path, line: bytes, position: Position) -> JournalEntry:
         _check_version(path, _schema_of(line))
         raise JournalError(f"{path}: entry {position.entries} cannot be read: {error}") from error
     _check_version(path, entry.schema)
+    if entry.crc is not None and entry.crc != zlib.crc32(line.rpartition(_CRC)[0]):
+        raise JournalError(f"{path}: entry {position.entries} is damaged: its checksum differs")
     if entry.seq != position.entries:
         raise JournalError(f"{path}: entry {entry.seq} stands where {position.entries} should")
     return entry
