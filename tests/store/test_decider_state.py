@@ -130,6 +130,18 @@ def test_replays_the_journal_if_the_snapshot_is_damaged(damaged: bytes, tmp_path
     _assert_rebuilds(tmp_path, committed, events)
 
 
+def test_replays_the_journal_if_a_byte_of_the_snapshot_has_changed(tmp_path: Path) -> None:
+    events = _events(8)
+    decider = _open(tmp_path, START)
+    committed = _consume(decider, events)
+    decider.close()
+    whole = (tmp_path / SNAPSHOT_FILE).read_bytes()
+    for place in range(0, len(whole), len(whole) // 20):
+        damaged = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        (tmp_path / SNAPSHOT_FILE).write_bytes(damaged)
+        _assert_rebuilds(tmp_path, committed, events)
+
+
 def test_replays_the_journal_if_the_snapshot_has_another_schema(tmp_path: Path) -> None:
     events = _events(8)
     decider = _open(tmp_path, START)

@@ -5,6 +5,7 @@ Decisions that were not committed are lost with the process that made them.
 
 import contextlib
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follo
 _State = TypeVar("_State")
 SNAPSHOT_FILE = "snapshot.msgpack"
 SNAPSHOT_ENTRIES = 2000
+_encode = msgspec.msgpack.Encoder().encode
 
 Decide = Callable[[_State, Any, float], tuple[_State, Sequence[Command]]]
 
@@ -28,6 +30,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     schema: int
     position: Position
     state: msgspec.Raw
+    # of the position and the state; older snapshots have none, and are not read
+    checksum: int = 0
+
+    @property
+    def intact(self) -> bool:
+        return self.checksum == _checksum(self.position, self.state)
+
+
+def encode_snapshot(position: Position, state: object) -> bytes:
+    raw = msgspec.Raw(_encode(state))
+    return _encode(Snapshot(SCHEMA_VERSION, position, raw, _checksum(position, raw)))
+
+
+def _checksum(position: Position, state: msgspec.Raw) -> int:
+    return zlib.crc32(state, zlib.crc32(_encode(position)))
 
 
 class DeciderState(Generic[_State]):
@@ -70,12 +87,11 @@ class DeciderState(Generic[_State]):
         if self.journal.position.entries - self._snapshot_at < self._snapshot_entries:
             return
         self._snapshot_at = self.journal.position.entries
-        state = msgspec.Raw(msgspec.msgpack.encode(self.state))
-        snapshot = Snapshot(SCHEMA_VERSION, self.journal.position, state)
+        snapshot = encode_snapshot(self.journal.position, self.state)
         unfinished = self.folder / ".snapshot-unfinished"
         # A snapshot only saves time, so a full disk is no failure.
         with contextlib.suppress(OSError):
-            unfinished.write_bytes(msgspec.msgpack.encode(snapshot))
+            unfinished.write_bytes(snapshot)
             os.replace(unfinished, self.folder / SNAPSHOT_FILE)
 
     def close(self) -> None:
@@ -100,11 +116,12 @@ def _rebuild(
     folder: Path, committed: Position, initial: _State, decide: Decide[_State]
 ) -> tuple[_State, int]:
     state, start = initial, START
-    # A snapshot that is missing, torn or of another schema costs a replay of the whole journal.
-    with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+    # A snapshot that is missing, damaged or of another schema costs a replay of the whole journal.
+    # ValueError: msgspec's own, or text that is not UTF-8
+    with contextlib.suppress(OSError, ValueError):
         snapshot = msgspec.msgpack.decode((folder / SNAPSHOT_FILE).read_bytes(), type=Snapshot)
         ahead = snapshot.position.entries > committed.entries
-        if snapshot.schema == SCHEMA_VERSION and not ahead:
+        if snapshot.schema == SCHEMA_VERSION and snapshot.intact and not ahead:
             state = msgspec.msgpack.decode(snapshot.state, type=type(initial))
             start = snapshot.position
     state, position = replay(folder / FILE_NAME, state, decide, start)
