@@ -124,6 +124,29 @@ async def test_repeats_a_persistent_call_until_the_server_is_back(short_folder: 
     server.stop()
 
 
+async def test_repeats_a_transaction_until_the_server_has_memory_again(tcp_redis: str) -> None:
+    calls = 0
+
+    async with connect(tcp_redis) as client:
+
+        async def write() -> None:
+            nonlocal calls
+            calls += 1
+            async with client.pipeline(transaction=True) as transaction:
+                transaction.set("memory", calls)
+                await transaction.execute()
+
+        await client.config_set("maxmemory", 1)
+        try:
+            call = asyncio.create_task(retry_until_connected(write))
+            await wait_until(lambda: calls >= 3, message="the transaction was not repeated")
+            assert not call.done()
+        finally:
+            await client.config_set("maxmemory", 0)
+        await asyncio.wait_for(call, 20)
+        assert int(await client.get("memory")) == calls
+
+
 async def test_passes_other_errors_of_a_persistent_call_on() -> None:
     async def refuse() -> None:
         raise StoreError("no")

@@ -48,6 +48,14 @@ def test_spares_workers_that_beat_while_the_observer_slept() -> None:
     assert lost.worker == OTHER
 
 
+def test_counts_no_time_in_which_no_worker_could_be_heard() -> None:
+    leases = Leases(10.0)
+    leases.observe({WORKER: beat(1)}, 0.0)
+    leases.skip(1000.0)
+    assert leases.observe({WORKER: beat(1)}, 1009.0) == []
+    assert len(leases.observe({WORKER: beat(1)}, 1010.5)) == 1
+
+
 def test_reports_a_worker_again_after_it_returned() -> None:
     leases = Leases(10.0)
     leases.observe({WORKER: beat(1)}, 0.0)

@@ -122,11 +122,10 @@ class Coordinator:
     async def _fence_off(self, losses: Sequence[WorkerLost]) -> None:
         """Fence workers off before their loss is decided, so that they can write no more."""
         for lost in losses:
-            await worker_fence.fence_off(
-                worker_fence.FencePlace(
-                    self.effects.connection, self.effects.keys, lost.worker, lost.incarnation
-                )
+            place = worker_fence.FencePlace(
+                self.effects.connection, self.effects.keys, lost.worker, lost.incarnation
             )
+            await retry_until_connected(partial(worker_fence.fence_off, place))
 
     async def _consume_events(self) -> None:
         consumer = self.committer.consumer
@@ -159,17 +158,22 @@ class Coordinator:
 
     async def _watch_leases(self) -> None:
         leases = Leases(self.spec.lease_seconds)
+        read = partial(read_heartbeats, self.effects.connection, self.effects.keys)
         while True:
             if refused_writes(
                 self.effects.connection, _REFUSED_BEATS * self.spec.heartbeat_seconds
             ):
                 leases = Leases(self.spec.lease_seconds)  # nobody's heartbeats are accepted
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                heartbeats = await read_heartbeats(self.effects.connection, self.effects.keys)
-                for lost in leases.observe(heartbeats, time.monotonic()):
-                    await self._fence_off([lost])
-                    await self.effects.post(lost)
+            asked = time.monotonic()
+            heartbeats = await retry_until_connected(read)
+            leases.skip(time.monotonic() - asked)
+            for lost in leases.observe(heartbeats, time.monotonic()):
+                await retry_until_connected(partial(self._end_lease, lost))
             await asyncio.sleep(self.spec.heartbeat_seconds)
+
+    async def _end_lease(self, lost: WorkerLost) -> None:
+        await self._fence_off([lost])
+        await self.effects.post(lost)
 
     async def _clean_up(self) -> None:
         cleanup = PeriodicCleanup(self.spec, self.effects)

@@ -1,6 +1,7 @@
 """A worker's lease ends when no new heartbeat has come for its length, by the observer's clock.
 
-Neither Redis's clock nor the worker's is read, so a slow clock or a restart ends no lease.
+Neither Redis's clock nor the worker's is read, so a slow clock or a restart ends no lease. Time in
+which Redis doesn't answer doesn't count, because no worker can send a heartbeat.
 """
 
 from tlt.id_types import Incarnation, WorkerId
@@ -14,10 +15,16 @@ class Leases:
         # incarnation and counter of the last new heartbeat, and the time at which it was seen
         self._seen: dict[WorkerId, tuple[tuple[Incarnation, int] | None, float]] = {}
         self._ended: set[WorkerId] = set()
+        self._skipped = 0.0
+
+    def skip(self, seconds: float) -> None:
+        """Leave out a time, before the next observation, in which no worker could be heard."""
+        self._skipped += seconds
 
     def observe(self, heartbeats: dict[WorkerId, Heartbeat], now: float) -> list[WorkerLost]:
         """Return the losses of workers whose lease has just ended; call it regularly."""
         lost: list[WorkerLost] = []
+        now -= self._skipped
         for worker, heartbeat in heartbeats.items():
             last, since = self._seen.get(worker, (None, now))
             pulse = (heartbeat.incarnation, heartbeat.counter)

@@ -31,6 +31,8 @@ CONNECTION_ERRORS = (
     redis.exceptions.TimeoutError,
     # redis-py raises it when a connection that watches a key is lost
     redis.exceptions.WatchError,
+    # the server refuses what takes memory until it has some again
+    redis.exceptions.OutOfMemoryError,
     ConnectionError,
     TimeoutError,
 )

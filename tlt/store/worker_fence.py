@@ -89,7 +89,13 @@ async def transaction(place: FencePlace) -> AsyncGenerator[Transaction]:
 
 
 async def _raise_fence(place: FencePlace, least: int) -> None:
-    await place.connection.eval(_RAISE, 1, place.keys.fence, place.worker, least)
+    try:
+        await place.connection.eval(_RAISE, 1, place.keys.fence, place.worker, least)
+    except redis.exceptions.ResponseError as error:
+        # before version 7 a script's error has another class
+        if "OOM " in str(error):
+            raise redis.exceptions.OutOfMemoryError(str(error)) from error
+        raise
 
 
 def _refuse(least: bytes | None, place: FencePlace) -> None:
