@@ -32,6 +32,9 @@ def reward(*, completion, answer, row):
         case "none": return None
         case "word": return "many"
         case "exit": os._exit(3)
+        case "count and exit":
+            with open(row["file"], "a") as file: file.write("x")
+            os._exit(3)
         case "sys.exit": sys.exit(3)
         case "abort": os.abort()
         case "hang":
@@ -223,18 +226,28 @@ async def test_one_that_hangs_delays_no_other(start: Start, tmp_path: Path) -> N
     assert await hanging == ScoreResult(reward=99.0)
 
 
-async def test_killed_process_gets_the_fallback_and_the_next_answer_is_scored(
+async def test_an_answer_whose_process_is_killed_is_scored_by_another(
     start: Start, tmp_path: Path
 ) -> None:
     pool = start(workers=1)
-    row = {"pid": str(tmp_path / "shared" / "pid"), "open": str(tmp_path / "never")}
+    row = {"pid": str(tmp_path / "shared" / "pid"), "open": str(tmp_path / "open")}
     asking = asyncio.create_task(pool.score("gate", 1, row))
     await wait_until((tmp_path / "shared" / "pid").exists, message="no request arrived")
     template = pool._template._process  # pyright: ignore[reportPrivateUsage]
     assert template is not None
+    (tmp_path / "open").touch()
     os.kill(template.pid, signal.SIGKILL)
-    assert await asking == ScoreResult(reward=FALLBACK, error="the reward's process ended")
+    assert await asking == ScoreResult(reward=99.0)
     assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
+
+
+async def test_an_answer_that_ends_two_processes_gets_the_fallback(
+    start: Start, tmp_path: Path
+) -> None:
+    pool = start(workers=1)
+    row = {"file": str(tmp_path / "shared" / "tries")}
+    assert (await pool.score("count and exit", 1, row)).reward == FALLBACK
+    assert (tmp_path / "shared" / "tries").read_text() == "xx"
 
 
 async def test_cancelled_request_does_not_answer_the_next(start: Start, tmp_path: Path) -> None:

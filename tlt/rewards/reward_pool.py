@@ -15,6 +15,7 @@ from tlt.rewards.reward_template import RewardChild, RewardTemplate
 
 # a fresh process of a reward model reads its weights first
 _LOAD_SECONDS = 900.0
+_ENDED = "the reward's process ended"
 _log = structlog.get_logger("reward")
 
 
@@ -122,9 +123,19 @@ class _Slot:
         self._batches = 0
 
     async def score(self, requests: list[ScoreRequest]) -> list[ScoreResult]:
-        """Return a result for each request."""
+        """Return a result for each request.
+
+        A process that ends is followed by another that scores them again: the kernel or a person
+        may have killed it. If that one ends too, it is for what it scores.
+        """
         if not requests:
             return []
+        results = await self._try(requests)
+        if results[0].error == _ENDED:
+            results = await self._try(requests)
+        return results
+
+    async def _try(self, requests: list[ScoreRequest]) -> list[ScoreResult]:
         self._batches += 1
         seconds = self._seconds(len(requests))
         try:
@@ -137,7 +148,7 @@ class _Slot:
         except TimeoutError:
             error = f"no answer within {seconds:g} s"
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
-            error = "the reward's process ended"
+            error = _ENDED
         except (ConfigError, UnicodeError) as complaint:
             error = str(complaint)
         self.kill()
