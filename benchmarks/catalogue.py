@@ -137,6 +137,11 @@ BENCHMARKS = {
         "Eight simulated workers write a journal of 160,000 entries, 64 answers a step: what grows"
         " with the length of a run, and what an ended job leaves in its session."
     ),
+    "chaos": (
+        "Seeded faults hit live jobs, one after the other: processes killed and stopped, messages"
+        " doubled and late, files damaged, disk, memory and clock taken away; answers lost or"
+        " counted twice, by the journal and by what updates learned from."
+    ),
     "beside": (
         "Jobs whose idle workers always train, against jobs that never do: what the rollouts lose"
         " while others train beside them on the same machine."

@@ -30,6 +30,20 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 def write_result(
     name: str, claims: list[Claim], details: dict[str, Any], seconds: float, out: Path | None
 ) -> None:
+    save_result(name, claims, details, seconds, out)
+    table = Table("claim", "value", "bar", "holds", title=name, title_justify="left", box=None)
+    for claim in claims:
+        sign = "≤" if claim.less_is_better else "≥"
+        value = f"{claim.value:.4g} {claim.unit}"
+        table.add_row(claim.name, value, f"{sign} {claim.bar:g}", "yes" if claim.holds else "NO")
+    Console().print(table)
+    sys.exit(0 if all(claim.holds for claim in claims) else 1)
+
+
+def save_result(
+    name: str, claims: list[Claim], details: dict[str, Any], seconds: float, out: Path | None
+) -> None:
+    """Write the file alone, as a benchmark does that saves what it has so far."""
     result = {
         "name": name,
         "commit": describe_commit(),
@@ -41,13 +55,6 @@ def write_result(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    table = Table("claim", "value", "bar", "holds", title=name, title_justify="left", box=None)
-    for claim in claims:
-        sign = "≤" if claim.less_is_better else "≥"
-        value = f"{claim.value:.4g} {claim.unit}"
-        table.add_row(claim.name, value, f"{sign} {claim.bar:g}", "yes" if claim.holds else "NO")
-    Console().print(table)
-    sys.exit(0 if all(claim.holds for claim in claims) else 1)
 
 
 def describe_commit() -> str:

@@ -11,8 +11,8 @@ sglang_output=$(mktemp)
 sglang=$!
 trap 'kill $sglang 2>/dev/null; rm -f "$sglang_output"' EXIT
 status=0
-"$python" -m pytest "$@" --ignore tests/sglang --ignore tests/e2e --ignore tests/browser -k "not sglang" || status=1
+"$python" -m pytest "$@" --ignore tests/sglang --ignore tests/e2e --ignore tests/chaos --ignore tests/browser -k "not sglang" || status=1
 wait $sglang || status=1
 cat "$sglang_output"
-"$python" -m pytest "$@" tests/e2e tests/browser -k "not sglang" || status=1
+"$python" -m pytest "$@" tests/e2e tests/chaos tests/browser -k "not sglang" || status=1
 exit $status
