@@ -1,4 +1,4 @@
-"""What a run has injected and found: its claims, its file and its table."""
+"""Collect what a run has injected and found: its claims, its file and its table."""
 
 import json
 import os
