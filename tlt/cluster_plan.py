@@ -19,7 +19,7 @@ _ASK_SECONDS = 240.0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tlt up` was told about the cluster."""
+    """Describe the cluster as `tlt up` was told to."""
 
     address: str
     workers_per_host: int | None = None

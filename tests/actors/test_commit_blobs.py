@@ -108,7 +108,7 @@ async def test_a_job_that_ends_removes_what_killed_writers_left(
     await coordinator.recover()
     await post(coordinator, session.begin())
     await consume(coordinator)
-    left = coordinator.deciders.blobs(JOB).committed / ".unfinished-x1"
+    left = coordinator.deciders.runs.blobs(JOB).committed / ".unfinished-x1"
     left.parent.mkdir()
     left.write_bytes(b"half")
     await post(coordinator, [JobCancelRequested(job=JOB)])

@@ -39,7 +39,7 @@ class RayHead:
     """Ray's driver and daemons, and below them the actors and ranks of a session."""
 
     def __init__(self, session: Path, short: Path, *, in_cluster: bool = False) -> None:
-        """In a cluster, only the driver belongs to the session; actors may be on other hosts."""
+        """Own only the driver if the session is in a cluster; actors may be on other hosts."""
         self._session = session
         self._in_cluster = in_cluster
         self._temporary = short / "ray"

@@ -34,7 +34,7 @@ def pinned_cores(workers: int, ranks: int) -> list[list[list[int]]]:
 
 
 class WorkerHost:
-    """What a worker of a cluster has on its host."""
+    """Hold what a worker of a cluster has on its host."""
 
     def __init__(self, spec: SessionSpec, cluster: RayCluster) -> None:
         self.address: str = ray.util.get_node_ip_address()

@@ -76,9 +76,6 @@ class WorkerStepEvent(StepEvent, frozen=True, kw_only=True):
     incarnation: Incarnation
 
 
-# --- jobs and sessions
-
-
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     """A user submitted a job."""
 
@@ -146,7 +143,6 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
     train_prompts: Count
     eval_prompts: Count
     skipped_prompts: Count = 0
-    # of a mixture: the prompts of each source, in the order of the spec
     train_sources: tuple[Count, ...] = ()
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None

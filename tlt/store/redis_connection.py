@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import redis.exceptions
@@ -46,7 +46,7 @@ class _Refusals:
         self.last: float | None = None
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> Generator[None]:
         try:
             yield
         except redis.exceptions.ResponseError as error:
