@@ -17,7 +17,7 @@ SPEC = ROOT / "configs" / "tiny-reasoner.yaml"
 # a small batch, so that steps are short, and none of the limits on losses
 CHANGES = (
     *("algorithm.steps=4", "algorithm.prompts_per_step=4", "algorithm.group_size=8"),
-    *("algorithm.checkpoint_every=1", "algorithm.eval_every=2", "data.eval_limit=12"),
+    *("algorithm.checkpoint_every=2", "algorithm.eval_every=2", "data.eval_limit=12"),
     *("algorithm.minibatches=2", "algorithm.collective_timeout_seconds=30"),
     *("rollout.max_new_tokens=300", "rollout.slots=8", "rollout.max_tries=1000"),
     *("workers.max_restarts=1000", "workers.stuck_seconds=60", "loggers=[tensorboard]"),

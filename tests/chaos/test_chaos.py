@@ -19,7 +19,6 @@ _FAULTS = (
     "let Redis run out of memory",
     "set the clock back",
     "fill the shared memory",
-    "damage the blobs in flight",
 )
 
 
