@@ -103,10 +103,11 @@ class Live:
             for worker, heartbeat in sorted(heartbeats.items())
         }
 
-    def await_workers(self, count: int) -> None:
+    def await_workers(self, count: int, seconds: float = 100.0) -> None:
         wait_until(
             lambda: sum(bool(w.rank_pids) for w in self.workers().values()) == count,
             f"{count} workers with ranks",
+            seconds,
         )
 
 

@@ -99,6 +99,7 @@ class Deciders:
         caused: list[Caused] = []
         undecided = deque(events)
         while undecided:
+            decider: DeciderState[Any]
             decider, event = undecided.popleft()
             run = None if decider is self.session else decider.state.job
             for command in decider.decide(event, time.time()):
