@@ -83,7 +83,8 @@ class SchedulerProcess:
 
     def last_lines(self) -> str:
         with self._log.open("rb") as log:
-            log.seek(self._began)
+            # the log may have been emptied meanwhile
+            log.seek(self._began if self._began <= log.seek(0, os.SEEK_END) else 0)
             lines = log.read().decode(errors="replace").split("\n")
         # text after a carriage return is a progress bar
         texts = [line.partition("\r")[0].strip() for line in lines]
