@@ -35,6 +35,7 @@ from tlt.session_processes import ProcessId
 
 _SAMPLE_SECONDS, _POLL_SECONDS, _KILL_SECONDS = 5.0, 1.0, 60.0
 _LAST_SECONDS = 60.0
+_BLOCK_SECONDS = 60.0
 # those at the beginning of the soak, and of a later life, that slopes leave out
 _FIRST_JOBS, _WARM_UP_JOBS = 8, 3
 # in each quarter of an hour; slopes within a rank's life need lives of some jobs
@@ -160,21 +161,24 @@ def _append(folder: Path | None, name: str, what: object) -> None:
 
 
 def _slopes(samples: Sequence[Sample], seed: int) -> dict[str, dict[str, Slope]]:
-    """Fit what processes and the session keep: the lowest value of each job.
+    """Fit what processes and the session keep: the lowest value of each minute, or longer job.
 
     What a job itself takes comes and goes, and depends on its shape.
     """
+    block, block_at, block_jobs = 0, 0.0, 0
     kept: dict[tuple[str, str], dict[tuple[int, int], Point]] = defaultdict(dict)
     lives: dict[ProcessId, int] = {}
     first_jobs: dict[int, int] = {}
     for sample in samples:
+        if sample.jobs > block_jobs and sample.at - block_at >= _BLOCK_SECONDS:
+            block, block_at, block_jobs = block + 1, sample.at, sample.jobs
         for each in sample.processes:
             life = lives.setdefault(each.process, len(lives) + 1)
             first = first_jobs.setdefault(life, sample.jobs)
             since = max(_FIRST_JOBS, first + _WARM_UP_JOBS) if first else _FIRST_JOBS
             for kind, value in (("memory", each.anonymous_mb), ("open files", each.files)):
                 if sample.jobs >= since:
-                    point = Point(life, sample.jobs, sample.at / 60, value)
+                    point = Point(life, block, sample.at / 60, value)
                     _keep_lowest(kept[kind, each.role], point)
         totals = dict(sample.totals)
         if totals:
@@ -183,7 +187,7 @@ def _slopes(samples: Sequence[Sample], seed: int) -> dict[str, dict[str, Slope]]
             )
         for name, value in totals.items():
             if sample.jobs >= _FIRST_JOBS:
-                point = Point(0, sample.jobs, sample.at / 60, value)
+                point = Point(0, block, sample.at / 60, value)
                 _keep_lowest(kept["session", name], point)
     slopes: dict[str, dict[str, Slope]] = defaultdict(dict)
     for (kind, name), points in kept.items():

@@ -1,6 +1,7 @@
 """Slopes of what a soak has sampled: within a process's life, pooled over the lives of a role.
 
-The intervals come from resampling whole jobs, because what is sampled within a job is alike.
+The intervals come from resampling whole jobs, or minutes of short ones, within which samples are
+alike.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ _CUTS = (2.5, 97.5)
 class Point(NamedTuple):
     # of one process; a process that was started again has another
     life: int
+    # number of the job, or of the minute of several
     job: int
     minute: float
     value: float
