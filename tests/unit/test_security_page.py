@@ -24,6 +24,12 @@ _TESTS = {
     ),
     "Ray": (f"{_SESSION}::test_ray_refuses_a_wrong_and_a_missing_token",),
     "Ray's ports": (f"{_SESSION}::test_ray_refuses_a_wrong_and_a_missing_token",),
+    "a Ray cluster that a session joins (`--ray`)": (
+        "tests/unit/test_cluster_plan.py::test_refuses_a_cluster_without_tokens",
+    ),
+    "blobs in shared memory, in a cluster": (
+        "tests/actors/test_blob_transfer.py::test_gives_away_no_other_file",
+    ),
     "ranks' rendezvous (torch.distributed)": (
         "tests/trainer/test_process_group.py::test_a_rendezvous_listens_on_its_own_address_only",
     ),
