@@ -84,12 +84,17 @@ def ask_cluster(
             folder=str(folder),
             probe=probe.name,
         )
-        done = subprocess.run(
-            [sys.executable, "-m", "tlt.actors.ray_cluster"],
-            input=msgspec.json.encode(request),
-            capture_output=True,
-            timeout=_ASK_SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "tlt.actors.ray_cluster"],
+                input=msgspec.json.encode(request),
+                capture_output=True,
+                timeout=_ASK_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"--ray {options.address}: no answer within {_ASK_SECONDS:.0f} s"
+            ) from error
     try:
         answer = msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=ClusterAnswer)
     except msgspec.DecodeError as error:

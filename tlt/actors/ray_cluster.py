@@ -6,6 +6,7 @@ input.
 
 import asyncio
 import logging
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from tlt.store.redis_connection import check, connect
 
 _CHECK_SECONDS = 120.0
 _REDIS_SECONDS = 10.0
+_PROBE_SECONDS = 5.0
 _RAY_ERRORS = (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError)
 
 
 def join(address: str, runtime_env: str, folder: Path, namespace: str | None = None) -> None:
     """Connect this process to a cluster; all that it starts there carries the session's mark."""
+    _probe(address)
     environment = msgspec.json.decode(runtime_env, type=dict[str, Any])
     variables = environment.get("env_vars", {})
     # Ray's processes would write their titles over their environment, and so over the mark.
@@ -39,6 +42,17 @@ def join(address: str, runtime_env: str, folder: Path, namespace: str | None = N
         logging_level=logging.ERROR,
         runtime_env={**environment, "env_vars": {**variables, **ours}},
     )
+
+
+def _probe(address: str) -> None:
+    """Raise ConnectionError if nobody listens: Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # `auto`
+    try:
+        socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"no Ray answers at {address}: {error}") from error
 
 
 @ray.remote(num_cpus=0)
