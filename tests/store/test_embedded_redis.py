@@ -52,6 +52,21 @@ def test_lets_only_its_user_open_the_socket(own_redis: EmbeddedRedis) -> None:
     assert not own_redis.running
 
 
+async def test_rewrites_its_file_when_it_starts(own_redis: EmbeddedRedis) -> None:
+    own_redis.start()
+    with Redis.from_url(own_redis.url) as client:
+        for _ in range(2000):
+            client.set("beat", "x" * 100)
+    own_redis.stop()
+    (file,) = own_redis.data.glob("*.aof")
+    assert file.stat().st_size > 200_000
+    own_redis.start()
+    try:
+        await wait_until(lambda: file.stat().st_size < 1_000)
+    finally:
+        own_redis.stop()
+
+
 def test_keeps_acknowledged_writes_after_a_kill(own_redis: EmbeddedRedis) -> None:
     own_redis.start()
     with Redis.from_url(own_redis.url) as client:

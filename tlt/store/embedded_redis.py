@@ -86,6 +86,8 @@ class EmbeddedRedis:
             start_new_session=True,
         )
         self._await_answer(log, deadline_seconds)
+        # of a file that it has read, Redis waits for twice the length
+        _reply(self.socket_path, b"BGREWRITEAOF")
 
     def stop(self) -> None:
         if self._process is None:
@@ -118,14 +120,19 @@ def _is_in_use(path: Path) -> bool:
 
 def _answers(path: Path) -> bool:
     """Return True if the server is ready; one that still loads its file answers -LOADING."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+    return _reply(path, b"PING").startswith(b"+PONG")
+
+
+def _reply(path: Path, command: bytes) -> bytes:
+    """Return the server's reply to a command, nothing if there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
         try:
-            probe.connect(str(path))
-            probe.sendall(b"PING\r\n")
-            return probe.recv(64).startswith(b"+PONG")
+            client.connect(str(path))
+            client.sendall(command + b"\r\n")
+            return client.recv(64)
         except OSError:
-            return False
+            return b""
 
 
 def _last_line(log: Path) -> str:
