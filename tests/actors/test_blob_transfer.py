@@ -1,4 +1,4 @@
-"""Which blobs a message names, and which files a worker gives to other hosts."""
+"""Find the blobs that a message names, and give no other files to other hosts."""
 
 from pathlib import Path
 
