@@ -34,6 +34,8 @@ JobName = Annotated[JobId, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[\w.-]+\Z")]
 # printable ASCII without slashes
 FILE_NAME = msgspec.Meta(pattern=r"^(?!\.\.?\Z)[ -.0-~]{1,255}\Z")
 FileName = Annotated[str, FILE_NAME]
+# empty in a recording that has left the file out
+OptionalFileName = Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[ -.0-~]{0,255}\Z")]
 PathName = Annotated[str, msgspec.Meta(pattern=r"^[^\0]+\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 # what is still finite when it is squared; NaN isn't within

@@ -53,10 +53,13 @@ def finished(file: str) -> AnyEvent:
 
 
 def test_names_of_a_message_are_the_names_of_files() -> None:
-    for event in (checkpoint(), checkpoint(shard=".metadata"), finished("3.0")):
+    # recordings leave the file of an answer out
+    for event in (checkpoint(), checkpoint(shard=".metadata"), finished("3.0"), finished("")):
         assert _events.decode(_events.encode(event)) == event
     for name in _NAMES:
-        for event in (checkpoint(digest=name), checkpoint(shard=name), finished(name)):
+        crafted = [checkpoint(digest=name), checkpoint(shard=name)]
+        crafted += [finished(name)] if name else []
+        for event in crafted:
             with pytest.raises(StoreError, match="cannot be read"):
                 _events.decode(_events.encode(event))
 

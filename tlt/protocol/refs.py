@@ -14,6 +14,7 @@ from tlt.id_types import (
     Incarnation,
     JobName,
     Member,
+    OptionalFileName,
     PathName,
     PolicyVersion,
     PromptIndex,
@@ -37,7 +38,7 @@ class BlobRef(Value, frozen=True, kw_only=True):
 class AnswerRef(Value, frozen=True, kw_only=True, array_like=True):
     """The place of an answer in a file of the run's folder."""
 
-    file: FileName
+    file: OptionalFileName
     offset: Count
     bytes: Count
     digest: Digest
