@@ -16,10 +16,11 @@ class _Files:
         self._run: TextIO | None = None
 
     def serve(self, run: Path | None) -> None:
+        earlier, self._run = self._run, None
         with contextlib.suppress(OSError):
-            if self._run is not None:
-                self._run.close()
-            self._run = None
+            if earlier is not None:
+                earlier.close()
+        with contextlib.suppress(OSError):
             self._run = None if run is None else _open(run / "logs", self.process)
 
     def write(self, line: str) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.samples import answer, written_answer
+from tests.samples import JOB, answer, written_answer
 from tests.waiting import wait_until
 from tlt.actors.event_outbox import Outbox
 from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
-from tlt.id_types import Incarnation, WorkerId
+from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.events import RolloutFinished, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.redis_connection import Connection
@@ -29,7 +29,7 @@ async def _outbox(connection: Connection, keys: Keys, run: Path) -> Outbox:
     )
     await worker_fence.admit(setup.fence)
     outbox = Outbox(setup)
-    outbox.open(run)
+    outbox.open(JOB, run)
     return outbox
 
 
@@ -71,3 +71,13 @@ async def test_does_not_report_an_answer_that_is_lost(
     await outbox.flush()
     ((_, fields),) = await connection.xrange(keys.events)
     assert outbox.events.codec.decode(fields) == _LOST
+
+
+async def test_sends_the_last_answers_of_a_job_that_was_closed(
+    connection: Connection, keys: Keys, tmp_path: Path
+) -> None:
+    outbox = await _outbox(connection, keys, tmp_path / "first")
+    outbox.post(_written(tmp_path / "first"))
+    outbox.open(JobId("second"), tmp_path / "second")
+    await outbox.flush()
+    assert await connection.xlen(keys.events) == 1

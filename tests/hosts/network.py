@@ -12,7 +12,8 @@ from pathlib import Path
 _START = (
     "mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && echo up && exec sleep infinity"
 )
-_NETWORK = "10.213.77"
+# another one for another run of the tests
+_NETWORK = f"10.213.{os.getpid() % 250}"
 
 
 def complaint() -> str | None:

@@ -131,8 +131,9 @@ class Coordinator:
         consumer = self.committer.consumer
         while True:
             try:
-                entries = await consumer.read(BATCH, _BLOCK_MS)
+                # first, because what was read is not delivered again to this process
                 dead = await consumer.move_to_dead_letters(self.effects.keys.dead_letters)
+                entries = await consumer.read(BATCH, _BLOCK_MS)
             except CONNECTION_ERRORS as error:
                 _log.warning("redis is unreachable", error=str(error))
                 await asyncio.sleep(0.2)
@@ -182,5 +183,5 @@ class Coordinator:
             # An earlier coordinator that ends late may have received entries under this name.
             self.committer.consumer.reread_pending()
             job = None if self.deciders.job is None else self.deciders.job.state.job
-            with contextlib.suppress(*CONNECTION_ERRORS):
+            with contextlib.suppress(*CONNECTION_ERRORS, OSError):
                 await cleanup.run(job)

@@ -13,7 +13,7 @@ from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
 from tlt.errors import BlobLost
-from tlt.id_types import EntryId
+from tlt.id_types import EntryId, JobId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.store import worker_fence
@@ -40,11 +40,12 @@ class Outbox:
         self._setup = setup
         self._waiting: list[tuple[AnyEvent, TakenPrompt | None]] = []
         self._wake = asyncio.Event()
-        self._answers: AnswerFiles | None = None
+        # of a job that was closed, too: its last events may still wait
+        self._answers: dict[JobId, AnswerFiles] = {}
 
-    def open(self, run: Path) -> None:
-        """Send events about answers in this run's folder."""
-        self._answers = AnswerFiles(run)
+    def open(self, job: JobId, run: Path) -> None:
+        """Send events about answers of a job, which are in its run's folder."""
+        self._answers[job] = AnswerFiles(run)
 
     def post(self, event: AnyEvent, answered: TakenPrompt | None = None) -> None:
         """Send an event soon, and acknowledge the prompt that it answers."""
@@ -79,11 +80,15 @@ class Outbox:
 
         An answer that is lost is not reported, and so its prompt goes back to the queue.
         """
-        refs = [event.answer for event in events if isinstance(event, RolloutFinished)]
-        if not refs or self._answers is None:
-            return
         try:
-            await asyncio.to_thread(self._answers.sync, refs)
+            for job, files in self._answers.items():
+                refs = [
+                    event.answer
+                    for event in events
+                    if isinstance(event, RolloutFinished) and event.job == job
+                ]
+                if refs:
+                    await asyncio.to_thread(files.sync, refs)
         except BlobLost as error:
             self._waiting = [
                 each for each in self._waiting if not isinstance(each[0], RolloutFinished)

@@ -110,7 +110,10 @@ class WorkerIncarnation:
                 )
             )
             with contextlib.suppress(worker_fence.Fenced):
-                await self._outbox.flush()
+                try:
+                    await self._outbox.flush()
+                except IncarnationEnded:  # answers that are lost don't wait any more
+                    await self._outbox.flush()
 
         await retry_until_connected(report)
         with contextlib.suppress(*CONNECTION_ERRORS):

@@ -41,12 +41,13 @@ def _serve(session: SessionSpec, name: str, make: Callable[[], _Service]) -> Non
 
     def thread() -> None:
         log = structlog.get_logger(name)
-        log.info("started", pid=os.getpid())
         try:
+            log.info("started", pid=os.getpid())
             asyncio.run(run())
         except BaseException:
             log.exception("ended")
-        os._exit(1)
+        finally:  # whatever the log does, Ray has to start another process
+            os._exit(1)
 
     threading.Thread(target=thread, name=name, daemon=True).start()
     threading.Thread(target=_end_with_raylet, name="raylet", daemon=True).start()

@@ -77,7 +77,7 @@ class JobScorer:
         reward = verdict.reward
         if reward is not None and rollout.purpose == "train":
             reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
-        if reward is not None and abs(reward) > LARGEST:
+        if reward is not None and not abs(reward) <= LARGEST:
             reward, verdict = None, Verdict(error=f"the reward is {reward}")
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)

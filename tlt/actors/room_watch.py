@@ -52,7 +52,7 @@ class RoomWatch:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(*CONNECTION_ERRORS):
+            with contextlib.suppress(*CONNECTION_ERRORS, OSError):
                 await self.look(time.time())
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -64,7 +64,7 @@ class RoomWatch:
         policy = self._prepared[job] = self._size(spec, *sizes)
         try:
             shortage = find_shortage(await self._needs(job, spec, policy))
-        except CONNECTION_ERRORS:
+        except (*CONNECTION_ERRORS, OSError):
             return None
         return None if shortage is None else JobPauseRequested(job=job, shortage=shortage)
 

@@ -49,7 +49,10 @@ class WorkerHost:
         scratch.mkdir(mode=0o700, exist_ok=True)
         os.environ["TMPDIR"] = str(scratch)
         slot = self._take_slot(cluster.workers_per_host)
-        self.cores = pinned_cores(cluster.workers_per_host, spec.ranks_per_worker)[slot]
+        # a worker too many, of a host that is larger than others, shares all cores
+        free: list[list[int]] = [[]] * spec.ranks_per_worker
+        pinned = pinned_cores(cluster.workers_per_host, spec.ranks_per_worker)
+        self.cores = free if slot is None else pinned[slot]
 
     def end_ranks(self) -> None:
         """Kill all processes that this one has started."""
@@ -73,8 +76,8 @@ class WorkerHost:
             owner.write(os.fsencode(self._spec.folder))
             owner.flush()
 
-    def _take_slot(self, slots: int) -> int:
-        """Return a number that no other worker of this host has, whichever is named first."""
+    def _take_slot(self, slots: int) -> int | None:
+        """Return a number that no other worker of this host has, or None if all are taken."""
         for slot in range(slots):
             file = open(self._places[1] / f"slot-{slot}", "ab")  # noqa: SIM115
             try:
@@ -84,5 +87,4 @@ class WorkerHost:
             else:
                 self._locks.append(file)
                 return slot
-        # the one that this worker replaces has not quite ended
-        return 0
+        return None

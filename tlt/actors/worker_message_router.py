@@ -154,7 +154,7 @@ class MessageRouter:
         _log.info("job opened", job=command.job, incarnation=command.incarnation)
         self.job = command
         self._update.open(self._worker.devices)
-        self._outbox.open(Path(command.folder))
+        self._outbox.open(command.job, Path(command.folder))
         self._intake.open(command)
         self._setup.send(command)
         self.training.open(command)

@@ -63,10 +63,12 @@ def disk_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None) -> in
 
 
 def shared_memory_bytes(spec: JobSpec, policy: PolicySize, *, started: bool) -> int:
-    """Return the size of the policies that are still to be published side by side."""
-    if spec.algorithm.steps == 0:
-        return 0
-    return policy.width * policy.weights * (1 if started else _POLICIES)
+    """Return the size of the policies that are still to be published side by side.
+
+    Those that checkpoints keep are in the run's folder only.
+    """
+    between = max(0, min(spec.algorithm.checkpoint_every, spec.algorithm.steps) - 1)
+    return policy.width * policy.weights * min(between, 1 if started else _POLICIES)
 
 
 def redis_bytes(spec: JobSpec) -> int:

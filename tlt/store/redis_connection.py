@@ -50,7 +50,8 @@ class _Refusals:
         try:
             yield
         except redis.exceptions.ResponseError as error:
-            full = isinstance(error, redis.exceptions.OutOfMemoryError)
+            # a transaction that memory ends names the cause in its text only
+            full = isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)
             if not full and "MISCONF" not in str(error):
                 raise
             self.last = time.monotonic()
