@@ -73,6 +73,8 @@ def _late_events(chaos: Chaos) -> Healed:
         except NotRecovered as error:
             raise NotNow("no events that could be late") from error
         movable = _movable(chaos)
+        if not movable:
+            raise NotNow("no events that could be late")
         held = chaos.dice.sample(movable, min(_SOME, len(movable)))
         redis.xdel(session.keys.events, *(id_ for id_, _ in held))
     last = redis.xinfo_stream(session.keys.events)["last-generated-id"]
