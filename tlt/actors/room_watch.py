@@ -135,4 +135,5 @@ def _may_resume(entry: Job, now: float) -> bool:
     pause = entry.pause
     if entry.status != "paused" or pause is None or pause.shortage is None:
         return False
-    return now - pause.since >= _LEAST_PAUSE_SECONDS
+    # where the clock was set back, the pause began in the future
+    return not 0 <= now - pause.since < _LEAST_PAUSE_SECONDS
