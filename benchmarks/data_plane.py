@@ -12,23 +12,19 @@ are random. Counted are CPU seconds and memory of both processes, and bytes a to
 import argparse
 import asyncio
 import math
-import multiprocessing
 import os
 import random
-import signal
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.result import Claim, write_result
-from tlt.actors.coordinator import Coordinator
+from benchmarks.coordinator_process import coordinator_session, until
+from benchmarks.result import at_most, write_result
 from tlt.actors.peer_answers import follow_peers
 from tlt.answer_files import Answer, AnswerFiles
-from tlt.child_process import die_with_parent
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
@@ -40,7 +36,7 @@ from tlt.config import (
     SessionSpec,
     SpeculationSpec,
 )
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.dataset import Prompt
 from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import (
@@ -54,7 +50,6 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import AcceptedCounts, BatchSpan, DrafterSpan, PolicySpan
 from tlt.protocol.shared_values import StrategyTally, WorkerInfo
-from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -94,15 +89,6 @@ def _spec(answers: int) -> JobSpec:
         speculation=SpeculationSpec(mode="adaptive"),
         drafter=DrafterSpec(train="off"),
     )
-
-
-def coordinate(spec: SessionSpec) -> None:
-    """Run a coordinator that expects prompts which are tokenised already."""
-    die_with_parent(signal.SIGKILL)()
-    coordinator = Coordinator(spec)
-    # the prompts are written already
-    coordinator.committer.preparations.begin = lambda command, folder: None
-    asyncio.run(coordinator.run())
 
 
 class _Worker:
@@ -272,31 +258,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the longest answers")
     arguments = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tlt-data-plane-") as name:
-        folder = Path(name)
-        run = folder / "run"
-        prompts = [
-            Prompt(tokens=tuple(range(_PROMPT_TOKENS)), answer="7", row={})
-            for _ in range(arguments.answers // _GROUP)
-        ]
-        Prompts.write(prompts_file(run, "train"), prompts)
-        redis = EmbeddedRedis(folder / "redis", folder / "socket")
-        redis.start()
-        spec = SessionSpec(
-            name="data-plane",
-            folder=str(folder / "session"),
-            runs=str(folder / "runs"),
-            flight=str(folder / "flight"),
-            redis_url=redis.url,
-        )
-        coordinator = multiprocessing.get_context("spawn").Process(
-            target=coordinate, args=(spec,), daemon=True
-        )
-        coordinator.start()
-        assert coordinator.pid is not None
-        assert redis.pid is not None
-        asyncio.run(wait_for_coordinator(spec))
-        pids = coordinator.pid, redis.pid
+    prompts = [
+        Prompt(tokens=tuple(range(_PROMPT_TOKENS)), answer="7", row={})
+        for _ in range(arguments.answers // _GROUP)
+    ]
+    with coordinator_session("data-plane", prompts) as (spec, run, redis, processes):
+        pids = processes["coordinator"], processes["redis"]
         before, started = [_used(pid) for pid in pids], time.monotonic()
         tokens = asyncio.run(
             _run(spec, run, arguments.answers, arguments.tokens, arguments.seconds)
@@ -306,15 +273,12 @@ def main() -> None:
         journal = (run / "journal.jsonl").stat().st_size
         files = sum(file.stat().st_size for file in (run / "answers").iterdir())
         written = sum(file.stat().st_size for file in redis.data.rglob("*") if file.is_file())
-        coordinator.kill()
-        coordinator.join()
-        redis.stop()
     cpu = [(b.cpu - a.cpu) / elapsed for a, b in zip(before, after, strict=True)]
     memory = [used.memory / _MEGABYTE for used in after]
     claims = [
-        _at_most("data_plane.core_share", math.fsum(cpu), "of a core", 0.3),
-        _at_most("data_plane.memory", math.fsum(memory), "MB", 500),
-        _at_most("data_plane.journal", journal / tokens, "bytes a token", 1),
+        at_most("data_plane.core_share", math.fsum(cpu), "of a core", 0.3),
+        at_most("data_plane.memory", math.fsum(memory), "MB", 500),
+        at_most("data_plane.journal", journal / tokens, "bytes a token", 1),
     ]
     details = {
         "answers": arguments.answers,
@@ -331,22 +295,6 @@ def main() -> None:
     }
     print(details)
     write_result("data_plane", claims, details, time.monotonic() - began, arguments.out)
-
-
-async def wait_for_coordinator(spec: SessionSpec) -> None:
-    """Wait until the coordinator has begun an epoch and read the backlog."""
-    connection, keys = connect(spec.redis_url), Keys(spec.name)
-    async with connection:
-        await until(lambda: connection.hexists(keys.committed, "session"))
-
-
-async def until(true: Callable[[], Awaitable[Any]], every_seconds: float = 0.05) -> None:
-    while not await true():  # noqa: ASYNC110
-        await asyncio.sleep(every_seconds)
-
-
-def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:
-    return Claim(name=name, value=round(value, 3), unit=unit, bar=bar, less_is_better=True)
 
 
 if __name__ == "__main__":

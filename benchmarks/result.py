@@ -27,6 +27,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.value <= self.bar if self.less_is_better else self.value >= self.bar
 
 
+def at_most(name: str, value: float, unit: str, bar: float) -> Claim:
+    return Claim(name=name, value=round(value, 3), unit=unit, bar=bar, less_is_better=True)
+
+
 def write_result(
     name: str, claims: list[Claim], details: dict[str, Any], seconds: float, out: Path | None
 ) -> None:

@@ -12,11 +12,9 @@ number its cost.
 
 import argparse
 import asyncio
-import multiprocessing
 import os
 import signal
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.data_plane import coordinate, until, wait_for_coordinator
-from benchmarks.result import Claim, write_result
+from benchmarks.coordinator_process import coordinator_session, until
+from benchmarks.result import Claim, at_most, write_result
 from benchmarks.scaling_world import TOKENS, World
 from tlt.answer_files import AnswerFiles
 from tlt.config import (
@@ -40,10 +38,9 @@ from tlt.config import (
     SessionSpec,
     SpeculationSpec,
 )
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.dataset import Prompt
 from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted
-from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.message_codec import Codec
 from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Stream
@@ -229,38 +226,15 @@ def _position(raw: bytes) -> tuple[int, int]:
 def run(workers: int, seconds: float) -> Figures:
     """Measure in a fresh session, whose coordinator has a core of its own."""
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="tlt-scaling-") as name:
-        folder = Path(name)
-        prompts = [Prompt(tokens=tuple(range(64)), answer="7", row={})] * (_ANSWERS // _GROUP)
-        Prompts.write(prompts_file(folder / "run", "train"), prompts)
-        redis = EmbeddedRedis(folder / "redis", folder / "socket")
-        redis.start()
-        session = SessionSpec(
-            name="scaling",
-            folder=str(folder / "session"),
-            runs=str(folder / "runs"),
-            flight=str(folder / "flight"),
-            redis_url=redis.url,
-        )
-        coordinator = multiprocessing.get_context("spawn").Process(
-            target=coordinate, args=(session,), daemon=True
-        )
-        coordinator.start()
-        assert coordinator.pid is not None
-        assert redis.pid is not None
-        pids = {"coordinator": coordinator.pid, "redis": redis.pid}
+    prompts = [Prompt(tokens=tuple(range(64)), answer="7", row={})] * (_ANSWERS // _GROUP)
+    with coordinator_session("scaling", prompts) as (session, folder, _, pids):
         os.sched_setaffinity(pids["coordinator"], cores[:1])
         os.sched_setaffinity(pids["redis"], cores[-1:])
         os.sched_setaffinity(0, cores[-1:])
         try:
-            asyncio.run(wait_for_coordinator(session))
-            measured = Run(workers, session, folder / "run", pids)
-            return asyncio.run(measured.measure(seconds))
+            return asyncio.run(Run(workers, session, folder, pids).measure(seconds))
         finally:
             os.sched_setaffinity(0, cores)
-            coordinator.kill()
-            coordinator.join()
-            redis.stop()
 
 
 def main() -> None:
@@ -281,7 +255,7 @@ def main() -> None:
     middle = medians[sorted(medians)[len(medians) // 2]]
     ratio = many["microseconds_per_event"] / few["microseconds_per_event"]
     claims = [
-        _at_most(
+        at_most(
             f"event to command, {middle['workers']} workers, p99", middle["to_one_p99"], "ms", 20
         ),
         Claim(
@@ -290,7 +264,7 @@ def main() -> None:
             unit="/s",
             bar=5000,
         ),
-        _at_most(f"cost of an event, {many['workers']} workers / {few['workers']}", ratio, "", 1.3),
+        at_most(f"cost of an event, {many['workers']} workers / {few['workers']}", ratio, "", 1.3),
     ]
     details = {"runs": arguments.repeats, "medians": list(medians.values())}
     write_result("scaling", claims, details, time.monotonic() - began, arguments.out)
@@ -301,10 +275,6 @@ def _medians(runs: Sequence[Figures]) -> dict[str, float]:
         name: round(statistics.median(getattr(each, name) for each in runs), 3)
         for name in Figures.__struct_fields__
     }
-
-
-def _at_most(name: str, value: float, unit: str, bar: float) -> Claim:
-    return Claim(name=name, value=round(value, 3), unit=unit, bar=bar, less_is_better=True)
 
 
 if __name__ == "__main__":
