@@ -29,21 +29,29 @@ def claim(place: Path, session: Path) -> BinaryIO:
     """Make a folder of a session; it is the session's until the returned file is closed."""
     deadline = time.monotonic() + _CLAIM_SECONDS
     while True:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _require_own(place)
-        owner = open(place / OWNER_FILE, "ab")  # noqa: SIM115
+        owner = _open_owner(place)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(owner, place / OWNER_FILE):
-                owner.truncate(0)
-                owner.write(os.fsencode(session))
-                owner.flush()
+                _write_owner(owner, session)
                 return owner
         # another session may be removing it, as what a dead session has left
         owner.close()
         if time.monotonic() > deadline:
             raise TltError(f"{place}: another process uses it")
         time.sleep(_POLL_SECONDS)
+
+
+def share(place: Path, session: Path) -> BinaryIO:
+    """Make a folder of a session on a host that several of its processes hold at once.
+
+    On the supervisor's host that holds it already, and for as long as the others need it.
+    """
+    owner = _open_owner(place)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _write_owner(owner, session)
+    return owner
 
 
 def remove_leftovers(*, except_of: Path) -> list[Path]:
@@ -82,6 +90,18 @@ def _remove_if_dead(place: Path, except_of: Path) -> bool:
             return True
     except (OSError, TltError):  # it is in use, or not of this release, or does not end
         return False
+
+
+def _open_owner(place: Path) -> BinaryIO:
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _require_own(place)
+    return open(place / OWNER_FILE, "ab")
+
+
+def _write_owner(owner: BinaryIO, session: Path) -> None:
+    owner.truncate(0)
+    owner.write(os.fsencode(session))
+    owner.flush()
 
 
 def _require_own(place: Path) -> None:

@@ -49,3 +49,9 @@ def test_reads_a_part_of_a_blob(tmp_path: Path) -> None:
 def test_gives_away_no_other_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(BlobError, match="is no digest"):
         blob_file(session(tmp_path), JOB, Digest(name))
+
+
+@pytest.mark.parametrize("job", ["..", ".", "a/b", "/etc"])
+def test_gives_away_no_file_of_another_folder(tmp_path: Path, job: str) -> None:
+    with pytest.raises(BlobError, match="is no job"):
+        blob_file(session(tmp_path), JobId(job), Digest("ab12"))

@@ -29,6 +29,7 @@ _TESTS = {
     ),
     "blobs in shared memory, in a cluster": (
         "tests/actors/test_blob_transfer.py::test_gives_away_no_other_file",
+        "tests/actors/test_blob_transfer.py::test_gives_away_no_file_of_another_folder",
     ),
     "ranks' rendezvous (torch.distributed)": (
         "tests/trainer/test_process_group.py::test_a_rendezvous_listens_on_its_own_address_only",

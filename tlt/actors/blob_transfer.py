@@ -52,10 +52,13 @@ def referenced_blobs(message: object) -> Iterator[BlobRef]:
 
 
 def blob_file(spec: SessionSpec, job: JobId, digest: Digest) -> Path:
-    """Return the path of a blob in flight."""
+    """Return the path of a blob in flight; other hosts name it."""
     if not digest.isalnum():
         raise BlobError(f"{digest!r} is no digest")
-    return spec.job_flight(job) / digest
+    folder = spec.job_flight(job)
+    if folder.parent != Path(spec.flight) or job in (".", ".."):
+        raise BlobError(f"{job!r} is no job")
+    return folder / digest
 
 
 def read_part(file: Path, offset: int, size: int) -> bytes:
@@ -155,8 +158,6 @@ def _copy(worker: Any, job: JobId, ref: BlobRef, file: Path) -> None:
 def _alone(flight: Path, ref: BlobRef) -> Generator[None]:
     """Hold the host's lock on fetching a blob."""
     flight.mkdir(parents=True, exist_ok=True)
-    file = flight / f".fetch-{ref.digest}"
-    with open(file, "ab") as lock:
+    with open(flight / f".fetch-{ref.digest}", "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        file.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ lease has ended. The answers that they name are on the disk before.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from tlt.errors import BlobLost
 from tlt.id_types import EntryId, JobId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, RolloutFinished
+from tlt.protocol.refs import AnswerRef
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import retry_until_connected
@@ -80,15 +82,13 @@ class Outbox:
 
         An answer that is lost is not reported, and so its prompt goes back to the queue.
         """
+        refs: dict[JobId, list[AnswerRef]] = defaultdict(list)
+        for event in events:
+            if isinstance(event, RolloutFinished):
+                refs[event.job].append(event.answer)
         try:
-            for job, files in self._answers.items():
-                refs = [
-                    event.answer
-                    for event in events
-                    if isinstance(event, RolloutFinished) and event.job == job
-                ]
-                if refs:
-                    await asyncio.to_thread(files.sync, refs)
+            for job, answers in refs.items():
+                await asyncio.to_thread(self._answers[job].sync, answers)
         except BlobLost as error:
             self._waiting = [
                 each for each in self._waiting if not isinstance(each[0], RolloutFinished)

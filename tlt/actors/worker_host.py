@@ -10,13 +10,12 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import BinaryIO
 
 import ray
 
 from tlt.config import RayCluster, SessionSpec
 from tlt.session_files import short_folder
-from tlt.session_leftovers import OWNER_FILE, remove_leftovers
+from tlt.session_leftovers import remove_leftovers, share
 from tlt.session_processes import children
 
 
@@ -38,13 +37,11 @@ class WorkerHost:
 
     def __init__(self, spec: SessionSpec, cluster: RayCluster) -> None:
         self.address: str = ray.util.get_node_ip_address()
-        self._spec = spec
         self._places = [Path(spec.flight), short_folder(Path(spec.folder))]
+        session = Path(spec.folder)
+        remove_leftovers(except_of=session)
         # held until the process ends
-        self._locks: list[BinaryIO] = []
-        remove_leftovers(except_of=Path(spec.folder))
-        for place in self._places:
-            self._hold(place)
+        self._locks = [share(place, session) for place in self._places]
         scratch = self._places[1] / "tmp"
         scratch.mkdir(mode=0o700, exist_ok=True)
         os.environ["TMPDIR"] = str(scratch)
@@ -64,17 +61,6 @@ class WorkerHost:
         """Remove the session's folders of this host."""
         for place in self._places:
             shutil.rmtree(place, ignore_errors=True)
-
-    def _hold(self, place: Path) -> None:
-        """Share a lock; where the session's supervisor runs, that holds it already."""
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = open(place / OWNER_FILE, "ab")  # noqa: SIM115
-        self._locks.append(owner)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            owner.truncate(0)
-            owner.write(os.fsencode(self._spec.folder))
-            owner.flush()
 
     def _take_slot(self, slots: int) -> int | None:
         """Return a number that no other worker of this host has, or None if all are taken."""
