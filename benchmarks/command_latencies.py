@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tlt.actors.event_outbox import Outbox, TakenPrompt
 from tlt.actors.worker_context import IncarnationSetup
@@ -33,9 +33,14 @@ class Latencies:
     def __init__(self) -> None:
         # of one worker's event, and of the last event of all workers
         self.to_one: list[float] = []
+        # of one worker's, without what the simulation of all workers in one process adds: from
+        # sending the event until the command is in its stream
+        self.in_redis: list[float] = []
         self.to_all: list[float] = []
         self.counts: Counter[str] = Counter()
         self._own: dict[WorkerId, float] = {}
+        # when it was sent, on Redis's clock
+        self._sent: dict[WorkerId, float] = {}
         self._last: dict[type[AnyEvent], float] = {}
 
     def note(self, event: AnyEvent) -> None:
@@ -45,12 +50,18 @@ class Latencies:
         if isinstance(event, WorkerIdled):
             self._own[event.worker] = now
 
-    def read(self, command: WorkerCommand) -> None:
+    def note_sent(self, worker: WorkerId) -> None:
+        if worker in self._own:
+            self._sent[worker] = time.time()
+
+    def read(self, command: WorkerCommand, entry: str) -> None:
         now = time.perf_counter()
         match command:
             case TrainDrafter():
                 if (since := self._own.pop(command.worker, None)) is not None:
                     self.to_one.append(now - since)
+                    in_stream = int(entry.partition("-")[0]) / 1e3
+                    self.in_redis.append(in_stream - self._sent.pop(command.worker))
             case StopDrafterTraining():
                 self._note_all(now, (RolloutScored,))
             case UpdatePolicy():
@@ -76,3 +87,9 @@ class TimedOutbox(Outbox):
     def post(self, event: AnyEvent, answered: TakenPrompt | None = None) -> None:
         self._latencies.note(event)
         super().post(event, answered)
+
+    async def _sync_answers(self, events: Sequence[AnyEvent]) -> None:
+        await super()._sync_answers(events)
+        for event in events:
+            if isinstance(event, WorkerIdled):
+                self._latencies.note_sent(event.worker)

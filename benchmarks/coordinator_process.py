@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tlt.actors.coordinator import Coordinator
+from tlt.actors.service_loop import run_service
 from tlt.child_process import die_with_parent
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
@@ -68,9 +69,13 @@ async def until(true: Callable[[], Awaitable[Any]], every_seconds: float = 0.05)
 def _coordinate(spec: SessionSpec) -> None:
     """Run a coordinator that prepares no job."""
     die_with_parent(signal.SIGKILL)()
+    run_service(lambda: _without_preparation(spec))
+
+
+def _without_preparation(spec: SessionSpec) -> Coordinator:
     coordinator = Coordinator(spec)
     coordinator.committer.preparations.begin = lambda command, folder: None
-    asyncio.run(coordinator.run())
+    return coordinator
 
 
 async def _wait_for_coordinator(spec: SessionSpec) -> None:

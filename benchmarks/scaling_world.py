@@ -17,9 +17,11 @@ import msgspec
 
 from benchmarks.command_latencies import Latencies, TimedOutbox
 from tlt.actors.incarnation_shutdown import cancel_all
+from tlt.actors.peer_answers import READ_SECONDS, read_newest
 from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.ungrouped_stream_reader import read_pages
 from tlt.actors.worker_context import IncarnationSetup
+from tlt.actors.worker_message_router import COMMAND_BLOCK_MS
 from tlt.answer_files import Answer, AnswerFiles
 from tlt.id_types import Digest, Incarnation, PolicyVersion, WorkerId
 from tlt.protocol.commands import (
@@ -182,6 +184,7 @@ class SimulatedWorker:
         await worker_fence.admit(self._setup.fence)
         self._world.start(
             self._follow_commands(),
+            self._follow_peers(),
             self._outbox.run(),
             self._intake.pull(),
             self._intake.wake(),
@@ -218,12 +221,23 @@ class SimulatedWorker:
     async def _follow_commands(self) -> None:
         setup = self._setup
         key = setup.keys.commands(setup.worker, setup.incarnation)
-        async for page in read_pages(setup.connection, key, after="0", count=10, block_ms=10_000):
+        async for page in read_pages(
+            setup.connection, key, after="0", count=10, block_ms=COMMAND_BLOCK_MS
+        ):
             for id_, fields in page:
                 command = _commands.decode(fields)
-                self._world.latencies.read(command)
+                self._world.latencies.read(command, id_)
                 self._obey(command)
                 await setup.connection.xdel(key, id_)
+
+    async def _follow_peers(self) -> None:
+        """Read others' events, but don't decode them: workers do that on cores of their own."""
+        after = b"0-0"
+        await asyncio.sleep(self._dice.random() * READ_SECONDS)
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            if newest := await read_newest(self._outbox.events, after):
+                after = newest[0][0]
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:

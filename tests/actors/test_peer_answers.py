@@ -20,7 +20,7 @@ async def test_follows_answers_and_idle_workers_and_nothing_else(
     found: list[RolloutFinished | WorkerIdled] = []
 
     async def follow() -> None:
-        async for event in follow_peers(events):
+        async for event in follow_peers(events, 0.01):
             found.append(event)
 
     following = asyncio.create_task(follow())

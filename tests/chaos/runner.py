@@ -1,5 +1,6 @@
 """Submit jobs, inject their faults one after the other, and check each job at its end."""
 
+import shutil
 import time
 from pathlib import Path
 from random import Random
@@ -129,6 +130,8 @@ class Runner:
             findings = _check_refusal(run, chaos.refusal, record.status, record.error or "")
         self.results.jobs.append(CheckedJob(chaos.job, record.status, self._faults, findings))
         print(f"{self._now()} {chaos.job}: {record.status}, {record.error}, {findings}", flush=True)
+        # the session's disk is small
+        shutil.rmtree(run, ignore_errors=True)
 
     def _now(self) -> str:
         return time.strftime("%H:%M:%S")

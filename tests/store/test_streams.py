@@ -213,12 +213,16 @@ async def test_unblocks_a_blocking_read_at_once(
     own = Stream(blocking.connection, stream.key, CODEC)
     consumer = Consumer(own, ROLLOUT, "w")
     assert await consumer.read(1, None) == []
-    await blocking.unblock()  # the server has not seen the read yet
+    await blocking.unblock()  # nothing reads
     await blocking.identify()
     number = await blocking.connection.client_id()
     began = asyncio.get_running_loop().time()
-    reading = asyncio.create_task(consumer.read(1, 60_000))
+    reading = asyncio.create_task(blocking.read(consumer.read(1, 60_000)))
     await wait_until(lambda: _blocks(connection, number), message="no read blocks")
+    await blocking.unblock()
+    assert await reading == []
+    reading = asyncio.create_task(blocking.read(consumer.read(1, 60_000)))
+    await asyncio.sleep(0)  # the server may not have the read yet
     await blocking.unblock()
     assert await reading == []
     assert asyncio.get_running_loop().time() - began < 30

@@ -36,6 +36,7 @@ from tlt.protocol.commands import (
     ReleaseBlobs,
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, PolicyPublished
+from tlt.store.guarded_commands import Guard
 from tlt.store.journal import Position
 from tlt.store.journal_replayed_state import DeciderState
 from tlt.store.redis_connection import retry_until_connected
@@ -43,6 +44,12 @@ from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Consumer, Entry
 
 BATCH = 512
+_EPOCH = Guard("""
+local newest = redis.call('GET', KEYS[1])
+if newest ~= ARGV[1] then
+    return newest or '0'
+end
+""")
 _log = structlog.get_logger("coordinator")
 
 
@@ -94,18 +101,17 @@ class BatchCommitter:
         written = await self._write_files(caused)
 
         async def execute() -> None:
-            async with self._effects.connection.pipeline(transaction=True) as transaction:
-                await transaction.watch(self._effects.keys.epoch)
-                self._refuse(await transaction.get(self._effects.keys.epoch))
-                transaction.multi()
-                await self._effects.fill(transaction, written.caused)
-                for event in written.failures:
-                    self._effects.events.add(transaction, event)
-                for decider, position in written.positions.items():
-                    key = self._effects.keys.committed
-                    transaction.hset(key, decider, msgspec.json.encode(position))
-                self.consumer.acknowledge(transaction, entries)
-                await transaction.execute()
+            connection, keys = self._effects.connection, self._effects.keys
+            transaction = connection.pipeline(transaction=False)
+            await self._effects.fill(transaction, written.caused)
+            for event in written.failures:
+                self._effects.events.add(transaction, event)
+            for decider, position in written.positions.items():
+                transaction.hset(keys.committed, decider, msgspec.json.encode(position))
+            self.consumer.acknowledge(transaction, entries)
+            newer = await _EPOCH.execute(connection, transaction, keys.epoch, self.epoch, "")
+            if newer is not None:
+                self._refuse(newer)
 
         await retry_until_connected(execute)
         self.consumer.forget(entries)

@@ -26,7 +26,7 @@ from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
 # length of a blocking read of the queue, which `wake` may end earlier
-_BLOCK_MS = 100
+_BLOCK_MS = 1000
 # time in which a worker that still trains the drafter can stop and take its share
 _SHARE_SECONDS = 1.0
 
@@ -56,8 +56,8 @@ class PromptIntake:
         # True if prompts were handed out since the last StartRollout
         self._served = False
         self._changed = asyncio.Event()
-        # set when the last prompt has been answered
-        self._emptied = asyncio.Event()
+        # set when a blocking read has to end: the last prompt is answered, or none may be taken
+        self._interrupted = asyncio.Event()
 
     @property
     def busy_ranks(self) -> set[int]:
@@ -89,6 +89,7 @@ class PromptIntake:
     def stop(self) -> None:
         """Take no more prompts; those that were taken are still answered."""
         self._assignment = None
+        self._interrupted.set()
 
     def finish(self, rollout: RolloutFinished) -> TakenPrompt | None:
         """Return the prompt that the rollout answers; None if the worker has not taken it."""
@@ -96,7 +97,7 @@ class PromptIntake:
         if taken is not None:
             self._changed.set()
             if not self._taken:
-                self._emptied.set()
+                self._interrupted.set()
         return taken
 
     async def pull(self) -> None:
@@ -117,7 +118,9 @@ class PromptIntake:
                 # what the last read has found
                 for each in await queue.move_to_dead_letters(self._setup.keys.dead_letters):
                     _log.error("dead letter", entry=each.id, error=each.error)
-                entries = await queue.read(free, None if drained else _BLOCK_MS)
+                entries = await self._blocking.read(
+                    queue.read(free, None if drained else _BLOCK_MS)
+                )
             except CONNECTION_ERRORS:
                 self._blocking.reset()
                 await asyncio.sleep(0.1)
@@ -137,8 +140,8 @@ class PromptIntake:
     async def wake(self) -> None:
         """End a blocking read when the last prompt is answered, because the queue had no more."""
         while True:
-            await self._emptied.wait()
-            self._emptied.clear()
+            await self._interrupted.wait()
+            self._interrupted.clear()
             await self._blocking.unblock()
 
     async def end(self) -> None:

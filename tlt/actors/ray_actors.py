@@ -4,13 +4,11 @@ A restarted actor runs `__init__` and nothing else, so the thread starts there. 
 Redis and the run's folder. A service that fails ends its process.
 """
 
-import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 import ray
@@ -19,6 +17,7 @@ import structlog
 from tlt.actors.blob_transfer import BlobTransfer, blob_file, read_part
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.reward_scorer import RewardScorer
+from tlt.actors.service_loop import Service, run_service
 from tlt.actors.worker_context import WorkerSetup
 from tlt.actors.worker_host import WorkerHost
 from tlt.actors.worker_restart_loop import Worker
@@ -29,21 +28,14 @@ from tlt.json_logs import write_logs_to
 _RAYLET_SECONDS = 0.5
 
 
-class _Service(Protocol):
-    def run(self) -> Coroutine[Any, Any, None]: ...
-
-
-def _serve(session: SessionSpec, name: str, make: Callable[[], _Service]) -> None:
+def _serve(session: SessionSpec, name: str, make: Callable[[], Service]) -> None:
     write_logs_to(Path(session.folder) / "logs", name)
-
-    async def run() -> None:
-        await make().run()
 
     def thread() -> None:
         log = structlog.get_logger(name)
         try:
             log.info("started", pid=os.getpid())
-            asyncio.run(run())
+            run_service(make)
         except BaseException:
             log.exception("ended")
         finally:  # whatever the log does, Ray has to start another process

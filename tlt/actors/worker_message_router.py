@@ -56,7 +56,8 @@ from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_stream import add_dead_letter
 from tlt.strategies import Ngram
 
-_COMMAND_BLOCK_MS = 1000
+# a command ends the read at once
+COMMAND_BLOCK_MS = 10_000
 _commands = Codec[WorkerCommand](WorkerCommand)
 _log = structlog.get_logger("worker")
 
@@ -104,7 +105,7 @@ class MessageRouter:
     async def _follow_commands(self) -> None:
         setup = self._setup
         key = setup.keys.commands(setup.worker, setup.incarnation)
-        pages = read_pages(setup.connection, key, after="0", count=10, block_ms=_COMMAND_BLOCK_MS)
+        pages = read_pages(setup.connection, key, after="0", count=10, block_ms=COMMAND_BLOCK_MS)
         async for page in pages:
             for id_, fields in page:
                 command = await _read(setup, key, fields)

@@ -70,8 +70,9 @@ class Stream(Generic[_Message]):
 
     def acknowledge(self, transaction: Transaction, group: str, ids: Iterable[EntryId]) -> None:
         ids = list(ids)
-        if ids:
-            transaction.xack(self.key, group, *ids)
+        # a script passes on some thousand words at once
+        for start in range(0, len(ids), _PAGE):
+            transaction.xack(self.key, group, *ids[start : start + _PAGE])
 
     async def trim(self) -> None:
         """Drop the entries that every group has acknowledged, and no others.

@@ -8,6 +8,7 @@ import redis.exceptions
 
 from tlt.errors import TltError
 from tlt.id_types import Incarnation, WorkerId
+from tlt.store.guarded_commands import Guard
 from tlt.store.redis_connection import Connection, Transaction
 from tlt.store.redis_keys import Keys
 
@@ -18,6 +19,13 @@ if not least or least < tonumber(ARGV[2]) then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 end
 """
+
+_GUARD = Guard("""
+local least = redis.call('HGET', KEYS[1], ARGV[1])
+if least and tonumber(ARGV[2]) < tonumber(least) then
+    return least
+end
+""")
 
 
 class Fenced(TltError):
@@ -68,24 +76,12 @@ async def delete_commands_of_ended(
 @asynccontextmanager
 async def transaction(place: FencePlace) -> AsyncGenerator[Transaction]:
     """Execute what the body fills in, or raise Fenced and change nothing."""
-    fence, worker = place.keys.fence, place.worker
-    async with place.connection.pipeline(transaction=True) as pipe:
-        await pipe.watch(fence)
-        _refuse(await pipe.hget(fence, worker), place)
-        pipe.multi()
-        yield pipe
-        commands = list(pipe.command_stack)
-        while True:
-            try:
-                await pipe.execute()
-            except redis.exceptions.WatchError:
-                # Some worker's fence moved, rarely this one's, so check and try again.
-                await pipe.watch(fence)
-                _refuse(await pipe.hget(fence, worker), place)
-                pipe.multi()
-                pipe.command_stack = list(commands)
-            else:
-                return
+    filled = place.connection.pipeline(transaction=False)
+    yield filled
+    least = await _GUARD.execute(
+        place.connection, filled, place.keys.fence, place.worker, place.incarnation
+    )
+    _refuse(least, place)
 
 
 async def _raise_fence(place: FencePlace, least: int) -> None:
