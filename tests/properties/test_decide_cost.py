@@ -1,7 +1,6 @@
 """The work of an event may grow with groups and workers, but not with rollouts.
 
-What workers send rarely may grow by a few instructions for each other worker, an answer's events by
-no more than a comparison.
+Other workers add nothing to it but their entry of a dictionary that is copied.
 
 The tests count the instructions that the interpreter executes in `tlt` and the entries that are
 copied when a dictionary of the state is rebuilt, because counts are exact and times are not.
@@ -152,7 +151,7 @@ def test_a_training_decision_takes_few_instructions(marks: int) -> None:
     after, commands = decide(state, _idled(), 0.0)
     assert after.workers[WORKER].duty is Duty.DRAFTER_TRAINING
     assert [type(command) for command in commands] == [ExplainDrafterDecision, TrainDrafter]
-    assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3000
+    assert _instructions(lambda: decide(state, _idled(), 0.0)) < 3500
 
 
 def test_a_large_rollout_batch_takes_few_instructions() -> None:
@@ -180,23 +179,16 @@ def _scored_first(state: RunState) -> RolloutScored:
 
 
 @pytest.mark.parametrize(
-    ("event", "most"),
-    [
-        # it looks for idle workers, which may train on the answer
-        (lambda _: _finished(0, 0), 8),
-        (_scored_first, 0),
-        # it counts those that train
-        (lambda _: _idled(), 30),
-    ],
+    "event",
+    [lambda _: _finished(0, 0), _scored_first, lambda _: _idled()],
     ids=["finished", "scored", "idled"],
 )
-def test_another_worker_adds_few_instructions_to_an_event(
-    event: Callable[[RunState], RunEvent], most: int
+def test_other_workers_add_no_instructions_to_an_event(
+    event: Callable[[RunState], RunEvent],
 ) -> None:
     few, many = _with_workers(16), _with_workers(1024)
     before = _instructions(lambda: decide(few, event(few), 0.0))
-    after = _instructions(lambda: decide(many, event(many), 0.0))
-    assert 0 < after <= before + most * (1024 - 16)
+    assert _instructions(lambda: decide(many, event(many), 0.0)) == before > 0
 
 
 def test_another_worker_adds_the_same_instructions_to_a_start() -> None:

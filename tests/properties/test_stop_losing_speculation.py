@@ -11,7 +11,7 @@ import pytest
 from tlt.config import RolloutSpec
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import stop_losing_speculation
-from tlt.policies.job.run_state import SpeculationAttempt
+from tlt.policies.job.run_state import Duty, Membership, SpeculationAttempt
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.savings_estimate import DecodeAccount, estimate_savings
@@ -44,7 +44,7 @@ class Job:
             job="job",
             decoding=DecodeAccount(),
             attempt=SpeculationAttempt(),
-            workers={"w0": SimpleNamespace(info=SimpleNamespace(ranks=RANKS))},
+            membership=Membership(engines={Duty.ROLLOUT: RANKS}),
             spec=SimpleNamespace(rollout=RolloutSpec(slots=ROWS)),
         )
         self.commands: list[Any] = []

@@ -18,8 +18,8 @@ def test_losses_of_the_last_ten_steps_count(step: int, fails: bool) -> None:
     state, _ = started("off")
     limit = 5
     spec = msgspec.structs.replace(state.spec, workers=WorkersSpec(max_restarts=limit))
-    losses = (Step(0),) * limit
-    state = msgspec.structs.replace(state, spec=spec, loss_steps=losses, step=Step(step))
+    membership = msgspec.structs.replace(state.membership, loss_steps=(Step(0),) * limit)
+    state = msgspec.structs.replace(state, spec=spec, membership=membership, step=Step(step))
     turn = Turn(state, 0.0)
     incarnation = state.workers[WORKER].info.incarnation
     worker_membership.lose(

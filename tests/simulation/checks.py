@@ -8,7 +8,7 @@ from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
 from tests.simulation.sampling_checks import SamplingChecks
 from tlt.id_types import NAMED, Incarnation
-from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState
+from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, count_engines
 from tlt.policies.job.update_sample_selection import UpdatePlan
 from tlt.protocol.commands import (
     DiscardBlobs,
@@ -132,7 +132,11 @@ class Checks:
             assert after.newest_incarnations[worker] >= incarnation
 
     def _check_duties(self, before: RunState, after: RunState) -> None:
-        """Assert that duties change by at most two transitions of the table."""
+        """Assert that duties change by at most two transitions of the table, and are counted."""
+        counts: Counter[Duty] = Counter()
+        for known in after.workers.values():
+            counts[known.duty] += count_engines(after, [known])
+        assert counts == {k: v for k, v in after.membership.engines.items() if v}
         for worker, now in after.workers.items():
             old = before.workers.get(worker)
             assert now.info.incarnation <= after.newest_incarnations[worker]

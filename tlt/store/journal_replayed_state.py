@@ -21,6 +21,8 @@ from tlt.store.journal import FILE_NAME, START, Journal, Position, digest, follo
 _State = TypeVar("_State")
 SNAPSHOT_FILE = "snapshot.msgpack"
 SNAPSHOT_ENTRIES = 2000
+# counted up when states get another layout; the journal's entries keep theirs
+_LAYOUT = 2
 _encode = msgspec.msgpack.Encoder().encode
 
 Decide = Callable[[_State, Any, float], tuple[_State, Sequence[Command]]]
@@ -30,7 +32,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     schema: int
     position: Position
     state: msgspec.Raw
-    # of the position and the state; older snapshots have none, and are not read
+    # of the layout, the position and the state; snapshots of another layout are not read
     checksum: int = 0
 
     @property
@@ -44,7 +46,7 @@ def encode_snapshot(position: Position, state: object) -> bytes:
 
 
 def _checksum(position: Position, state: msgspec.Raw) -> int:
-    return zlib.crc32(state, zlib.crc32(_encode(position)))
+    return zlib.crc32(state, zlib.crc32(_encode((_LAYOUT, position))))
 
 
 class DeciderState(Generic[_State]):

@@ -19,7 +19,16 @@ from tlt.policies.drafter import (
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, count_engines
+from tlt.policies.job.run_state import (
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    all_engines,
+    count_engines,
+    engines_on,
+)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +97,9 @@ def start_idle_workers(turn: Turn) -> None:
     state = turn.state
     if not is_wanted(state) or state.phase not in (Phase.ROLLOUT, Phase.EVALUATING):
         return
-    if not _keeps_answers(state):
+    if not _keeps_answers(state) or not engines_on(state, (Duty.IDLE,)):
         return
-    idling = Duty.IDLE
-    # all workers for each answer: nothing but the comparison
-    idle = [known for known in state.workers.values() if known.duty is idling]
+    idle = [known for known in state.workers.values() if known.duty is Duty.IDLE]
     idle = [known for known in idle if training_sessions.is_eligible(state, known)]
     if idle and judge_idle_training(turn).worth:
         for known in idle:
@@ -112,7 +119,7 @@ def outlook(turn: Turn) -> gate.TrainingOutlook:
         seconds = state.batch.longest_decode_seconds or turn.now - state.batch.opened_at
     opened = state.phase is not Phase.EVALUATING
     measured = state.drafter.evidence.speedup_without_drafter
-    members = max(1, count_engines(state, state.workers.values()))
+    members = max(1, all_engines(state))
     return gate.TrainingOutlook(
         step=state.step,
         newest_step=progress.newest_step,

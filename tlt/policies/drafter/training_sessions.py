@@ -8,14 +8,22 @@ import msgspec
 
 from tlt.id_types import WorkerId
 from tlt.policies.drafter.adoption import lacks_drafter, refusers
-from tlt.policies.job.run_state import Duty, Phase, RunState, Turn, WorkerState, count_engines
+from tlt.policies.job.run_state import (
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    all_engines,
+    engines_on,
+)
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
 TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
 
 
 def is_any_open(state: RunState) -> bool:
-    return any(worker.duty in TRAINING for worker in state.workers.values())
+    return engines_on(state, TRAINING) > 0
 
 
 def is_open(worker: WorkerState, session: int) -> bool:
@@ -69,15 +77,9 @@ def _send_base(turn: Turn, worker: WorkerState) -> None:
 
 def _count_members(state: RunState) -> int:
     """Count the ranks in training; in reserved time all are, or begin at once."""
-    is_reserved = state.phase is Phase.RESERVED_TRAINING
-    return count_engines(
-        state,
-        (
-            worker
-            for worker in state.workers.values()
-            if is_reserved or worker.duty is Duty.DRAFTER_TRAINING
-        ),
-    )
+    if state.phase is Phase.RESERVED_TRAINING:
+        return all_engines(state)
+    return engines_on(state, (Duty.DRAFTER_TRAINING,))
 
 
 def stop(turn: Turn, worker: WorkerId) -> None:

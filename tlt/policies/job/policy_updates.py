@@ -16,6 +16,7 @@ from tlt.policies.job.run_state import (
     Turn,
     WorkerState,
     current_worker,
+    engines_on,
 )
 from tlt.policies.job.sample_sharding import share_samples
 from tlt.policies.job.update_sample_selection import count_minibatches
@@ -34,8 +35,7 @@ from tlt.protocol.refs import Checkpoint, PolicyRef
 def is_waiting(state: RunState) -> bool:
     """Return True if an update must wait for workers that are busy or will be back."""
     busy = (Duty.POLICY_UPDATE, Duty.LEAVING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
-    waiting = any(worker.duty in busy for worker in state.workers.values())
-    return waiting or bool(state.returning_workers) or not state.workers
+    return engines_on(state, busy) > 0 or bool(state.returning_workers) or not state.workers
 
 
 def is_published(state: RunState) -> bool:

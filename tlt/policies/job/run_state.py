@@ -148,6 +148,13 @@ class SpeculationAttempt(msgspec.Struct, frozen=True, kw_only=True):
         return SpeculationAttempt(failed=self.failed)
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    # the step of each loss of a worker
+    loss_steps: tuple[Step, ...] = ()
+    # engines of all workers by duty, so that an event doesn't look at each worker
+    engines: dict[Duty, int] = {}
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """One job's run; only `decide` makes its next state."""
 
@@ -165,8 +172,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     newest_incarnations: dict[WorkerId, Incarnation] = {}
     # workers that are starting fresh ranks
     returning_workers: frozenset[WorkerId] = frozenset()
-    # the step of each loss of a worker
-    loss_steps: tuple[Step, ...] = ()
+    membership: Membership = Membership()
     batch: RolloutBatch | None = None
     # None before the first rollout batch, or if its step implies it
     cursor: PromptCursor | None = None
@@ -180,7 +186,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def losses(self) -> int:
-        return len(self.loss_steps)
+        return len(self.membership.loss_steps)
 
     @property
     def speculation_allowed(self) -> bool:
@@ -200,6 +206,16 @@ def count_engines(state: "RunState", workers: Iterable[WorkerState]) -> int:
     # as `engine_ranks` does, without a call for each of many workers
     width = state.spec.rollout.tensor_parallel
     return sum([-(-worker.info.ranks // width) for worker in workers])
+
+
+def engines_on(state: "RunState", duties: Iterable[Duty]) -> int:
+    """Count the engines of all workers that have one of some duties."""
+    engines = state.membership.engines
+    return sum([engines.get(duty, 0) for duty in duties])
+
+
+def all_engines(state: "RunState") -> int:
+    return sum(state.membership.engines.values())
 
 
 class Turn:
@@ -223,8 +239,26 @@ class Turn:
             self.set(drafter=msgspec.structs.replace(before, **changes))
 
     def set_worker(self, worker: WorkerId, **changes: object) -> None:
-        after = msgspec.structs.replace(self.state.workers[worker], **changes)
-        self.set(workers={**self.state.workers, worker: after})
+        self.put_worker(worker, msgspec.structs.replace(self.state.workers[worker], **changes))
+
+    def put_worker(self, worker: WorkerId, after: WorkerState | None) -> None:
+        """Add or change a worker; None removes it."""
+        state, before = self.state, self.state.workers.get(worker)
+        workers = {**state.workers}
+        if after is None:
+            del workers[worker]
+        else:
+            workers[worker] = after
+        if before is None or after is None or before.duty is not after.duty:
+            engines = dict(state.membership.engines)
+            for known, sign in ((before, -1), (after, 1)):
+                if known is not None:
+                    more = sign * count_engines(state, [known])
+                    engines[known.duty] = engines.get(known.duty, 0) + more
+            membership = msgspec.structs.replace(state.membership, engines=engines)
+            self.set(workers=workers, membership=membership)
+        else:
+            self.set(workers=workers)
 
     def enter(self, phase: Phase) -> None:
         if phase not in PHASES[self.state.phase]:

@@ -13,7 +13,7 @@ from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import rollout_batch
 from tlt.policies.job.advantages import agree
 from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.run_state import RunState, Turn, count_engines, current_worker
+from tlt.policies.job.run_state import RunState, Turn, all_engines, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
 from tlt.policies.speculation.plain_replay import ExtraGroups, Replay
 from tlt.policies.speculation.plain_step_costs import PlainStepCosts
@@ -79,7 +79,7 @@ def _replay_batch(
     state: RunState, batch: RolloutBatch, plain: PlainStepCosts | None
 ) -> Replay | None:
     """Replay a settled batch without speculation; None if some of it was lost on the way."""
-    engines = count_engines(state, state.workers.values())
+    engines = all_engines(state)
     if batch.requeues > 0 or batch.dropped > 0 or engines == 0:
         return None
     return plain_replay.replay(

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.drafter import merges, training_sessions
 from tlt.policies.job import phase_transitions, policy_updates, rollout_batch_opening
@@ -37,9 +39,9 @@ def add(turn: Turn, info: WorkerInfo) -> None:
             return
     elif info.worker in state.newest_incarnations:
         rollout_batch_opening.requeue(turn, state.newest_incarnations[info.worker])
+    turn.put_worker(info.worker, WorkerState(info=info))
     turn.set(
         newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
-        workers={**turn.state.workers, info.worker: WorkerState(info=info)},
         returning_workers=turn.state.returning_workers - {info.worker},
     )
     turn.emit(
@@ -105,8 +107,10 @@ def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
     if lost.duty is Duty.LEAVING:
         return
     step, limit = turn.state.step, turn.state.spec.workers.max_restarts
-    turn.set(loss_steps=(*turn.state.loss_steps, step))
-    recent = sum(each > step - _REMEMBERED_STEPS for each in turn.state.loss_steps)
+    known = turn.state.membership
+    losses = (*known.loss_steps, step)
+    turn.set(membership=msgspec.structs.replace(known, loss_steps=losses))
+    recent = sum(each > step - _REMEMBERED_STEPS for each in losses)
     if recent > limit:
         complaint = (
             f"worker {lost.info.worker} was lost, loss number {recent} within "
@@ -118,7 +122,7 @@ def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
 def _drop(turn: Turn, lost: WorkerState) -> None:
     """Forget an incarnation, and requeue the prompts that it held."""
     worker, phase = lost.info.worker, turn.state.phase
-    turn.set(workers={k: v for k, v in turn.state.workers.items() if k != worker})
+    turn.put_worker(worker, None)
     merges.lose_members(turn, lost)
     rollout_batch_opening.requeue(turn, lost.info.incarnation)
     if phase is Phase.POLICY_UPDATE and lost.duty is Duty.POLICY_UPDATE:
