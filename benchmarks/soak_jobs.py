@@ -1,4 +1,4 @@
-"""Jobs of many shapes that come and go: the queue is never empty, and one in four is cancelled."""
+"""Jobs of many shapes that come and go: the queue is never empty, one in twelve is cancelled."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ _REWARD = _ROOT / "benchmarks" / "soak_reward.py"
 _AHEAD = 2
 # of a job's life, after which it is cancelled
 _CANCEL_SECONDS = (2.0, 12.0)
-_EVERY = 4
+_EVERY = 12
 _COMMON = (
     "data.eval_limit=8",
     "algorithm.eval_every=2",
@@ -81,8 +81,8 @@ class Jobs:
         loaded = load_job(SPEC, changes)
         record = with_client("default", lambda client: client.jobs.submit(loaded))
         self.records[record.job] = record
-        # of each shape in turn
-        if number % _EVERY == (number // _EVERY) % _EVERY:
+        # of each shape in turn; ranks are replaced if it is in an update
+        if number % _EVERY == (number // _EVERY) % len(_SHAPES):
             self._allowed[record.job] = draw.uniform(*_CANCEL_SECONDS)
 
     def _cancel_due(self) -> None:

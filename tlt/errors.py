@@ -61,6 +61,10 @@ class RankError(TltError):
     """A compute process died, hung or reported a failure."""
 
 
+# what a user can do then
+FREE_SPACE = "Free space there, and the job goes on by itself"
+
+
 def is_out_of_space(error: BaseException | None) -> bool:
     """Return True if a full disk, or a full quota, caused an error."""
     while error is not None:

@@ -1,6 +1,7 @@
 """An answer is on the disk before anybody hears of it."""
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
 from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.protocol.events import RolloutFinished, WorkerLost
+from tlt.protocol.events import JobPauseRequested, RolloutFinished, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
@@ -71,6 +72,26 @@ async def test_does_not_report_an_answer_that_is_lost(
     await outbox.flush()
     ((_, fields),) = await connection.xrange(keys.events)
     assert outbox.events.codec.decode(fields) == _LOST
+
+
+async def test_pauses_a_job_whose_disk_is_full(
+    connection: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = await _outbox(connection, keys, tmp_path)
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    outbox.post(_written(tmp_path))
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(IncarnationEnded, match="No space left"):
+        await outbox.flush()
+    await outbox.flush()
+    ((_, fields),) = await connection.xrange(keys.events)
+    pause = outbox.events.codec.decode(fields)
+    assert isinstance(pause, JobPauseRequested)
+    assert pause.job == JOB
+    assert "No space left on device. Free" in (pause.shortage or "")
 
 
 async def test_sends_the_last_answers_of_a_job_that_was_closed(

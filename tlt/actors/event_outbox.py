@@ -13,10 +13,10 @@ from typing import NamedTuple
 from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
-from tlt.errors import BlobLost
+from tlt.errors import FREE_SPACE, BlobLost, is_out_of_space
 from tlt.id_types import EntryId, JobId
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import AnyEvent, RolloutFinished
+from tlt.protocol.events import AnyEvent, JobPauseRequested, RolloutFinished
 from tlt.protocol.refs import AnswerRef
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
@@ -80,7 +80,8 @@ class Outbox:
     async def _sync_answers(self, events: Sequence[AnyEvent]) -> None:
         """Sync here and not in the coordinator, where the answers of all workers would wait.
 
-        An answer that is lost is not reported, and so its prompt goes back to the queue.
+        An answer that is lost is not reported, and so its prompt goes back to the queue. If its
+        disk is full, the job is paused: its prompts would be given up after some tries.
         """
         refs: dict[JobId, list[AnswerRef]] = defaultdict(list)
         for event in events:
@@ -93,4 +94,8 @@ class Outbox:
             self._waiting = [
                 each for each in self._waiting if not isinstance(each[0], RolloutFinished)
             ]
+            if is_out_of_space(error):
+                shortage = f"{error}. {FREE_SPACE}"
+                pauses = [JobPauseRequested(job=job, shortage=shortage) for job in refs]
+                self._waiting += [(pause, None) for pause in pauses]
             raise IncarnationEnded(str(error)) from error

@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 import torch
 
-from tlt.errors import ConfigError, is_out_of_space
+from tlt.errors import FREE_SPACE, ConfigError, is_out_of_space
 from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
 from tlt.interrupt_check import Interrupted
 from tlt.models.tokenizer import Tokenizer
@@ -67,7 +67,6 @@ DecodingMessage = (
 )
 # time until a rank without answers to learn from tries again
 _RETRY_SECONDS = 0.05
-_FREE_SPACE = "Free space there, and the job goes on by itself"
 
 
 class Decoding:
@@ -306,7 +305,7 @@ def main() -> None:
         return
     except Exception as error:
         if rank is not None and rank.duties is not None and is_out_of_space(error):
-            job, shortage = rank.duties.job.id, f"{error}. {_FREE_SPACE}"
+            job, shortage = rank.duties.job.id, f"{error}. {FREE_SPACE}"
             channel.send(JobPauseRequested(job=job, shortage=shortage))
         # The worker reports the last line of this output, so nothing may follow it.
         traceback.print_exc()
