@@ -18,6 +18,8 @@ from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
+# in a job's folder in shared memory: what its workers train the drafter on
+HIDDEN_STATES = "states"
 
 
 class LoraSpec(Section, frozen=True, kw_only=True):

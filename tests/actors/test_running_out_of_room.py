@@ -22,6 +22,7 @@ from tests.actors.test_startup_event_backlog import (
 from tests.samples import JOB, SPEC
 from tests.waiting import wait_until
 from tlt.actors.room_watch import RoomWatch
+from tlt.config import HIDDEN_STATES
 from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Phase
 from tlt.policies.room import PolicySize, disk_bytes
@@ -130,11 +131,17 @@ async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
     refused = await watch.look_before_start(JOB, SPEC, prepared)
     assert refused is not None
     assert str(refused.shortage).startswith(f"6.1 MB free in {tmp_path / 'run'}; a checkpoint")
+    states = session.spec.job_flight(JOB) / HIDDEN_STATES
+    states.mkdir(parents=True)
     await watch.look(time.time())
-    await post(first, [_lost(W0, 1), _lost(W1, 2)])
+    await post(first, [_lost(W0, 1)])
+    await consume(first)
+    assert states.exists()
+    await post(first, [_lost(W1, 2)])
     await consume(first)
     record = first.effects.records[JOB]
     assert record.status == "paused"
+    assert not states.exists()
     assert record.pause is not None
     assert record.pause.shortage == refused.shortage
     run = first.deciders.runs.states[JOB]

@@ -21,7 +21,7 @@ from tlt.actors.job_preparer import JobPreparations
 from tlt.actors.room_watch import RoomWatch
 from tlt.actors.summary_process import SummaryProcesses
 from tlt.blobs import Blobs
-from tlt.config import SessionSpec
+from tlt.config import HIDDEN_STATES, SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
 from tlt.id_types import EntryId, Epoch, JobId
 from tlt.policies.job.blob_retention import blobs_of_ended
@@ -34,6 +34,7 @@ from tlt.protocol.commands import (
     PrepareJob,
     RecordStatus,
     ReleaseBlobs,
+    SuspendRun,
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, PolicyPublished
 from tlt.store.guarded_commands import Guard
@@ -178,6 +179,10 @@ class BatchCommitter:
                     shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
                     self._discard_unnamed_blobs(command.job)
                     self.summaries.start(self._deciders.runs.folder(command.job))
+                case SuspendRun():
+                    # what the job lacks room for may be what it has kept to learn from
+                    states = self._spec.job_flight(command.job) / HIDDEN_STATES
+                    shutil.rmtree(states, ignore_errors=True)
                 case RecordStatus():
                     if command.status in ("cancelled", "paused"):
                         self.preparations.cancel(command.job)

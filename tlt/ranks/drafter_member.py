@@ -6,6 +6,7 @@ command ends any of these at once.
 
 import time
 
+from tlt.config import HIDDEN_STATES
 from tlt.engine.base import Engine
 from tlt.errors import BlobError, ConfigError
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
@@ -43,7 +44,7 @@ class DrafterMember:
         budget = SharedMemoryBudget(engine, factory.delta_bytes)
         blobs = job.blobs(budget.beside_drafters)
         states = HiddenStateStore(
-            job.flight / "states", engine.token_state_example, budget.beside_states
+            job.flight / HIDDEN_STATES, engine.token_state_example, budget.beside_states
         )
         self.replay = ReplayBuffer(states, job.spec.drafter.megabytes << 20)
         self.in_use = DrafterInUse(engine, factory, blobs)
