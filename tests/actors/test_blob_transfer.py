@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tlt.actors.blob_transfer import blob_file, read_part, referenced_blobs
+from tlt.actors.blob_transfer import (
+    blob_file,
+    read_part,
+    referenced_blobs,
+    remove_job_folder,
+)
 from tlt.config import SessionSpec
 from tlt.errors import BlobError
 from tlt.id_types import Digest, DrafterVersion, JobId, PolicyVersion
@@ -51,7 +56,19 @@ def test_gives_away_no_other_file(tmp_path: Path, name: str) -> None:
         blob_file(session(tmp_path), JOB, Digest(name))
 
 
-@pytest.mark.parametrize("job", ["..", ".", "a/b", "/etc"])
+@pytest.mark.parametrize("job", ["..", ".", "", "a/b", "/etc"])
 def test_gives_away_no_file_of_another_folder(tmp_path: Path, job: str) -> None:
     with pytest.raises(BlobError, match="is no job"):
         blob_file(session(tmp_path), JobId(job), Digest("ab12"))
+    with pytest.raises(BlobError, match="is no job"):
+        remove_job_folder(session(tmp_path), JobId(job))
+
+
+def test_removes_the_folder_of_one_job(tmp_path: Path) -> None:
+    for job in (JOB, JobId("job-2")):
+        file = blob_file(session(tmp_path), job, Digest("ab12"))
+        file.parent.mkdir()
+        file.touch()
+    for _ in range(2):  # twice, because ranks remove it, too
+        remove_job_folder(session(tmp_path), JOB)
+        assert [place.name for place in tmp_path.iterdir()] == ["job-2"]

@@ -8,6 +8,7 @@ to its reader, who finds it lost as on one host.
 import asyncio
 import contextlib
 import fcntl
+import shutil
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -55,10 +56,19 @@ def blob_file(spec: SessionSpec, job: JobId, digest: Digest) -> Path:
     """Return the path of a blob in flight; other hosts name it."""
     if not digest.isalnum():
         raise BlobError(f"{digest!r} is no digest")
+    return _job_folder(spec, job) / digest
+
+
+def remove_job_folder(spec: SessionSpec, job: JobId) -> None:
+    """Remove what a job has in shared memory on this host."""
+    shutil.rmtree(_job_folder(spec, job), ignore_errors=True)
+
+
+def _job_folder(spec: SessionSpec, job: JobId) -> Path:
     folder = spec.job_flight(job)
     if folder.parent != Path(spec.flight) or job in (".", ".."):
         raise BlobError(f"{job!r} is no job")
-    return folder / digest
+    return folder
 
 
 def read_part(file: Path, offset: int, size: int) -> bytes:
@@ -94,6 +104,13 @@ class BlobTransfer:
         if self._spec.cluster is not None:
             for worker in self._others():
                 worker.release_blobs.remote(job, [ref.digest for ref in refs])
+
+    def forget(self, job: JobId) -> None:
+        """Remove what a job that has ended has in shared memory, on all hosts."""
+        remove_job_folder(self._spec, job)
+        if self._spec.cluster is not None:
+            for worker in self._others():
+                worker.remove_job_folder.remote(job)
 
     def _fetch_all(self, job: JobId, blobs: Blobs, refs: Sequence[BlobRef]) -> None:
         for ref in refs:

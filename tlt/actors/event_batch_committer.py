@@ -176,7 +176,7 @@ class BatchCommitter:
                     for blob in command.blobs:
                         self._deciders.runs.blobs(command.job).discard(blob)
                 case FinishRun():
-                    shutil.rmtree(self._spec.job_flight(command.job), ignore_errors=True)
+                    self._transfer.forget(command.job)
                     self._discard_unnamed_blobs(command.job)
                     self.summaries.start(self._deciders.runs.folder(command.job))
                 case SuspendRun():

@@ -14,7 +14,12 @@ import msgspec
 import ray
 import structlog
 
-from tlt.actors.blob_transfer import BlobTransfer, blob_file, read_part
+from tlt.actors.blob_transfer import (
+    BlobTransfer,
+    blob_file,
+    read_part,
+    remove_job_folder,
+)
 from tlt.actors.coordinator import Coordinator
 from tlt.actors.reward_scorer import RewardScorer
 from tlt.actors.service_loop import Service, run_service
@@ -106,6 +111,10 @@ class WorkerActor:
         """Delete blobs in flight on this host."""
         for digest in digests:
             blob_file(self._spec, JobId(job), Digest(digest)).unlink(missing_ok=True)
+
+    def remove_job_folder(self, job: str) -> None:
+        """Remove what a job has in shared memory on this host; its ranks may be gone."""
+        remove_job_folder(self._spec, JobId(job))
 
     def end_ranks(self) -> None:
         """Kill the ranks, because the session ends."""
