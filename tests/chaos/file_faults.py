@@ -43,7 +43,9 @@ def _flip_unread_answer(chaos: Chaos) -> Healed:
             until(lambda: _unread(chaos), "an unread answer", _WAIT_SECONDS)
         except NotRecovered as error:
             raise NotNow("no unread answer") from error
-        answer = chaos.dice.choice(_unread(chaos))
+        if not (unread := _unread(chaos)):
+            raise NotNow("all answers are scored")
+        answer = chaos.dice.choice(unread)
         path = session.run(chaos.job) / "answers" / answer.answer.file
         place = answer.answer.offset + chaos.dice.randrange(answer.answer.bytes)
         _flip_in_place(path, place, 1 << chaos.dice.randrange(8))
