@@ -49,6 +49,14 @@ def up(
         ),
     ] = None,
     runs: Runs = Path("runs"),
+    blobs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Path or URL (s3://BUCKET/FOLDER) for checkpoints and other committed files; "
+            "by default they are in the folders of the runs.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
     ray: Annotated[
         str | None,
@@ -95,6 +103,7 @@ def up(
         ranks=ranks,
         redis_url=redis_url,
         runs=runs,
+        blobs=blobs,
         device=device,
         lease_seconds=lease_seconds,
         reward_workers=reward_workers,
@@ -105,6 +114,8 @@ def up(
     say(f"session '{session}' is up: {spec.workers} workers{hosts}, process {pid}")
     say(f"  redis  {hide_password(spec.redis_url)}")
     say(f"  runs   {spec.runs}")
+    if spec.blobs is not None:
+        say(f"  blobs  {spec.blobs}")
     say(f"  logs   {spec.folder}/logs")
     address = start_dashboard(session) if dashboard else None
     if address is not None:
@@ -133,7 +144,8 @@ def status(
     supervised = read_supervised(Path(spec.folder))
     redis = hide_password(spec.redis_url)
     if not json:
-        say(f"session '{session}' is up: redis {redis}, runs {spec.runs}")
+        blobs = "" if spec.blobs is None else f", blobs {spec.blobs}"
+        say(f"session '{session}' is up: redis {redis}, runs {spec.runs}{blobs}")
         for fault in supervised.recent(time.time()):
             say(describe_fault(fault, time.time()))
 

@@ -1,21 +1,24 @@
 """Content-addressed, checksummed files: a blob's name is the digest of its bytes.
 
 Blobs in flight are in shared memory; committed ones are in the run's folder until they are
-discarded. A file appears under its name only when it is complete. The checksum of a large file
-takes a while, so it calls `check` often.
+discarded, or in a folder or store that a file in the run's folder names. A file appears under its
+name only when it is complete. The checksum of a large file takes a while, so it calls `check`
+often.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from tlt.blob_store import BlobStore, local_folder
 from tlt.errors import BlobError, BlobLost
 from tlt.id_types import Digest
 from tlt.interrupt_check import CheckInterrupt, never_interrupt
@@ -25,7 +28,45 @@ _DIGEST_BYTES = 20
 # bytes between two checks
 _CHECK_BYTES = 8 << 20
 
+# in a run's folder: the URL of its committed blobs, if they aren't in that folder
+_URL_FILE = "blobs-url"
+
 _Read = TypeVar("_Read")
+
+
+def place_blobs(run: Path, url: str) -> None:
+    """Have the committed blobs of a new run at this URL."""
+    (run / _URL_FILE).write_text(url + "\n")
+
+
+def blobs_of_run(
+    run: Path, flight: Path, *, reserved_bytes: Callable[[], int] = lambda: 0
+) -> "Blobs":
+    try:
+        url = (run / _URL_FILE).read_text().strip()
+    except FileNotFoundError:
+        return Blobs(flight, run / "blobs", reserved_bytes=reserved_bytes)
+    except OSError as error:
+        raise _unreadable(run / _URL_FILE, error) from error
+    if (folder := local_folder(url)) is not None:
+        return Blobs(flight, folder, reserved_bytes=reserved_bytes)
+    return StoredBlobs(flight, BlobStore(url), reserved_bytes=reserved_bytes)
+
+
+@contextlib.contextmanager
+def committed_blobs(run: Path) -> Generator["Blobs"]:
+    """Yield a run's blobs to a process outside of its session; copies of a store's are deleted."""
+    with tempfile.TemporaryDirectory(prefix="tlt-blobs-") as flight:
+        yield blobs_of_run(run, Path(flight))
+
+
+@contextlib.contextmanager
+def fetch_alone(flight: Path, ref: BlobRef) -> Generator[None]:
+    """Hold the host's lock on fetching a blob."""
+    flight.mkdir(parents=True, exist_ok=True)
+    with open(flight / f".fetch-{ref.digest}", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Blobs:
@@ -88,13 +129,14 @@ class Blobs:
             _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
         return self.committed / ref.digest
 
-    def share(self, ref: BlobRef, committed: Path) -> None:
+    def share(self, ref: BlobRef, other: "Blobs") -> None:
         """Commit a blob of another run too: by a link, or by a copy onto another disk."""
         try:
             self.committed.mkdir(parents=True, exist_ok=True)
-            os.link(committed / ref.digest, self.committed / ref.digest)
+            os.link(other.committed / ref.digest, self.committed / ref.digest)
         except OSError:
-            Blobs(committed, self.committed).commit(ref)
+            source = other.verify(ref)
+            _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
 
     def release(self, ref: BlobRef) -> None:
         """Delete the copy in flight."""
@@ -113,6 +155,110 @@ class Blobs:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 elif entry.name not in kept:
                     Path(entry.path).unlink(missing_ok=True)
+
+    def committed_names(self) -> set[str]:
+        try:
+            return {entry.name for entry in os.scandir(self.committed)}
+        except OSError:
+            return set()
+
+    def read_committed(self, ref: BlobRef, offset: int, size: int) -> bytes:
+        """Read a part of a committed blob, without its checksum."""
+        path = self.committed / ref.digest
+        try:
+            with path.open("rb") as content:
+                content.seek(offset)
+                return content.read(size)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def check_place(self) -> None:
+        """Raise StoreUnreachable if the store of committed blobs doesn't answer."""
+
+
+class StoredBlobs(Blobs):
+    """Blobs that are committed to a store: written and read by way of the folder in flight.
+
+    The copy in flight is kept for other readers until it is released.
+    """
+
+    def __init__(
+        self, flight: Path, store: BlobStore, *, reserved_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
+        super().__init__(flight, flight, reserved_bytes=reserved_bytes)
+        self.store = store
+
+    def put_file(
+        self,
+        write: Callable[[Path], object],
+        *,
+        commit: bool,
+        check: CheckInterrupt = never_interrupt,
+    ) -> BlobRef:
+        ref = super().put_file(write, commit=False, check=check)
+        if commit:
+            self.store.put(self.flight / ref.digest, ref)
+        return ref
+
+    def path(self, ref: BlobRef) -> Path:
+        """Return the path of the copy in flight, which is downloaded if there is none."""
+        path = self.flight / ref.digest
+        return path if path.exists() else self._download(ref)
+
+    def verify(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
+        if not (self.flight / ref.digest).exists():
+            return self._download(ref)  # its checksum is verified there
+        return super().verify(ref, check)
+
+    def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
+        try:
+            return read(self.path(ref), ref)
+        except BlobLost:
+            self.release(ref)
+            return read(self._download(ref), ref)
+
+    def _download(self, ref: BlobRef) -> Path:
+        path = self.flight / ref.digest
+        with fetch_alone(self.flight, ref):
+            if path.exists():  # another process of this host has fetched it
+                return path
+            found = _write(self.flight, lambda file: self.store.get(ref, file), durable=False)
+        if found != ref:
+            (self.flight / found.digest).unlink(missing_ok=True)
+            _require(f"{self.store.url}/{ref.digest}", ref, found)
+        return path
+
+    def commit(self, ref: BlobRef) -> Path:
+        """Upload a blob in flight."""
+        path = self.flight / ref.digest
+        if not self.store.has(ref):
+            if not path.exists():
+                raise BlobLost(f"blob {ref.digest} is neither in {self.flight} nor in the store")
+            path = self.verify(ref)
+            self.store.put(path, ref)
+        return path
+
+    def share(self, ref: BlobRef, other: Blobs) -> None:
+        """Commit a blob of another run too: the store copies its own."""
+        if isinstance(other, StoredBlobs) and self.store.copy(ref, other.store):
+            return
+        self.store.put(other.verify(ref), ref)
+
+    def discard(self, ref: BlobRef) -> None:
+        self.release(ref)
+        self.store.delete([ref.digest])
+
+    def discard_all_but(self, refs: Collection[BlobRef]) -> None:
+        self.store.delete(self.store.names() - {ref.digest for ref in refs})
+
+    def committed_names(self) -> set[str]:
+        return self.store.names()
+
+    def read_committed(self, ref: BlobRef, offset: int, size: int) -> bytes:
+        return self.store.read_part(ref, offset, size)
+
+    def check_place(self) -> None:
+        self.store.check()
 
 
 def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:
@@ -145,7 +291,7 @@ def _verified(path: Path, ref: BlobRef, check: CheckInterrupt) -> Path:
     return path
 
 
-def _require(path: Path, ref: BlobRef, actual: BlobRef) -> None:
+def _require(path: Path | str, ref: BlobRef, actual: BlobRef) -> None:
     if actual.bytes != ref.bytes:
         raise BlobLost(f"{path}: {actual.bytes} bytes, {ref.bytes} expected")
     if actual.digest != ref.digest:

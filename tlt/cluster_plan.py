@@ -5,12 +5,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import yaml
 
+from tlt.blob_store import BlobStore
 from tlt.child_process import last_line
 from tlt.config import RayCluster
 from tlt.errors import ConfigError
@@ -40,6 +42,9 @@ class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     # a file that all hosts have to see
     probe: str
+    # the URL of committed blobs, and an object that all hosts have to see there
+    blobs: str | None = None
+    blobs_probe: str = ""
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +68,7 @@ def ask_cluster(
     redis_url: str,
     folder: Path,
     runs: Path,
+    store: BlobStore | None = None,
 ) -> RayCluster:
     """Check all hosts, and choose the workers on each; raise ConfigError with what one lacks.
 
@@ -73,7 +79,10 @@ def ask_cluster(
             f"--ray {options.address}: TLT joins clusters with token authentication only: set "
             "RAY_AUTH_MODE=token here and where Ray is started"
         )
-    with tempfile.NamedTemporaryFile(dir=runs, prefix=".tlt-up-") as probe:
+    with (
+        tempfile.NamedTemporaryFile(dir=runs, prefix=".tlt-up-") as probe,
+        nullcontext("") if store is None else store.probe() as blobs_probe,
+    ):
         request = ClusterRequest(
             address=options.address,
             workers_per_host=options.workers_per_host,
@@ -83,6 +92,8 @@ def ask_cluster(
             redis_url=redis_url,
             folder=str(folder),
             probe=probe.name,
+            blobs=None if store is None else store.url,
+            blobs_probe=blobs_probe,
         )
         try:
             done = subprocess.run(

@@ -319,6 +319,8 @@ class SessionSpec(Section, frozen=True, kw_only=True):
     folder: str
     # Folder that holds one folder a job.
     runs: str
+    # URL of the committed blobs of jobs that are submitted; None: they are in the runs' folders.
+    blobs: str | None = None
     # Folder in shared memory; removed with the session.
     flight: str
     redis_url: str

@@ -7,7 +7,8 @@
     ├── NoSession                no session answers (exit 3)
     ├── StoreError               Redis is unreachable, refuses, or holds another schema
     ├── BlobError                a tensor's file cannot be written, or isn't one of TLT's
-    │   └── BlobLost             the file is missing, unreadable, or has a wrong checksum
+    │   ├── BlobLost             the file is missing, unreadable, or has a wrong checksum
+    │   └── StoreUnreachable     the store for committed files doesn't answer, or refuses
     ├── JournalError             a journal cannot be written, read or replayed
     └── RankError                a compute process died, hung or reported a failure
 
@@ -49,6 +50,10 @@ class BlobLost(BlobError):
     """A tensor's file is missing, cannot be read, or its checksum is wrong."""
 
 
+class StoreUnreachable(BlobError):
+    """The store for committed files doesn't answer, or refuses."""
+
+
 class JournalError(TltError):
     """A journal cannot be written, read or replayed."""
 
@@ -72,3 +77,12 @@ def is_out_of_space(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def find_remedy(error: BaseException) -> str | None:
+    """Say what has to be done so that the same write succeeds, or None if nothing is known."""
+    if isinstance(error, StoreUnreachable):
+        return "Once this store answers, the job goes on by itself"
+    if is_out_of_space(error):
+        return FREE_SPACE
+    return None

@@ -5,17 +5,20 @@ same. With the same data and seed the new job begins where the other one's promp
 the number of the step says where it stands in its own order of prompts.
 """
 
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from tlt.blobs import committed_blobs
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.id_types import PolicyVersion, Step
-from tlt.models.safetensors_header import Shape, read_folder_shapes, read_shapes
+from tlt.models.safetensors_header import Shape, parse_shapes, read_folder_shapes
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.protocol.events import JobStarted
-from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PromptCursor, StartingCheckpoint
+from tlt.protocol.refs import Checkpoint, DrafterRef, PromptCursor, StartingCheckpoint
 from tlt.report import Ledger
 from tlt.run_folder_reader import has_journal, journal_entries, open_ledger, read_spec
 
@@ -68,10 +71,12 @@ def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
             cursor = event.starts_from.cursor  # the state has taken its first prompts already
         if checkpoint is not None and checkpoint.version not in saved:
             saved[checkpoint.version] = (checkpoint, cursor, state.drafter)
+    with committed_blobs(run) as blobs:
+        there = blobs.committed_names()
     return [
-        _starting_checkpoint(run, ledger, checkpoint, cursor, drafter)
+        _starting_checkpoint(run, ledger, checkpoint, cursor, drafter, there)
         for checkpoint, cursor, drafter in saved.values()
-        if all(_is_there(run, blob) for blob in checkpoint.blobs)
+        if all(blob.digest in there for blob in checkpoint.blobs)
     ]
 
 
@@ -81,10 +86,11 @@ def _starting_checkpoint(
     checkpoint: Checkpoint,
     cursor: PromptCursor | None,
     then: DrafterState,
+    there: Collection[str],
 ) -> StartingCheckpoint:
     """Take the drafter in use at that time or, if it was discarded since, the last one."""
     drafters = [(state.adoption.used, state) for state in (then, ledger.state.drafter)]
-    kept = ((d, state) for d, state in drafters if d is not None and _is_there(run, d.weights))
+    kept = ((d, state) for d, state in drafters if d is not None and d.weights.digest in there)
     drafter, state = next(kept, (None, then))
     return StartingCheckpoint(
         job=ledger.state.job,
@@ -101,12 +107,10 @@ def _accept_length(state: DrafterState, drafter: DrafterRef) -> float | None:
     return next((e.trained for e in evaluations if e.version == drafter.version), None)
 
 
-def _is_there(run: Path, blob: BlobRef) -> bool:
-    return (run / "blobs" / blob.digest).exists()
-
-
 def _require_same_model(start: StartingCheckpoint, folder: Path) -> None:
-    saved = read_shapes(Path(start.folder) / "blobs" / start.checkpoint.weights.digest)
+    weights = start.checkpoint.weights
+    with committed_blobs(Path(start.folder)) as blobs:
+        saved = parse_shapes(partial(blobs.read_committed, weights), f"{start.name}'s weights")
     model = read_folder_shapes(folder)
     known = [name for name in model if name in saved or not name.endswith(_STORED_APART)]
     for name in sorted({*saved, *known}):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tlt.blob_store import open_store
 from tlt.child_process import die_with_parent
 from tlt.cluster_plan import ClusterOptions, ask_cluster
 from tlt.config import SessionSpec
@@ -46,6 +47,7 @@ def new_session(
     ranks: int,
     redis_url: str | None,
     runs: Path,
+    blobs: str | None = None,
     device: str,
     lease_seconds: float,
     reward_workers: int = 8,
@@ -65,6 +67,7 @@ def new_session(
     except OSError as error:
         raise ConfigError(f"{error.filename or runs}: {error.strerror}") from error
     short = short_folder(folder)
+    store = None if blobs is None else open_store(blobs)
     joined = None
     if cluster is not None:
         if redis_url is None or redis_url.startswith("unix://"):
@@ -78,12 +81,14 @@ def new_session(
             redis_url=redis_url,
             folder=folder,
             runs=runs,
+            store=store,
         )
         workers = joined.hosts * joined.workers_per_host
     return SessionSpec(
         name=name,
         folder=str(folder),
         runs=str(runs),
+        blobs=None if store is None else store.url,
         flight=str(blobs_in_flight(short)),
         redis_url=redis_url or f"unix://{short / 'redis.sock'}",
         workers=workers or max(1, len(os.sched_getaffinity(0)) // ranks),

@@ -1,15 +1,20 @@
-"""Blobs in commands are committed to the run's folder, and a lost drafter ends no job."""
+"""Blobs in commands are committed, and a lost drafter ends no job."""
 
+import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.actors.test_startup_event_backlog import Session, consume, end, post
 from tests.samples import JOB, SPEC
+from tests.waiting import wait_until
+from tlt.actors.blob_commits import BlobCommits, commit_blobs
 from tlt.actors.coordinator import Coordinator
+from tlt.actors.disk_waits import DiskWaits
 from tlt.actors.effects import Caused
-from tlt.actors.event_batch_committer import commit_blobs
-from tlt.blobs import Blobs
+from tlt.blob_store import BlobStore
+from tlt.blobs import Blobs, StoredBlobs
 from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
@@ -51,6 +56,25 @@ def test_commits_drafters_after_one_that_was_lost(blobs: Blobs) -> None:
     assert "neither in" in failures[0].error
     assert "2 bytes, 4 expected" in failures[1].error
     assert [path.name for path in blobs.committed.iterdir()] == [whole.digest]
+
+
+async def test_waits_for_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    blobs = StoredBlobs(tmp_path / "flight", BlobStore(f"local://{tmp_path}/store"))
+    weights, drafter = (blobs.put(content, commit=False) for content in (b"policy", b"drafter"))
+    policy = PolicyRef(version=PolicyVersion(1), weights=weights)
+    best = CommitBestPolicy(job=JOB, policy=policy, mean=1.0)
+    caused = [Caused(best, JobCancelRequested(job=JOB), run=JOB), _commit_drafter(drafter)]
+    waits, commits = DiskWaits(), BlobCommits()
+    committing = asyncio.create_task(waits.retry(partial(commits.commit, blobs, caused)))
+    await wait_until(lambda: waits.waiting is not None)
+    assert str(waits.waiting).startswith(f"local://{tmp_path}/store: cannot be written: ")
+    (tmp_path / "store").mkdir()
+    assert await committing == []
+    assert waits.waiting is None
+    assert blobs.committed_names() == {weights.digest, drafter.digest}
+    commits.discard(blobs, [drafter])
+    commits.discard_all_but(blobs, [])
+    await wait_until(lambda: not blobs.committed_names())
 
 
 async def test_posts_an_event_for_a_drafter_that_was_not_committed(
@@ -114,5 +138,5 @@ async def test_a_job_that_ends_removes_what_killed_writers_left(
     await post(coordinator, [JobCancelRequested(job=JOB)])
     await consume(coordinator)
     assert coordinator.effects.records[JOB].status == "cancelled"
-    assert not left.exists()
+    await wait_until(lambda: not left.exists())
     await end(coordinator)

@@ -22,10 +22,11 @@ from tests.actors.test_startup_event_backlog import (
 from tests.samples import JOB, SPEC
 from tests.waiting import wait_until
 from tlt.actors.room_watch import RoomWatch
+from tlt.blobs import place_blobs
 from tlt.config import HIDDEN_STATES
 from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Phase
-from tlt.policies.room import PolicySize, disk_bytes
+from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
 from tlt.protocol.events import JobPrepared, WorkerLost
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_connection import refused_writes
@@ -117,7 +118,8 @@ def _lost(worker: WorkerId, incarnation: int) -> WorkerLost:
 async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
     redis_url: str, tmp_path: Path
 ) -> None:
-    needed = disk_bytes(SPEC, PolicySize(weights=WEIGHTS, trained=WEIGHTS, width=4), None)
+    policy = PolicySize(weights=WEIGHTS, trained=WEIGHTS, width=4)
+    needed = answer_bytes(SPEC) + checkpoint_bytes(SPEC, policy, None)
     free = {"bytes": needed // 2}
     session = Session(tmp_path, redis_url)
     first = session.coordinator()
@@ -155,4 +157,51 @@ async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
         await consume(first)
     assert first.effects.records[JOB].status == "running"
     assert run.state.phase is Phase.POLICY_UPDATE
+    await end(first)
+
+
+async def test_a_job_that_is_paused_for_its_store_goes_on_once_the_store_answers(
+    redis_url: str, tmp_path: Path
+) -> None:
+    session = Session(tmp_path, redis_url)
+    first = session.coordinator()
+    await first.recover()
+    watch = RoomWatch(session.spec, first.effects, first.deciders)
+    await post(first, session.begin())
+    await consume(first)
+    place_blobs(tmp_path / "run", f"local://{tmp_path}/store")
+    refused = await watch.look_before_start(JOB, SPEC, None)
+    assert refused is not None
+    assert str(refused.shortage).startswith(f"local://{tmp_path}/store: cannot be written: ")
+    await post(first, [refused, _lost(W0, 1), _lost(W1, 2)])
+    await consume(first)
+    for _ in range(2):
+        assert first.effects.records[JOB].status == "paused"
+        await watch.look(time.time() + 11)
+        await consume(first)
+        (tmp_path / "store").mkdir(exist_ok=True)
+    assert first.effects.records[JOB].status == "running"
+    await end(first)
+
+
+async def test_needs_room_where_the_checkpoint_is_written(redis_url: str, tmp_path: Path) -> None:
+    session = Session(tmp_path, redis_url)
+    first = session.coordinator()
+    await first.recover()
+    await post(first, session.begin())
+    await consume(first)
+    policy = JobPrepared(
+        job=JOB, train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+    )
+    flight = Path(session.spec.flight)
+    for url, place in ((f"file://{tmp_path}/other", tmp_path / "other"), ("memory://b", flight)):
+        place_blobs(tmp_path / "run", url)
+        free = {place: 4 * 3 * WEIGHTS - 1}
+        watch = RoomWatch(
+            session.spec, first.effects, first.deciders, lambda at, free=free: free.get(at, 1 << 40)
+        )
+        place.mkdir(exist_ok=True)
+        refused = await watch.look_before_start(JOB, SPEC, policy)
+        assert refused is not None
+        assert f"free in {place}; " in str(refused.shortage)
     await end(first)

@@ -9,9 +9,13 @@ from safetensors import safe_open
 
 from tests.ranks.ranks import rank_job, with_policy
 from tests.trainer.models import CPU, spec
+from tlt.blobs import place_blobs
 from tlt.config import PolicySpec
+from tlt.id_types import PolicyVersion
 from tlt.models.safetensors_io import read_weights, stream_weights
+from tlt.protocol.refs import Checkpoint
 from tlt.ranks.policy_files import PolicyFiles
+from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 
@@ -32,6 +36,31 @@ def test_publishes_what_engines_decode_with(
     for tensor_name, tensor in read_weights(job.blobs(), ref).items():
         assert tensor.dtype is expected
         assert torch.equal(tensor, learner.weights()[tensor_name].to(expected))
+
+
+def test_keeps_no_copy_of_an_optimiser_that_a_store_has(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    job_spec = with_policy(tmp_path)
+    job = rank_job(tmp_path, job_spec)
+    run = Path(job.opened.folder)
+    run.mkdir(exist_ok=True)
+    place_blobs(run, f"local://{tmp_path}/store")
+    learner, again = (PolicyLearner(job_spec.policy.path, spec(), None, CPU) for _ in range(2))
+    files = PolicyFiles(job)
+    weights = files.put_weights(learner, 0, commit=True)
+    saved = files.put_optimiser(learner, 0, None, "0.0.0")
+    assert weights is not None
+    assert _copies(job) == {weights.digest}
+    files.restore(again, Checkpoint(version=PolicyVersion(1), weights=weights, **saved), None)
+    assert saved["optimiser"] is not None
+    assert _copies(job) == {weights.digest, saved["optimiser"].digest}
+    files.release_restored()
+    assert _copies(job) == {weights.digest}
+    assert again.optimiser_state().keys() == learner.optimiser_state().keys()
+
+
+def _copies(job: RankJob) -> set[str]:
+    return {path.name for path in job.flight.iterdir() if path.name[0] != "."}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

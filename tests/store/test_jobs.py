@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.samples import SPEC
-from tlt.blobs import Blobs
+from tlt.blobs import Blobs, committed_blobs
 from tlt.config import SessionSpec
 from tlt.errors import BlobLost, ConfigError
 from tlt.id_types import JobId, PolicyVersion
@@ -25,10 +25,17 @@ EVENTS = Codec[AnyEvent](AnyEvent)
 
 @pytest.fixture
 def jobs(connection: Connection, keys: Keys, redis_url: str, tmp_path: Path) -> Jobs:
+    return _jobs(connection, keys, redis_url, tmp_path)
+
+
+def _jobs(
+    connection: Connection, keys: Keys, redis_url: str, runs: Path, blobs: str | None = None
+) -> Jobs:
     session = SessionSpec(
         name=keys.session,
-        folder=str(tmp_path / "session"),
-        runs=str(tmp_path),
+        folder=str(runs / "session"),
+        runs=str(runs),
+        blobs=blobs,
         flight="/flight",
         redis_url=redis_url,
     )
@@ -85,6 +92,23 @@ async def test_a_checkpoint_that_is_gone_leaves_no_job(
         await jobs.submit(SPEC, start)
     assert await jobs.all() == await _posted(connection, keys) == []
     assert [path.name for path in tmp_path.iterdir()] == ["other-1"]
+
+
+async def test_a_job_has_a_place_of_its_own_in_the_store(
+    connection: Connection, keys: Keys, redis_url: str, tmp_path: Path
+) -> None:
+    start = _starting_checkpoint(tmp_path / "other-1")
+    names: list[str] = []
+    for session in ("one", "two"):  # both number their jobs from 1
+        own_keys = Keys(f"{keys.session}-{session}")
+        jobs = _jobs(connection, own_keys, redis_url, tmp_path / session, f"file://{tmp_path}/b")
+        record = await jobs.submit(SPEC, start)
+        with committed_blobs(Path(record.folder)) as own:
+            assert [own.get(blob) for blob in start.blobs] == [b"weights", b"optimiser"]
+            names.append(own.committed.name)
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == sorted(names)
+    assert len({*names}) == 2
+    assert all(name.startswith(f"{record.job}-") for name in names)
 
 
 async def test_lists_jobs_in_the_order_of_submission(jobs: Jobs) -> None:

@@ -59,11 +59,11 @@ def test_shared_blob_stays_when_the_other_run_discards_it(
     shared_memory = Path("/dev/shm") / short_folder.name
     own = Blobs(tmp_path / "f", tmp_path / "own" if disk == "same" else shared_memory)
     try:
-        own.share(ref, blobs.committed)
+        own.share(ref, blobs)
         blobs.discard(ref)
         assert own.get(ref) == b"weights"
         with pytest.raises(BlobLost):
-            Blobs(tmp_path / "f", tmp_path / "third").share(ref, blobs.committed)
+            Blobs(tmp_path / "f", tmp_path / "third").share(ref, blobs)
     finally:
         shutil.rmtree(shared_memory, ignore_errors=True)
 

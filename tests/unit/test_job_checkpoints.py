@@ -13,6 +13,7 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import step
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
+from tlt.blobs import place_blobs
 from tlt.config import DrafterSpec, JobSpec, LoraSpec, PolicySpec
 from tlt.errors import ConfigError
 from tlt.id_types import Step
@@ -61,6 +62,17 @@ def test_takes_the_last_checkpoint_and_the_drafter_in_use(tmp_path: Path) -> Non
     assert chosen.drafter is not None
     assert (run / "blobs" / chosen.drafter.weights.digest).exists()
     assert chosen.accept_length is not None
+
+
+def test_finds_the_same_in_a_store(tmp_path: Path) -> None:
+    run, _ = write_run(tmp_path)
+    spec, store = spec_of(tmp_path), tmp_path / "store"
+    here = choose_checkpoint(run, None, spec)
+    (run / "blobs").rename(store)
+    place_blobs(run, f"local://{store}")
+    assert choose_checkpoint(run, None, spec) == here
+    (store / here.checkpoint.weights.digest).unlink()
+    assert choose_checkpoint(run, None, spec).name == f"{JOB}@10"
 
 
 def test_takes_the_place_in_the_prompts_only_where_data_and_seed_are_the_same(

@@ -2,15 +2,14 @@
 
 Workers serve the blobs of their host. A host fetches a blob once, for all of its ranks. Nothing
 is fetched that lies in the run's folder, which all hosts see. What no host has any more is left
-to its reader, who finds it lost as on one host.
+to its reader, who finds it in the store of committed blobs, or lost as on one host.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import shutil
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import ray
 import ray.exceptions
 import structlog
 
-from tlt.blobs import Blobs
+from tlt.blobs import Blobs, StoredBlobs, blobs_of_run, fetch_alone
 from tlt.config import SessionSpec
 from tlt.errors import BlobError
 from tlt.id_types import Digest, JobId, WorkerId
@@ -92,13 +91,13 @@ class BlobTransfer:
         """Fetch the blobs that are neither in flight here nor in the run's folder."""
         if self._spec.cluster is None:
             return
-        blobs = Blobs(self._spec.job_flight(job), run / "blobs")
+        blobs = blobs_of_run(run, self._spec.job_flight(job))
         if lacking := [ref for ref in dict.fromkeys(refs) if not blobs.has(ref)]:
             await asyncio.to_thread(self._fetch_all, job, blobs, lacking)
 
     def release(self, job: JobId, run: Path, refs: Sequence[BlobRef]) -> None:
         """Delete blobs in flight on all hosts; one that can't be reached keeps them for a while."""
-        blobs = Blobs(self._spec.job_flight(job), run / "blobs")
+        blobs = blobs_of_run(run, self._spec.job_flight(job))
         for ref in refs:
             blobs.release(ref)
         if self._spec.cluster is not None:
@@ -114,9 +113,10 @@ class BlobTransfer:
 
     def _fetch_all(self, job: JobId, blobs: Blobs, refs: Sequence[BlobRef]) -> None:
         for ref in refs:
-            with _alone(blobs.flight, ref):
+            with fetch_alone(blobs.flight, ref):
                 # another worker of this host may have fetched it
-                if not blobs.has(ref) and not self._fetch(job, blobs, ref):
+                fetched = blobs.has(ref) or self._fetch(job, blobs, ref)
+                if not fetched and not isinstance(blobs, StoredBlobs):
                     _log.warning("no host has this blob", job=job, blob=ref.digest)
 
     def _fetch(self, job: JobId, blobs: Blobs, ref: BlobRef) -> bool:
@@ -169,12 +169,3 @@ def _copy(worker: Any, job: JobId, ref: BlobRef, file: Path) -> None:
                 content.write(ray.get(coming.pop(0), timeout=_PART_SECONDS))
         for part in coming:
             content.write(ray.get(part, timeout=_PART_SECONDS))
-
-
-@contextlib.contextmanager
-def _alone(flight: Path, ref: BlobRef) -> Generator[None]:
-    """Hold the host's lock on fetching a blob."""
-    flight.mkdir(parents=True, exist_ok=True)
-    with open(flight / f".fetch-{ref.digest}", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from tlt.actors.blob_commits import BlobCommits, Commit
 from tlt.actors.blob_transfer import BlobTransfer, referenced_blobs
 from tlt.actors.deciders import SESSION, Deciders
 from tlt.actors.disk_waits import DiskWaits
@@ -20,15 +21,13 @@ from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
 from tlt.actors.room_watch import RoomWatch
 from tlt.actors.summary_process import SummaryProcesses
-from tlt.blobs import Blobs
 from tlt.config import HIDDEN_STATES, SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
 from tlt.id_types import EntryId, Epoch, JobId
 from tlt.policies.job.blob_retention import blobs_of_ended
+from tlt.policies.job.job_queue import SessionState
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import (
-    CommitBestPolicy,
-    CommitDrafter,
     DiscardBlobs,
     FinishRun,
     PrepareJob,
@@ -79,6 +78,7 @@ class BatchCommitter:
         self._deciders = deciders
         self._transfer = transfer
         self._fetching: set[asyncio.Task[None]] = set()
+        self._blob_commits = BlobCommits()
 
     async def consume(self, entries: Sequence[Entry[AnyEvent]]) -> None:
         """Decide and commit entries in batches."""
@@ -130,15 +130,18 @@ class BatchCommitter:
     async def _fetch_blobs(self, caused: Sequence[Caused]) -> None:
         """Fetch what is to be committed to the run's folder."""
         for command, _, _ in caused:
-            if isinstance(command, CommitBestPolicy | CommitDrafter):
+            if isinstance(command, Commit):
                 await self._fetch(command)
 
-    async def _fetch(self, message: CommitBestPolicy | CommitDrafter | PolicyPublished) -> None:
-        folder = self._deciders.runs.folder(message.job)
-        await self._transfer.fetch(message.job, folder, referenced_blobs(message))
+    async def _fetch(self, message: Commit | PolicyPublished) -> None:
+        run = self._deciders.runs.states.get(message.job)
+        saved = None if run is None else run.state.policy.checkpoint
+        committed = () if saved is None else saved.blobs
+        lacking = [blob for blob in referenced_blobs(message) if blob not in committed]
+        await self._transfer.fetch(message.job, self._deciders.runs.folder(message.job), lacking)
 
     async def _write_files(self, caused: list[Caused]) -> _Written:
-        """Write committed blobs and the lines of the journals; wait while a disk is full."""
+        """Write committed blobs and the lines of the journals; wait while that isn't possible."""
         deciders = self._deciders
         failures: list[DrafterCommitFailed] = []
         positions: dict[str, Position] = {}
@@ -149,15 +152,18 @@ class BatchCommitter:
                 positions[run.state.job] = run.journal.position
             except (JournalError, BlobError) as error:
                 caused = await deciders.fail_run(run, caused, str(error))
-        positions[SESSION] = await self.disk_waits.retry(deciders.session.write)
+        positions[SESSION] = await self.disk_waits.retry(partial(_write, deciders.session))
         return _Written(caused, positions, failures)
 
-    def _write_run(
+    async def _write_run(
         self, run: DeciderState[RunState], caused: Sequence[Caused]
     ) -> list[DrafterCommitFailed]:
         job = run.state.job
-        own = [each for each in caused if each.run == job]
-        failures = commit_blobs(self._deciders.runs.blobs(job), own)
+        commits = [each for each in caused if each.run == job and isinstance(each.command, Commit)]
+        failures: list[DrafterCommitFailed] = []
+        if commits:
+            blobs = self._deciders.runs.blobs(job)
+            failures = await self._blob_commits.commit(blobs, commits)
         run.write()
         return failures
 
@@ -173,8 +179,8 @@ class BatchCommitter:
                 case DiscardBlobs():
                     folder = self._deciders.runs.folder(command.job)
                     self._transfer.release(command.job, folder, command.blobs)
-                    for blob in command.blobs:
-                        self._deciders.runs.blobs(command.job).discard(blob)
+                    blobs = self._deciders.runs.blobs(command.job)
+                    self._blob_commits.discard(blobs, command.blobs)
                 case FinishRun():
                     self._transfer.forget(command.job)
                     self._discard_unnamed_blobs(command.job)
@@ -194,29 +200,8 @@ class BatchCommitter:
         """Discard what abandoned attempts of a job that ends have left in its run's folder."""
         run = self._deciders.runs.states.get(job)
         if run is not None and (kept := blobs_of_ended(run.state)) is not None:
-            self._deciders.runs.blobs(job).discard_all_but(kept)
+            self._blob_commits.discard_all_but(self._deciders.runs.blobs(job), kept)
 
 
-def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:
-    """Commit the blobs that commands name to the run's folder.
-
-    Return drafters that are lost or don't fit on the disk: without them a job is slower, not wrong.
-    """
-    failures: list[DrafterCommitFailed] = []
-    for command, _, _ in caused:
-        match command:
-            case CommitBestPolicy():
-                for blob in command.policy.blobs:
-                    blobs.commit(blob)
-            case CommitDrafter():
-                try:
-                    blobs.commit(command.drafter.weights)
-                except BlobError as error:
-                    _log.warning("drafter not committed", job=command.job, error=str(error))
-                    version = command.drafter.version
-                    failures.append(
-                        DrafterCommitFailed(job=command.job, version=version, error=str(error))
-                    )
-            case _:
-                pass
-    return failures
+async def _write(decider: DeciderState[SessionState]) -> Position:
+    return decider.write()

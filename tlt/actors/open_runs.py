@@ -5,7 +5,7 @@ from pathlib import Path
 from tlt.actors.effects import Effects
 from tlt.actors.logger_process import LoggerProcesses
 from tlt.answer_files import AnswerFiles
-from tlt.blobs import Blobs
+from tlt.blobs import Blobs, blobs_of_run
 from tlt.config import JobSpec, SessionSpec
 from tlt.id_types import JobId
 from tlt.json_logs import serve_run
@@ -61,7 +61,7 @@ class OpenRuns:
         return Path(self._effects.records[job].folder)
 
     def blobs(self, job: JobId) -> Blobs:
-        return Blobs(self._spec.job_flight(job), self.folder(job) / "blobs")
+        return blobs_of_run(self.folder(job), self._spec.job_flight(job))
 
     def answers(self, job: JobId) -> AnswerFiles:
         return AnswerFiles(self.folder(job))

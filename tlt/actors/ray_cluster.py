@@ -16,6 +16,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tlt.blob_store import BlobStore
 from tlt.cluster_plan import ClusterAnswer, ClusterRequest, RayNode, plan_workers
 from tlt.errors import ConfigError, TltError
 from tlt.protocol.refs import SCHEMA_VERSION
@@ -70,6 +71,10 @@ def complain_of_host(request: bytes, schema: int, python: str) -> str | None:
     except OSError as error:
         return f"{asked.folder}: {error.strerror}"
     try:
+        if asked.blobs is not None:
+            store = BlobStore(asked.blobs)
+            store.find(asked.blobs_probe)
+            store.check()
         asyncio.run(_check_redis(asked.redis_url))
     except TltError as error:
         return str(error)

@@ -14,6 +14,7 @@ from tlt.actors.deciders import Deciders
 from tlt.actors.effects import Effects
 from tlt.blobs import free_bytes
 from tlt.config import JobSpec, SessionSpec
+from tlt.errors import BlobError, StoreUnreachable, find_remedy
 from tlt.id_types import JobId
 from tlt.policies.job.job_queue import Job
 from tlt.policies.job.run_state import Phase
@@ -21,7 +22,8 @@ from tlt.policies.room import (
     SPARE,
     Need,
     PolicySize,
-    disk_bytes,
+    answer_bytes,
+    checkpoint_bytes,
     find_shortage,
     redis_bytes,
     shared_memory_bytes,
@@ -52,7 +54,7 @@ class RoomWatch:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(*CONNECTION_ERRORS, OSError):
+            with contextlib.suppress(*CONNECTION_ERRORS, BlobError, OSError):
                 await self.look(time.time())
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -64,6 +66,7 @@ class RoomWatch:
         policy = self._prepared[job] = self._size(spec, *sizes)
         try:
             shortage = find_shortage(await self._needs(job, spec, policy))
+            shortage = shortage or await self._complain_of_store(job)
         except (*CONNECTION_ERRORS, OSError):
             return None
         return None if shortage is None else JobPauseRequested(job=job, shortage=shortage)
@@ -74,10 +77,19 @@ class RoomWatch:
             if not (runs and self._is_decoding(job)) and not _may_resume(entry, now):
                 continue
             shortage = find_shortage(await self._needs_of(job, entry), 1.0 if runs else SPARE)
+            if not runs and shortage is None:
+                shortage = await self._complain_of_store(job)
             if runs and shortage is not None:
                 await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
             elif not runs and shortage is None:
                 await self._effects.post(JobResumeRequested(job=job, by_session=True))
+
+    async def _complain_of_store(self, job: JobId) -> str | None:
+        try:
+            await asyncio.to_thread(self._deciders.runs.blobs(job).check_place)
+        except StoreUnreachable as error:
+            return f"{error}. {find_remedy(error)}"
+        return None
 
     def _is_decoding(self, job: JobId) -> bool:
         """Return False while a policy is written, which takes the room that it needs."""
@@ -95,18 +107,25 @@ class RoomWatch:
         last = None if run is None else run.state.policy.checkpoint
         folder, flight = self._deciders.runs.folder(job), Path(self._spec.flight)
         memory = await read_memory(self._effects.connection)
+        answers = answer_bytes(spec)
+        checkpoint = checkpoint_bytes(spec, policy, last)
+        policies = shared_memory_bytes(spec, policy, started=run is not None)
+        place = self._deciders.runs.blobs(job).committed
+        disks = [
+            self._disk(folder, answers + checkpoint, "a checkpoint and the answers of a step need")
+        ]
+        if place.parent != folder:
+            disks = [self._disk(folder, answers, "the answers of a step need")]
+            if place == self._spec.job_flight(job):
+                policies += checkpoint  # on its way to a store
+            else:
+                disks.append(self._disk(place, checkpoint, "a checkpoint needs"))
         return [
-            Need(
-                place=str(folder),
-                free=self._free_bytes(folder),
-                bytes=disk_bytes(spec, policy, last),
-                what="a checkpoint and the answers of a step need",
-                remedy="Free space there",
-            ),
+            *disks,
             Need(
                 place=str(flight),
                 free=self._free_bytes(flight),
-                bytes=shared_memory_bytes(spec, policy, started=run is not None),
+                bytes=policies,
                 what="the next policies need",
                 remedy="Free or enlarge this shared memory",
             ),
@@ -118,6 +137,15 @@ class RoomWatch:
                 remedy="Raise its maxmemory or free memory there",
             ),
         ]
+
+    def _disk(self, folder: Path, needed: int, what: str) -> Need:
+        return Need(
+            place=str(folder),
+            free=self._free_bytes(folder),
+            bytes=needed,
+            what=what,
+            remedy="Free space there",
+        )
 
     def _size(self, spec: JobSpec, weights: int, trained: int) -> PolicySize:
         half = spec.policy.dtype == "bfloat16"

@@ -16,8 +16,8 @@ from tlt.store.job_records import ENDED_STATUSES
 # in the folder of runs
 _FOLDER = "inputs"
 _LOCK = ".lock"
-# what may lie in the folder of a job that is queued: the checkpoint that it starts from
-_QUEUED_JOBS_FILES = frozenset({"blobs"})
+# what may lie in the folder of a job that is queued: the checkpoint that it starts from, or its URL
+_QUEUED_JOBS_FILES = frozenset({"blobs", "blobs-url"})
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from tlt.blobs import Blobs
+from tlt.blobs import committed_blobs
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.export.new_folder import new_folder
@@ -17,9 +17,9 @@ def export_adapter(run: Path, spec: JobSpec, stored: StoredPolicy, folder: Path)
     """Write the adapter of `stored`; its configuration names the spec's policy as its base."""
     if spec.policy.lora is None or stored.adapter is None:
         raise ConfigError(f"{run.name} trained all weights: it has no policy.lora, so no adapter")
-    with new_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished, committed_blobs(run) as blobs:
         weights = unfinished / "adapter_model.safetensors"
-        shutil.copyfile(Blobs(run / "blobs", run / "blobs").verify(stored.adapter), weights)
+        shutil.copyfile(blobs.verify(stored.adapter), weights)
         with safe_open(weights, framework="pt") as tensors:
             names = list(tensors.keys())
         write_adapter_config(unfinished, spec.policy.lora, spec.policy.path, names)

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from tlt.blobs import Blobs
+from tlt.blobs import committed_blobs
 from tlt.config import JobSpec
 from tlt.errors import BlobError, ConfigError, TltError
 from tlt.export.new_folder import new_folder
@@ -74,8 +74,8 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
     """Load a drafter that the run has used."""
     drafter = new_drafter(_config(run, spec, used))
     try:
-        weights = read_weights(Blobs(run / "blobs", run / "blobs"), used.weights)
-        drafter.load_state_dict(weights)
+        with committed_blobs(run) as blobs:
+            drafter.load_state_dict(read_weights(blobs, used.weights))
     except (BlobError, RuntimeError) as error:
         raise ConfigError(f"{run}: the drafter cannot be read: {error}") from error
     return drafter

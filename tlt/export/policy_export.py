@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from safetensors import safe_open
 
-from tlt.blobs import Blobs
+from tlt.blobs import committed_blobs
 from tlt.errors import ConfigError
 from tlt.export.new_folder import new_folder
 from tlt.export.policy_card import policy_card
@@ -61,8 +61,10 @@ def declared_dtype(config: dict[str, Any]) -> str:
 
 
 def _write_weights(run: Path, stored: StoredPolicy, file: Path, dtype: torch.dtype) -> None:
-    blobs = Blobs(run / "blobs", run / "blobs")
-    with safe_open(blobs.verify(stored.weights), framework="pt") as weights:
+    with (
+        committed_blobs(run) as blobs,
+        safe_open(blobs.verify(stored.weights), framework="pt") as weights,
+    ):
         names = list(weights.keys())
         shapes = {name: weights.get_slice(name).get_shape() for name in names}
         tensors = ((name, weights.get_tensor(name)) for name in names)

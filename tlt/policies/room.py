@@ -52,20 +52,22 @@ def find_shortage(needs: Sequence[Need], spare: float = 1.0) -> str | None:
     return None
 
 
-def disk_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None) -> int:
-    """Return the size of the next checkpoint, which is written beside the last one, and answers."""
-    checkpoint = 0
+def checkpoint_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None) -> int:
+    """Return the size of the next checkpoint, which is written beside the last one."""
     if last is not None:
-        checkpoint = sum(blob.bytes for blob in last.blobs)
-    elif spec.algorithm.steps > 0:
-        checkpoint = _FULL * (policy.weights + 2 * policy.trained)
-    return checkpoint + _answers(spec) * spec.rollout.max_new_tokens * _TOKEN_BYTES
+        return sum(blob.bytes for blob in last.blobs)
+    return _FULL * (policy.weights + 2 * policy.trained) if spec.algorithm.steps > 0 else 0
+
+
+def answer_bytes(spec: JobSpec) -> int:
+    """Return the size of a step's answers in their files."""
+    return _answers(spec) * spec.rollout.max_new_tokens * _TOKEN_BYTES
 
 
 def shared_memory_bytes(spec: JobSpec, policy: PolicySize, *, started: bool) -> int:
     """Return the size of the policies that are still to be published side by side.
 
-    Those that checkpoints keep are in the run's folder only.
+    Those that checkpoints keep are counted as parts of these.
     """
     between = max(0, min(spec.algorithm.checkpoint_every, spec.algorithm.steps) - 1)
     return policy.width * policy.weights * min(between, 1 if started else _POLICIES)

@@ -111,8 +111,12 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
         """Return all files of the checkpoint."""
-        named = (self.weights, self.optimiser, self.adapter, *self.optimiser_shards.values())
-        return tuple(blob for blob in named if blob is not None)
+        return (*self.policy.blobs, *self.blobs_of_optimiser)
+
+    @property
+    def blobs_of_optimiser(self) -> tuple[BlobRef, ...]:
+        whole = () if self.optimiser is None else (self.optimiser,)
+        return (*whole, *self.optimiser_shards.values())
 
 
 class DrafterRef(Value, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 import torch
 
-from tlt.errors import FREE_SPACE, ConfigError, is_out_of_space
+from tlt.errors import ConfigError, find_remedy
 from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
 from tlt.interrupt_check import Interrupted
 from tlt.models.tokenizer import Tokenizer
@@ -304,8 +304,9 @@ def main() -> None:
     except EOFError:
         return
     except Exception as error:
-        if rank is not None and rank.duties is not None and is_out_of_space(error):
-            job, shortage = rank.duties.job.id, f"{error}. {FREE_SPACE}"
+        remedy = find_remedy(error)
+        if rank is not None and rank.duties is not None and remedy is not None:
+            job, shortage = rank.duties.job.id, f"{error}. {remedy}"
             channel.send(JobPauseRequested(job=job, shortage=shortage))
         # The worker reports the last line of this output, so nothing may follow it.
         traceback.print_exc()

@@ -1,9 +1,9 @@
 """A policy's weights and its optimiser as files of the job, of whole copies or of shards."""
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -33,6 +33,7 @@ class PolicyFiles:
         self._job = job
         self._blobs = job.blobs()
         self._decoded = engine_dtype(job.spec, job.device)
+        self._restored: tuple[BlobRef, ...] = ()
 
     def put_weights(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:
         """Store the weights; only the first rank does, with the help of all that hold shards.
@@ -66,12 +67,14 @@ class PolicyFiles:
         state = None
         if rank == 0:
             state = put_weights(self._blobs, learner.optimiser_state(), commit=True)
+            self._blobs.release(state)
         return OptimiserFiles(optimiser=state, optimiser_shards={})
 
     def restore(
         self, learner: PolicyLearner, checkpoint: Checkpoint, group: ProcessGroup | None
     ) -> None:
         """Load what any number of ranks saved."""
+        self._restored = checkpoint.blobs_of_optimiser
         if learner.has_adapter:
             if checkpoint.adapter is None:
                 raise ConfigError("policy.lora: the checkpoint has no adapter to go on with")
@@ -84,10 +87,17 @@ class PolicyFiles:
         with self._folder_of_shards(checkpoint.optimiser_shards, group) as folder:
             learner.load_optimiser(folder)
 
+    def release_restored(self) -> None:
+        """Free copies of the optimiser's files, once all ranks of this host have read them."""
+        for ref in self._restored:
+            self._blobs.release(ref)
+        self._restored = ()
+
     def _put_shards(
         self, learner: PolicyLearner, rank: int, group: ProcessGroup, name: str
     ) -> dict[str, BlobRef]:
-        folder = self._job.checkpoint_folder(name)
+        # all ranks write there; where a store takes the files, those of a host
+        folder = self._blobs.committed / f".checkpoint-{name}"
         if rank == 0:
             for unfinished in {*folder.parent.glob(".checkpoint-*")} - {folder}:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -97,14 +107,16 @@ class PolicyFiles:
         own = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
         stored = {file.name: self._blobs.put_file(file.replace, commit=True) for file in own}
         parts = gather_bytes(msgspec.json.encode(stored), group, self._job.device)
-        if rank == 0:
+        for ref in stored.values():
+            self._blobs.release(ref)
+        with contextlib.suppress(OSError):  # another rank has removed it
             folder.rmdir()
         refs: dict[str, BlobRef] = {}
         for part in parts:
             refs |= msgspec.json.decode(part, type=dict[str, BlobRef])
         return refs
 
-    @contextmanager
+    @contextlib.contextmanager
     def _folder_of_shards(
         self, shards: dict[str, BlobRef], group: ProcessGroup | None
     ) -> Generator[Path]:

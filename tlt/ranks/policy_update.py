@@ -90,6 +90,7 @@ class PolicyUpdateDuty:
             metrics = self.learner.update(
                 command.version, samples, group, lambda: self._progress.report(0)
             )
+            self._files.release_restored()  # all ranks were at the update's collectives
             published = self._publish(command, metrics, rank)
         finished = PolicyUpdateFinished(
             **_origin(command),

@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 
 from tlt.answer_files import AnswerFiles
-from tlt.blobs import Blobs
+from tlt.blobs import Blobs, blobs_of_run
 from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.id_types import Incarnation, JobId, WorkerId
@@ -60,10 +60,6 @@ class RankJob:
         """Return the job's folder in shared memory."""
         return Path(self.setup.flight) / self.id
 
-    def checkpoint_folder(self, name: str) -> Path:
-        """Return a folder on the disk of the job's blobs, where all ranks write a checkpoint."""
-        return Path(self.opened.folder) / "blobs" / f".checkpoint-{name}"
-
     @property
     def member(self) -> str:
         """Return the rank's name among the members that train the drafter."""
@@ -82,4 +78,5 @@ class RankJob:
 
     def blobs(self, reserved_bytes: Callable[[], int] = lambda: 0) -> Blobs:
         """Return the job's blobs; `reserved_bytes` of shared memory stay free."""
-        return Blobs(self.flight, Path(self.opened.folder) / "blobs", reserved_bytes=reserved_bytes)
+        folder = Path(self.opened.folder)
+        return blobs_of_run(folder, self.flight, reserved_bytes=reserved_bytes)

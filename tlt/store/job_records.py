@@ -1,6 +1,8 @@
 """Submit, list, pause, resume and cancel jobs; an acknowledged request is durable."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import time
 from pathlib import Path
@@ -8,9 +10,9 @@ from pathlib import Path
 import msgspec
 from redis.exceptions import WatchError
 
-from tlt.blobs import Blobs
+from tlt.blobs import committed_blobs, place_blobs
 from tlt.config import JobSpec, SessionSpec
-from tlt.errors import ConfigError
+from tlt.errors import BlobError, ConfigError
 from tlt.id_types import JobId
 from tlt.protocol.events import (
     AnyEvent,
@@ -54,6 +56,7 @@ class Jobs:
         self._connection = connection
         self._keys = Keys(session.name)
         self._runs = session.runs
+        self._blobs = session.blobs
         self._events = Stream(connection, self._keys.events, _events)
 
     async def submit(
@@ -77,7 +80,7 @@ class Jobs:
                 _copy_blobs(starts_from, Path(record.folder))
             if await self._announce(record, idempotency_key):
                 return record
-            shutil.rmtree(record.folder, ignore_errors=True)
+            _remove(Path(record.folder))
 
     async def submitted_with(self, key: str | None) -> JobRecord | None:
         """Return the job that was submitted with an idempotency key."""
@@ -123,6 +126,10 @@ class Jobs:
             )
             try:
                 os.makedirs(record.folder)
+                if self._blobs is not None:
+                    # sessions with other folders of runs may share the store
+                    own = f"{record.job}-{secrets.token_hex(4)}"
+                    place_blobs(Path(record.folder), f"{self._blobs}/{own}")
             except FileExistsError:
                 continue
             except OSError as error:
@@ -182,11 +189,18 @@ class Jobs:
 
 
 def _copy_blobs(start: StartingCheckpoint, run: Path) -> None:
-    """Put the checkpoint into the run's folder, before the other job may discard it."""
-    blobs = Blobs(run / "blobs", run / "blobs")
+    """Commit the checkpoint for this run, too, before the other job may discard it."""
     try:
-        for ref in start.blobs:
-            blobs.share(ref, Path(start.folder) / "blobs")
+        with committed_blobs(run) as blobs, committed_blobs(Path(start.folder)) as others:
+            for ref in start.blobs:
+                blobs.share(ref, others)
     except BaseException:
-        shutil.rmtree(run, ignore_errors=True)
+        _remove(run)
         raise
+
+
+def _remove(run: Path) -> None:
+    """Remove the folder and the blobs of a job that wasn't submitted."""
+    with contextlib.suppress(BlobError), committed_blobs(run) as blobs:
+        blobs.discard_all_but(())
+    shutil.rmtree(run, ignore_errors=True)
