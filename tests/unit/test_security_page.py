@@ -6,6 +6,7 @@ from pathlib import Path
 _SESSION = "tests/e2e/test_security.py"
 _NAMES = "tests/security/test_names_and_folders.py"
 _CRAFTED = "tests/security/test_crafted_messages.py"
+_STORE = "tests/unit/test_blob_store.py"
 _GUARD = "tests/dashboard/test_guard.py"
 _TESTS = {
     "Redis of a session": (
@@ -48,6 +49,11 @@ _TESTS = {
     "passwords and tokens": (
         f"{_SESSION}::test_no_log_journal_or_output_holds_a_secret",
         f"{_NAMES}::test_what_holds_a_password_is_readable_for_its_user_only",
+    ),
+    "a store of committed files (`--blobs`)": (
+        f"{_STORE}::test_refuses_a_url_with_credentials_and_does_not_repeat_them",
+        f"{_STORE}::test_a_damaged_object_is_never_read",
+        "tests/e2e/test_bucket.py::test_a_job_goes_on_from_a_bucket_once_it_answers",
     ),
     "run's folder, with prompts and answers": (
         f"{_SESSION}::test_another_user_opens_nothing_of_a_session",
