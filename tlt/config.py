@@ -198,8 +198,11 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):
-    """Set what happens to workers that fail."""
+    """Set how many workers a job has, and what happens to those that fail."""
 
+    # Workers of the session that the job has to itself; by default all of them. Jobs run at once
+    # as long as there are enough.
+    count: int | msgspec.UnsetType = msgspec.UNSET
     # A rank that makes no progress for longer is replaced.
     stuck_seconds: float = 120.0
     # Workers that may be lost within ten steps; the next loss fails the job.
@@ -208,6 +211,13 @@ class WorkersSpec(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require(0 < self.stuck_seconds < math.inf, "stuck_seconds must be above 0 and finite")
         require(self.max_restarts >= 0, "max_restarts must be 0 or more")
+        require(self.asked is None or self.asked >= 1, "count must be at least 1")
+
+    @property
+    def asked(self) -> int | None:
+        """Return the number of workers that the job asks for; None for all."""
+        # unset, it isn't written: earlier versions' journals have digests of specs without it
+        return None if self.count is msgspec.UNSET else self.count
 
 
 class JobSpec(Section, frozen=True, kw_only=True):
@@ -229,7 +239,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
     speculation: SpeculationSpec = SpeculationSpec()
     # The drafter.
     drafter: DrafterSpec = DrafterSpec()
-    # Failures.
+    # Workers.
     workers: WorkersSpec = WorkersSpec()
     # Services that get each step's figures: `tensorboard`, `wandb`, `trackio`, `opentelemetry`.
     loggers: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
-"""Write logs as JSON lines: a file per process in the session's folder, and in a run's."""
+"""Write logs as JSON lines: a file per process in the session's folder, and in those of runs."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -8,30 +9,30 @@ import structlog
 
 
 class _Files:
-    """Write to the session's file, and to the run's while there is one."""
+    """Write to the session's file, and to those of the runs that are served."""
 
     def __init__(self, folder: Path, process: str) -> None:
         self.process = process
         self._session = _open(folder, process)
-        self._run: TextIO | None = None
+        self._runs: list[TextIO] = []
 
-    def serve(self, run: Path | None) -> None:
-        earlier, self._run = self._run, None
-        with contextlib.suppress(OSError):
-            if earlier is not None:
-                earlier.close()
-        with contextlib.suppress(OSError):
-            self._run = None if run is None else _open(run / "logs", self.process)
+    def serve(self, runs: Sequence[Path]) -> None:
+        earlier, self._runs = self._runs, []
+        for file in earlier:
+            with contextlib.suppress(OSError):
+                file.close()
+        for run in runs:
+            with contextlib.suppress(OSError):
+                self._runs.append(_open(run / "logs", self.process))
 
     def write(self, line: str) -> None:
         """Write a line; on a full disk it is lost, and the process goes on."""
-        for file in (self._session, self._run):
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.write(line)
+        for file in (self._session, *self._runs):
+            with contextlib.suppress(OSError):
+                file.write(line)
 
     def flush(self) -> None:
-        """Do nothing: both files are line-buffered."""
+        """Do nothing: the files are line-buffered."""
 
 
 _files: _Files | None = None
@@ -52,10 +53,10 @@ def write_logs_to(folder: Path, process: str) -> None:
     )
 
 
-def serve_run(run: Path | None) -> None:
-    """Also write to this run's logs from now on; None stops that."""
+def serve_runs(runs: Sequence[Path]) -> None:
+    """Also write to the logs of these runs, and to no others, from now on."""
     if _files is not None:
-        _files.serve(run)
+        _files.serve(runs)
 
 
 def _open(folder: Path, process: str) -> TextIO:

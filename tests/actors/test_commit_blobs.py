@@ -19,7 +19,7 @@ from tlt.config import SessionSpec
 from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
 from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
-from tlt.json_logs import serve_run
+from tlt.json_logs import serve_runs
 from tlt.protocol.commands import CommitBestPolicy, CommitDrafter
 from tlt.protocol.events import DrafterCommitFailed, JobCancelRequested, SessionResumed
 from tlt.protocol.refs import BlobRef, DrafterRef, PolicyRef
@@ -99,7 +99,7 @@ async def test_posts_an_event_for_a_drafter_that_was_not_committed(
         run.decide(SessionResumed(epoch=Epoch(0), blobs_kept=True), 0.0)
         await coordinator.committer.commit([_commit_drafter(lost, version=7)], [])
         events = [entry.message for entry in await coordinator.committer.consumer.read(10, 100)]
-    serve_run(None)
+    serve_runs([])
     assert coordinator.lock is not None
     coordinator.lock.close()
     coordinator.effects.close_run(JOB)

@@ -44,10 +44,10 @@ async def test_removes_the_shared_memory_of_jobs_whose_end_is_committed(
     for name in (_ENDED, JOB, _WAITING, "unknown"):
         (tmp_path / "flight" / name / "states").mkdir(parents=True)
     (tmp_path / "flight" / "session").touch()
-    await cleanup.run(JOB)
+    await cleanup.run([JOB])
     left = {place.name for place in (tmp_path / "flight").iterdir()}
     assert left == {JOB, _WAITING, "unknown", "session"}
-    await cleanup.run(None)
+    await cleanup.run([])
     assert not (tmp_path / "flight" / JOB).exists()
 
 
@@ -66,11 +66,11 @@ async def test_deletes_the_commands_to_workers_that_are_over(
     for key in streams.values():
         await connection.xadd(key, {"m": "1"})
     await admit(FencePlace(connection, keys, _W0, Incarnation(7)))
-    await cleanup.run(None)
+    await cleanup.run([])
     assert await left() == {(_W0, 7), (_W0, 12), (_W1, 2)}
     await admit(FencePlace(connection, keys, _W0, Incarnation(12)))
     await admit(FencePlace(connection, keys, _W1, Incarnation(3)))
-    await cleanup.run(None)
+    await cleanup.run([])
     assert await left() == {(_W0, 12)}
 
 
@@ -84,7 +84,7 @@ async def test_bounds_the_logs_of_the_running_job(
         folder.mkdir(parents=True)
         (folder / "sglang.log").write_bytes(b"12345")
     monkeypatch.setattr(periodic_cleanup, "bound_logs", lambda folder: bound_logs(folder, 4))
-    await cleanup.run(JOB)
+    await cleanup.run([JOB])
     for folder in (logs, engine):
         assert (folder / "sglang.log").read_bytes() == b""
         assert (folder / "sglang.log.1").read_bytes() == b"12345"

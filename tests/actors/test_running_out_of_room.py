@@ -79,8 +79,7 @@ async def test_waits_until_the_journal_can_be_written(
 
     second = session.coordinator()
     await second.recover()  # replays the journal
-    assert second.deciders.job is not None
-    state = second.deciders.job.state
+    state = second.deciders.runs.states[JOB].state
     await end(second)
     assert unfinished(state) == {4, 5, 6, 7}
 
@@ -102,8 +101,7 @@ async def test_waits_until_redis_takes_writes(tmp_path: Path, short_folder: Path
     await connection.config_set("maxmemory", 0)
     await consuming
     assert (await read_memory(connection)).complaint() is None
-    assert first.deciders.job is not None
-    state = first.deciders.job.state
+    state = first.deciders.runs.states[JOB].state
     await end(first)
     server.stop()
     assert unfinished(state) == set(range(8))

@@ -14,7 +14,7 @@ from tlt.answer_files import AnswerFiles
 from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.id_types import EntryId, Incarnation, PromptIndex, WorkerId
-from tlt.json_logs import serve_run
+from tlt.json_logs import serve_runs
 from tlt.policies import coordinator as decider
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import (
@@ -137,7 +137,7 @@ async def end(coordinator: Coordinator) -> None:
         coordinator.effects.close_run(job)
     assert coordinator.lock is not None
     coordinator.lock.close()
-    serve_run(None)
+    serve_runs([])
 
 
 def unfinished(state: RunState) -> set[int]:
@@ -168,8 +168,7 @@ async def test_counts_unread_answers_of_lost_workers(
 
     second = session.coordinator()
     await second.recover()
-    assert second.deciders.job is not None
-    state = second.deciders.job.state
+    state = second.deciders.runs.states[JOB].state
     left = await second.committer.consumer.read(100, None)
     assert await second.effects.events.pending("coordinator", "coordinator") == []
     await end(second)
@@ -179,14 +178,14 @@ async def test_counts_unread_answers_of_lost_workers(
 
 def test_treats_a_later_or_missing_incarnation_number_as_a_loss() -> None:
     workers = {W0: _info(W0, 4), W1: _info(W1, 5)}
-    assert lost_workers(workers, None, {W0: _beat(4), W1: _beat(4)}) == []
+    assert lost_workers(workers, {}, {W0: _beat(4), W1: _beat(4)}) == []
     for beats in ({W0: _beat(4)}, {W0: _beat(4), W1: _beat(0)}, {W0: _beat(4), W1: _beat(6)}):
-        (lost,) = lost_workers(workers, None, beats)
+        (lost,) = lost_workers(workers, {}, beats)
         assert (lost.worker, lost.incarnation, lost.with_session) == (W1, 5, True)
 
 
 def test_leaves_a_loss_to_the_worker_that_reports_it() -> None:
-    (over,) = lost_workers({W0: _info(W0, 4)}, None, {W0: _beat(5)})
+    (over,) = lost_workers({W0: _info(W0, 4)}, {}, {W0: _beat(5)})
     reported = msgspec.structs.replace(
         over, reason="a rank died", returning=True, with_session=False
     )
@@ -201,8 +200,9 @@ def test_does_not_await_a_worker_whose_session_ended() -> None:
     for event in (WorkerJoined(info=_info(W1, 5)), lost):
         run, _ = decider.decide(run, event, 0.0)
     assert run.returning_workers == {W1}
-    assert lost_workers({}, run, {W1: _beat(6)}) == []
-    (event,) = lost_workers({}, run, {})
+    awaited = {W1: Incarnation(5)}
+    assert lost_workers({}, awaited, {W1: _beat(6)}) == []
+    (event,) = lost_workers({}, awaited, {})
     run, _ = decider.decide(run, event, 0.0)
     assert (run.returning_workers, run.losses) == (frozenset(), 1)
 

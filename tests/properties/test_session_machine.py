@@ -1,4 +1,4 @@
-"""Jobs run one at a time, by priority and submission, and each of them ends exactly once."""
+"""Jobs start by priority and submission, on workers of their own, and each ends exactly once."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import UNSET, UnsetType
 
 from tests.simulation.specs import small_spec
 from tlt.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
 from tlt.policies.job.job_queue import STATUSES, SessionState, decide
+from tlt.policies.job.worker_assignment import owner_of
 from tlt.protocol.commands import (
+    AssignWorker,
     CancelJob,
     PauseJob,
     PrepareJob,
@@ -50,10 +53,11 @@ class Session(RuleBasedStateMachine):
         self.started: list[JobId] = []
         # jobs that the coordinator actor prepares and runs
         self.preparing: deque[JobId] = deque()
-        self.running: JobId | None = None
-        # jobs whose run has begun, and the one that is giving back its workers
+        # the living workers that each run knows
+        self.running: dict[JobId, dict[WorkerId, Incarnation]] = {}
+        # jobs whose run has begun, and those that are giving back their workers
         self.begun: set[JobId] = set()
-        self.pausing: JobId | None = None
+        self.pausing: set[JobId] = set()
         self.delivered: list[SessionEvent] = []
         self.workers: dict[WorkerId, Incarnation] = {}
         self.number = 0
@@ -61,13 +65,14 @@ class Session(RuleBasedStateMachine):
 
     # --- events
 
-    @rule(priority=st.integers(-1, 1))
-    def submit(self, priority: int) -> None:
+    @rule(priority=st.integers(-1, 1), asked=st.sampled_from([UNSET, 1, 2, 3]))
+    def submit(self, priority: int, asked: int | UnsetType) -> None:
         job = JobId(f"job{len(self.submitted)}")
         self.submitted.append(job)
         self.priorities[job] = priority
         self.statuses[job] = "queued"
-        self._deliver(JobSubmitted(job=job, spec=small_spec(), folder="/runs", priority=priority))
+        spec = small_spec(workers=asked)
+        self._deliver(JobSubmitted(job=job, spec=spec, folder="/runs", priority=priority))
 
     @precondition(lambda self: self.submitted)
     @rule(pick=picks)
@@ -88,10 +93,7 @@ class Session(RuleBasedStateMachine):
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
         self._deliver(JobPauseRequested(job=job, shortage=shortage))
-        if before in ("queued", "preparing"):
-            assert self.statuses[job] == "paused"
-        else:
-            assert self.statuses[job] == before
+        assert self.statuses[job] == ("paused" if before in ("queued", "preparing") else before)
 
     @precondition(lambda self: self.submitted)
     @rule(pick=picks, by_session=st.booleans())
@@ -108,11 +110,11 @@ class Session(RuleBasedStateMachine):
         stays = by_session and known.pause.shortage is None
         assert (self.statuses[job] == "paused") == stays
 
-    @precondition(lambda self: self.pausing is not None)
-    @rule()
-    def give_back_workers(self) -> None:
-        job, self.pausing, self.running = self.pausing, None, None
-        assert job is not None
+    @precondition(lambda self: self.pausing)
+    @rule(pick=picks)
+    def give_back_workers(self, pick: int) -> None:
+        job = sorted(self.pausing)[pick % len(self.pausing)]
+        self._stop_running(job)
         self._deliver(JobPaused(job=job))
 
     @precondition(lambda self: self.preparing)
@@ -124,11 +126,11 @@ class Session(RuleBasedStateMachine):
         else:
             self._deliver(JobPrepared(job=job, train_prompts=4, eval_prompts=2))
 
-    @precondition(lambda self: self.running is not None)
-    @rule(status=st.sampled_from(_ENDS))
-    def end(self, status: JobStatus) -> None:
-        assert self.running is not None
-        job, self.running, self.pausing = self.running, None, None
+    @precondition(lambda self: self.running)
+    @rule(pick=picks, status=st.sampled_from(_ENDS))
+    def end(self, pick: int, status: JobStatus) -> None:
+        job = sorted(self.running)[pick % len(self.running)]
+        self._stop_running(job)
         self._deliver(JobEnded(job=job, status=status, error=None))
         assert self.statuses[job] == status
 
@@ -138,22 +140,28 @@ class Session(RuleBasedStateMachine):
         self.preparing.clear()
         self.epoch += 1
         self._deliver(SessionResumed(epoch=Epoch(self.epoch), blobs_kept=True))
-        current = self.state.current
-        if current is not None and self.statuses[current] == "preparing":
-            assert list(self.preparing) == [current]
+        again = [job for job, status in self.statuses.items() if status == "preparing"]
+        assert sorted(self.preparing) == sorted(again)
 
     @rule(pick=st.integers(0, 2))
     def join(self, pick: int) -> None:
         worker = WorkerId(f"w{pick}")
         self.number += 1
         self.workers[worker] = Incarnation(self.number)
+        owner = owner_of(self.state, worker)
+        if owner in self.running:
+            self.running[owner][worker] = Incarnation(self.number)
         self._deliver(WorkerJoined(info=self._info(worker)))
+        if owner is not None and self.statuses[owner] in ("preparing", "running"):
+            assert owner_of(self.state, worker) == owner, "it joins its job again"
 
     @precondition(lambda self: self.workers)
     @rule(pick=picks, returning=st.booleans())
     def lose(self, pick: int, returning: bool) -> None:
         worker = sorted(self.workers)[pick % len(self.workers)]
         incarnation = self.workers.pop(worker)
+        for known in self.running.values():
+            known.pop(worker, None)
         lost = WorkerLost(
             worker=worker, incarnation=incarnation, reason="test", returning=returning
         )
@@ -200,48 +208,74 @@ class Session(RuleBasedStateMachine):
                 if not isinstance(event, SessionResumed):
                     self._check_order(command.job)
             case StartJob():
-                assert self.running is None
                 assert command.job not in self.started
                 self.started.append(command.job)
-                self.running = command.job
                 self.begun.add(command.job)
-                self._check_workers(command.workers)
+                self._run(command.job, command.workers)
             case ResumeJob():
-                assert self.running is None
                 assert command.job in self.begun
                 self._check_order(command.job)
-                self.running = command.job
-                self._check_workers(command.workers)
+                self._run(command.job, command.workers)
                 assert self.workers.items() <= command.newest_incarnations.items()
+            case AssignWorker():
+                assert command.job not in self.pausing
+                self.running[command.job][command.info.worker] = command.info.incarnation
             case PauseJob():
-                assert self.running == command.job
-                assert self.pausing is None
-                self.pausing = command.job
+                assert command.job in self.running
+                assert command.job not in self.pausing
+                self.pausing.add(command.job)
             case CancelJob():
                 self._cancel_run(command.job)
 
-    def _check_workers(self, workers: Sequence[WorkerInfo]) -> None:
-        assert {info.worker: info.incarnation for info in workers} == self.workers
+    def _run(self, job: JobId, workers: Sequence[WorkerInfo]) -> None:
+        assert job not in self.running
+        self.running[job] = {info.worker: info.incarnation for info in workers}
+
+    def _stop_running(self, job: JobId) -> None:
+        self.running.pop(job, None)
+        self.pausing.discard(job)
 
     def _cancel_run(self, job: JobId) -> None:
         """End a run, which may be paused, at once."""
         assert job in self.begun
-        if self.running == job:
-            self.running, self.pausing = None, None
+        self._stop_running(job)
         self._deliver(JobEnded(job=job, status="cancelled", error=None))
 
     # --- invariants
 
     @invariant()
-    def at_most_one_is_in_hand(self) -> None:
-        busy = [job for job, s in self.statuses.items() if s in ("preparing", "running")]
-        assert len(busy) <= 1
-        assert busy == ([] if self.state.current is None else [self.state.current])
+    def a_worker_serves_one_job(self) -> None:
+        """A run knows the workers of its job, by whichever events it was told, and no others."""
+        for job, known in self.running.items():
+            if job not in self.pausing:
+                own = {w: i for w, i in self.workers.items() if owner_of(self.state, w) == job}
+                assert known == own
+        known_workers = [worker for known in self.running.values() for worker in known]
+        assert len(known_workers) == len(set(known_workers))
 
     @invariant()
-    def queued_jobs_wait_for_a_current_one(self) -> None:
-        if "queued" in self.statuses.values():
-            assert self.state.current is not None
+    def jobs_have_what_they_asked_for(self) -> None:
+        in_hand = self.state.in_hand
+        busy = {job for job, s in self.statuses.items() if s in ("preparing", "running")}
+        assert in_hand.keys() == busy
+        assert len(in_hand) == 1 or not any(entry.runs_alone for entry in in_hand.values())
+        for entry in in_hand.values():
+            assert len(set(entry.workers)) == (entry.spec.workers.asked or 0)
+        waiting = (entry for entry in self.state.jobs.values() if not entry.in_hand)
+        assert not any(entry.workers for entry in waiting)
+
+    @invariant()
+    def no_worker_is_free_in_vain(self) -> None:
+        """No job lacks one, and the first of the queue needs more than there are."""
+        free = [worker for worker in self.workers if owner_of(self.state, worker) is None]
+        for entry in self.state.in_hand.values():
+            lost = set(entry.workers) - self.workers.keys() - self.state.returning_workers
+            assert not (free and lost and entry.pause is None)
+        waiting = [job for job, entry in self.state.jobs.items() if entry.status == "queued"]
+        if waiting:
+            first = max(waiting, key=lambda job: (self.priorities[job], -self.submitted.index(job)))
+            asked = self.state.jobs[first].spec.workers.asked
+            assert self.state.in_hand if asked is None else len(free) < asked
 
     @invariant()
     def records_agree(self) -> None:
@@ -250,17 +284,19 @@ class Session(RuleBasedStateMachine):
         assert {w: i.incarnation for w, i in self.state.workers.items()} == self.workers
 
     def teardown(self) -> None:
-        """Let paused jobs go on, prepare and run all, and assert that they end."""
+        """Let all workers join and paused jobs go on, run all, and assert that they end."""
         self.resume()
-        if self.pausing is not None:
-            self.give_back_workers()
+        while self.pausing:
+            self.give_back_workers(0)
         for job in self.submitted:
             self._deliver(JobResumeRequested(job=job))
+        for pick in range(3):
+            self.join(pick)
         for _ in range(2 * len(self.submitted) + 1):
             if self.preparing:
                 self.finish_preparing(refused=False)
-            if self.running is not None:
-                self.end("done")
+            if self.running:
+                self.end(0, "done")
         assert all(status in _ENDS for status in self.statuses.values())
 
 

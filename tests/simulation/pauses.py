@@ -1,4 +1,4 @@
-"""Simulate what the session does when a job is paused, and when it goes on."""
+"""Simulate what the session does when a job is paused and goes on, and when it loses a worker."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from tlt.protocol.events import (
     RunEvent,
     WorkerJoined,
     WorkerLost,
+    WorkerReplaced,
 )
 from tlt.protocol.shared_values import WorkerInfo
 
@@ -35,7 +36,38 @@ class Pauses:
 
     def faults(self) -> list[Move]:
         free = self.world.state.phase not in (Phase.PAUSED, Phase.ENDED)
-        return [Move("pause_job")] if free else []
+        found = [Move("pause_job")] if free else []
+        lost = sorted(w for w in self.world.starting if self._is_lost(w))
+        others = len(self.world.starting | self.world.incarnations.keys()) > 1
+        return found + [Move("serve_another", (worker,)) for worker in lost if others]
+
+    def _is_lost(self, worker: WorkerId) -> bool:
+        """Return True if the run has had the worker, and knows that it is lost."""
+        state = self.world.state
+        untold = any(
+            isinstance(posted.event, WorkerLost) and posted.event.worker == worker
+            for posted in self.world.log
+        )
+        had = worker in state.newest_incarnations and worker not in state.workers
+        return had and not untold and not self.suspended
+
+    def serve_another(self, worker: WorkerId) -> None:
+        """Let a lost worker come back to another job, because the others suffice for this one."""
+        self.world.starting.discard(worker)
+        del self.world.ranks[worker]
+        self.newest.pop(worker, None)
+        self._deliver_at_once(WorkerReplaced(job=JOB, worker=worker))
+        self._withhold_events()
+
+    def _withhold_events(self) -> None:
+        """Send the run no joins and losses again of workers that it doesn't know any more."""
+        known = self.world.state.newest_incarnations
+        self.world.delivered = [
+            event
+            for event in self.world.delivered
+            if not (isinstance(event, WorkerJoined) and event.info.worker not in known)
+            and not (isinstance(event, WorkerLost) and event.worker not in known)
+        ]
 
     def pause_job(self) -> None:
         self.count += 1
@@ -46,6 +78,7 @@ class Pauses:
         workers, newest = tuple(self.joined.values()), dict(self.newest)
         resumed = JobResumed(job=JOB, workers=workers, newest_incarnations=newest)
         self._deliver_at_once(resumed)
+        self._withhold_events()
 
     def _deliver_at_once(self, event: RunEvent) -> None:
         """The session passes it on itself, and only once."""

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from tlt.config import (
     AlgorithmSpec,
     DataSpec,
@@ -36,6 +38,7 @@ def small_spec(
     dynamic_sampling: bool = False,
     max_num_gen_batches: float = 3.0,
     skip_solved_epochs: int = 0,
+    workers: int | UnsetType = UNSET,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -62,7 +65,7 @@ def small_spec(
         rollout=RolloutSpec(max_tries=max_tries, slots=2),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),
         drafter=DrafterSpec(train=train, merge_every=merge_every, path=drafter),
-        workers=WorkersSpec(max_restarts=max_restarts),
+        workers=WorkersSpec(count=workers, max_restarts=max_restarts),
         seed=seed,
     )
 

@@ -2,6 +2,8 @@
 
 from random import Random
 
+from msgspec import UNSET
+
 from tests.simulation.specs import small_spec
 from tests.simulation.world import Decide, World
 from tlt.policies import coordinator
@@ -28,6 +30,7 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         dynamic_sampling=seed % 2 == 1,
         max_num_gen_batches=1.5 + seed / 4,
         skip_solved_epochs=seed % 3,
+        workers=UNSET if seed % 2 else 1,
     )
     ranks = [chooser.randint(1, 2) for _ in range(chooser.randint(1, 3))]
     return World(spec, ranks, decide, speedup=chooser.choice([0.5, 2.0]))

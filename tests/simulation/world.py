@@ -344,14 +344,14 @@ class World:
         self.pauses.joined.clear()
         self.gone.clear()
         self.starting = set(sorted(self.ranks)[:workers])
-        answers = [p for p in self.log if isinstance(p.event, RolloutFinished)]
         # workers that joined are gone, and so is a coordinator that was starting
         decided = RolloutFinished | WorkerJoined | SessionResumed
         rest = [posted for posted in self.log if not isinstance(posted.event, decided)]
-        self.log = answers
+        self.log = [p for p in self.log if isinstance(p.event, RolloutFinished)]
         self.lose_blobs()
         known = {worker: known.info for worker, known in self.state.workers.items()}
-        for lost in lost_workers(known, self.state, heartbeats={}):
+        awaited = {w: self.state.newest_incarnations[w] for w in self.state.returning_workers}
+        for lost in lost_workers(known, awaited, heartbeats={}):
             self.fence[lost.worker] = lost.incarnation + 1
             self.post("coordinator", lost)
         for _ in range(len(self.log)):

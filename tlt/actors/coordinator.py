@@ -67,7 +67,7 @@ class Coordinator:
             self._watch_epoch(),
             self.committer.room.run(),
         ]
-        if self.deciders.session.state.current is None:
+        if not self.deciders.session.state.in_hand:
             works.append(self.committer.preparations.warm_up())
         await run_until_one_fails(*works)
 
@@ -88,8 +88,9 @@ class Coordinator:
                 self.committer.summaries.start(Path(record.folder))
         resumed = await self.deciders.open(epoch)
         heartbeats = await read_heartbeats(connection, keys)
-        run = None if self.deciders.job is None else self.deciders.job.state
-        losses = backlog.lost_workers(self.deciders.session.state.workers, run, heartbeats)
+        losses = backlog.lost_workers(
+            self.deciders.session.state.workers, self.deciders.awaited_workers(), heartbeats
+        )
         await self._fence_off(losses)
         unread = await backlog.read_unread(self.committer.consumer, heartbeats)
         await self.committer.consume([self._available(entry) for entry in unread.answers])
@@ -182,6 +183,5 @@ class Coordinator:
             await asyncio.sleep(_CLEANUP_SECONDS)
             # An earlier coordinator that ends late may have received entries under this name.
             self.committer.consumer.reread_pending()
-            job = None if self.deciders.job is None else self.deciders.job.state.job
             with contextlib.suppress(*CONNECTION_ERRORS, OSError):
-                await cleanup.run(job)
+                await cleanup.run(tuple(self.deciders.runs.states))

@@ -1,7 +1,7 @@
 """Send each event to the deciders that it concerns: the session's and those of the jobs' runs.
 
 A run is open from its job's start to its end, while it is paused too, because answers may be scored
-and events read late. Only the run of the current job hears of workers.
+and events read late. A run hears of the workers that its job has, and of those that it has lost.
 """
 
 import time
@@ -16,11 +16,13 @@ from tlt.actors.effects import Caused, Effects
 from tlt.actors.open_runs import OpenRuns
 from tlt.config import SessionSpec
 from tlt.errors import JournalError
-from tlt.id_types import Epoch
+from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.policies.job import job_queue
-from tlt.policies.job.job_queue import SessionState
 from tlt.policies.job.run_state import RunState
+from tlt.policies.job.session_state import SessionState
+from tlt.policies.job.worker_assignment import owner_of
 from tlt.protocol.commands import (
+    AssignWorker,
     CancelJob,
     CloseJob,
     Command,
@@ -45,6 +47,7 @@ from tlt.protocol.events import (
     SessionResumed,
     WorkerJoined,
     WorkerLost,
+    WorkerReplaced,
 )
 from tlt.store.job_records import new_record
 from tlt.store.journal_replayed_state import DeciderState
@@ -61,11 +64,18 @@ class Deciders:
         self._effects = effects
         self._epoch = Epoch(0)
 
-    @property
-    def job(self) -> DeciderState[RunState] | None:
-        """Return the run of the current job, if it has begun."""
-        current = self.session.state.current
-        return None if current is None else self.runs.states.get(current)
+    def running(self) -> dict[JobId, DeciderState[RunState]]:
+        """Return the runs that have workers, or wait for them: not those that are paused."""
+        in_hand = self.session.state.in_hand
+        return {job: run for job, run in self.runs.unended().items() if job in in_hand}
+
+    def awaited_workers(self) -> dict[WorkerId, Incarnation]:
+        """Return the last incarnations of workers that are starting fresh ranks."""
+        session = self.session.state
+        awaited = set(session.returning_workers)
+        for run in self.running().values():
+            awaited |= run.state.returning_workers
+        return {worker: session.newest_incarnations[worker] for worker in awaited}
 
     async def open(self, epoch: Epoch) -> list[AnyEvent]:
         """Rebuild the state of the session and of the runs that have not ended.
@@ -88,12 +98,15 @@ class Deciders:
             except (JournalError, OSError) as error:
                 self.runs.forget(job)
                 ends.append(JobEnded(job=job, status="failed", error=str(error)))
-        self._choose_log()
+        self.runs.log(self.running())
         return ends
 
     async def decide(self, event: AnyEvent) -> list[Caused]:
         """Decide an event, and the events for other deciders that its commands lead to."""
-        return await self._decide((decider, event) for decider in self._addressees(event))
+        caused = await self._decide((decider, event) for decider in self._addressees(event))
+        if isinstance(event, WorkerJoined):
+            caused += await self._decide(self._replacements(event))
+        return caused
 
     async def _decide(self, events: Iterable[tuple[DeciderState[Any], AnyEvent]]) -> list[Caused]:
         caused: list[Caused] = []
@@ -107,7 +120,7 @@ class Deciders:
                 match command:
                     case StartJob():
                         undecided.append(await self._start_job(command))
-                    case CancelJob() | PauseJob() | ResumeJob():
+                    case CancelJob() | PauseJob() | ResumeJob() | AssignWorker():
                         undecided.append(self._event_for_run(command))
                     case SuspendRun():
                         undecided.append((self.session, JobPaused(job=command.job)))
@@ -118,7 +131,7 @@ class Deciders:
         return caused
 
     def _event_for_run(
-        self, command: CancelJob | PauseJob | ResumeJob
+        self, command: CancelJob | PauseJob | ResumeJob | AssignWorker
     ) -> tuple[DeciderState[Any], AnyEvent]:
         job = command.job
         if job not in self.runs.states:  # its end is on the way
@@ -128,6 +141,8 @@ class Deciders:
                 return self.runs.states[job], JobCancelRequested(job=job)
             case PauseJob():
                 return self.runs.states[job], JobPauseRequested(job=job)
+            case AssignWorker():
+                return self.runs.states[job], WorkerJoined(info=command.info)
             case ResumeJob():
                 return self.runs.states[job], JobResumed(
                     job=job,
@@ -136,9 +151,7 @@ class Deciders:
                 )
 
     def _addressees(self, event: AnyEvent) -> list[DeciderState[Any]]:
-        current = self.session.state.current
         open_runs = self.runs.unended()
-        running = None if current is None else open_runs.get(current)
         match event:
             case JobSubmitted():
                 if event.job not in self._effects.records:
@@ -158,10 +171,29 @@ class Deciders:
                 return [self.session]
             case SessionResumed():
                 return [self.session, *open_runs.values()]
-            case WorkerJoined() | WorkerLost():
-                return [self.session] if running is None else [self.session, running]
+            case WorkerJoined():
+                owner = owner_of(self.session.state, event.info.worker)
+                return [self.session, *(run for job, run in open_runs.items() if job == owner)]
+            case WorkerLost():
+                owner = owner_of(self.session.state, event.worker)
+                concerned = [
+                    run
+                    for job, run in self.running().items()
+                    if job == owner or event.worker in run.state.newest_incarnations
+                ]
+                return [self.session, *concerned]
             case _:
                 return [open_runs[event.job]] if event.job in open_runs else []
+
+    def _replacements(self, event: WorkerJoined) -> list[tuple[DeciderState[Any], AnyEvent]]:
+        """Tell runs whose lost worker has joined that it isn't theirs any more."""
+        worker, incarnation = event.info.worker, event.info.incarnation
+        owner = owner_of(self.session.state, worker)
+        return [
+            (run, WorkerReplaced(job=job, worker=worker))
+            for job, run in self.running().items()
+            if job != owner and run.state.newest_incarnations.get(worker, incarnation) < incarnation
+        ]
 
     async def _start_job(self, command: StartJob) -> tuple[DeciderState[Any], AnyEvent]:
         try:
@@ -206,11 +238,7 @@ class Deciders:
         """Take snapshots that are due and close runs that have ended."""
         self.session.snapshot_if_due()
         self.runs.take_snapshots()
-        self._choose_log()
-
-    def _choose_log(self) -> None:
-        run = self.job
-        self.runs.log(None if run is None else run.state.job)
+        self.runs.log(self.running())
 
 
 def _job_ended(command: FinishRun) -> JobEnded:

@@ -1,5 +1,6 @@
-"""The runs that are open: their states, their folders, and the logs of the one that runs now."""
+"""The runs that are open: their states, their folders, and the logs of those that run now."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tlt.actors.effects import Effects
@@ -8,7 +9,7 @@ from tlt.answer_files import AnswerFiles
 from tlt.blobs import Blobs, blobs_of_run
 from tlt.config import JobSpec, SessionSpec
 from tlt.id_types import JobId
-from tlt.json_logs import serve_run
+from tlt.json_logs import serve_runs
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import Phase, RunState
 from tlt.store.journal_replayed_state import DeciderState
@@ -20,8 +21,8 @@ class OpenRuns:
         self._spec = spec
         self._effects = effects
         self._loggers = LoggerProcesses()
-        # the job to whose logs this process writes, too
-        self._logged: JobId | None = None
+        # the jobs to whose logs this process writes, too
+        self._logged: frozenset[JobId] = frozenset()
 
     async def open(self, job: JobId, spec: JobSpec) -> DeciderState[RunState]:
         folder = self.folder(job)
@@ -51,11 +52,12 @@ class OpenRuns:
                 run.close()
                 self.forget(job)
 
-    def log(self, job: JobId | None) -> None:
-        """Also write to the logs of this job from now on."""
-        if job != self._logged:
-            self._logged = job
-            serve_run(None if job is None else self.folder(job))
+    def log(self, jobs: Iterable[JobId]) -> None:
+        """Also write to the logs of these jobs from now on."""
+        logged = frozenset(jobs)
+        if logged != self._logged:
+            self._logged = logged
+            serve_runs([self.folder(job) for job in logged])
 
     def folder(self, job: JobId) -> Path:
         return Path(self._effects.records[job].folder)

@@ -6,6 +6,7 @@ deletes nothing.
 
 import contextlib
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import redis.exceptions
@@ -25,15 +26,15 @@ class PeriodicCleanup:
         # those at which commands were last deleted
         self._fences: dict[bytes, bytes] | None = None
 
-    async def run(self, job: JobId | None) -> None:
-        """Clean up once; `job` is the one whose end isn't committed yet."""
-        self._remove_shared_memory(job)
-        if job is not None:
+    async def run(self, jobs: Collection[JobId]) -> None:
+        """Clean up once; `jobs` are those with an open run, whose end isn't committed yet."""
+        self._remove_shared_memory(jobs)
+        for job in jobs:
             bound_logs(Path(self._effects.records[job].folder) / "logs")
             for engine in self._spec.job_flight(job).glob("sglang-*"):
                 bound_logs(engine)
         await self._effects.events.trim()
-        if job is not None:
+        for job in jobs:
             with contextlib.suppress(redis.exceptions.ResponseError):
                 await self._effects.prompt_stream(job).trim()
         await self._delete_commands()
@@ -46,9 +47,13 @@ class PeriodicCleanup:
             await delete_commands_of_ended(connection, keys, fences)
             self._fences = fences
 
-    def _remove_shared_memory(self, job: JobId | None) -> None:
+    def _remove_shared_memory(self, jobs: Collection[JobId]) -> None:
         with contextlib.suppress(OSError):
             for place in Path(self._spec.flight).iterdir():
                 record = self._effects.records.get(JobId(place.name))
-                if place.name != job and record is not None and record.status in ENDED_STATUSES:
+                if (
+                    place.name not in jobs
+                    and record is not None
+                    and record.status in ENDED_STATUSES
+                ):
                     shutil.rmtree(place, ignore_errors=True)

@@ -15,7 +15,7 @@ from tlt.config import SessionSpec
 from tlt.dataset import Prompt, Prompts, conversation, prompt_column, prompts_file
 from tlt.errors import BlobLost
 from tlt.id_types import LARGEST, EntryId, JobId, Purpose
-from tlt.json_logs import serve_run
+from tlt.json_logs import serve_runs
 from tlt.policies.job.overlong_penalty import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
@@ -42,9 +42,9 @@ class JobScorer:
     def __init__(self, record: JobRecord, workers: int = 8, device: str = "cpu") -> None:
         """`device` is where reward models compute whose spec names none."""
         self.job = record.job
-        self._folder = Path(record.folder)
-        self._answers = AnswerFiles(self._folder)
-        log = self._folder / "logs" / "reward-function.log"
+        self.folder = Path(record.folder)
+        self._answers = AnswerFiles(self.folder)
+        log = self.folder / "logs" / "reward-function.log"
         rewards = [reward.on_device(device) for reward in record.spec.rewards]
         self._rewards = WeightedRewards(rewards, log, workers)
         self._data = record.spec.data
@@ -100,7 +100,7 @@ class JobScorer:
         """Raise OSError or LookupError where the job has no such prompt."""
         purpose, index = rollout.purpose, rollout.prompt
         if purpose not in self._prompts:
-            self._prompts[purpose] = Prompts(prompts_file(self._folder, purpose))
+            self._prompts[purpose] = Prompts(prompts_file(self.folder, purpose))
         if index not in range(len(self._prompts[purpose])):
             raise LookupError(f"the job has no prompt {index} of its {purpose} data")
         return self._prompts[purpose][index]
@@ -122,7 +122,7 @@ class RewardScorer:
         self.connection: Connection = connect(session.redis_url)
         self.events = Stream(self.connection, self.keys.events, _events)
         self._session = session
-        # of the running job, and of paused ones while answers of theirs are being scored
+        # of running jobs, and of paused ones while answers of theirs are being scored
         self._scorers: dict[JobId, JobScorer] = {}
         # answers being scored, by the entry that asked for it
         self._scoring: dict[EntryId, _Scoring] = {}
@@ -218,10 +218,10 @@ class RewardScorer:
             await self._give_up(job)
             return None
         if job not in self._scorers:
-            serve_run(Path(record.folder))
-            _log.info("scoring", job=job)
             scorer = JobScorer(record, self._session.reward_workers, self._session.device)
             self._scorers[job] = scorer
+            serve_runs([each.folder for each in self._scorers.values()])
+            _log.info("scoring", job=job)
         return self._scorers[job]
 
     async def _record(self, job: JobId) -> JobRecord | None:

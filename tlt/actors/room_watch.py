@@ -1,7 +1,7 @@
 """Pause jobs that run out of room, and let them go on when there is room again.
 
 It looks before a job starts and every few seconds while it runs, and posts the same events as
-`tlt pause` and `tlt resume`.
+`tlt pause` and `tlt resume`. Of several jobs the one that was submitted last is paused first.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from tlt.blobs import free_bytes
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import BlobError, StoreUnreachable, find_remedy
 from tlt.id_types import JobId
-from tlt.policies.job.job_queue import Job
 from tlt.policies.job.run_state import Phase
+from tlt.policies.job.session_state import Job
 from tlt.policies.room import (
     SPARE,
     Need,
@@ -26,6 +26,7 @@ from tlt.policies.room import (
     checkpoint_bytes,
     find_shortage,
     redis_bytes,
+    reserve,
     shared_memory_bytes,
 )
 from tlt.protocol.events import JobPauseRequested, JobPrepared, JobResumeRequested
@@ -65,7 +66,8 @@ class RoomWatch:
         sizes = (0, 0) if prepared is None else (prepared.policy_weights, prepared.trained_weights)
         policy = self._prepared[job] = self._size(spec, *sizes)
         try:
-            shortage = find_shortage(await self._needs(job, spec, policy))
+            needs = await self._needs(job, spec, policy)
+            shortage = find_shortage(reserve(needs, await self._needs_of_others(job)))
             shortage = shortage or await self._complain_of_store(job)
         except (*CONNECTION_ERRORS, OSError):
             return None
@@ -73,10 +75,11 @@ class RoomWatch:
 
     async def look(self, now: float) -> None:
         for job, entry in list(self._deciders.session.state.jobs.items()):
-            runs = entry.status == "running" and entry.pause is None
+            runs = _runs(entry)
             if not (runs and self._is_decoding(job)) and not _may_resume(entry, now):
                 continue
-            shortage = find_shortage(await self._needs_of(job, entry), 1.0 if runs else SPARE)
+            needs = reserve(await self._needs_of(job, entry), await self._needs_of_others(job))
+            shortage = find_shortage(needs, 1.0 if runs else SPARE)
             if not runs and shortage is None:
                 shortage = await self._complain_of_store(job)
             if runs and shortage is not None:
@@ -96,6 +99,16 @@ class RoomWatch:
         run = self._deciders.runs.states.get(job)
         return run is not None and run.state.phase is not Phase.POLICY_UPDATE
 
+    async def _needs_of_others(self, job: JobId) -> list[list[Need]]:
+        """Return the needs of running jobs: of the earlier ones, if this job runs, too."""
+        needs: list[list[Need]] = []
+        for other, entry in list(self._deciders.session.state.jobs.items()):
+            if other == job and _runs(entry):
+                break
+            if _runs(entry) and self._is_decoding(other):
+                needs.append(await self._needs_of(other, entry))
+        return needs
+
     async def _needs_of(self, job: JobId, entry: Job) -> list[Need]:
         policy = self._size(entry.spec, entry.policy_weights, entry.trained_weights)
         if not entry.started:
@@ -112,17 +125,20 @@ class RoomWatch:
         policies = shared_memory_bytes(spec, policy, started=run is not None)
         place = self._deciders.runs.blobs(job).committed
         disks = [
-            self._disk(folder, answers + checkpoint, "a checkpoint and the answers of a step need")
+            self._disk(
+                "runs", folder, answers + checkpoint, "a checkpoint and the answers of a step need"
+            )
         ]
         if place.parent != folder:
-            disks = [self._disk(folder, answers, "the answers of a step need")]
+            disks = [self._disk("runs", folder, answers, "the answers of a step need")]
             if place == self._spec.job_flight(job):
                 policies += checkpoint  # on its way to a store
             else:
-                disks.append(self._disk(place, checkpoint, "a checkpoint needs"))
+                disks.append(self._disk("blobs", place, checkpoint, "a checkpoint needs"))
         return [
             *disks,
             Need(
+                kind="shared memory",
                 place=str(flight),
                 free=self._free_bytes(flight),
                 bytes=policies,
@@ -130,6 +146,7 @@ class RoomWatch:
                 remedy="Free or enlarge this shared memory",
             ),
             Need(
+                kind="Redis",
                 place="Redis",
                 free=memory.free,
                 bytes=redis_bytes(spec),
@@ -138,8 +155,9 @@ class RoomWatch:
             ),
         ]
 
-    def _disk(self, folder: Path, needed: int, what: str) -> Need:
+    def _disk(self, kind: str, folder: Path, needed: int, what: str) -> Need:
         return Need(
+            kind=kind,
             place=str(folder),
             free=self._free_bytes(folder),
             bytes=needed,
@@ -157,6 +175,10 @@ class RoomWatch:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         return self._free(folder)
+
+
+def _runs(entry: Job) -> bool:
+    return entry.status == "running" and entry.pause is None
 
 
 def _may_resume(entry: Job, now: float) -> bool:

@@ -13,7 +13,6 @@ from tlt.actors.effects import drop
 from tlt.answer_files import AnswerFiles
 from tlt.errors import BlobLost
 from tlt.id_types import EntryId, Incarnation, WorkerId
-from tlt.policies.job.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerJoined, WorkerLost
 from tlt.protocol.shared_values import Heartbeat, WorkerInfo
 from tlt.store.redis_stream import Consumer, Entry
@@ -45,23 +44,22 @@ async def read_unread(consumer: Consumer[AnyEvent], heartbeats: Heartbeats) -> U
 
 
 def lost_workers(
-    workers: Mapping[WorkerId, WorkerInfo], run: RunState | None, heartbeats: Heartbeats
+    workers: Mapping[WorkerId, WorkerInfo],
+    awaited: Mapping[WorkerId, Incarnation],
+    heartbeats: Heartbeats,
 ) -> list[WorkerLost]:
     """Return the losses of incarnations without a heartbeat.
 
-    They are incarnations of known workers, and incarnations whose successor a run awaits.
+    They are incarnations of known workers, and incarnations whose successors are awaited.
     """
     incarnations = {
         worker: info.incarnation
         for worker, info in workers.items()
         if _is_over(heartbeats.get(worker), info.incarnation)
     }
-    if run is not None:
-        incarnations |= {
-            worker: run.newest_incarnations[worker]
-            for worker in run.returning_workers
-            if worker not in heartbeats
-        }
+    incarnations |= {
+        worker: incarnation for worker, incarnation in awaited.items() if worker not in heartbeats
+    }
     return [
         WorkerLost(
             worker=worker,

@@ -22,7 +22,7 @@ from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.ungrouped_stream_reader import read_pages
 from tlt.actors.worker_context import IncarnationSetup, WorkerSetup
 from tlt.errors import StoreError
-from tlt.json_logs import serve_run
+from tlt.json_logs import serve_runs
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
@@ -151,7 +151,7 @@ class MessageRouter:
     def _open(self, command: OpenJob) -> None:
         if command == self.job:
             return  # the command was repeated: the job is open already
-        serve_run(Path(command.folder))
+        serve_runs([Path(command.folder)])
         _log.info("job opened", job=command.job, incarnation=command.incarnation)
         self.job = command
         self._update.open(self._worker.devices)
@@ -165,7 +165,7 @@ class MessageRouter:
         if self._update.running:
             raise IncarnationEnded("the job ended during an update")
         _log.info("job closed", job=command.job)
-        serve_run(None)
+        serve_runs([])
         self.job = None
         self._intake.close()
         self.training.close()

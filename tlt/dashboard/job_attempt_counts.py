@@ -6,9 +6,10 @@ from pathlib import Path
 from tlt.errors import JournalError
 from tlt.id_types import JobId
 from tlt.policies.job import job_queue
-from tlt.policies.job.job_queue import SessionState
+from tlt.policies.job.session_state import SessionState
+from tlt.policies.job.worker_assignment import owner_of
 from tlt.protocol.commands import StartJob
-from tlt.protocol.events import JobEnded, SessionResumed, WorkerLost
+from tlt.protocol.events import SessionResumed, WorkerLost
 from tlt.store.journal import FILE_NAME, START, JournalEntry, follow
 
 
@@ -20,7 +21,6 @@ class JobRestarts:
     def _reset(self) -> None:
         self.attempts: Counter[JobId] = Counter()
         self.losses: Counter[JobId] = Counter()
-        self._running: JobId | None = None
         self._state = SessionState()
         self._position = START
 
@@ -38,19 +38,19 @@ class JobRestarts:
     def _add(self, entry: JournalEntry) -> None:
         event = entry.event
         match event:
-            case SessionResumed() if self._running is not None:
-                self.attempts[self._running] += 1
-            case WorkerLost() if self._running is not None:
-                self.losses[self._running] += self._is_current(event)
-            case JobEnded() if event.job == self._running:
-                self._running = None
+            case SessionResumed():
+                running = [job for job, e in self._state.in_hand.items() if e.status == "running"]
+                self.attempts.update(running)
+            case WorkerLost() if self._is_current(event):
+                owner = owner_of(self._state, event.worker)
+                if owner is not None and owner in self.attempts:
+                    self.losses[owner] += 1
             case _:
                 pass
         # this journal holds only events that the session's `decide` consumed
         self._state, commands = job_queue.decide(self._state, event, entry.at)  # pyright: ignore[reportArgumentType]
         for command in commands:
             if isinstance(command, StartJob):
-                self._running = command.job
                 self.attempts[command.job] = 1
 
     def _is_current(self, event: WorkerLost) -> bool:

@@ -45,6 +45,7 @@ from tlt.protocol.events import (
     WorkerIdled,
     WorkerJoined,
     WorkerLost,
+    WorkerReplaced,
 )
 
 
@@ -71,6 +72,8 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             worker_membership.join(turn, event.info)
         case WorkerLost():
             worker_membership.lose(turn, event)
+        case WorkerReplaced():
+            worker_membership.forget(turn, event.worker)
         case WorkerFailed():
             if current_worker(state, event.worker, event.incarnation) is not None:
                 phase_transitions.end_job(turn, "failed", event.error)

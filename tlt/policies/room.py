@@ -34,8 +34,12 @@ class PolicySize(msgspec.Struct, frozen=True, kw_only=True):
 class Need(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes that are needed and those that are free, and what to do if they are too few."""
 
+    # jobs share the room of a kind, wherever in it they write
+    kind: str
     place: str
     free: int
+    # of these, what other running jobs need
+    reserved: int = 0
     bytes: int
     # what needs them, with its verb
     what: str
@@ -44,12 +48,25 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_shortage(needs: Sequence[Need], spare: float = 1.0) -> str | None:
     for need in needs:
-        if need.free < spare * need.bytes:
+        left = need.free - need.reserved
+        if left < spare * need.bytes:
+            beside = ", beside what other jobs need" if need.reserved else ""
             return (
-                f"{size(need.free)} free in {need.place}; {need.what} {size(need.bytes)}. "
-                f"{need.remedy}, and the job goes on by itself"
+                f"{size(max(0, left))} free in {need.place}{beside}; "
+                f"{need.what} {size(need.bytes)}. {need.remedy}, and the job goes on by itself"
             )
     return None
+
+
+def reserve(needs: Sequence[Need], of_others: Sequence[Sequence[Need]]) -> list[Need]:
+    """Reserve what other jobs need of the same kind of room."""
+    others = [need for each in of_others for need in each]
+    return [
+        msgspec.structs.replace(
+            need, reserved=sum(other.bytes for other in others if other.kind == need.kind)
+        )
+        for need in needs
+    ]
 
 
 def checkpoint_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None) -> int:

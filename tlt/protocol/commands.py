@@ -332,11 +332,11 @@ class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CancelJob(JobCommand, frozen=True, kw_only=True):
-    """Cancel the running job."""
+    """Cancel a job whose run has begun."""
 
 
 class PauseJob(JobCommand, frozen=True, kw_only=True):
-    """Pause the running job."""
+    """Pause a running job."""
 
 
 class ResumeJob(JobCommand, frozen=True, kw_only=True):
@@ -344,6 +344,12 @@ class ResumeJob(JobCommand, frozen=True, kw_only=True):
 
     workers: tuple[WorkerInfo, ...]
     newest_incarnations: dict[WorkerId, Incarnation]
+
+
+class AssignWorker(JobCommand, frozen=True, kw_only=True):
+    """Let a worker join a running job, in the place of a lost one."""
+
+    info: WorkerInfo
 
 
 class RecordStatus(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
@@ -386,4 +392,6 @@ RunCommand: TypeAlias = (
     | FinishRun
 )
 
-SessionCommand: TypeAlias = PrepareJob | StartJob | CancelJob | PauseJob | ResumeJob | RecordStatus
+SessionCommand: TypeAlias = (
+    PrepareJob | StartJob | CancelJob | PauseJob | ResumeJob | AssignWorker | RecordStatus
+)

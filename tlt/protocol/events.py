@@ -164,9 +164,6 @@ class SessionResumed(Event, frozen=True, kw_only=True):
     blobs_kept: bool
 
 
-# --- workers
-
-
 class WorkerJoined(Event, frozen=True, kw_only=True):
     """A worker started fresh ranks that wait for a job."""
 
@@ -182,6 +179,12 @@ class WorkerLost(Event, frozen=True, kw_only=True):
     returning: bool
     # True if it ended with its session, which doesn't count as a failure of the job
     with_session: bool = False
+
+
+class WorkerReplaced(JobEvent, frozen=True, kw_only=True):
+    """A worker that a job had lost is back, and another one has its place."""
+
+    worker: WorkerId
 
 
 class WorkerFailed(WorkerEvent, frozen=True, kw_only=True):
@@ -285,10 +288,7 @@ class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
 
 
 class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stopped training, because of a command or because it has no answers to learn from.
-
-    A rank reports this to its worker, which reports it once for all of its ranks.
-    """
+    """A worker stopped training: it was commanded to, or has no answers to learn from."""
 
     training_session: Count
     # from the command until the last rank had stopped, as the worker measures it
@@ -328,10 +328,7 @@ class DrafterCommitFailed(JobEvent, frozen=True, kw_only=True):
 
 
 class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
-    """All ranks of a worker hold the next policy.
-
-    A rank reports this to its worker, which reports it once for all of its ranks.
-    """
+    """All ranks of a worker hold the next policy."""
 
     version: PolicyVersion
     seconds: Finite
@@ -366,7 +363,8 @@ SessionEvent: TypeAlias = (
     | WorkerLost
 )
 
-# events that a rank reports to its worker
+# Events that a rank reports to its worker, which reports DrafterTrainingStopped and
+# PolicyUpdateFinished once for all of its ranks.
 RankEvent: TypeAlias = (
     WorkerFailed
     | JobPauseRequested
@@ -389,6 +387,7 @@ RunEvent: TypeAlias = (
     | SessionResumed
     | WorkerJoined
     | WorkerLost
+    | WorkerReplaced
     | WorkerIdled
     | RolloutDropped
     | RolloutScored

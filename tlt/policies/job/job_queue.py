@@ -1,6 +1,7 @@
-"""Jobs and workers of a session: one job runs at a time, by priority, then by submission.
+"""Jobs of a session start by priority, then by submission, as soon as their workers are free.
 
-A job that is paused keeps its run, and queues again when it is resumed. A running one stays
+No job overtakes another: those behind the first of the queue wait with it, though workers may be
+free. A job that is paused keeps its run, and queues again when it is resumed. A running one stays
 `running` until its run has given back all workers.
 """
 
@@ -8,8 +9,9 @@ from typing import assert_never
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import Incarnation, JobId, JobStatus, WorkerId
+from tlt.id_types import Incarnation, JobId, JobStatus
+from tlt.policies.job import worker_assignment
+from tlt.policies.job.session_state import Job, SessionState, change_job
 from tlt.protocol.commands import (
     CancelJob,
     PauseJob,
@@ -33,7 +35,6 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import Pause, WorkerInfo
 
 STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
@@ -48,40 +49,14 @@ STATUSES: dict[JobStatus, frozenset[JobStatus]] = {
 }
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    spec: JobSpec
-    folder: str
-    status: JobStatus = "queued"
-    starts_from: StartingCheckpoint | None = None
-    priority: int = 0
-    # its run has begun, and may go on without another preparation
-    started: bool = False
-    # of the policy, all and those that are trained; 0 if unknown
-    policy_weights: int = 0
-    trained_weights: int = 0
-    # it is paused, or will be once its workers are free
-    pause: Pause | None = None
-
-
-class SessionState(msgspec.Struct, frozen=True, kw_only=True):
-    # jobs that have not ended, in the order of submission
-    jobs: dict[JobId, Job] = {}
-    # all jobs that were ever submitted
-    seen: frozenset[JobId] = frozenset()
-    workers: dict[WorkerId, WorkerInfo] = {}
-    newest_incarnations: dict[WorkerId, Incarnation] = {}
-
-    @property
-    def current(self) -> JobId | None:
-        """Return the job that is being prepared or runs."""
-        in_hand = ("preparing", "running")
-        return next((j for j, job in self.jobs.items() if job.status in in_hand), None)
-
-
 Decision = tuple[SessionState, list[SessionCommand]]
 
 
 def decide(state: SessionState, event: SessionEvent, now: float) -> Decision:
+    return _start_waiting(*_note(state, event, now))
+
+
+def _note(state: SessionState, event: SessionEvent, now: float) -> Decision:
     match event:
         case JobSubmitted():
             return _submit(state, event)
@@ -138,14 +113,14 @@ def _submit(state: SessionState, event: JobSubmitted) -> Decision:
         jobs={**state.jobs, event.job: job},
         seen=state.seen | {event.job},
     )
-    return _next(state, [])
+    return state, []
 
 
 def _start(state: SessionState, event: JobPrepared) -> Decision:
     if _status(state, event.job) != "preparing":
         return state, []
     state, recorded = _record(state, event.job, "running", None)
-    state = _change(
+    state = change_job(
         state,
         event.job,
         started=True,
@@ -161,7 +136,7 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
         eval_prompts=event.eval_prompts,
         eval_sets=event.eval_sets,
         skipped_prompts=event.skipped_prompts,
-        workers=tuple(state.workers.values()),
+        workers=worker_assignment.living_workers(state, event.job),
         starts_from=entry.starts_from,
         train_sources=event.train_sources,
     )
@@ -191,11 +166,11 @@ def _pause(state: SessionState, event: JobPauseRequested, now: float) -> Decisio
         return state, []
     since = now if entry.pause is None else entry.pause.since
     begins = entry.pause is None
-    state = _change(state, event.job, pause=Pause(since=since, shortage=event.shortage))
+    state = change_job(state, event.job, pause=Pause(since=since, shortage=event.shortage))
     if entry.status == "running":
         return state, [PauseJob(job=event.job)] if begins else []
     state, recorded = _record(state, event.job, "paused", None)
-    return _next(state, [recorded])
+    return state, [recorded]
 
 
 def _resume(state: SessionState, event: JobResumeRequested) -> Decision:
@@ -205,11 +180,11 @@ def _resume(state: SessionState, event: JobResumeRequested) -> Decision:
         return state, []
     if event.by_session and entry.pause.shortage is None:
         return state, []
-    state = _change(state, event.job, pause=None)
+    state = change_job(state, event.job, pause=None)
     if entry.status != "paused":
         return state, []
     state, recorded = _record(state, event.job, "queued", None)
-    return _next(state, [recorded])
+    return state, [recorded]
 
 
 def _suspend(state: SessionState, job: JobId) -> Decision:
@@ -218,31 +193,46 @@ def _suspend(state: SessionState, job: JobId) -> Decision:
         return state, []
     status = "queued" if entry.pause is None else "paused"
     state, recorded = _record(state, job, status, None)
-    return _next(state, [recorded])
+    return state, [recorded]
 
 
 def _finish(state: SessionState, job: JobId, status: JobStatus, error: str | None) -> Decision:
     state, recorded = _record(state, job, status, error)
     jobs = {other: entry for other, entry in state.jobs.items() if other != job}
-    return _next(msgspec.structs.replace(state, jobs=jobs), [recorded])
+    return msgspec.structs.replace(state, jobs=jobs), [recorded]
 
 
-def _next(state: SessionState, commands: list[SessionCommand]) -> Decision:
-    waiting = [(job, entry) for job, entry in state.jobs.items() if entry.status == "queued"]
-    if state.current is not None or not waiting:
-        return state, commands
+def _start_waiting(state: SessionState, commands: list[SessionCommand]) -> Decision:
+    """Fill the places of lost workers, then start waiting jobs in their order while they can."""
+    state, assignments = worker_assignment.replace_lost(state)
+    commands = [*commands, *assignments]
+    while (job := _first_waiting(state)) is not None:
+        taken = worker_assignment.take_workers(state, job)
+        if taken is None:
+            break
+        state, started = _begin(taken, job)
+        commands += started
+    return state, commands
+
+
+def _first_waiting(state: SessionState) -> JobId | None:
+    waiting = [job for job, entry in state.jobs.items() if entry.status == "queued"]
     # of equals, `max` returns the one that was submitted first
-    job, entry = max(waiting, key=lambda item: item[1].priority)
+    return max(waiting, key=lambda job: state.jobs[job].priority, default=None)
+
+
+def _begin(state: SessionState, job: JobId) -> Decision:
+    entry = state.jobs[job]
     if entry.started:
         state, recorded = _record(state, job, "running", None)
         resume = ResumeJob(
             job=job,
-            workers=tuple(state.workers.values()),
+            workers=worker_assignment.living_workers(state, job),
             newest_incarnations=state.newest_incarnations,
         )
-        return state, [*commands, recorded, resume]
+        return state, [recorded, resume]
     state, recorded = _record(state, job, "preparing", None)
-    return state, [*commands, recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
+    return state, [recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
 
 
 def _record(
@@ -252,15 +242,11 @@ def _record(
     if status not in STATUSES[entry.status]:
         raise AssertionError(f"{job} cannot go from {entry.status} to {status}")
     pause = entry.pause if status == "paused" else None
-    return (
-        _change(state, job, status=status),
-        RecordStatus(job=job, status=status, error=error, pause=pause),
-    )
-
-
-def _change(state: SessionState, job: JobId, **changes: object) -> SessionState:
-    jobs = {**state.jobs, job: msgspec.structs.replace(state.jobs[job], **changes)}
-    return msgspec.structs.replace(state, jobs=jobs)
+    recorded = RecordStatus(job=job, status=status, error=error, pause=pause)
+    state = change_job(state, job, status=status)
+    if not state.jobs[job].in_hand:
+        state = change_job(state, job, workers=())
+    return state, recorded
 
 
 def _join(state: SessionState, info: WorkerInfo) -> SessionState:
@@ -270,17 +256,26 @@ def _join(state: SessionState, info: WorkerInfo) -> SessionState:
         state,
         workers={**state.workers, info.worker: info},
         newest_incarnations={**state.newest_incarnations, info.worker: info.incarnation},
+        returning_workers=state.returning_workers - {info.worker},
     )
 
 
 def _lose(state: SessionState, event: WorkerLost) -> SessionState:
-    known = state.workers.get(event.worker)
-    newest = max(event.incarnation, state.newest_incarnations.get(event.worker, Incarnation(-1)))
-    workers = state.workers
+    worker, known = event.worker, state.workers.get(event.worker)
+    newest = state.newest_incarnations.get(worker, Incarnation(-1))
+    workers, returning = state.workers, state.returning_workers
     if known is not None and known.incarnation <= event.incarnation:
-        workers = {worker: info for worker, info in workers.items() if worker != event.worker}
+        workers = {name: info for name, info in workers.items() if name != worker}
+        returning = returning | {worker} if event.returning else returning
+    elif event.incarnation > newest or (event.incarnation == newest and not event.returning):
+        # its successor has failed to start, or has ended before it joined
+        returning = returning - {worker}
     return msgspec.structs.replace(
         state,
         workers=workers,
-        newest_incarnations={**state.newest_incarnations, event.worker: newest},
+        newest_incarnations={
+            **state.newest_incarnations,
+            worker: max(event.incarnation, newest),
+        },
+        returning_workers=returning,
     )

@@ -85,15 +85,41 @@ def lose(turn: Turn, event: WorkerLost) -> None:
     suspend_if_free(turn)
 
 
+def forget(turn: Turn, worker: WorkerId) -> None:
+    """Forget a lost worker that serves another job, or none, from now on."""
+    state = turn.state
+    newest = state.newest_incarnations.get(worker)
+    if newest is None or worker in state.workers:
+        return
+    turn.set(
+        newest_incarnations=_without(state.newest_incarnations, worker),
+        returning_workers=state.returning_workers - {worker},
+    )
+    rollout_batch_opening.requeue(turn, newest)
+    phase_transitions.advance(turn)
+
+
 def note_incarnations(turn: Turn, newest: Mapping[WorkerId, Incarnation]) -> None:
-    """Note incarnations that ended while the run was paused, so that they don't join it late."""
+    """Note incarnations that ended while the run was paused, so that they don't join it late.
+
+    A run that has workers of its own forgets those that have served others meanwhile.
+    """
     known = turn.state.newest_incarnations
     for worker, incarnation in newest.items():
         if incarnation > known.get(worker, -1):
             if worker in known:
                 rollout_batch_opening.requeue(turn, known[worker])
-            known = {**known, worker: incarnation}
+            if turn.state.spec.workers.asked is None:
+                known = {**known, worker: incarnation}
+            else:
+                known = _without(known, worker)
     turn.set(newest_incarnations=known)
+
+
+def _without(
+    incarnations: Mapping[WorkerId, Incarnation], worker: WorkerId
+) -> dict[WorkerId, Incarnation]:
+    return {known: newest for known, newest in incarnations.items() if known != worker}
 
 
 def suspend_if_free(turn: Turn) -> None:
