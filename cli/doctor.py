@@ -69,6 +69,8 @@ def print_findings(findings: list[Finding], json: bool) -> list[Finding]:
 def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool) -> None:
     spec = load_job_spec(path, changes)
     where = local_devices(read_cuda_state()) if devices is None else parse_plan(devices)
+    if spec.workers.asked is not None:
+        where = where.share(spec.workers.asked, spec.rollout.tensor_parallel)
     shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
     _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import

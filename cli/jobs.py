@@ -14,10 +14,12 @@ from cli.progress import RunProgress
 from cli.run_report import report_run
 from cli.spec_loading import load_job
 from tlt.errors import ConfigError
+from tlt.id_types import WorkerId
 from tlt.job_checkpoints import has_checkpoint
 from tlt.job_pauses import describe_pause
 from tlt.job_submission import Place, submit_job
-from tlt.protocol.shared_values import JobRecord
+from tlt.job_waits import describe_wait, describe_workers, workers_of
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.run_folder_reader import (
     follow_journal,
     has_journal,
@@ -146,27 +148,40 @@ def _start_name(record: JobRecord) -> str | None:
 
 def list_jobs(session: SessionName = "default", json: Json = False) -> None:
     """List all jobs of a session, oldest first."""
-    records = with_client(session, lambda client: client.jobs.all())
+
+    async def fetch(client: Client) -> tuple[list[JobRecord], dict[WorkerId, Heartbeat], int]:
+        return await client.jobs.all(), await client.workers(), client.session.workers
+
+    records, heartbeats, workers = with_client(session, fetch)
     if json:
         fields = ("job", "status", "priority", "error", "pause", "submitted", "folder")
         print_json(
             [
-                {field: getattr(record, field) for field in fields} | {"from": _start_name(record)}
+                {field: getattr(record, field) for field in fields}
+                | {
+                    "from": _start_name(record),
+                    "wait": describe_wait(record, records, workers),
+                    "workers": workers_of(record, heartbeats),
+                }
                 for record in records
             ]
         )
         return
     print_table(
-        ("job", "status", "priority", "submitted", "from", "folder", "why"),
+        ("job", "status", "priority", "workers", "submitted", "from", "folder", "why"),
         [
             (
                 record.job,
                 record.status,
                 str(record.priority),
+                describe_workers(record, heartbeats),
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted)),
                 _start_name(record) or "",
                 record.folder,
-                record.error or describe_pause(record, time.time()) or "",
+                record.error
+                or describe_pause(record, time.time())
+                or describe_wait(record, records, workers)
+                or "",
             )
             for record in records
         ],

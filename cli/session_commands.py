@@ -17,6 +17,7 @@ from tlt.errors import ConfigError, StoreError
 from tlt.human_format import seconds
 from tlt.id_types import WorkerId
 from tlt.job_pauses import describe_pause
+from tlt.job_waits import describe_wait, first_waiting
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session_client import Client, with_client
 from tlt.session_control import (
@@ -187,6 +188,9 @@ def status(
     for record in records:
         if (why := describe_pause(record, time.time())) is not None:
             say(f"{record.job} is {why}")
+    if (first := first_waiting(records)) is not None:
+        why = describe_wait(first, records, spec.workers) or "starts next"
+        say(f"{first.job} {why}")
     waiting = [record for record in records if record.status not in ENDED_STATUSES]
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")
 

@@ -67,7 +67,7 @@ def top(
 
 
 def _newest(session: str) -> str:
-    """Return the running job, or else the last one."""
+    """Return the last of the running jobs, or of all if none runs."""
     records = with_client(session, lambda client: client.jobs.all())
     if not records:
         raise ConfigError(f"session '{session}' has no job yet: `tlt submit` queues one")

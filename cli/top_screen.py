@@ -67,7 +67,7 @@ class Screen:
             *self._tail(shown.tail),
             *self._speculation(shown.sections),
             *self._learning(shown.sections),
-            *(self._session(shown.session) if shown.session else ()),
+            *(self._session(shown.session, shown.head) if shown.session else ()),
             *self._advice(by_urgency(advice)),
         ]
         lanes = self._lanes(shown.now, self._height - len(above) - len(below) - _AROUND_LANES)
@@ -189,7 +189,7 @@ class Screen:
                 parts += [f"{each.name} {each.mean:.3f}" for each in sets]
         return self._wrapped("reward", ", ".join(parts))
 
-    def _session(self, session: SessionView) -> list[Text]:
+    def _session(self, session: SessionView, head: Head) -> list[Text]:
         health = session.health
         if health.error is not None:
             return []  # it is among the warnings
@@ -198,6 +198,12 @@ class Screen:
             + (f", {stream.pending} delivered" if stream.pending else "")
             + (f", oldest {seconds(stream.oldest_seconds)}" if stream.oldest_seconds else "")
             for stream in health.streams
+            if stream.job in (None, head.job)
+        )
+        beside = ", ".join(
+            f"`tlt top {row.job}` ({row.workers})"
+            for row in session.jobs
+            if row.status == "running" and row.job != head.job
         )
         memory = 100 * health.memory_used / max(1, health.memory_total)
         text = (
@@ -208,6 +214,7 @@ class Screen:
         return [
             *(self._wrapped("queues", queues) if queues else ()),
             *self._wrapped("health", text),
+            *(self._wrapped("beside", beside) if beside else ()),
         ]
 
     def _advice(self, advice: Sequence[Advice]) -> list[Text]:

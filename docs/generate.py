@@ -250,6 +250,7 @@ def type_of(kind: Any) -> str:
     text = re.sub(r"tlt\.strategies\.(\w+)", lambda m: m[1].lower(), text)
     text = re.sub(r"\blist\[(\w+)\]|\btuple\[(\w+), \.\.\.\]", r"list of \1\2", text)
     text = re.sub(r"typing\.Union\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
+    text = re.sub(r" \| msgspec\.\w*UnsetType", "", text)
     text = text.replace(" | None", " or null").replace(" | ", " or ").replace("'", "")
     text = re.sub(r"\btuple\[float, float\]", "two of float", text)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
@@ -260,6 +261,8 @@ def default_of(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "**required**"
     value = field.default
+    if value is msgspec.UNSET:
+        return "absent"
     if value is msgspec.NODEFAULT:
         value = field.default_factory() if callable(field.default_factory) else None
     return f"`{msgspec.json.encode(value).decode()}`" if value is not None else "null"

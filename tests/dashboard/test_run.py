@@ -62,7 +62,7 @@ def test_reports_an_accuracy_if_all_rewards_are_binary(
     feed = RunFeed(Run(folder, read_spec(folder)))
     read_up(feed.run)
     assert {event["purpose"] for event in scores} == {"train", "eval"}
-    metrics = exposition(None, feed)
+    metrics = exposition(None, [feed])
     assert f'tlt_held_out_reward{{job="{JOB}"}} {reward}' in metrics
     assert (f'tlt_accuracy{{job="{JOB}"}} {reward}' in metrics) == is_accuracy
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -9,9 +10,11 @@ import msgspec
 import pytest
 
 from tests.dashboard.conftest import OURS
+from tests.dashboard.runs import some_run, write_journal
 from tests.samples import JOB, SPEC, prompt
-from tlt.config import SessionSpec
+from tlt.config import SessionSpec, WorkersSpec
 from tlt.dashboard import session_feed
+from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.dashboard.session_health import Health, HealthReader
 from tlt.id_types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
@@ -31,7 +34,11 @@ _PROMPTS = Codec[PromptIssued](PromptIssued)
 
 
 def heartbeat(
-    incarnation: int, counter: int = 1, ranks: tuple[int, ...] = (2,), resident: int = 0
+    incarnation: int,
+    counter: int = 1,
+    ranks: tuple[int, ...] = (2,),
+    resident: int = 0,
+    job: JobId = JOB,
 ) -> bytes:
     return msgspec.msgpack.encode(
         Heartbeat(
@@ -41,7 +48,7 @@ def heartbeat(
             running=3,
             pid=1,
             rank_pids=ranks,
-            job=JOB,
+            job=job,
             resident_bytes=resident,
         )
     )
@@ -97,20 +104,57 @@ async def test_reads_streams_leases_and_running_answers(
     await connection.hset(keys.heartbeats, "w1", heartbeat(8, ranks=()))
     await Consumer(prompts, ROLLOUT, "7").read(2, 1)
     await Consumer(prompts, ROLLOUT, "8").read(1, 1)
-    health, answers = await HealthReader(connection, session).read(JOB)
+    health, answers = await HealthReader(connection, session).read([JOB])
     assert health.error is None
     assert [(w.worker, w.ranks, w.running) for w in health.workers] == [("w0", 1, 3), ("w1", 0, 3)]
     # memory comes from the heartbeat, because a worker's pids mean nothing on another host
     assert [w.memory_bytes for w in health.workers] == [3 << 30, 0]
     [waiting] = [stream for stream in health.streams if stream.name == "prompts"]
     assert (waiting.depth, waiting.pending, waiting.unread) == (5, 3, True)
-    assert answers is not None
-    assert answers.running == 3
-    assert sorted((answer.prompt, answer.worker) for answer in answers.longest) == [
+    assert answers[JOB].running == 3
+    assert sorted((answer.prompt, answer.worker) for answer in answers[JOB].longest) == [
         (0, "w0"),
         (1, "w0"),
         (2, "w1"),
     ]
+
+
+async def test_shows_each_running_job_with_its_workers(
+    session_client: httpx.AsyncClient, session: SessionSpec, connection: Connection, keys: Keys
+) -> None:
+    jobs = Jobs(connection, session)
+    spec = msgspec.structs.replace(SPEC, workers=WorkersSpec(count=1))
+    names: list[JobId] = []
+    for number in range(2):
+        running = msgspec.structs.replace(await jobs.submit(spec), status="running")
+        names.append(running.job)
+        await connection.hset(keys.jobs, running.job, msgspec.json.encode(running))
+        await connection.hset(keys.heartbeats, f"w{number}", heartbeat(number, job=running.job))
+        write_journal(some_run(number), Path(running.folder))
+        prompts = Stream(connection, keys.prompts(running.job), _PROMPTS)
+        await prompts.ensure_group(ROLLOUT)
+        async with connection.pipeline(transaction=True) as transaction:
+            prompts.add(transaction, prompt(number))
+            await transaction.execute()
+        await Consumer(prompts, ROLLOUT, str(number)).read(1, 1)
+    whole = msgspec.structs.replace(SPEC, workers=WorkersSpec(count=2))
+    waiting, behind = (await jobs.submit(whole)).job, (await jobs.submit(spec)).job
+    feed = SessionFeed(session, connection)
+    rows = {row.job: row for row in (await feed.view()).jobs}
+    assert [(rows[job].workers, rows[job].wait) for job in (*names, waiting, behind)] == [
+        ("w0", None),
+        ("w1", None),
+        ("asks for 2", "asks for 2 workers, of which 0 are free"),
+        ("asks for 1", f"waits behind {waiting}"),
+    ]
+    for number, job in enumerate(names):
+        answers = feed.running_answers(job)
+        assert answers is not None
+        assert [(a.prompt, a.worker) for a in answers.longest] == [(number, f"w{number}")]
+    metrics = (await session_client.get("/metrics")).text
+    for job in names:
+        assert f'tlt_step{{job="{job}"}}' in metrics
+        assert f'tlt_stream_entries{{stream="prompts",group="rollout",job="{job}"}} 1.0' in metrics
 
 
 async def test_counts_commands_that_wait_for_their_worker(
@@ -121,7 +165,7 @@ async def test_counts_commands_that_wait_for_their_worker(
     key = keys.commands(WorkerId("w0"), Incarnation(7))
     await connection.xadd(key, {b"m": b""}, id=f"{int(1000 * (time.time() - 60))}-0")
     await connection.xadd(key, {b"m": b""})
-    health, _ = await HealthReader(connection, session).read(None)
+    health, _ = await HealthReader(connection, session).read([])
     [commands] = [stream for stream in health.streams if stream.name == "commands"]
     assert commands.depth == 2
     assert 59.0 < commands.oldest_seconds < 120.0
@@ -134,11 +178,11 @@ async def test_measures_silence_by_its_own_clock(
     reader = HealthReader(connection, short)
     await connection.hset(keys.heartbeats, "w0", heartbeat(1))
     await connection.hset(keys.heartbeats, "w1", heartbeat(2))
-    await reader.read(None)
+    await reader.read([])
     begun = time.monotonic()
     await asyncio.sleep(0.25)
     await connection.hset(keys.heartbeats, "w1", heartbeat(2, counter=2))
-    health, _ = await reader.read(None)
+    health, _ = await reader.read([])
     silent = {worker.worker: worker.silent_seconds for worker in health.workers}
     assert 0.2 <= silent["w0"] <= time.monotonic() - begun + 0.1
     assert silent["w1"] < 0.2
@@ -150,8 +194,8 @@ async def test_silent_worker_is_not_counted_as_rankless(
 ) -> None:
     reader = HealthReader(connection, msgspec.structs.replace(session, lease_seconds=0.0))
     await connection.hset(keys.heartbeats, "w0", heartbeat(1, ranks=()))
-    await reader.read(None)
-    health, _ = await reader.read(None)
+    await reader.read([])
+    health, _ = await reader.read([])
     assert (health.silent, health.rankless) == (1, 0)
 
 
@@ -239,11 +283,11 @@ async def test_feed_survives_an_unexpected_error(
     feed = SessionFeed(session, connection)
     results = iter([AssertionError("a surprise"), Health(load=7.0)])
 
-    async def read(_: object) -> tuple[Health, None]:
+    async def read(_: object) -> tuple[Health, dict[JobId, RunningAnswers]]:
         result = next(results, Health(load=7.0))
         if isinstance(result, Exception):
             raise result
-        return result, None
+        return result, {}
 
     monkeypatch.setattr(feed.health_reader, "read", read)
     wakeup = asyncio.Event()

@@ -117,22 +117,24 @@ class Dashboard:
         )
 
     async def _metrics(self, _: Request) -> Response:
-        """Return the metrics of the session and its running job, or of the folder's run.
+        """Return the metrics of the session and its running jobs, or of the folder's run.
 
-        A journal that cannot be read leaves only those of the session.
+        A journal that cannot be read leaves its job out.
         """
-        source, view, job = self._source, None, None
+        source, view = self._source, None
+        jobs: list[JobId] = []
         if source.session is not None:
             view = await source.session.view()
-            job = next((row.job for row in view.jobs if row.status == "running"), None)
+            jobs = source.session.running_jobs()
         elif isinstance(source, FolderSource):
-            job = source.job
-        run = None
-        try:
-            run = None if job is None else await self._refreshed_feed(job)
-        except Exception:  # a journal of another release may fail anywhere
-            _log.exception("the run's metrics cannot be computed")
-        return Response(exposition(view, run), media_type=CONTENT_TYPE)
+            jobs = [source.job]
+        runs: list[RunFeed] = []
+        for job in jobs:
+            try:
+                runs.append(await self._refreshed_feed(job))
+            except Exception:  # a journal of another release may fail anywhere
+                _log.exception("the run's metrics cannot be computed", job=job)
+        return Response(exposition(view, runs), media_type=CONTENT_TYPE)
 
     async def _samples(self, request: Request) -> Response:
         """Return all rollout batches, and the groups of the requested or the newest one.

@@ -11,7 +11,7 @@ from tlt.id_types import JobId
 from tlt.run_folder_reader import read_spec
 from tlt.store.redis_connection import Connection, connect
 
-# feeds of runs that are kept open, so that returning to one is quick
+# feeds of runs without listeners that are kept open, beside those of running jobs
 _OPEN_FEEDS = 4
 
 
@@ -60,8 +60,13 @@ class SessionSource:
         return self._runs[job]
 
     async def _close_unused(self) -> None:
-        unused = [job for job, feed in self._runs.items() if not feed.broadcast.listeners]
-        for job in unused[: max(0, len(self._runs) - _OPEN_FEEDS + 1)]:
+        running = self._feed.running_jobs()
+        unused = [
+            job
+            for job, feed in self._runs.items()
+            if not feed.broadcast.listeners and job not in running
+        ]
+        for job in unused[: max(0, len(unused) - _OPEN_FEEDS + 1)]:
             await self._runs.pop(job).stop()
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """The metrics of a session and a run in the text format of Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_feed import RunFeed
@@ -13,11 +13,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, dict[str, str], float]
 
 
-def exposition(session: SessionView | None, run: RunFeed | None) -> str:
+def exposition(session: SessionView | None, runs: Sequence[RunFeed]) -> str:
     """Return all metrics, as gauges: a counter that is folded again would look like a reset."""
     lines: list[str] = []
     described: set[str] = set()
-    for name, about, labels, value in _samples(session, run):
+    for name, about, labels, value in _samples(session, runs):
         if name not in described:
             described.add(name)
             lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
@@ -26,10 +26,10 @@ def exposition(session: SessionView | None, run: RunFeed | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def _samples(session: SessionView | None, run: RunFeed | None) -> Iterator[_Sample]:
+def _samples(session: SessionView | None, runs: Sequence[RunFeed]) -> Iterator[_Sample]:
     samples = [
         *(_session(session) if session is not None else ()),
-        *(_run(run) if run is not None else ()),
+        *(sample for run in runs for sample in _run(run)),
     ]
     # the format wants all samples of a name together
     order = {name: index for index, name in enumerate(dict.fromkeys(each[0] for each in samples))}
@@ -51,6 +51,7 @@ def _session(view: SessionView) -> Iterator[_Sample]:
         yield "tlt_jobs", "newest jobs by state", {"status": status}, float(count)
     for stream in health.streams:
         labels = {"stream": stream.name, "group": stream.group or ""}
+        labels |= {} if stream.job is None else {"job": stream.job}
         yield "tlt_stream_entries", "entries in the stream", labels, float(stream.depth)
         yield "tlt_stream_pending", "entries not acknowledged", labels, float(stream.pending)
         oldest = "age of the stream's oldest entry"

@@ -18,6 +18,7 @@ from tlt.dashboard.session_health import Health, HealthReader
 from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
 from tlt.id_types import JobId, JobStatus
 from tlt.job_pauses import describe_pause
+from tlt.job_waits import describe_wait, describe_workers
 from tlt.protocol.shared_values import JobRecord
 from tlt.session_faults import read_supervised
 from tlt.session_files import is_up
@@ -39,6 +40,10 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     # why it is paused, and since when
     pause: str | None
+    # what it waits for, if it is queued
+    wait: str | None
+    # the workers that it has, or how many it asks for
+    workers: str
     submitted: float
     folder: str
     steps: int
@@ -73,7 +78,7 @@ class SessionFeed(Feed):
         self._records: list[JobRecord] = []
         self._unreadable_record: str | None = None
         self._logged: str | None = None
-        self._running_answers: dict[JobId, RunningAnswers | None] = {}
+        self._running_answers: dict[JobId, RunningAnswers] = {}
         self._message = b""
 
     async def view(self) -> SessionView:
@@ -91,6 +96,9 @@ class SessionFeed(Feed):
     def running_answers(self, job: JobId) -> RunningAnswers | None:
         """Return the job's running answers, or None where they are not known."""
         return self._running_answers.get(job)
+
+    def running_jobs(self) -> list[JobId]:
+        return [record.job for record in self._records if record.status == "running"]
 
     def serves(self, job: JobId) -> bool:
         """Return True if the session is up, and runs the job or will run it."""
@@ -119,9 +127,7 @@ class SessionFeed(Feed):
         # while Redis does not answer, the last records are the best that is known
         with contextlib.suppress(*CONNECTION_ERRORS, redis.exceptions.RedisError):
             self._records, self._unreadable_record = await self.jobs.readable()
-        current = next((r.job for r in self._records if r.status == "running"), None)
-        health, answers = await self.health_reader.read(current)
-        self._running_answers = {} if current is None else {current: answers}
+        health, self._running_answers = await self.health_reader.read(self.running_jobs())
         self._restarts.update()
         if self._unreadable_record is None:
             return health
@@ -150,6 +156,8 @@ class SessionFeed(Feed):
             status=record.status,
             error=record.error,
             pause=describe_pause(record, time.time()),
+            wait=describe_wait(record, self._records, self.spec.workers),
+            workers=describe_workers(record, self.health_reader.heartbeats),
             submitted=record.submitted,
             folder=record.folder,
             steps=record.spec.algorithm.steps,

@@ -30,6 +30,8 @@ _Reply = TypeVar("_Reply")
 
 class StreamHealth(msgspec.Struct, frozen=True, kw_only=True):
     name: str
+    # the job that it belongs to, if it belongs to one
+    job: JobId | None = None
     # None where the stream is read without a consumer group
     group: str | None
     depth: int
@@ -91,26 +93,28 @@ class HealthReader:
         self._connection = connection
         self._session = session
         self._keys = Keys(session.name)
-        self._heartbeats: dict[WorkerId, Heartbeat] = {}
+        self.heartbeats: dict[WorkerId, Heartbeat] = {}
         # incarnation and counter of the newest heartbeat, and when it was first seen
         self._changed: dict[WorkerId, tuple[tuple[int, int], float]] = {}
-        self._prompts: dict[bytes, PromptIssued] = {}
+        # of the longest running answers, by the stream and the entry
+        self._prompts: dict[tuple[str, bytes], PromptIssued] = {}
         self._unreadable: str | None = None
 
-    async def read(self, job: JobId | None) -> tuple[Health, RunningAnswers | None]:
-        """Return the health, and the running answers of `job` where they are known."""
+    async def read(self, jobs: Sequence[JobId]) -> tuple[Health, dict[JobId, RunningAnswers]]:
+        """Return the health, and the running answers of these jobs where they are known."""
         try:
-            return await self._read(job)
+            return await self._read(jobs)
         except (*CONNECTION_ERRORS, redis.exceptions.RedisError) as error:
             lease = self._session.lease_seconds
-            return Health(error=str(error), lease_seconds=lease), None
+            return Health(error=str(error), lease_seconds=lease), {}
 
-    async def _read(self, job: JobId | None) -> tuple[Health, RunningAnswers | None]:
+    async def _read(self, jobs: Sequence[JobId]) -> tuple[Health, dict[JobId, RunningAnswers]]:
         self._unreadable = None
         keys = self._keys
-        named = {"events": keys.events}
-        if job is not None:
-            named |= {"prompts": keys.prompts(job), "partial answers": keys.partial_answers(job)}
+        named: dict[str, tuple[str, JobId | None]] = {keys.events: ("events", None)}
+        for job in jobs:
+            named[keys.prompts(job)] = "prompts", job
+            named[keys.partial_answers(job)] = "partial answers", job
         heartbeats, services, dead_letters, memory, persistence, *replies = await self._query(
             lambda pipe: [
                 pipe.hgetall(keys.heartbeats),
@@ -118,24 +122,22 @@ class HealthReader:
                 pipe.xlen(keys.dead_letters),
                 pipe.info("memory"),
                 pipe.info("persistence"),
-                *(
-                    query
-                    for key in named.values()
-                    for query in (pipe.xlen(key), pipe.xinfo_groups(key))
-                ),
+                *(query for key in named for query in (pipe.xlen(key), pipe.xinfo_groups(key))),
             ]
         )
         self._update_heartbeats(self._checked(heartbeats, "heartbeats", dict[bytes, bytes]()))
         streams: list[StreamHealth] = []
-        answers: RunningAnswers | None = None
-        for (name, key), depth, groups in zip(
+        answers: dict[JobId, RunningAnswers] = {}
+        for (key, (name, job)), depth, groups in zip(
             named.items(), replies[::2], replies[1::2], strict=True
         ):
             if not isinstance(groups, list):
                 continue  # the stream doesn't exist (any more)
-            streams += await self._streams(name, key, depth, groups)
-            if name == "prompts" and groups:
-                answers = await self._running_answers(key, int(groups[0]["pending"]))
+            of_job = await self._streams(name, key, depth, groups)
+            streams += [msgspec.structs.replace(each, job=job) for each in of_job]
+            if name == "prompts" and job is not None and groups:
+                running = await self._running_answers(key, int(groups[0]["pending"]))
+                answers |= {} if running is None else {job: running}
         listed = self._listed_workers()
         streams += await self._commands(listed)
         used, total = _machine_memory()
@@ -148,13 +150,13 @@ class HealthReader:
             lease_seconds=self._session.lease_seconds,
             streams=tuple(streams),
             workers=tuple(self._worker(*each) for each in listed),
-            all_workers=len(self._heartbeats),
-            silent=sum(map(self._is_silent, self._heartbeats)),
+            all_workers=len(self.heartbeats),
+            silent=sum(map(self._is_silent, self.heartbeats)),
             rankless=sum(
                 not heartbeat.rank_pids and not self._is_silent(worker)
-                for worker, heartbeat in self._heartbeats.items()
+                for worker, heartbeat in self.heartbeats.items()
             ),
-            running=sum(heartbeat.running for heartbeat in self._heartbeats.values()),
+            running=sum(heartbeat.running for heartbeat in self.heartbeats.values()),
             dead_letters=self._checked(dead_letters, "dead letters", 0),
             newest_dead_letters=await self._dead_letters() if dead_letters else (),
             redis_bytes=memory.get("used_memory", 0),
@@ -183,15 +185,15 @@ class HealthReader:
         return default
 
     def _update_heartbeats(self, raw: dict[bytes, bytes]) -> None:
-        self._heartbeats = {}
+        self.heartbeats = {}
         for name, heartbeat in raw.items():
             try:
                 worker = WorkerId(name.decode())
-                self._heartbeats[worker] = msgspec.msgpack.decode(heartbeat, type=Heartbeat)
+                self.heartbeats[worker] = msgspec.msgpack.decode(heartbeat, type=Heartbeat)
             except ValueError as error:  # msgspec's errors and those of decoding the name
                 self._unreadable = f"the heartbeat of {name!r}: {error}"
         now = time.monotonic()
-        for worker, heartbeat in self._heartbeats.items():
+        for worker, heartbeat in self.heartbeats.items():
             newest = heartbeat.incarnation, heartbeat.counter
             if worker not in self._changed or self._changed[worker][0] != newest:
                 self._changed[worker] = newest, now
@@ -283,7 +285,7 @@ class HealthReader:
         ages = tuple(row["time_since_delivered"] / 1000 for row in rows)
         rows = rows[:_LONGEST]
         await self._read_prompts(key, [row["message_id"] for row in rows])
-        owners = {str(beat.incarnation): worker for worker, beat in self._heartbeats.items()}
+        owners = {str(beat.incarnation): worker for worker, beat in self.heartbeats.items()}
         longest = tuple(
             RunningAnswer(
                 prompt=prompt.prompt,
@@ -293,14 +295,15 @@ class HealthReader:
                 attempt=prompt.attempt,
             )
             for row in rows
-            if (prompt := self._prompts.get(row["message_id"])) is not None
+            if (prompt := self._prompts.get((key, row["message_id"]))) is not None
         )
         return RunningAnswers(longest=longest, ages=ages, running=running)
 
     async def _read_prompts(self, key: str, ids: list[bytes]) -> None:
-        """Read those of the entries that are not known yet, and forget all others."""
-        self._prompts = {id_: self._prompts[id_] for id_ in ids if id_ in self._prompts}
-        unknown = [id_ for id_ in ids if id_ not in self._prompts]
+        """Read those of the entries that are not known yet, and forget all others of the stream."""
+        for other in [each for each in self._prompts if each[0] == key and each[1] not in ids]:
+            del self._prompts[other]
+        unknown = [id_ for id_ in ids if (key, id_) not in self._prompts]
         if not unknown:
             return
         replies = await self._query(
@@ -309,12 +312,12 @@ class HealthReader:
         for id_, entries in zip(unknown, replies, strict=True):
             try:
                 for _, fields in entries:
-                    self._prompts[id_] = _codec.decode(fields)
+                    self._prompts[key, id_] = _codec.decode(fields)
             except (StoreError, TypeError) as error:  # TypeError: the reply is an error
                 self._unreadable = f"the prompt {id_.decode()}: {error}"
 
     def _listed_workers(self) -> list[tuple[WorkerId, Heartbeat]]:
-        workers = sorted(self._heartbeats.items(), key=lambda each: natural_order(each[0]))
+        workers = sorted(self.heartbeats.items(), key=lambda each: natural_order(each[0]))
         if len(workers) > _LISTED_WORKERS:
             workers.sort(key=lambda each: (not self._is_silent(each[0]), bool(each[1].rank_pids)))
         return workers[:_LISTED_WORKERS]

@@ -44,6 +44,18 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a device may be filled with."""
         return int(self.memory * (1 - RESERVE))
 
+    def share(self, workers: int, ranks: int) -> "DevicePlan":
+        """Return the devices of some workers, on as few hosts as divide them evenly."""
+        needed, each = workers * ranks, self.devices // ranks * ranks
+        if needed > self.hosts * each:
+            raise ConfigError(
+                f"workers.count: {workers} workers of {ranks} rank{'s' if ranks > 1 else ''} need "
+                f"{needed} devices, and {self.name} has {self.hosts * each}"
+            )
+        even = (devices for devices in range(each, 0, -ranks) if needed % devices == 0)
+        devices = needed if needed <= each else next(even)
+        return msgspec.structs.replace(self, hosts=needed // devices, devices=devices)
+
     @property
     def name(self) -> str:
         hosts = f"{self.hosts} hosts of " if self.hosts > 1 else ""

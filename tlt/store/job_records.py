@@ -55,8 +55,7 @@ class Jobs:
     def __init__(self, connection: Connection, session: SessionSpec) -> None:
         self._connection = connection
         self._keys = Keys(session.name)
-        self._runs = session.runs
-        self._blobs = session.blobs
+        self._session = session
         self._events = Stream(connection, self._keys.events, _events)
 
     async def submit(
@@ -68,6 +67,7 @@ class Jobs:
     ) -> JobRecord:
         """Queue a job; raise BlobLost if a file of the checkpoint that it starts from is gone.
 
+        A job that asks for more workers than the session has is refused with ConfigError.
         With an `idempotency_key` that a job was submitted with, return that job.
         """
         while True:
@@ -75,12 +75,21 @@ class Jobs:
                 if known.spec == spec and known.starts_from == starts_from:
                     return known
                 raise ConfigError(f"the idempotency key '{idempotency_key}' is that of {known.job}")
+            self._refuse_too_many_workers(spec)
             record = await self._new_folder(spec, starts_from, priority)
             if starts_from is not None:
                 _copy_blobs(starts_from, Path(record.folder))
             if await self._announce(record, idempotency_key):
                 return record
             _remove(Path(record.folder))
+
+    def _refuse_too_many_workers(self, spec: JobSpec) -> None:
+        asked, workers = spec.workers.asked, self._session.workers
+        if asked is not None and asked > workers:
+            raise ConfigError(
+                f"workers.count: {asked} workers are asked for, and session '{self._session.name}' "
+                f"has {workers}; `tlt up --workers {asked}` starts as many"
+            )
 
     async def submitted_with(self, key: str | None) -> JobRecord | None:
         """Return the job that was submitted with an idempotency key."""
@@ -120,16 +129,16 @@ class Jobs:
             record = new_record(
                 JobId(f"{spec.name}-{number}"),
                 spec,
-                str(Path(self._runs) / f"{spec.name}-{number}"),
+                str(Path(self._session.runs) / f"{spec.name}-{number}"),
                 starts_from,
                 priority,
             )
             try:
                 os.makedirs(record.folder)
-                if self._blobs is not None:
+                if self._session.blobs is not None:
                     # sessions with other folders of runs may share the store
                     own = f"{record.job}-{secrets.token_hex(4)}"
-                    place_blobs(Path(record.folder), f"{self._blobs}/{own}")
+                    place_blobs(Path(record.folder), f"{self._session.blobs}/{own}")
             except FileExistsError:
                 continue
             except OSError as error:

@@ -38,7 +38,7 @@ export class StreamsCard {
     );
     this.streams.update(
       health.streams.map((each) => [
-        each.name,
+        each.job ? `${each.name} of ${each.job}` : each.name,
         each.group ?? "none",
         count(each.depth),
         count(each.pending),

@@ -11,7 +11,7 @@ export class SessionPage {
   constructor(app) {
     this.app = app;
     this.streams = new StreamsCard();
-    this.jobs = new Table([left("job"), left("state"), left("why"), "steps", "attempts", "workers lost", "submitted", ""], {
+    this.jobs = new Table([left("job"), left("state"), left("workers"), left("why"), "steps", "attempts", "workers lost", "submitted", ""], {
       empty: "No job yet. `tlt submit configs/tiny-reasoner.yaml` queues one, or the button above.",
     });
     this.summary = h("p", { class: "hint" });
@@ -65,7 +65,8 @@ export class SessionPage {
     return [
       h("a", { href: `#/job/${encodeURIComponent(each.job)}`, data: { key: each.job } }, each.job),
       h("span", { class: "chip", data: { status: each.status } }, each.status),
-      each.error ?? each.pause ?? "",
+      each.workers,
+      each.error ?? each.pause ?? each.wait ?? "",
       count(each.steps),
       each.attempts ? count(each.attempts) : "–",
       each.attempts ? count(each.losses) : "–",
