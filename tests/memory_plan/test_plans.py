@@ -175,6 +175,17 @@ def test_plans_are_read(text: str, hosts: int, devices: int, memory: int) -> Non
     assert (plan.hosts, plan.devices, plan.memory) == (hosts, devices, memory)
 
 
+@pytest.mark.parametrize(
+    ("workers", "ranks", "hosts", "devices"),
+    [(3, 1, 1, 3), (2, 4, 1, 8), (3, 4, 3, 4), (16, 1, 2, 8)],
+)
+def test_a_job_that_asks_for_workers_has_their_devices(
+    workers: int, ranks: int, hosts: int, devices: int
+) -> None:
+    plan = parse_plan("4x8xh100").share(workers, ranks)
+    assert (plan.hosts, plan.devices, plan.kind) == (hosts, devices, "h100")
+
+
 @pytest.mark.parametrize("text", ["8xh1000", "0x80gb", "8x", "x80gb", "2x2x2xh100", "8 h100", ""])
 def test_a_wrong_plan_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--plan {text}"):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.samples import SPEC
 from tlt.blobs import Blobs, committed_blobs
-from tlt.config import SessionSpec
+from tlt.config import SessionSpec, WorkersSpec
 from tlt.errors import BlobLost, ConfigError
 from tlt.id_types import JobId, PolicyVersion
 from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
@@ -176,3 +176,10 @@ async def test_separates_the_runs_of_sessions_in_one_folder(jobs: Jobs, tmp_path
     record = await jobs.submit(SPEC)
     assert record.job == "job-2"
     assert Path(record.folder) == tmp_path / "job-2"
+
+
+async def test_refuses_a_job_that_asks_for_more_workers_than_there_are(jobs: Jobs) -> None:
+    spec = msgspec.structs.replace(SPEC, workers=WorkersSpec(count=3))
+    with pytest.raises(ConfigError, match=r"workers\.count: 3 workers are asked for.*has 2"):
+        await jobs.submit(spec)
+    assert await jobs.all() == []

@@ -126,13 +126,17 @@ def test_a_plan_says_whether_a_job_fits(
     assert found["plan"]["spread"]["shards"] == shards
 
 
-@pytest.mark.parametrize(("stated", "shards"), [("all", 8), ("4", 4)])
+@pytest.mark.parametrize(
+    ("stated", "shards"),
+    [("algorithm.shards=all", 8), ("algorithm.shards=4", 4), ("workers.count=2", 2)],
+)
 def test_shards_of_the_spec_are_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: str, shards: int
 ) -> None:
+    """If they are all, it counts the devices of the workers that the job asks for."""
     spec = str(write_spec(tmp_path, "qwen2.5-0.5b"))
-    change = f"algorithm.shards={stated}"
-    assert run("doctor", spec, "--plan", "8xh100", "--set", change) == 0
+    changes = ("--set", "algorithm.shards=all", "--set", stated)
+    assert run("doctor", spec, "--plan", "8xh100", *changes) == 0
     assert f"sharded over {shards} devices (FSDP2)\n" in capsys.readouterr().out
 
 
@@ -204,6 +208,7 @@ def test_a_policy_that_is_not_here_is_named(
             "rollout.tensor_parallel: 3",
         ),
         (["--plan", "8xh100", "--set", "algorithm.shards=3"], "algorithm.shards: 3: 8 devices"),
+        (["--plan", "8xh100", "--set", "workers.count=9"], "9 workers of 1 rank need 9 devices"),
     ],
 )
 def test_wrong_options_are_named(
