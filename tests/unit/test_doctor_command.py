@@ -133,7 +133,7 @@ def test_a_plan_says_whether_a_job_fits(
 def test_shards_of_the_spec_are_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: str, shards: int
 ) -> None:
-    """If they are all, it counts the devices of the workers that the job asks for."""
+    """A job that asks for a number of workers has their devices alone."""
     spec = str(write_spec(tmp_path, "qwen2.5-0.5b"))
     changes = ("--set", "algorithm.shards=all", "--set", stated)
     assert run("doctor", spec, "--plan", "8xh100", *changes) == 0
