@@ -117,9 +117,9 @@ def test_follows_a_job_from_submission_to_cancellation(visit: Visit, live: Live,
         page.locator(".breadcrumb a").click()
         expect(page.locator("main")).to_contain_text("cancelled")
         row = page.locator("tr", has_text=job).locator("td")
-        expect(row.nth(4)).to_have_text("1")  # attempts
+        expect(row.nth(5)).to_have_text("1")  # attempts
         # workers lost
-        expect(row.nth(5)).to_have_text(re.compile("^(1|2)$"))
+        expect(row.nth(6)).to_have_text(re.compile("^(1|2)$"))
         keep_screenshot(page, "session")
         page.close()
 
