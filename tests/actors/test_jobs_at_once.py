@@ -25,7 +25,7 @@ from tlt.protocol.events import (
 from tlt.protocol.shared_values import Heartbeat, WorkerInfo
 from tlt.store.message_codec import Codec
 
-A, B, BOTH = JobId("a-1"), JobId("b-2"), JobId("both-3")
+A, B, BOTH, C = JobId("a-1"), JobId("b-2"), JobId("both-3"), JobId("c-4")
 W2 = WorkerId("w2")
 WEIGHTS = 1_000_000
 _COMMANDS = Codec[WorkerCommand](WorkerCommand)
@@ -106,10 +106,13 @@ async def test_runs_hear_of_their_own_workers(redis_url: str, tmp_path: Path) ->
     runs = first.deciders.runs.states
     assert runs[B].state.newest_incarnations == {W1: 3, W2: 4}
     assert runs[A].state.newest_incarnations == {W0: 1}
+    # a rank of W1 didn't start: what its last incarnation may still have taken is written again
+    await decide(first, lost(W1, 5, returning=True))
+    assert runs[B].state.newest_incarnations == {W1: 5, W2: 4}
     # W1 is back, and serves neither
-    await decide(first, joined(W1, 5))
+    await decide(first, joined(W1, 6))
     assert runs[B].state.newest_incarnations == {W2: 4}
-    assert await opened(first, W1, 5) == []
+    assert await opened(first, W1, 6) == []
     queued = first.effects.records[BOTH]
     assert queued.status == "queued"
     # as its submission would have
@@ -117,7 +120,7 @@ async def test_runs_hear_of_their_own_workers(redis_url: str, tmp_path: Path) ->
     await end(first)
 
     second = session.coordinator()
-    beats = {W0: 1, W1: 5, W2: 4}
+    beats = {W0: 1, W1: 6, W2: 4}
     for worker, incarnation in beats.items():
         beat = heartbeat(incarnation)
         await second.effects.connection.hset(second.effects.keys.heartbeats, worker, beat)
@@ -125,9 +128,9 @@ async def test_runs_hear_of_their_own_workers(redis_url: str, tmp_path: Path) ->
     assert workers_of(second) == {A: {W0: 1}, B: {W2: 4}}
     await decide(second, JobPauseRequested(job=A), lost(W0, 1, returning=True))
     assert second.effects.records[BOTH].status == "queued"
-    await decide(second, joined(W0, 6), prepared(BOTH))
-    assert workers_of(second) == {A: {}, B: {W2: 4}, BOTH: {W0: 6, W1: 5}}
-    assert await opened(second, W0, 6) == [BOTH]
+    await decide(second, joined(W0, 7), prepared(BOTH))
+    assert workers_of(second) == {A: {}, B: {W2: 4}, BOTH: {W0: 7, W1: 6}}
+    assert await opened(second, W0, 7) == [BOTH]
     await end(second)
 
 
@@ -138,13 +141,15 @@ async def test_runs_that_end_with_their_session_go_on_with_the_same_workers(
     first = session.coordinator()
     await first.recover()
     await decide(first, *both_running(tmp_path), lost(W1, 2, returning=True))
+    # this job is still being prepared
+    await decide(first, joined(W2, 3), submitted(tmp_path, C, 1), lost(W2, 3, returning=True))
     await end(first)
     second = session.coordinator()
     await second.recover()  # no worker has a heartbeat
     assert workers_of(second) == {A: {}, B: {}}
-    assert second.deciders.awaited_workers() == {}
-    await decide(second, joined(W1, 3), joined(W0, 4))
-    assert workers_of(second) == {A: {W0: 4}, B: {W1: 3}}
+    assert second.deciders.session.state.returning_workers == set()
+    await decide(second, joined(W1, 4), joined(W2, 5), joined(W0, 6), prepared(C))
+    assert workers_of(second) == {A: {W0: 6}, B: {W1: 4}, C: {W2: 5}}
     assert all(run.state.losses <= 1 for run in second.deciders.runs.states.values())
     await end(second)
 

@@ -22,11 +22,11 @@ from tlt.config import SessionSpec
 from tlt.dashboard import page_sections
 from tlt.dashboard.rollout_tail import RunningAnswer
 from tlt.dashboard.run_fold import Run
-from tlt.dashboard.session_feed import SessionView
+from tlt.dashboard.session_feed import JobRow, SessionView
 from tlt.dashboard.session_health import Health, StreamHealth
 from tlt.dashboard.tail_forecast import Forecast
 from tlt.dashboard.warnings_and_remedies import Advice, Urgency
-from tlt.id_types import Member, PromptIndex, WorkerId
+from tlt.id_types import JobId, Member, PromptIndex, WorkerId
 from tlt.run_folder_reader import read_spec
 from tlt.session_files import write_session
 
@@ -125,9 +125,17 @@ def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
         running=64,
         forecast=Forecast(p50=4000.0, p90=8000.0),
     )
+    head = page_sections.head(run, followed=True)
     streams = tuple(
-        StreamHealth(name=name, group=group, depth=1000, pending=64, oldest_seconds=4000.0)
-        for name, group in (("events", "coordinator"), ("events", "reward"), ("prompts", "rollout"))
+        StreamHealth(
+            name=name, group=group, depth=depth, pending=64, oldest_seconds=4000.0, job=job
+        )
+        for name, group, depth, job in (
+            ("events", "coordinator", 1000, None),
+            ("events", "reward", 1000, None),
+            ("prompts", "rollout", 1000, head.job),
+            ("prompts", "rollout", 2000, JobId("other-1")),
+        )
     )
     health = Health(streams=streams, all_workers=16, running=64, redis_bytes=1 << 30)
     advice = Advice(Urgency.NOW, "Something is wrong. " * 3, "Do this. " * 5)
@@ -138,13 +146,13 @@ def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
         runs="",
         device="cpu",
         planned_workers=2,
-        jobs=(),
+        jobs=(running_job("other-1", "w1"), running_job(head.job, "w10")),
         older_jobs=0,
         health=health,
         advice=(advice,),
     )
     shown = Shown(
-        head=page_sections.head(run, followed=True),
+        head=head,
         now=5000.0,
         tail=tail,
         sections=page_sections.sections(run, followed=True),
@@ -159,8 +167,27 @@ def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
     assert "…" not in text
     for part in ("100·7 1 h 06 min (w10)", "events (reward) 1000", "16 workers", "1 h 06 min to"):
         assert part in text
+    assert "`tlt top other-1` (w1)" in text
+    assert f"`tlt top {head.job}`" not in text
+    assert "2000" not in text
     assert text.count("Do this.") == 5
     assert lines[-1].startswith("q quits")
+
+
+def running_job(job: str, workers: str) -> JobRow:
+    return JobRow(
+        job=JobId(job),
+        status="running",
+        error=None,
+        pause=None,
+        wait=None,
+        workers=workers,
+        submitted=0.0,
+        folder="",
+        steps=2,
+        attempts=1,
+        losses=0,
+    )
 
 
 def test_shows_figures_once_the_journal_is_read(
