@@ -12,7 +12,7 @@ from tlt.actors.room_watch import RoomWatch
 from tlt.config import WorkersSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.policies.room import PolicySize, disk_bytes
+from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
 from tlt.protocol.commands import OpenJob, WorkerCommand
 from tlt.protocol.events import (
     AnyEvent,
@@ -157,7 +157,8 @@ async def test_runs_that_end_with_their_session_go_on_with_the_same_workers(
 async def test_of_two_jobs_without_room_for_both_the_later_one_is_paused(
     redis_url: str, tmp_path: Path
 ) -> None:
-    needed = disk_bytes(SPEC, PolicySize(weights=WEIGHTS, trained=WEIGHTS, width=4), None)
+    size = PolicySize(weights=WEIGHTS, trained=WEIGHTS, width=4)
+    needed = answer_bytes(SPEC) + checkpoint_bytes(SPEC, size, None)
     session = Session(tmp_path, redis_url)
     first = session.coordinator()
     await first.recover()
