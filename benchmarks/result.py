@@ -6,7 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from rich.console import Console
@@ -33,7 +33,7 @@ def at_most(name: str, value: float, unit: str, bar: float) -> Claim:
 
 def write_result(
     name: str, claims: list[Claim], details: dict[str, Any], seconds: float, out: Path | None
-) -> None:
+) -> NoReturn:
     save_result(name, claims, details, seconds, out)
     table = Table("claim", "value", "bar", "holds", title=name, title_justify="left", box=None)
     for claim in claims:
