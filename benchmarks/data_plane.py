@@ -118,7 +118,7 @@ class _Worker:
         self._serial = 0
 
     async def follow(self) -> None:
-        async for event in follow_peers(self._events):
+        async for event in follow_peers(self._events, _WORKERS):
             self.peer_answers += isinstance(event, RolloutFinished)
 
     async def decode(self, slots: int) -> None:

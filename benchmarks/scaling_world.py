@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.command_latencies import Latencies, TimedOutbox
 from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.peer_answers import READ_SECONDS, read_newest
+from tlt.actors.peer_answers import READS_A_SECOND, read_newest
 from tlt.actors.prompt_intake import PromptIntake
 from tlt.actors.ungrouped_stream_reader import read_pages
 from tlt.actors.worker_context import IncarnationSetup
@@ -232,12 +232,11 @@ class SimulatedWorker:
 
     async def _follow_peers(self) -> None:
         """Read others' events, but don't decode them: workers do that on cores of their own."""
-        after = b"0-0"
-        await asyncio.sleep(self._dice.random() * READ_SECONDS)
+        after = "$"
         while True:
-            await asyncio.sleep(READ_SECONDS)
-            if newest := await read_newest(self._outbox.events, after):
-                after = newest[0][0]
+            if page := await read_newest(self._outbox.events, after):
+                after = page[-1][0].decode()
+                await asyncio.sleep(len(self._world.workers) / READS_A_SECOND)
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:

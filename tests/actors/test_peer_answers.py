@@ -5,7 +5,7 @@ import asyncio
 from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
 from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.peer_answers import follow_peers
+from tlt.actors.peer_answers import follow_peers, read_newest
 from tlt.protocol.events import AnyEvent, JobCancelRequested, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
@@ -20,7 +20,7 @@ async def test_follows_answers_and_idle_workers_and_nothing_else(
     found: list[RolloutFinished | WorkerIdled] = []
 
     async def follow() -> None:
-        async for event in follow_peers(events, 0.01):
+        async for event in follow_peers(events, 2):
             found.append(event)
 
     following = asyncio.create_task(follow())
@@ -46,4 +46,14 @@ async def test_follows_answers_and_idle_workers_and_nothing_else(
     await wait_until(lambda: answer(2) in found)
     assert [event for event in found if event != answer(0)] == [idled, answer(1), answer(2)]
     await cancel_all([following])
+    await connection.delete(keys.events)
+
+
+async def test_leaves_out_the_oldest_of_many(connection: Connection, keys: Keys) -> None:
+    events = Stream(connection, keys.events, Codec[AnyEvent](AnyEvent))
+    ids = [await connection.xadd(keys.events, {b"n": b"%d" % n}) for n in range(200)]
+    page = await read_newest(events, ids[9].decode())
+    assert [fields for _, fields in page] == [{b"n": b"%d" % n} for n in range(136, 200)]
+    page = await read_newest(events, ids[149].decode())
+    assert [id_ for id_, _ in page] == ids[150:]
     await connection.delete(keys.events)

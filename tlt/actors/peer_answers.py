@@ -1,8 +1,8 @@
 """Follow the answers of other workers, which this worker's ranks use for proposals and training.
 
 A missed answer costs no more than a proposal, so only new events are read, without a group, and
-nothing is acknowledged. The stream is read at intervals: a blocking read would wake every worker
-for each event of any other, and Redis's work for an event would grow with the number of workers.
+nothing is acknowledged. After each read a worker pauses, the longer the more workers there are:
+otherwise each event would wake them all, and Redis's work for it would grow with their number.
 """
 
 import asyncio
@@ -11,41 +11,45 @@ from collections.abc import AsyncGenerator
 from tlt.errors import StoreError
 from tlt.protocol.events import AnyEvent, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Fields
-from tlt.store.redis_connection import CONNECTION_ERRORS, retry_until_connected
-from tlt.store.redis_stream import Stream
+from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.store.redis_stream import Stream, reply_entries
 
-READ_SECONDS = 0.5
+_BLOCK_MS = 1000
 # of one read; older ones are left out
 _MOST_EVENTS = 64
+# of all workers
+READS_A_SECOND = 500.0
+_RETRY_SECONDS = 0.1
 
 
 async def follow_peers(
-    events: Stream[AnyEvent], every_seconds: float = READ_SECONDS
+    events: Stream[AnyEvent], workers: int
 ) -> AsyncGenerator[RolloutFinished | WorkerIdled]:
-    """Yield the session's new events about answers and idle workers."""
-    after = await retry_until_connected(lambda: _newest_id(events))
+    """Yield new events about answers and idle workers; `workers` follow them."""
+    after = "$"
     while True:
-        await asyncio.sleep(every_seconds)
-        newest = await read_newest(events, after)
-        if newest:
-            after = newest[0][0]
-        for _, fields in reversed(newest):
+        page = await read_newest(events, after)
+        for _, fields in page:
             try:
                 event = events.codec.decode(fields)
             except StoreError:
                 continue  # the coordinator moves it to the dead letters
             if isinstance(event, RolloutFinished | WorkerIdled):
                 yield event
+        if page:
+            after = page[-1][0].decode()
+            await asyncio.sleep(workers / READS_A_SECOND)
 
 
-async def read_newest(events: Stream[AnyEvent], after: bytes) -> list[tuple[bytes, Fields]]:
-    """Return the newest entries after an id, the newest first; none if Redis can't be reached."""
+async def read_newest(events: Stream[AnyEvent], after: str) -> list[tuple[bytes, Fields]]:
+    """Wait for entries after an id, and return the newest ones; none if there are none for long."""
+    connection, key = events.connection, events.key
     try:
-        return await events.connection.xrevrange(events.key, min=b"(" + after, count=_MOST_EVENTS)
+        reply = await connection.xread({key: after}, count=_MOST_EVENTS, block=_BLOCK_MS)
+        page = reply_entries(reply)
+        if len(page) == _MOST_EVENTS:
+            page = (await connection.xrevrange(key, count=_MOST_EVENTS))[::-1]
     except CONNECTION_ERRORS:
+        await asyncio.sleep(_RETRY_SECONDS)
         return []
-
-
-async def _newest_id(events: Stream[AnyEvent]) -> bytes:
-    newest = await events.connection.xrevrange(events.key, count=1)
-    return newest[0][0] if newest else b"0-0"
+    return page

@@ -217,7 +217,7 @@ class MessageRouter:
                 assert_never(event)
 
     async def _follow_peers(self) -> None:
-        async for event in follow_peers(self._outbox.events):
+        async for event in follow_peers(self._outbox.events, self._worker.session.workers):
             if event.worker == self._setup.worker:
                 continue
             if isinstance(event, RolloutFinished):
