@@ -113,10 +113,8 @@ class World:
         self.blobs_were_lost = False
         self.fence: dict[WorkerId, int] = {}
         self.ranks = {WorkerId(f"w{i}"): count for i, count in enumerate(ranks)}
-        # those that serve other jobs, too
         self.ranks_ever = dict(self.ranks)
         self.incarnations: dict[WorkerId, WorkerIncarnation] = {}
-        # processes that are about to start an incarnation
         self.starting: set[WorkerId] = set()
         # workers whose processes are dead, and whose lease may not have ended yet
         self.gone: set[WorkerId] = set()

@@ -4,6 +4,7 @@ import pytest
 
 from tests.store.conftest import CODEC
 from tlt.id_types import EntryId
+from tlt.store import guarded_commands
 from tlt.store.guarded_commands import Guard
 from tlt.store.redis_connection import Connection, WritesRefused
 from tlt.store.redis_keys import COORDINATOR, Keys
@@ -32,6 +33,22 @@ async def test_executes_all_commands_if_the_check_holds(connection: Connection, 
     assert await connection.lrange(keys.jobs, 0, -1) == values
     entries = await connection.xrange(keys.events)
     assert [fields[b"value"] for _, fields in entries] == values
+
+
+@pytest.mark.parametrize("epoch", [7, 8])
+async def test_divides_what_is_too_long_for_a_command(
+    connection: Connection, keys: Keys, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_commands, "_MOST_WORDS", 50)
+    await connection.script_flush()
+    await connection.set(keys.epoch, 7)
+    filled = connection.pipeline(transaction=False)
+    for n in range(100):
+        filled.rpush(keys.jobs, n)
+    refused = await _EQUAL.execute(connection, filled, keys.epoch, epoch)
+    assert refused == (None if epoch == 7 else b"7")
+    written = [int(n) for n in await connection.lrange(keys.jobs, 0, -1)]
+    assert written == (list(range(100)) if epoch == 7 else [])
 
 
 async def test_executes_none_otherwise(connection: Connection, keys: Keys) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from tlt.actors.effects import Caused
 from tlt.blobs import Blobs
-from tlt.errors import BlobError, StoreUnreachable
+from tlt.errors import BlobError
 from tlt.protocol.commands import CommitBestPolicy, CommitDrafter
 from tlt.protocol.events import DrafterCommitFailed
 from tlt.protocol.refs import BlobRef
@@ -50,7 +50,8 @@ def _attempt(delete: Callable[[], None]) -> None:
 def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFailed]:
     """Commit the blobs that commands name.
 
-    Return drafters that are lost or don't fit on the disk: without them a job is slower, not wrong.
+    Return drafters that are lost, don't fit on the disk or can't be uploaded now: without them a
+    job is slower, not wrong.
     """
     failures: list[DrafterCommitFailed] = []
     for command, _, _ in caused:
@@ -61,8 +62,6 @@ def commit_blobs(blobs: Blobs, caused: Sequence[Caused]) -> list[DrafterCommitFa
             case CommitDrafter():
                 try:
                     blobs.commit(command.drafter.weights)
-                except StoreUnreachable:
-                    raise
                 except BlobError as error:
                     _log.warning("drafter not committed", job=command.job, error=str(error))
                     version = command.drafter.version

@@ -19,7 +19,7 @@ import ray.exceptions
 import structlog
 
 from tlt.blobs import Blobs, StoredBlobs, blobs_of_run, fetch_alone
-from tlt.config import SessionSpec
+from tlt.config import HIDDEN_STATES, SessionSpec
 from tlt.errors import BlobError
 from tlt.id_types import Digest, JobId, WorkerId
 from tlt.protocol.refs import BlobRef
@@ -58,9 +58,10 @@ def blob_file(spec: SessionSpec, job: JobId, digest: Digest) -> Path:
     return _job_folder(spec, job) / digest
 
 
-def remove_job_folder(spec: SessionSpec, job: JobId) -> None:
-    """Remove what a job has in shared memory on this host."""
-    shutil.rmtree(_job_folder(spec, job), ignore_errors=True)
+def remove_job_folder(spec: SessionSpec, job: JobId, *, only_states: bool = False) -> None:
+    """Remove what a job has in shared memory on this host, or only its hidden states."""
+    folder = _job_folder(spec, job)
+    shutil.rmtree(folder / HIDDEN_STATES if only_states else folder, ignore_errors=True)
 
 
 def _job_folder(spec: SessionSpec, job: JobId) -> Path:
@@ -104,12 +105,12 @@ class BlobTransfer:
             for worker in self._others():
                 worker.release_blobs.remote(job, [ref.digest for ref in refs])
 
-    def forget(self, job: JobId) -> None:
-        """Remove what a job that has ended has in shared memory, on all hosts."""
-        remove_job_folder(self._spec, job)
+    def forget(self, job: JobId, *, only_states: bool = False) -> None:
+        """Remove what a job has in shared memory, on all hosts: it has ended, or is paused."""
+        remove_job_folder(self._spec, job, only_states=only_states)
         if self._spec.cluster is not None:
             for worker in self._others():
-                worker.remove_job_folder.remote(job)
+                worker.remove_job_folder.remote(job, only_states)
 
     def _fetch_all(self, job: JobId, blobs: Blobs, refs: Sequence[BlobRef]) -> None:
         for ref in refs:

@@ -5,7 +5,6 @@ the acknowledgement of the events.
 """
 
 import asyncio
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from tlt.actors.effects import Caused, Effects
 from tlt.actors.job_preparer import JobPreparations
 from tlt.actors.room_watch import RoomWatch
 from tlt.actors.summary_process import SummaryProcesses
-from tlt.config import HIDDEN_STATES, SessionSpec
+from tlt.config import SessionSpec
 from tlt.errors import BlobError, JournalError, TltError
 from tlt.id_types import EntryId, Epoch, JobId
 from tlt.policies.job.blob_retention import blobs_of_ended
@@ -110,7 +109,7 @@ class BatchCommitter:
             for decider, position in written.positions.items():
                 transaction.hset(keys.committed, decider, msgspec.json.encode(position))
             self.consumer.acknowledge(transaction, entries)
-            newer = await _EPOCH.execute(connection, transaction, keys.epoch, self.epoch, "")
+            newer = await _EPOCH.execute(connection, transaction, keys.epoch, self.epoch)
             if newer is not None:
                 self._refuse(newer)
 
@@ -187,8 +186,7 @@ class BatchCommitter:
                     self.summaries.start(self._deciders.runs.folder(command.job))
                 case SuspendRun():
                     # what the job lacks room for may be what it has kept to learn from
-                    states = self._spec.job_flight(command.job) / HIDDEN_STATES
-                    shutil.rmtree(states, ignore_errors=True)
+                    self._transfer.forget(command.job, only_states=True)
                 case RecordStatus():
                     if command.status in ("cancelled", "paused"):
                         self.preparations.cancel(command.job)

@@ -12,7 +12,7 @@ from pathlib import Path
 import redis.exceptions
 
 from tlt.actors.effects import Effects
-from tlt.config import SessionSpec
+from tlt.config import HIDDEN_STATES, SessionSpec
 from tlt.id_types import JobId
 from tlt.log_rotation import bound_logs
 from tlt.store.job_records import ENDED_STATUSES
@@ -57,3 +57,6 @@ class PeriodicCleanup:
                     and record.status in ENDED_STATUSES
                 ):
                     shutil.rmtree(place, ignore_errors=True)
+                elif record is not None and record.status == "paused":
+                    # a coordinator that died may not have
+                    shutil.rmtree(place / HIDDEN_STATES, ignore_errors=True)

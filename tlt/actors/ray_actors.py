@@ -112,9 +112,9 @@ class WorkerActor:
         for digest in digests:
             blob_file(self._spec, JobId(job), Digest(digest)).unlink(missing_ok=True)
 
-    def remove_job_folder(self, job: str) -> None:
+    def remove_job_folder(self, job: str, only_states: bool) -> None:
         """Remove what a job has in shared memory on this host; its ranks may be gone."""
-        remove_job_folder(self._spec, JobId(job))
+        remove_job_folder(self._spec, JobId(job), only_states=only_states)
 
     def end_ranks(self) -> None:
         """Kill the ranks, because the session ends."""

@@ -146,6 +146,8 @@ class RewardScorer:
             if reading is None and time.monotonic() - reread_at > _REREAD_SECONDS:
                 consumer.reread_pending()
                 reread_at = time.monotonic()
+                # another job's events may never let a read find nothing
+                await self._close_scorers()
             if reading is None and len(self._scoring) < _MOST_WAITING:
                 reading = asyncio.create_task(_read(consumer))
             tasks = [scored] if reading is None else [scored, reading]

@@ -64,28 +64,33 @@ class RoomWatch:
     ) -> JobPauseRequested | None:
         """Return the pause of a job that has no room to start, or even to be prepared."""
         sizes = (0, 0) if prepared is None else (prepared.policy_weights, prepared.trained_weights)
-        policy = self._prepared[job] = self._size(spec, *sizes)
+        policy = self._prepared[job] = _size(self._spec.device, spec, *sizes)
         try:
             needs = await self._needs(job, spec, policy)
             shortage = find_shortage(reserve(needs, await self._needs_of_others(job)))
             shortage = shortage or await self._complain_of_store(job)
-        except (*CONNECTION_ERRORS, OSError):
+        except (*CONNECTION_ERRORS, OSError, BlobError):
             return None
         return None if shortage is None else JobPauseRequested(job=job, shortage=shortage)
 
     async def look(self, now: float) -> None:
         for job, entry in list(self._deciders.session.state.jobs.items()):
-            runs = _runs(entry)
-            if not (runs and self._is_decoding(job)) and not _may_resume(entry, now):
-                continue
-            needs = reserve(await self._needs_of(job, entry), await self._needs_of_others(job))
-            shortage = find_shortage(needs, 1.0 if runs else SPARE)
-            if not runs and shortage is None:
-                shortage = await self._complain_of_store(job)
-            if runs and shortage is not None:
-                await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
-            elif not runs and shortage is None:
-                await self._effects.post(JobResumeRequested(job=job, by_session=True))
+            # what one job's folder or store refuses holds up no other job
+            with contextlib.suppress(OSError, BlobError):
+                await self._look_at(job, entry, now)
+
+    async def _look_at(self, job: JobId, entry: Job, now: float) -> None:
+        runs = _runs(entry)
+        if not (runs and self._is_decoding(job)) and not _may_resume(entry, now):
+            return
+        needs = reserve(await self._needs_of(job, entry), await self._needs_of_others(job))
+        shortage = find_shortage(needs, 1.0 if runs else SPARE)
+        if not runs and shortage is None:
+            shortage = await self._complain_of_store(job)
+        if runs and shortage is not None:
+            await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
+        elif not runs and shortage is None:
+            await self._effects.post(JobResumeRequested(job=job, by_session=True))
 
     async def _complain_of_store(self, job: JobId) -> str | None:
         try:
@@ -100,17 +105,22 @@ class RoomWatch:
         return run is not None and run.state.phase is not Phase.POLICY_UPDATE
 
     async def _needs_of_others(self, job: JobId) -> list[list[Need]]:
-        """Return the needs of running jobs: of the earlier ones, if this job runs, too."""
+        """Return the needs of running jobs: of the earlier ones, if this job runs, too.
+
+        A job that is to start waits for the room of the next policy of others that publish one.
+        """
         needs: list[list[Need]] = []
-        for other, entry in list(self._deciders.session.state.jobs.items()):
-            if other == job and _runs(entry):
+        jobs = dict(self._deciders.session.state.jobs)
+        starts = job not in jobs or not _runs(jobs[job])
+        for other, entry in jobs.items():
+            if other == job and not starts:
                 break
-            if _runs(entry) and self._is_decoding(other):
+            if other != job and _runs(entry) and (starts or self._is_decoding(other)):
                 needs.append(await self._needs_of(other, entry))
         return needs
 
     async def _needs_of(self, job: JobId, entry: Job) -> list[Need]:
-        policy = self._size(entry.spec, entry.policy_weights, entry.trained_weights)
+        policy = _size(self._spec.device, entry.spec, entry.policy_weights, entry.trained_weights)
         if not entry.started:
             policy = self._prepared.get(job, policy)
         return await self._needs(job, entry.spec, policy)
@@ -165,16 +175,17 @@ class RoomWatch:
             remedy="Free space there",
         )
 
-    def _size(self, spec: JobSpec, weights: int, trained: int) -> PolicySize:
-        half = spec.policy.dtype == "bfloat16"
-        half |= spec.policy.dtype == "auto" and self._spec.device == "cuda"
-        return PolicySize(weights=weights, trained=trained, width=2 if half else 4)
-
     def _free_bytes(self, folder: Path) -> int:
         """Return the free space of the folder, or of the nearest one above it that exists."""
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         return self._free(folder)
+
+
+def _size(device: str, spec: JobSpec, weights: int, trained: int) -> PolicySize:
+    half = spec.policy.dtype == "bfloat16"
+    half |= spec.policy.dtype == "auto" and device == "cuda"
+    return PolicySize(weights=weights, trained=trained, width=2 if half else 4)
 
 
 def _runs(entry: Job) -> bool:

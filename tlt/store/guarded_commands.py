@@ -3,6 +3,7 @@
 WATCH, a read and EXEC would be three round trips, which an event's latency mostly consists of.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from tlt.store.redis_connection import Connection, Transaction
@@ -19,6 +20,10 @@ return false
 """
 
 
+# Redis 6.2 takes commands of 2**20 words
+_MOST_WORDS = 500_000
+
+
 class Guard:
     """A check in Lua: it returns what it has found if the commands may not be executed.
 
@@ -29,11 +34,29 @@ class Guard:
         self._text = check + _EXECUTE
 
     async def execute(
-        self, connection: Connection, filled: Transaction, key: str, *arguments: str | int
+        self,
+        connection: Connection,
+        filled: Transaction,
+        key: str,
+        first: str | int,
+        second: str | int = "",
     ) -> bytes | None:
         """Execute the commands of a pipeline; return what the check has found if it refuses."""
-        first, second = arguments
-        flat: list[Any] = [first, second]
-        for words, _ in filled.command_stack:
-            flat += [len(words), *words]
-        return await connection.register_script(self._text)(keys=[key], args=flat)
+        script = connection.register_script(self._text)
+        parts = _parts([words for words, _ in filled.command_stack], (first, second))
+        if len(parts) == 1:
+            return await script(keys=[key], args=parts[0])
+        async with connection.pipeline(transaction=True) as transaction:
+            for part in parts:
+                await script(keys=[key], args=part, client=transaction)
+            return (await transaction.execute())[0]
+
+
+def _parts(commands: Sequence[tuple[Any, ...]], arguments: Sequence[str | int]) -> list[list[Any]]:
+    """Return the arguments of scripts that execute all commands, mostly of one."""
+    parts: list[list[Any]] = [[*arguments]]
+    for words in commands:
+        if len(parts[-1]) + len(words) >= _MOST_WORDS:
+            parts.append([*arguments])
+        parts[-1] += [len(words), *words]
+    return parts
