@@ -26,7 +26,7 @@ from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
 # length of a blocking read of the queue, which `wake` may end earlier
-_BLOCK_MS = 1000
+_BLOCK_MS = 100
 # time in which a worker that still trains the drafter can stop and take its share
 _SHARE_SECONDS = 1.0
 
