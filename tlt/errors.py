@@ -66,10 +66,6 @@ class RankError(TltError):
     """A compute process died, hung or reported a failure."""
 
 
-# what a user can do then
-FREE_SPACE = "Free space there, and the job goes on by itself"
-
-
 def is_out_of_space(error: BaseException | None) -> bool:
     """Return True if a full disk, or a full quota, caused an error."""
     while error is not None:
@@ -84,5 +80,5 @@ def find_remedy(error: BaseException) -> str | None:
     if isinstance(error, StoreUnreachable):
         return "Once this store answers, the job goes on by itself"
     if is_out_of_space(error):
-        return FREE_SPACE
+        return "Free space there, and the job goes on by itself"
     return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
-from tlt.errors import FREE_SPACE, BlobLost, is_out_of_space
+from tlt.errors import BlobLost, find_remedy
 from tlt.id_types import EntryId, JobId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, JobPauseRequested, RolloutFinished
@@ -94,8 +94,8 @@ class Outbox:
             self._waiting = [
                 each for each in self._waiting if not isinstance(each[0], RolloutFinished)
             ]
-            if is_out_of_space(error):
-                shortage = f"{error}. {FREE_SPACE}"
+            if (remedy := find_remedy(error)) is not None:
+                shortage = f"{error}. {remedy}"
                 pauses = [JobPauseRequested(job=job, shortage=shortage) for job in refs]
                 self._waiting += [(pause, None) for pause in pauses]
             raise IncarnationEnded(str(error)) from error

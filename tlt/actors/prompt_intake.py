@@ -138,7 +138,7 @@ class PromptIntake:
                 self._outbox.post(_idled(assignment))
 
     async def wake(self) -> None:
-        """End a blocking read when the last prompt is answered, because the queue had no more."""
+        """End a blocking read when no prompts may be taken, or none is left to be answered."""
         while True:
             await self._interrupted.wait()
             self._interrupted.clear()

@@ -18,8 +18,6 @@ while at <= #ARGV do
 end
 return false
 """
-
-
 # Redis 6.2 takes commands of 2**20 words
 _MOST_WORDS = 500_000
 
