@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.connection import HiredisRespSerializer
 
 from tlt.errors import StoreError
 
@@ -66,6 +67,12 @@ class _Pipeline(Pipeline):
             return await super().execute(raise_on_error)
 
 
+class _PackInC:
+    """Packs commands in C, as redis-py does where connections aren't asynchronous."""
+
+    pack_command = HiredisRespSerializer.pack
+
+
 class _Client(Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Redis makes further clients of this class itself."""
@@ -100,7 +107,9 @@ def connect(url: str, seconds: float = 30.0) -> Connection:
             socket_connect_timeout=5,
             retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), 0),
         )
-        client.connection_pool.make_connection()  # an unknown option shows only here
+        pool = client.connection_pool
+        pool.connection_class = type("Connection", (_PackInC, pool.connection_class), {})
+        pool.make_connection()  # an unknown option shows only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         why = str(error)
         if isinstance(error, ValueError) and "@" in url:  # it may name a part of the password
