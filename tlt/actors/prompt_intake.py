@@ -25,8 +25,9 @@ from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_keys import ROLLOUT
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
-# length of a blocking read of the queue, which `wake` may end earlier
-_BLOCK_MS = 100
+# length of a blocking read of the queue, which `wake` may end earlier: a worker that has had no
+# prompt is to report soon that it idles, and one that has some only waits for more
+_BLOCK_MS, _SERVED_BLOCK_MS = 100, 1000
 # time in which a worker that still trains the drafter can stop and take its share
 _SHARE_SECONDS = 1.0
 
@@ -112,15 +113,15 @@ class PromptIntake:
                     async with asyncio.timeout(left if left > 0 else None):
                         await self._changed.wait()
                 continue
-            drained = self._served and not self._taken
+            block = _BLOCK_MS
+            if self._served:
+                block = _SERVED_BLOCK_MS if self._taken else None
             try:
                 await self._blocking.identify()
                 # what the last read has found
                 for each in await queue.move_to_dead_letters(self._setup.keys.dead_letters):
                     _log.error("dead letter", entry=each.id, error=each.error)
-                entries = await self._blocking.read(
-                    queue.read(free, None if drained else _BLOCK_MS)
-                )
+                entries = await self._blocking.read(queue.read(free, block))
             except CONNECTION_ERRORS:
                 self._blocking.reset()
                 await asyncio.sleep(0.1)
