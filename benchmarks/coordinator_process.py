@@ -44,6 +44,8 @@ def coordinator_session(name: str, prompts: Sequence[Prompt]) -> Generator[Coord
             runs=str(folder / "runs"),
             flight=str(folder / "flight"),
             redis_url=redis.url,
+            # a thousand workers in one process may be late
+            lease_seconds=60.0,
         )
         coordinator = multiprocessing.get_context("spawn").Process(
             target=_coordinate, args=(spec,), daemon=True

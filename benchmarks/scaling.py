@@ -2,12 +2,13 @@
 
 `python -m benchmarks.scaling --out F.json [--workers 16 256 1024] [--repeats 3]`
 
-A step has 2,048 answers, and at least eight for each worker. The coordinator has one core; Redis,
-the workers and the scorer share another one. First the workers decode at a moderate pace, which
-gives latencies: of an event from its sending to the entry of its command in Redis, and until the
-simulated worker has read it, which waits for all the others in its process. Then the coordinator is
-stopped while they send a whole step's events, and continued: how fast it then decides and commits
-them is its throughput, and its CPU time over their number its cost.
+A step has 2,048 answers, and at least eight for each worker. The workers and the scorer share one
+core, the coordinator has another one, and Redis may use both. First the workers decode at a
+moderate pace, which gives latencies: from an event's entry in Redis to that of its command, and
+from the event to the simulated worker's reading of the command, which waits for all the others in
+its process. Then the coordinator is stopped while they send a whole step's events, and continued:
+how fast it then decides and commits them is its throughput, and its CPU time over their number its
+cost.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from redis import Redis
 
 from benchmarks.coordinator_process import coordinator_session, until
 from benchmarks.result import Claim, at_most, write_result
@@ -63,6 +65,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     events_per_second: float
     in_redis_p50: float
     in_redis_p99: float
+    in_redis_samples: int
     to_one_p50: float
     to_one_p99: float
     to_one_samples: int
@@ -72,7 +75,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     # shares of a core
     coordinator_core: float
     redis_core: float
-    # of all simulated workers, on the core that is Redis's too
+    # of all simulated workers
     workers_core: float
     # while the coordinator decides a step's events that wait for it
     drained_per_second: float
@@ -155,19 +158,19 @@ class Run:
 
     async def _decode_at_pace(self, seconds: float) -> dict[str, Any]:
         latencies = self.world.latencies
-        latencies.in_redis.clear()
-        latencies.to_one.clear()
-        latencies.to_all.clear()
+        latencies.clear()
         sent, began = self.counts.total(), time.monotonic()
         pids = {**self.pids, "workers": os.getpid()}
         before = {name: _cpu_seconds(pid) for name, pid in pids.items()}
         await self._until(lambda: time.monotonic() - began >= seconds)
         elapsed = time.monotonic() - began
         used = {name: (_cpu_seconds(pid) - before[name]) / elapsed for name, pid in pids.items()}
+        in_redis = latencies.in_redis()
         return {
             "events_per_second": (self.counts.total() - sent) / elapsed,
-            "in_redis_p50": _percentile(latencies.in_redis, 0.5),
-            "in_redis_p99": _percentile(latencies.in_redis, 0.99),
+            "in_redis_p50": _percentile(in_redis, 0.5),
+            "in_redis_p99": _percentile(in_redis, 0.99),
+            "in_redis_samples": len(in_redis),
             "to_one_p50": _percentile(latencies.to_one, 0.5),
             "to_one_p99": _percentile(latencies.to_one, 0.99),
             "to_one_samples": len(latencies.to_one),
@@ -202,15 +205,24 @@ class Run:
         waiting = self.counts.total() - sent
         began, cpu = time.perf_counter(), _cpu_seconds(pid)
         os.kill(pid, signal.SIGCONT)
+        ended, cpu_then = await asyncio.to_thread(self._await_decided, newest)
+        return waiting / (ended - began), 1e6 * (cpu_then - cpu) / waiting
 
-        async def is_decided() -> bool:
-            return await self._decided() >= newest
+    def _await_decided(self, newest: tuple[int, int]) -> tuple[float, float]:
+        """Return the time and the coordinator's CPU time at which these events are acknowledged.
 
-        await until(is_decided, every_seconds=0.002)
-        return (
-            waiting / (time.perf_counter() - began),
-            1e6 * (_cpu_seconds(pid) - cpu) / waiting,
-        )
+        A thread notices it at once, while the commands keep the loop of the workers busy.
+        """
+        key, group = self.world.keys.events, COORDINATOR.encode()
+        with Redis.from_url(self.session.redis_url) as connection:
+            while True:
+                (read,) = [each for each in connection.xinfo_groups(key) if each["name"] == group]
+                pending = connection.xpending(key, COORDINATOR)
+                if _position(read["last-delivered-id"]) >= newest and (
+                    pending["min"] is None or _position(pending["min"]) > newest
+                ):
+                    return time.perf_counter(), _cpu_seconds(self.pids["coordinator"])
+                time.sleep(0.002)
 
     def _all_hold(self) -> bool:
         held = self.world.held
@@ -220,16 +232,6 @@ class Run:
         """Return the id of the newest event."""
         ((id_, _),) = await self.world.connection.xrevrange(self.world.keys.events, count=1)
         return _position(id_)
-
-    async def _decided(self) -> tuple[int, int]:
-        """Return the id up to which all events are acknowledged."""
-        key = self.world.keys.events
-        pending = await self.world.connection.xpending(key, COORDINATOR)
-        if pending["pending"]:
-            return 0, 0
-        groups = await self.world.connection.xinfo_groups(key)
-        (group,) = [each for each in groups if each["name"] == COORDINATOR.encode()]
-        return _position(group["last-delivered-id"])
 
 
 def _position(raw: bytes) -> tuple[int, int]:
@@ -248,7 +250,6 @@ def run(workers: int, seconds: float) -> Figures:
         # workers sync answers, which would keep the coordinator's disk busy here
         (folder / "answers").symlink_to(answers)
         os.sched_setaffinity(pids["coordinator"], cores[:1])
-        os.sched_setaffinity(pids["redis"], cores[-1:])
         os.sched_setaffinity(0, cores[-1:])
         gc.freeze()
         try:

@@ -143,6 +143,7 @@ class World:
             ids = [entry.id for entry in entries]
             async with connection.pipeline(transaction=True) as transaction:
                 for entry in entries:
+                    self.latencies.note_stored(entry.message, entry.id)
                     if isinstance(entry.message, RolloutFinished):
                         score = _scored(entry.message)
                         events.add(transaction, score)
