@@ -65,6 +65,7 @@ from tlt.strategies import Draft
 TOKENS = 32
 # answers of a worker for each of its reports of decoding
 _ANSWERS_A_REPORT = 4
+_HEARTBEAT_SECONDS, _MOST_BEATS_A_SECOND = 0.5, 512
 _pack = msgspec.msgpack.Encoder().encode
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
@@ -96,7 +97,6 @@ class World:
         # cleared while no worker decodes
         self.decoding = asyncio.Event()
         self.decoding.set()
-        self.heartbeat_seconds = 0.5
         self.workers: list[SimulatedWorker] = []
         self.updates = 0
         self._redis_url = redis_url
@@ -114,6 +114,11 @@ class World:
         self.workers += [SimulatedWorker(self, n) for n in range(first, first + workers)]
         for worker in self.workers[first:]:
             await worker.join()
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Return a session's, or more where the simulation would do little else."""
+        return max(_HEARTBEAT_SECONDS, len(self.workers) / _MOST_BEATS_A_SECOND)
 
     @property
     def held(self) -> int:
