@@ -36,7 +36,10 @@ _Read = TypeVar("_Read")
 
 def place_blobs(run: Path, url: str) -> None:
     """Have the committed blobs of a new run at this URL."""
-    (run / _URL_FILE).write_text(url + "\n")
+    with open(run / _URL_FILE, "w") as file:
+        file.write(url + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def blobs_of_run(
