@@ -1,25 +1,28 @@
 """Drive a live session as users do: by commands in processes of their own, and by its files."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import redis
+import redis.exceptions
 import yaml
 
 from tlt.protocol.commands import KeepRollout
 from tlt.protocol.events import RolloutDropped
-from tlt.protocol.shared_values import Heartbeat
+from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.report import Ledger, Snapshot
 from tlt.run_folder_reader import journal_entries, read_snapshot
 from tlt.session_files import load_session
+from tlt.store.job_records import ENDED_STATUSES
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_keys import Keys
 
@@ -68,12 +71,15 @@ class Live:
     def job(self, name: str) -> dict[str, Any]:
         return next(job for job in self.json("jobs") if job["job"] == name)
 
+    def status(self, name: str) -> str | None:
+        """Return what Redis has of a job, at none of the cost of a command; None if it is down."""
+        with contextlib.suppress(redis.exceptions.ConnectionError), self._redis() as (raw, keys):
+            record = cast("bytes", raw.hget(keys.jobs, name))
+            return msgspec.json.decode(record, type=JobRecord).status
+        return None
+
     def await_end(self, name: str, seconds: float = 100.0) -> dict[str, Any]:
-        wait_until(
-            lambda: self.job(name)["status"] in ("done", "failed", "cancelled"),
-            f"{name} to end",
-            seconds,
-        )
+        wait_until(lambda: self.status(name) in ENDED_STATUSES, f"{name} to end", seconds)
         return self.job(name)
 
     def journal(self, job: str) -> list[JournalEntry]:
@@ -93,15 +99,18 @@ class Live:
 
     def workers(self) -> dict[str, Heartbeat]:
         """Read heartbeats directly, because they would be out of date once a command started."""
-        session = load_session(self.home / "tlt" / "sessions" / "default")
-        with redis.Redis.from_url(session.redis_url) as connection:
-            heartbeats = cast(
-                "dict[bytes, bytes]", connection.hgetall(Keys(session.name).heartbeats)
-            )
+        with self._redis() as (connection, keys):
+            heartbeats = cast("dict[bytes, bytes]", connection.hgetall(keys.heartbeats))
         return {
             worker.decode(): msgspec.msgpack.decode(heartbeat, type=Heartbeat)
             for worker, heartbeat in sorted(heartbeats.items())
         }
+
+    @contextlib.contextmanager
+    def _redis(self) -> Generator[tuple[redis.Redis, Keys]]:
+        session = load_session(self.home / "tlt" / "sessions" / "default")
+        with redis.Redis.from_url(session.redis_url) as connection:
+            yield connection, Keys(session.name)
 
     def await_workers(self, count: int, seconds: float = 100.0) -> None:
         wait_until(
@@ -112,10 +121,15 @@ class Live:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
+    """Look twenty times a second, or half of the time where looking takes longer."""
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(max(0.05, now - began))
 
 
 def counted_rollouts(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tuple[int, int, int]]:

@@ -66,7 +66,7 @@ def test_a_job_goes_on_from_a_bucket_once_it_answers(
 
     server.tell("stop")
     _up(own)  # the job knows where its files are
-    wait_until(lambda: own.job(job)["status"] == "paused", f"{job} to be paused")
+    wait_until(lambda: own.status(job) == "paused", f"{job} to be paused")
     complaint = (
         f"{job} is paused for .*: s3://{BUCKET}/tlt/{job}-.*: cannot be read: Could not conn"
     )
