@@ -53,7 +53,7 @@ _JOB = JobId("scaling-1")
 _LEAST_ANSWERS, _ANSWERS_A_WORKER, _GROUP = 2048, 8, 8
 # answers a second while latencies are measured: about 800 events
 _PACE = 350.0
-_DRAINS = 5
+_DRAINS = 3
 _events = Codec[AnyEvent](AnyEvent)
 
 
