@@ -67,13 +67,13 @@ def retry(
 ) -> None:
     """Submit a failed or cancelled job again, as a new job with the same spec.
 
-    It starts from the last checkpoint, or from the beginning if there is none.
+    It starts from the last checkpoint; if there is none, from where the job started.
     """
     record = with_client(session, lambda client: client.job(job))
     if record.status not in ("failed", "cancelled"):
         advice = f"; `tlt submit SPEC --from {job}` goes on from it"
         raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
-    start = job if has_checkpoint(Path(record.folder)) else None
+    start = job if has_checkpoint(Path(record.folder)) else _start_name(record)
     again = submit_job(session, record.spec, start, Place(record.priority))
     _report_submitted(session, again, wait, json)
 

@@ -13,6 +13,7 @@ from cli.cuda_start_check import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
 from tlt.cluster_plan import ClusterOptions
+from tlt.config import SessionSpec
 from tlt.errors import ConfigError, StoreError
 from tlt.human_format import seconds
 from tlt.id_types import WorkerId
@@ -143,9 +144,9 @@ def status(
     """Show the processes of a session, the faults that it heals, and how many jobs wait."""
     spec = find_session(session)
     supervised = read_supervised(Path(spec.folder))
-    redis = hide_password(spec.redis_url)
     if not json:
         blobs = "" if spec.blobs is None else f", blobs {spec.blobs}"
+        redis = hide_password(spec.redis_url)
         say(f"session '{session}' is up: redis {redis}, runs {spec.runs}{blobs}")
         for fault in supervised.recent(time.time()):
             say(describe_fault(fault, time.time()))
@@ -171,7 +172,7 @@ def status(
         jobs = [{field: getattr(record, field) for field in fields} for record in records]
         print_json(
             {
-                "session": msgspec.structs.replace(spec, redis_url=redis),
+                "session": _without_secrets(spec),
                 "processes": processes,
                 "faults": supervised.faults,
                 "workers": workers,
@@ -193,6 +194,14 @@ def status(
         say(f"{first.job} {why}")
     waiting = [record for record in records if record.status not in ENDED_STATUSES]
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")
+
+
+def _without_secrets(spec: SessionSpec) -> SessionSpec:
+    """Leave out what a URL and the variables of a runtime environment may hold."""
+    cluster = spec.cluster
+    if cluster is not None:
+        cluster = msgspec.structs.replace(cluster, runtime_env="{}")
+    return msgspec.structs.replace(spec, redis_url=hide_password(spec.redis_url), cluster=cluster)
 
 
 def _print_processes(processes: Sequence[Liveness], workers: _Workers) -> None:

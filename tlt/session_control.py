@@ -114,10 +114,13 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     folder = Path(spec.folder)
     if is_up(folder):
         raise _already_up(spec.name)
-    write_session(spec)
-    (folder / READY_FILE).unlink(missing_ok=True)
     logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
+    try:
+        write_session(spec)
+        (folder / READY_FILE).unlink(missing_ok=True)
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from error
     supervisor = start_in_background(
         ("tlt.actors.session_supervisor", str(folder)),
         logs / "supervisor.out",

@@ -95,7 +95,10 @@ class FaultLog:
 
     def _write(self) -> None:
         supervised = Supervised(processes=self._processes, faults=tuple(self._faults))
-        replace_file(self._folder / _FILE, msgspec.json.encode(supervised))
+        try:
+            replace_file(self._folder / _FILE, msgspec.json.encode(supervised))
+        except OSError as error:  # a full disk must not end what heals the session
+            _log.warning("faults not written", error=str(error))
 
 
 def read_supervised(folder: Path) -> Supervised:

@@ -85,7 +85,9 @@ def _remove_if_dead(place: Path, except_of: Path) -> bool:
             session = Path(os.fsdecode(owner.read()))
             if session == except_of or not session.is_absolute():
                 return False
-            end_processes(session)
+            # one that was started again with another TMPDIR has other folders
+            if not is_up(session):
+                end_processes(session)
             shutil.rmtree(place, ignore_errors=True)
             return True
     except (OSError, TltError):  # it is in use, or not of this release, or does not end

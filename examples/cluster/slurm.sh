@@ -95,9 +95,10 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
     time.sleep(1)
 WAIT
 
+# other users see the arguments of a command
+export TLT_REDIS_URL="rediss://:$password@$address:$redis_port/0?ssl_ca_certs=$state/redis.crt"
 tlt up --session "$session" --device "$device" --runs "$PWD/runs" --no-dashboard \
-    --ray "$address:$ray_port" \
-    --redis-url "rediss://:$password@$address:$redis_port/0?ssl_ca_certs=$state/redis.crt"
+    --ray "$address:$ray_port"
 # in the background, because bash handles TERM between commands only
 tlt submit "$spec" --session "$session" --idempotency-key "$spec" --wait &
 wait $!

@@ -105,6 +105,14 @@ def test_tries_again_later_and_later_while_it_fails(tmp_path: Path, embedded_red
     assert (fault.tries, fault.error) == (8, "processes do not end")
 
 
+def test_tries_for_as_long_as_it_fails(tmp_path: Path, embedded_redis: str) -> None:
+    healer, head, _ = _healer(tmp_path, embedded_redis)
+    head.end, head.error = "Ray's GCS", "the cluster is away"
+    for minute in range(2000):
+        healer.check(60.0 * minute)
+    assert _faults(tmp_path)[0].tries >= 1100
+
+
 def test_starts_it_once_more_if_an_actor_does_not_come(tmp_path: Path, embedded_redis: str) -> None:
     healer, head, _ = _healer(tmp_path, embedded_redis)
     head.end = "Ray's GCS"

@@ -35,6 +35,8 @@ printf '%s\0' "$(basename "$0")" "$@" > "$NOTES/$(basename "$0").$BASHPID"
 _EFFECTS = {
     "tlt": """
 if [ "$1" = up ]; then
+    echo "$TLT_REDIS_URL" > "$NOTES/url"
+    echo "$TLT_HOME" > "$NOTES/home"
     until [ -e "$NOTES/configuration" ] && [ $(ls "$NOTES" | grep -c started) = "$STARTS" ]; do
         sleep .05
     done
@@ -104,8 +106,11 @@ class Stage:
         options = parse(up)
         assert options["ray"] == "10.0.0.1:6379"
         assert options["device"] == device
+        # other users see the arguments of a command
+        assert not any("secret" in word for word in up)
         assert re.fullmatch(
-            r"rediss://:secret@10\.0\.0\.1:6390/0\?ssl_ca_certs=.*/redis\.crt", options["redis_url"]
+            r"rediss://:secret@10\.0\.0\.1:6390/0\?ssl_ca_certs=.*/redis\.crt\n",
+            (self.notes / "url").read_text(),
         )
         (submit,) = self.calls("tlt", "submit")
         assert parse(submit)["wait"]
@@ -199,6 +204,9 @@ def test_skypilots_task_starts_ray_on_each_node_and_a_session_on_the_first(
         assert start["head"]
         assert start["node_ip_address"] == "10.0.0.1"
         stage.check_session("cuda")
+        # the session's journal outlives the node
+        home = (stage.notes / "home").read_text().strip()
+        assert home == str(stage.folder / "shared" / "tlt" / "task")
     else:
         assert start["address"] == "10.0.0.1:6379"
         assert start["node_ip_address"] == "10.0.0.2"
@@ -240,6 +248,9 @@ def test_kuberays_pods_mount_what_exists_at_the_same_paths() -> None:
             assert claim is None or ("PersistentVolumeClaim", claim["claimName"]) in objects
     head, worker, _ = (pod["spec"]["containers"][0]["volumeMounts"] for pod in pods())
     assert head == worker
+    (container,) = pods()[0]["spec"]["containers"]
+    # the session's journal outlives the pod
+    assert {"name": "TLT_HOME", "value": "/shared/tlt"} in container["env"]
 
 
 def page_commands() -> list[list[str]]:
@@ -255,3 +266,4 @@ def test_the_page_gives_commands_that_exist() -> None:
     assert {tuple(command[:2]) for command in commands} >= {("ray", "start"), ("tlt", "up")}
     for command in commands:
         parse(command)
+        assert not any("PASSWORD@" in word for word in command)

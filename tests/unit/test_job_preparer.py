@@ -202,6 +202,27 @@ async def test_refuses_a_job_whose_preparation_ends_without_a_result(
     )
 
 
+async def test_prepares_again_when_the_process_is_killed(
+    preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = tmp_path / "kills"
+    kills.write_text("xx")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, signal\n"
+        f"kills = pathlib.Path({str(kills)!r})\n"
+        "if left := kills.read_text():\n"
+        "    kills.write_text(left[1:])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert isinstance(await preparer.prepare(JOB, spec, tmp_path / "run"), JobPrepared)
+    kills.write_text("xxx")
+    await preparer.close()
+    refused = await preparer.prepare(JOB, spec, tmp_path / "run")
+    assert isinstance(refused, JobRefused)
+    assert "preparing ended with -9" in refused.error
+
+
 async def test_restarts_a_process_that_prints_no_result(
     preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

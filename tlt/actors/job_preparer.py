@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from tlt.actors.effects import Effects
 from tlt.actors.room_watch import RoomWatch
@@ -19,8 +20,11 @@ from tlt.id_types import JobId
 from tlt.protocol.commands import PrepareJob
 from tlt.protocol.events import JobPrepared, JobRefused
 
+_log = structlog.get_logger("coordinator")
 SPEC_FILE = "spec.json"
 _LONGEST_REPLY = 2**24
+# of a job whose process is killed, perhaps because the host lacks memory
+_TRIES = 3
 
 
 class Preparer:
@@ -66,7 +70,7 @@ class Preparer:
             trained_weights=ended.prepared.trained_weights,
         )
 
-    async def _request(self, folder: Path) -> PreparationExit:
+    async def _request(self, folder: Path, tries: int = _TRIES) -> PreparationExit:
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -77,7 +81,11 @@ class Preparer:
             if line:
                 return msgspec.json.decode(line, type=PreparationExit)
             last = last_line(await process.stderr.read())
-            return PreparationExit(code=await process.wait(), prepared=None, last_line=last)
+            code = await process.wait()
+            if code < 0 and tries > 1:
+                _log.warning("preparing again", folder=str(folder), signal=-code)
+                return await self._request(folder, tries - 1)
+            return PreparationExit(code=code, prepared=None, last_line=last)
         except (msgspec.DecodeError, ValueError):
             await self.close()  # the rest of its output would be taken for the next job's reply
             code = process.returncode or 0

@@ -129,7 +129,8 @@ class RayHead:
         if self._in_cluster:
             return mark(self._session)
         token = self._session / "ray-token"
-        if not token.exists():
+        # it is empty if the disk was full
+        if not token.exists() or token.stat().st_size == 0:
             token.touch(mode=0o600)
             token.write_text(os.urandom(32).hex())
         cache = f"torchinductor_{os.getuid()}"

@@ -17,6 +17,8 @@ from tlt.store.redis_keys import Keys
 
 START_SECONDS = 180.0
 _LONGEST_BACKOFF = 30.0
+# a float ends after a thousand
+_MOST_DOUBLINGS = 10
 # for one reply; the supervisor does nothing else meanwhile
 _REDIS_SECONDS = 5.0
 _REDIS_ERRORS = (*CONNECTION_ERRORS, redis.exceptions.RedisError)
@@ -70,7 +72,7 @@ class RayHealer:
     def _retry(self, error: str, now: float) -> None:
         assert self._fault is not None
         self._fault = self._faults.failed(self._fault, error)
-        self._due = now + min(0.5 * 2**self._fault.tries, _LONGEST_BACKOFF)
+        self._due = now + min(0.5 * 2 ** min(self._fault.tries, _MOST_DOUBLINGS), _LONGEST_BACKOFF)
 
 
 def missing_actors(spec: SessionSpec) -> list[str]:

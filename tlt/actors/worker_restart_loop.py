@@ -24,6 +24,8 @@ from tlt.store.redis_connection import CONNECTION_ERRORS, connect, retry_until_c
 from tlt.store.redis_keys import Keys
 
 _LONGEST_BACKOFF = 30.0
+# a float ends after a thousand
+_MOST_DOUBLINGS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _log = structlog.get_logger("worker")
 _heartbeat = msgspec.msgpack.Encoder()
@@ -66,7 +68,8 @@ class Worker:
                 self._current = None
                 current.kill()
             failures = 1 if current.productive else failures + 1
-            await asyncio.sleep(min(0.1 * 2 ** (failures - 1), _LONGEST_BACKOFF))
+            doublings = min(failures - 1, _MOST_DOUBLINGS)
+            await asyncio.sleep(min(0.1 * 2**doublings, _LONGEST_BACKOFF))
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -86,9 +86,12 @@ class Jobs:
     def _refuse_too_many_workers(self, spec: JobSpec) -> None:
         asked, workers = spec.workers.asked, self._session.workers
         if asked is not None and asked > workers:
+            how = f"`tlt up --workers {asked}` starts as many"
+            if self._session.cluster is not None:
+                how = "more hosts, or `tlt up --workers-per-host`, give it more"
             raise ConfigError(
                 f"workers.count: {asked} workers are asked for, and session '{self._session.name}' "
-                f"has {workers}; `tlt up --workers {asked}` starts as many"
+                f"has {workers}; {how}"
             )
 
     async def submitted_with(self, key: str | None) -> JobRecord | None:
