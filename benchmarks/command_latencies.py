@@ -26,7 +26,7 @@ from tlt.protocol.events import (
 
 
 class _Kind(IntEnum):
-    """What an entry in Redis is; of those of one millisecond, the event is first."""
+    """The kind of an entry in Redis; of those of one millisecond, the event is first."""
 
     EVENT = 0
     COMMAND = 1
